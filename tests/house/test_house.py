@@ -1,0 +1,140 @@
+"""The rules of the house, held by reading the source.
+
+`breaches` judges one module from its name and text alone, so the rules can be tried on
+small bad examples: a rule that cannot fail holds nothing.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src"
+
+#: Bottom to top. A room imports itself and the floors below; rooms on one floor are strangers.
+FLOORS = (
+    {"core"},
+    {"crypto"},
+    {"manifest"},
+    {"broadcast"},
+    {"agents"},
+    {"faults"},
+    {"sim", "runtime"},
+    {"client"},
+    {"testing"},
+    {"cli"},
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+SANS_IO = {"core", "crypto", "manifest", "broadcast", "agents"}
+IO_MODULES = {
+    "asyncio", "logging", "pathlib", "random", "socket", "threading", "time", "uvloop",
+}  # fmt: skip
+IO_ALLOWED = {("manifest", "pathlib")}
+
+MAX_LINES = 450
+
+
+def room_of(module: str) -> str | None:
+    """The room of `quorumcast.<room>[.…]`; None for the package itself and for strangers."""
+    top, *inside = module.split(".")
+    return inside[0] if top == "quorumcast" and inside and inside[0] in FLOOR_OF else None
+
+
+def imports(tree: ast.Module, package: str) -> Iterator[tuple[str, bool]]:
+    """Absolute name of everything imported anywhere in the module, and whether it was relative."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, False) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: -node.level + 1 or None] if node.level else []
+            base = [*parents, *([node.module] if node.module else [])]
+            yield from ((".".join([*base, alias.name]), node.level > 0) for alias in node.names)
+
+
+def breaches(module: str, source: str, *, is_package: bool = False) -> Iterator[str]:
+    """Each rule that the module breaks, as `rule: what`."""
+    tree = ast.parse(source)
+    room = room_of(module)
+    if not ast.get_docstring(tree):
+        yield "docstring: the module has none"
+    if (lines := len(source.splitlines())) > MAX_LINES:
+        yield f"length: {lines} lines, at most {MAX_LINES}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            yield f"assert: line {node.lineno}, use ensure()"
+    for name, relative in imports(tree, module if is_package else module.rpartition(".")[0]):
+        top, target = name.split(".")[0], room_of(name)
+        if room in SANS_IO and top in IO_MODULES and (room, top) not in IO_ALLOWED:
+            yield f"sans-io: {room} imports {top}"
+        if room and target and target != room:
+            if FLOOR_OF[target] >= FLOOR_OF[room]:
+                yield f"order: {room} imports {name}"
+            if relative:
+                yield f"absolute: {name} is imported relatively from {room}"
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = sorted((SRC / "quorumcast").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_module_of_the_house_keeps_the_rules(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    is_package = path.name == "__init__.py"
+    assert list(breaches(module_name(path), source, is_package=is_package)) == []
+
+
+def test_room_of_the_house_has_a_floor() -> None:
+    rooms = {path.relative_to(SRC).parts[1] for path in MODULES if path.parent.parent != SRC}
+    assert rooms <= FLOOR_OF.keys(), "a new room: give it a floor in FLOORS"
+
+
+DOC = '"""Doc."""\n'
+
+BAD = [
+    ("docstring", "quorumcast.core.ids", "x = 1\n"),
+    ("length", "quorumcast.core.ids", DOC + "x = 1\n" * MAX_LINES),
+    ("assert", "quorumcast.sim.world", DOC + "def f(x):\n    assert x\n"),
+    ("sans-io", "quorumcast.core.ids", DOC + "import time\n"),
+    ("sans-io", "quorumcast.agents.broker", DOC + "def f():\n    from asyncio.tasks import wait\n"),
+    ("sans-io", "quorumcast.crypto.mac", DOC + "import pathlib\n"),
+    ("order", "quorumcast.core.ids", DOC + "import quorumcast.crypto.mac\n"),
+    ("order", "quorumcast.agents.broker", DOC + "from quorumcast import cli\n"),
+    ("order", "quorumcast.sim.world", DOC + "from quorumcast.runtime import node\n"),
+    ("order", "quorumcast.runtime.node", DOC + "from quorumcast.sim.world import World\n"),
+    ("order", "quorumcast.testing.plugin", DOC + "from quorumcast.cli.main import app\n"),
+    ("absolute", "quorumcast.agents.broker", DOC + "from ..core import ids\n"),
+    ("absolute", "quorumcast.agents.broker", DOC + "from ..core.ids import NodeId\n"),
+    ("absolute", "quorumcast.sim.checks.safety", DOC + "from ... import core\n"),
+]
+
+GOOD = [
+    ("quorumcast.core.ids", DOC + "x = 1\n" * (MAX_LINES - 1)),
+    ("quorumcast.core.ids", DOC + "from . import quorum\nfrom .tally import Tally\n"),
+    ("quorumcast.manifest.load", DOC + "from pathlib import Path\n"),
+    ("quorumcast.sim.checks.safety", DOC + "import random\nfrom ..world import World\n"),
+    ("quorumcast.client.publisher", DOC + "from quorumcast.runtime.node import Node\n"),
+    ("quorumcast.testing.plugin", DOC + "from quorumcast import __version__, client, sim\n"),
+    ("quorumcast.cli.main", DOC + "import asyncio\nfrom quorumcast.testing import plugin\n"),
+]
+
+
+@pytest.mark.parametrize(("rule", "module", "source"), BAD)
+def test_checker_bad_module_names_the_broken_rule(rule: str, module: str, source: str) -> None:
+    assert [breach.partition(":")[0] for breach in breaches(module, source)] == [rule]
+
+
+@pytest.mark.parametrize(("module", "source"), GOOD)
+def test_checker_good_module_is_silent(module: str, source: str) -> None:
+    assert list(breaches(module, source)) == []
+
+
+def test_checker_relative_import_of_a_package_starts_at_the_package() -> None:
+    source = DOC + "from .crypto import mac\n"
+    assert not list(breaches("quorumcast.core", source, is_package=True))
+    assert list(breaches("quorumcast.core.crypto_test", DOC + "from ..crypto import mac\n"))
