@@ -1,0 +1,1 @@
+"""What every other room is built from: names, quorums, tallies, messages, the machine contract."""

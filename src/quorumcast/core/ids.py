@@ -1,0 +1,70 @@
+"""Names and numbers: who speaks, on which stream, about which publication."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, NewType
+
+import msgspec
+from msgspec import Meta
+
+from quorumcast.core.limits import MAX_NAME
+
+#: The name of a broker, publisher or subscriber, as the manifest has it ("broker-1", "alice").
+NodeId = NewType("NodeId", str)
+#: The name of a channel ("orders").
+Channel = NewType("Channel", str)
+#: A publication's place in its publisher's stream: 1, 2, 3, …
+Number = NewType("Number", int)
+#: Time of the driver's clock in milliseconds; machines never read a clock of their own.
+Millis = NewType("Millis", int)
+#: SHA-256 of a publication's contents: the one hash that is made of it.
+Digest = NewType("Digest", bytes)
+
+DIGEST_SIZE = 32
+
+#: Integers from a peer are bounded where they are decoded: nothing later can overflow eight bytes.
+Positive = Annotated[int, Meta(ge=1, le=2**62)]
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class Lane(enum.IntEnum):
+    """Each stream has two lanes: what was published, and the histories that vouch for it."""
+
+    DATA = 0
+    HISTORY = 1
+
+
+class Stream(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """One publisher's numbered sequence on one channel.
+
+    `incarnation` tells the runs of one publisher apart: a publisher that restarts without its
+    memory starts a new stream at number 1 instead of re-using numbers, which would make an honest
+    restart look like equivocation.
+    """
+
+    channel: Annotated[Channel, Meta(max_length=MAX_NAME)]
+    publisher: Annotated[NodeId, Meta(max_length=MAX_NAME)]
+    incarnation: Count
+    lane: Lane = Lane.DATA
+
+    @property
+    def data(self) -> Stream:
+        """The lane that carries what was published."""
+        return self if self.lane is Lane.DATA else msgspec.structs.replace(self, lane=Lane.DATA)
+
+    @property
+    def history(self) -> Stream:
+        """The lane that carries the histories of this stream."""
+        if self.lane is Lane.HISTORY:
+            return self
+        return msgspec.structs.replace(self, lane=Lane.HISTORY)
+
+    def __str__(self) -> str:
+        suffix = "" if self.lane is Lane.DATA else "/history"
+        return f"{self.channel}/{self.publisher}@{self.incarnation}{suffix}"
+
+
+def split_digests(digests: bytes) -> list[Digest]:
+    """The digests of a run, which travel as one byte string."""
+    return [Digest(digests[i : i + DIGEST_SIZE]) for i in range(0, len(digests), DIGEST_SIZE)]

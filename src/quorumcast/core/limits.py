@@ -1,0 +1,48 @@
+"""Every bound on what a peer can make us keep or read, by name. Each has a test that fills it."""
+
+from __future__ import annotations
+
+import msgspec
+
+#: A frame longer than this is refused before anything is allocated for it.
+MAX_FRAME_BYTES = 32 * 1024 * 1024
+#: The authenticated part of a frame (everything but the bodies).
+MAX_HEADER_BYTES = 4 * 1024 * 1024
+#: Messages in one frame.
+MAX_MESSAGES = 4096
+#: Publications in one run: one message vouches for at most as many.
+MAX_RUN = 1024
+#: Contents of one publication.
+MAX_BODY_BYTES = 16 * 1024 * 1024
+#: A node's or channel's name.
+MAX_NAME = 128
+#: Streams named in one message.
+MAX_STREAMS_NAMED = 1024
+#: Broker names in a chain, and MACs that travel with a run.
+MAX_CHAIN = 64
+MAX_VOUCHERS = 4096
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds that a channel may tune; the defaults suit a small cell."""
+
+    #: Publications a broker keeps per stream for replays and pulls.
+    retained_publications: int = 4096
+    #: Bytes of contents a broker keeps per stream.
+    retained_bytes: int = 64 * 1024 * 1024
+    #: Publications a broker takes beyond those it has settled.
+    window: int = 1024
+    #: Live streams (incarnations) per publisher and channel; the oldest gives way.
+    streams_per_publisher: int = 4
+    #: Publications a publisher keeps until brokers acknowledged them.
+    publisher_buffer: int = 8192
+    #: Bytes a publisher keeps until brokers acknowledged them.
+    publisher_bytes: int = 128 * 1024 * 1024
+    #: Numbers ahead of its next one for which a subscriber counts votes.
+    vote_window: int = 8192
+    #: Numbers per segment: a broker signs one statement per segment.
+    segment: int = 256
+    #: Segments for which a subscriber keeps signed statements.
+    kept_segments: int = 64
+    #: Publications replayed for one request of a subscriber.
+    replay: int = 1024

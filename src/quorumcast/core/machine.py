@@ -1,0 +1,279 @@
+"""The contract of every protocol machine: an event and the time in, effects out.
+
+    def handle(self, event: Event, now: Millis) -> list[Effect]
+
+A machine never blocks, awaits, logs, reads a clock, draws from a global generator, or raises on
+what a peer sent. The simulator and the runtime are two drivers of the same machines: they turn the
+world into events and carry out effects in the order given. What must wait for the disk is inside
+`Persist.then`. Timers are values, so a stale one is recognised by its content.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+import msgspec
+
+from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream
+from quorumcast.core.messages import AnyMessage
+from quorumcast.core.statements import Evidence, Receipt
+
+Bodies = tuple[bytes, ...]
+
+
+class Timer(msgspec.Struct, frozen=True, tag=True):
+    """Base of all timers; two equal timers are the same timer."""
+
+
+class Record(msgspec.Struct, frozen=True, tag=True):
+    """Base of all records that a machine asks its driver to keep on disk."""
+
+
+# ------------------------------------------------------------------ events
+
+
+class Receive(msgspec.Struct, frozen=True):
+    """A message from a peer whose identity the driver has verified."""
+
+    sender: NodeId
+    message: AnyMessage
+    bodies: Bodies = ()
+
+
+class Connected(msgspec.Struct, frozen=True):
+    """A peer can be reached (again); whatever was under way before may be lost."""
+
+    peer: NodeId
+
+
+class Disconnected(msgspec.Struct, frozen=True):
+    """A peer cannot be reached for now."""
+
+    peer: NodeId
+
+
+class TimerFired(msgspec.Struct, frozen=True):
+    """A timer set earlier has run out."""
+
+    timer: Timer
+
+
+class Persisted(msgspec.Struct, frozen=True):
+    """A record has reached the disk; the driver has already carried out its `then`."""
+
+    record: Record
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """A record that the disk held when the node started again."""
+
+    record: Record
+
+
+class Submit(msgspec.Struct, frozen=True):
+    """The application publishes these contents, each a publication of its own."""
+
+    channel: Channel
+    bodies: Bodies
+
+
+class Join(msgspec.Struct, frozen=True):
+    """The application subscribes to a channel."""
+
+    channel: Channel
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """The application ends its subscription."""
+
+    channel: Channel
+
+
+class Prove(msgspec.Struct, frozen=True):
+    """The application wants a receipt of a publication that it accepted."""
+
+    stream: Stream
+    number: int
+    contents: bytes
+
+
+Event = (
+    Receive
+    | Connected
+    | Disconnected
+    | TimerFired
+    | Persisted
+    | Restored
+    | Submit
+    | Join
+    | Leave
+    | Prove
+)
+
+# ----------------------------------------------------------------- effects
+
+
+class DropReason(enum.Enum):
+    """Why something that a peer sent was ignored; counted by drivers, asserted on by tests."""
+
+    UNEXPECTED = "unexpected-message"
+    NO_RIGHT = "no-right"
+    UNKNOWN_CHANNEL = "unknown-channel"
+    UNKNOWN_STREAM = "unknown-stream"
+    WRONG_SENDER = "wrong-sender"
+    BAD_RUN = "bad-run"
+    BAD_BODY = "bad-body"
+    BAD_VOUCHER = "bad-voucher"
+    BAD_CHAIN = "bad-chain"
+    BAD_SIGNATURE = "bad-signature"
+    DUPLICATE = "duplicate"
+    OUT_OF_TURN = "out-of-turn"
+    OUT_OF_WINDOW = "out-of-window"
+    BLOCKED = "blocked"
+    CONFLICT = "conflict"
+    NOT_HELD = "not-held"
+    OVER_LIMIT = "over-limit"
+
+
+class Suspicion(enum.Enum):
+    """Why a node is suspected; never a proof, always revocable."""
+
+    DISSENT = "dissent"
+    SILENT = "silent"
+    BAD_BODY = "bad-body"
+    WITHHOLDS = "withholds-body"
+    BAD_VOUCHER = "bad-voucher"
+    EQUIVOCATION = "equivocation"
+    BROKEN_CHAIN = "broken-chain"
+    WITHOUT_HISTORY = "without-history"
+    FALSE_STATEMENT = "false-statement"
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send one message, with its bodies, to each of these nodes."""
+
+    to: tuple[NodeId, ...]
+    message: AnyMessage
+    bodies: Bodies = ()
+
+
+class SetTimer(msgspec.Struct, frozen=True):
+    """Fire this timer after a while; setting it again moves it."""
+
+    timer: Timer
+    after_ms: int
+
+
+class CancelTimer(msgspec.Struct, frozen=True):
+    """Forget a timer; it need not have been set."""
+
+    timer: Timer
+
+
+class Persist(msgspec.Struct, frozen=True):
+    """Keep a record on disk, and carry out `then` once it is safe there."""
+
+    record: Record
+    then: tuple[Effect, ...] = ()
+
+
+class Vouch(msgspec.Struct, frozen=True):
+    """A broadcast machine's word to its broker: these publications may be vouched for."""
+
+    stream: Stream
+    first: int
+    digests: bytes
+    order: tuple[NodeId, ...] = ()
+
+
+class Deliver(msgspec.Struct, frozen=True):
+    """A subscriber accepted a publication and its turn has come."""
+
+    stream: Stream
+    number: int
+    digest: Digest
+    body: bytes
+    #: Brokers that voted for it, and brokers that voted otherwise, when it was accepted.
+    votes: tuple[NodeId, ...]
+    dissent: tuple[NodeId, ...] = ()
+    by_history: bool = False
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Publications that no f+1 brokers hold any longer; never lost silently."""
+
+    stream: Stream
+    first: int
+    upto: int
+
+
+class Acknowledged(msgspec.Struct, frozen=True):
+    """Enough brokers hold every publication of this stream up to a number."""
+
+    stream: Stream
+    upto: int
+
+
+class Proven(msgspec.Struct, frozen=True):
+    """The receipt that the application asked for."""
+
+    receipt: Receipt
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """Enough brokers refuse to serve this node on a channel."""
+
+    channel: Channel
+    reason: str
+
+
+class Suspect(msgspec.Struct, frozen=True):
+    """A node behaved as no correct node should, but nothing proves it to a third party."""
+
+    node: NodeId
+    reason: Suspicion
+    stream: Stream | None = None
+    number: int = 0
+
+
+class Accuse(msgspec.Struct, frozen=True):
+    """A node lied, and this proves it."""
+
+    evidence: Evidence
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """Something that a peer sent was ignored, and why."""
+
+    reason: DropReason
+    sender: NodeId
+
+
+Effect = (
+    Send
+    | SetTimer
+    | CancelTimer
+    | Persist
+    | Vouch
+    | Deliver
+    | Gap
+    | Acknowledged
+    | Proven
+    | Refused
+    | Suspect
+    | Accuse
+    | Drop
+)
+
+
+class Machine(Protocol):
+    """Anything that a driver can drive."""
+
+    def handle(self, event: Event, now: Millis) -> list[Effect]:
+        """Take one event, say what is to be done."""
+        ...
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds, for the check that all are bounded."""
+        ...

@@ -1,0 +1,176 @@
+"""Publications are Arrow record batches: events are rows, contents are one IPC message.
+
+Both sides know the channel's schema, so only the batch travels. Brokers of a topic channel never
+look inside. What a subscriber reads was written by a publisher that may be malicious, so a batch
+is validated in full before any value of it is touched. Compressed batches are refused: a few
+kilobytes could unfold into gigabytes before anything of them can be validated. So are nulls in
+columns that have none and times outside Python's calendar, which Arrow's validation lets pass and
+which would fail only later, in the hands of the application.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.limits import MAX_BODY_BYTES
+
+#: The schema of a channel that names none: opaque bytes.
+_BINARY = pa.binary()
+PAYLOAD = pa.schema([pa.field("payload", _BINARY, nullable=False)])
+
+#: The first and the last second of Python's calendar, counted from 1970.
+_CALENDAR = (-62_135_596_800, 253_402_300_799)
+_TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_DAY = 86_400
+
+#: How every message of the Arrow IPC format starts since 2019.
+_CONTINUATION = b"\xff\xff\xff\xff"
+_U16, _U32, _I32 = (struct.Struct(code).unpack_from for code in ("<H", "<I", "<i"))
+
+
+def encode_batch(batch: pa.RecordBatch) -> bytes:
+    """The contents of a publication."""
+    body: bytes = batch.serialize().to_pybytes()
+    if len(body) > MAX_BODY_BYTES:
+        raise UsageError(
+            f"this publication has {len(body):,} bytes; at most {MAX_BODY_BYTES:,} fit into one: "
+            "publish smaller batches"
+        )
+    return body
+
+
+def decode_batch(body: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
+    """The batch in a publication's contents, or None if a faulty publisher wrote nonsense."""
+    try:
+        if not body.startswith(_CONTINUATION) or _compressed(body):
+            return None
+        batch = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
+        batch.validate(full=True)
+    except (pa.ArrowException, struct.error, ValueError, OSError, EOFError, MemoryError):
+        return None
+    return batch if _unfit(batch, schema) is None else None
+
+
+def batch_of_payloads(payloads: Sequence[bytes]) -> pa.RecordBatch:
+    """Opaque events as a batch of the default schema."""
+    try:
+        column = pa.array(payloads, _BINARY)
+    except (pa.ArrowException, TypeError) as error:
+        raise UsageError(f"events of this channel are bytes: {error}") from None
+    if column.null_count:
+        raise UsageError("column 'payload' must have a value in every event")
+    return pa.RecordBatch.from_arrays([column], schema=PAYLOAD)
+
+
+def batch_of_rows(rows: Sequence[Mapping[str, object]], schema: pa.Schema) -> pa.RecordBatch:
+    """Mappings as a batch of the channel's schema; unknown columns and wrong types are refused."""
+    known = set(schema.names)
+    for row in rows:
+        unknown = [name for name in row if name not in known]
+        if unknown:
+            raise UsageError(
+                f"column {unknown[0]!r} is not in the channel's schema ({', '.join(schema.names)})"
+            )
+    try:
+        return _complete(pa.RecordBatch.from_pylist(list(rows), schema=schema), schema)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise UsageError(f"an event does not fit the channel's schema: {error}") from None
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A caller's batch, if it has exactly the channel's schema."""
+    if not batch.schema.equals(schema):
+        raise UsageError(
+            f"the batch has the schema ({_describe(batch.schema)}), "
+            f"the channel expects ({_describe(schema)})"
+        )
+    return _complete(batch, schema)
+
+
+def _complete(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    unfit = _unfit(batch, schema)
+    if unfit is not None:
+        raise UsageError(unfit)
+    return batch
+
+
+def _unfit(batch: pa.RecordBatch, schema: pa.Schema) -> str | None:
+    """What a reader of this batch would stumble over, though Arrow finds it valid."""
+    for index, name, problem, fits in _demands(schema):
+        if not fits(batch.column(index)):
+            return f"column {name!r} {problem}"
+    return None
+
+
+#: What to look at in a column: index, name, the problem, and whether the column is free of it.
+Demand = tuple[int, str, str, Callable[[pa.Array], bool]]
+
+# By identity, because hashing a schema costs more than reading a small batch of it; the schema is
+# kept beside its demands, so its identity cannot pass to another one.
+_known_demands: dict[int, tuple[pa.Schema, list[Demand]]] = {}
+
+
+def _demands(schema: pa.Schema) -> list[Demand]:
+    known = _known_demands.get(id(schema))
+    if known is None:
+        if len(_known_demands) >= 256:
+            _known_demands.clear()
+        known = _known_demands[id(schema)] = (schema, _find_demands(schema))
+    return known[1]
+
+
+def _find_demands(schema: pa.Schema) -> list[Demand]:
+    """The columns of a schema that need a look, and what to look for; most need none."""
+    demands: list[Demand] = []
+    for index, field in enumerate(schema):
+        if not field.nullable:
+            demands.append((index, field.name, "must have a value in every event", _no_nulls))
+        if pa.types.is_timestamp(field.type) or pa.types.is_date32(field.type):
+            problem = "has a time outside the years 1 to 9999"
+            demands.append((index, field.name, problem, _on_calendar))
+    return demands
+
+
+def _no_nulls(column: pa.Array) -> bool:
+    return not column.null_count
+
+
+def _on_calendar(column: pa.Array) -> bool:
+    import pyarrow.compute as pc  # slow to load, and only tables with times need it
+
+    if pa.types.is_date32(column.type):
+        numbers, ticks, seconds = column.view(pa.int32()), 1, _DAY
+    else:
+        numbers, ticks, seconds = column.view(pa.int64()), _TICKS[column.type.unit], 1
+    found = pc.min_max(numbers).as_py()
+    if found["min"] is None:
+        return True
+    first, last = (found[end] * seconds // ticks for end in ("min", "max"))
+    return bool(_CALENDAR[0] <= first and last <= _CALENDAR[1])
+
+
+def _compressed(body: bytes) -> bool:
+    """Whether a message says that its buffers are compressed: `Message.header.compression`.
+
+    pyarrow does not tell, and unfolds the buffers before it can be asked, so this follows the
+    flatbuffer after the 8-byte prefix: a table starts with the distance back to its vtable, and the
+    vtable has its own size (2 bytes), the table's (2), and one offset (2) per field, 0 if absent.
+    Where the flatbuffer is unsound the answer means nothing, but then Arrow refuses it as well.
+    """
+    message = 8 + _U32(body, 8)[0]
+    header = message + _field(body, message, 2)
+    return _field(body, header + _U32(body, header)[0], 3) != 0
+
+
+def _field(body: bytes, table: int, index: int) -> int:
+    vtable = table - _I32(body, table)[0]
+    slot = 4 + 2 * index
+    return int(_U16(body, vtable + slot)[0]) if slot < _U16(body, vtable)[0] else 0
+
+
+def _describe(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

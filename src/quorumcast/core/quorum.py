@@ -1,0 +1,150 @@
+"""The only module that knows arithmetic on n and f.
+
+Every threshold has a name and, beside it, the intersection argument that it rests on. `n` is the
+number of brokers in the cell, `f` how many of them may be faulty.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from quorumcast.core.errors import UsageError
+
+
+class Protection(enum.Enum):
+    """What a channel is protected against."""
+
+    #: Up to f brokers stop; nobody lies.
+    CRASH = "crash"
+    #: Up to f brokers lie; publishers are trusted.
+    TRUSTED = "trusted-publishers"
+    #: Up to f brokers lie and so may any publisher.
+    BYZANTINE = "byzantine"
+
+
+class Broadcast(enum.Enum):
+    """How a publication travels through the cell."""
+
+    DIRECT = "direct"
+    AUTHENTICATED = "ab"
+    BRACHA = "brb"
+    CHAIN = "chain"
+
+
+class Quorums(msgspec.Struct, frozen=True):
+    """The thresholds of a cell of `n` brokers that tolerates `f` faulty ones."""
+
+    n: int
+    f: int
+
+    @property
+    def one_correct(self) -> int:
+        """f+1 brokers: at least one of them is correct."""
+        return self.f + 1
+
+    @property
+    def responders(self) -> int:
+        """n-f brokers: all that one may wait for, since f may stay silent for ever."""
+        return self.n - self.f
+
+    @property
+    def intersecting(self) -> int:
+        """⌈(n+f+1)/2⌉ brokers: any two such sets share f+1 brokers, hence a correct one.
+
+        Two values can therefore not both gather it, as a correct broker vouches for one value
+        only. At n = 3f+1 it is 2f+1; with spare brokers 2f+1 would be too few: with n = 5 and
+        f = 1 two sets of three may share nobody but the liar.
+        """
+        return (self.n + self.f) // 2 + 1
+
+    @property
+    def echo(self) -> int:
+        """Echoes after which a Bracha broker is ready: no two values can both have as many."""
+        return self.intersecting
+
+    @property
+    def ready_join(self) -> int:
+        """Readies that make a Bracha broker ready too: one of them is a correct broker's."""
+        return self.one_correct
+
+    @property
+    def ready_accept(self) -> int:
+        """2f+1 readies: f+1 are correct brokers', so every correct broker will be ready as well."""
+        return 2 * self.f + 1
+
+    @property
+    def chain_length(self) -> int:
+        """2f+1 brokers make a chain."""
+        return 2 * self.f + 1
+
+    @property
+    def chain_pool(self) -> int:
+        """Chains are drawn from 3f+1 brokers only.
+
+        Two chains of 2f+1 out of 3f+1 share f+1 brokers, hence a correct one, which forwards one
+        contents per number: that is what keeps agreement when the publisher changes its chain.
+        """
+        return 3 * self.f + 1
+
+    @property
+    def chain_reach(self) -> int:
+        """A chain broker's MACs reach f+1 successors; each verifies as many predecessors."""
+        return self.f + 1
+
+
+def minimum_brokers(protection: Protection, f: int) -> int:
+    """How many brokers a channel needs so that its promise holds with f faulty ones."""
+    match protection:
+        case Protection.CRASH:
+            return f + 1
+        case Protection.TRUSTED:
+            return 2 * f + 1
+        case Protection.BYZANTINE:
+            return 3 * f + 1
+
+
+def largest_f(protection: Protection, n: int) -> int:
+    """How many faulty brokers a cell of n can tolerate under a protection."""
+    match protection:
+        case Protection.CRASH:
+            return n - 1
+        case Protection.TRUSTED:
+            return (n - 1) // 2
+        case Protection.BYZANTINE:
+            return (n - 1) // 3
+
+
+def accept_votes(quorums: Quorums, protection: Protection, broadcast: Broadcast) -> int:
+    """Equal votes at which a subscriber accepts a publication.
+
+    Chain is counted apart (the last `chain_reach` brokers of the chain, all of them).
+    """
+    match protection, broadcast:
+        case Protection.CRASH, _:
+            return 1
+        case Protection.TRUSTED, _:
+            return quorums.one_correct
+        case _, Broadcast.BRACHA:
+            return quorums.ready_accept
+        case _, Broadcast.CHAIN:
+            return quorums.chain_reach
+        case _:
+            return quorums.intersecting
+
+
+def receipt_votes(quorums: Quorums, protection: Protection) -> int:
+    """Signatures that make a receipt: one of them must be a correct broker's."""
+    return 1 if protection is Protection.CRASH else quorums.one_correct
+
+
+def check_cell(n: int, f: int, protection: Protection, channel: str) -> None:
+    """Refuse a channel whose promise the cell cannot keep."""
+    needed = minimum_brokers(protection, f)
+    if n < needed:
+        raise UsageError(
+            f"channel {channel!r} with {protection.value} protection needs {needed} brokers to "
+            f"tolerate f={f}, but the cell has {n}; add brokers or lower f to "
+            f"{max(largest_f(protection, n), 0)}"
+        )

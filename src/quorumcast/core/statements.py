@@ -1,0 +1,107 @@
+"""What strangers must be able to believe: signed statements, evidence and receipts, as data.
+
+MACs convince only the two nodes that share the key. A statement is signed with the Ed25519
+identity of its author, once per segment or history and never per event; `quorumcast.crypto`
+signs and verifies. Everything here is plain data in one canonical encoding.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from quorumcast.core.ids import Count, NodeId, Positive, Stream
+
+
+class Signed(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes and the signature of one node over them."""
+
+    signer: NodeId
+    payload: bytes
+    signature: bytes
+
+
+class Basis(enum.Enum):
+    """On what ground a broker vouches for a segment."""
+
+    #: It forwarded this itself; another correct broker may have been told otherwise by a lying
+    #: publisher, so only a conflict with the broker's *own* words proves anything.
+    FORWARDED = "forwarded"
+    #: Reliable broadcast or its history delivered this: correct brokers cannot differ, so a broker
+    #: that is contradicted by f+1 others has lied.
+    SETTLED = "settled"
+
+
+class SegmentStatement(msgspec.Struct, frozen=True, tag="segment", kw_only=True):
+    """A broker says: the publications first … first+count-1 of this stream have these digests."""
+
+    cell: str
+    epoch: Count
+    broker: NodeId
+    stream: Stream
+    first: Positive
+    count: Positive
+    root: bytes
+    basis: Basis
+
+
+class HistoryStatement(msgspec.Struct, frozen=True, tag="history", kw_only=True):
+    """A publisher says: these are the digests of my publications first, first+1, …"""
+
+    cell: str
+    epoch: Count
+    stream: Stream
+    index: Count
+    first: Positive
+    digests: bytes
+
+
+Statement = SegmentStatement | HistoryStatement
+
+
+class EvidenceKind(enum.Enum):
+    """Why the signed statements prove that the accused lied."""
+
+    #: It signed two statements that cannot both be true.
+    CONFLICT = "conflict"
+    #: f+1 brokers signed otherwise about what correct brokers cannot differ on.
+    OUTVOTED = "outvoted"
+
+
+class Evidence(msgspec.Struct, frozen=True, tag="evidence", kw_only=True):
+    """Signed statements that prove to a third party that `accused` lied."""
+
+    kind: EvidenceKind
+    accused: NodeId
+    against: tuple[Signed, ...]
+    witnesses: tuple[Signed, ...] = ()
+    note: str = ""
+
+
+class Receipt(msgspec.Struct, frozen=True, tag="receipt", kw_only=True):
+    """Proof that a publication went through the cell: contents, digests of its segment, votes."""
+
+    stream: Stream
+    number: Positive
+    contents: bytes
+    first: Positive
+    digests: bytes
+    statements: tuple[Signed, ...]
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_statements: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder(Statement)
+
+
+def canonical(statement: Statement) -> bytes:
+    """The one encoding that is signed."""
+    return _encoder.encode(statement)
+
+
+def parse_statement(payload: bytes) -> Statement | None:
+    """The statement in a signed payload, or None if these bytes are not one."""
+    try:
+        return _statements.decode(payload)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None

@@ -1,0 +1,83 @@
+"""The one place where votes are counted: one vote per member, each threshold reported once."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from quorumcast.core.ids import NodeId
+
+V = TypeVar("V", bound=Hashable)
+
+
+class Ballot(enum.Enum):
+    """What became of one vote."""
+
+    COUNTED = "counted"
+    REPEATED = "repeated"
+    #: The member had voted for another value before; its first vote stands.
+    CONFLICTING = "conflicting"
+
+
+class Tally(Generic[V]):
+    """Votes of distinct members for values; a member's first vote is its only one.
+
+    None is not a value: it says that there is none.
+    """
+
+    __slots__ = ("_counts", "_votes")
+
+    def __init__(self) -> None:
+        #: The first vote of each member; only `revote` moves it.
+        self._votes: dict[NodeId, V] = {}
+        #: How many members voted for each value, at least one; sums to len(_votes).
+        self._counts: dict[V, int] = {}
+
+    def vote(self, member: NodeId, value: V) -> Ballot:
+        """Count a member's vote unless it has voted before."""
+        earlier = self._votes.get(member)
+        if earlier is not None:
+            return Ballot.REPEATED if earlier == value else Ballot.CONFLICTING
+        self._votes[member] = value
+        self._counts[value] = self._counts.get(value, 0) + 1
+        return Ballot.COUNTED
+
+    def count(self, value: V) -> int:
+        """How many members voted for a value."""
+        return self._counts.get(value, 0)
+
+    def leader(self, threshold: int) -> V | None:
+        """The value that at least `threshold` members voted for, if there is one."""
+        for value, count in self._counts.items():
+            if count >= threshold:
+                return value
+        return None
+
+    def vote_of(self, member: NodeId) -> V | None:
+        """What a member voted for."""
+        return self._votes.get(member)
+
+    def revote(self, member: NodeId, value: V) -> None:
+        """Move a member's vote; only for values that the protocol regards as the same contents."""
+        earlier = self._votes[member]
+        self._counts[earlier] -= 1
+        if not self._counts[earlier]:
+            del self._counts[earlier]  # or a member that keeps moving would fill it
+        self._votes[member] = value
+        self._counts[value] = self._counts.get(value, 0) + 1
+
+    def votes(self) -> dict[NodeId, V]:
+        """Every member's vote, in the order in which they came."""
+        return self._votes
+
+    def voters(self, value: V) -> list[NodeId]:
+        """The members that voted for a value, in the order in which they did."""
+        return [member for member, voted in self._votes.items() if voted == value]
+
+    def values(self) -> list[V]:
+        """Every value that somebody voted for."""
+        return list(self._counts)
+
+    def __len__(self) -> int:
+        return len(self._votes)

@@ -1,0 +1,176 @@
+"""What decodes is what was encoded, and nothing decodes that breaks a bound."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorumcast.core import limits
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Digest, Lane, NodeId, Stream, split_digests
+from quorumcast.core.messages import (
+    Ack,
+    AnyMessage,
+    Attest,
+    ChainRun,
+    Checkpoint,
+    Contents,
+    Cursor,
+    Echo,
+    Missed,
+    Open,
+    Position,
+    Positions,
+    Publish,
+    Pull,
+    Ready,
+    Refuse,
+    Subscribe,
+    Unsubscribe,
+    Vote,
+    Voucher,
+)
+from quorumcast.core.statements import Signed
+
+STREAM = Stream(Channel("orders"), NodeId("alice"), 7)
+ONE = bytes(range(DIGEST_SIZE))
+ORDER = (NodeId("b1"), NodeId("b2"))
+VOUCHER = Voucher(ORDER[0], ORDER[1], b"m" * 16)
+
+EXAMPLES: list[AnyMessage] = [
+    Open(STREAM, 1, 1),
+    Publish(STREAM, 1, ONE * 3),
+    ChainRun(STREAM, 1, ONE, ORDER, (VOUCHER,)),
+    Ack(STREAM, 5, 9, settled=4, missed=1, history_wanted=True, blocked=True),
+    Refuse(STREAM.channel, "no right to publish"),
+    Echo(STREAM.history, 2, ONE),
+    Ready(STREAM.history, 2, ONE),
+    Subscribe(STREAM.channel, (Cursor(STREAM, 4),), True),
+    Unsubscribe(STREAM.channel),
+    Positions(STREAM.channel, (Position(STREAM, 1, 4),)),
+    Vote(STREAM, 1, ONE, ORDER, (VOUCHER,)),
+    Pull(STREAM, 3, limits.MAX_RUN),
+    Contents(STREAM, 3, ONE * 2),
+    Missed(STREAM, 3, 2),
+    Attest(STREAM, 300),
+    Checkpoint(Signed(NodeId("b1"), b"payload", b"s" * 64)),
+]
+
+decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def kind(message: AnyMessage) -> str:
+    return type(message).__name__
+
+
+def on_wire(message: object, **changes: object) -> bytes:
+    """A message as a lying peer would write it: its own constructor checks nothing."""
+    return msgspec.msgpack.encode(msgspec.structs.replace(message, **changes))  # type: ignore[type-var]
+
+
+def test_examples_of_this_module_cover_every_message() -> None:
+    assert {type(example) for example in EXAMPLES} == set(get_args(AnyMessage))
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=kind)
+def test_message_encoded_decodes_to_itself(message: AnyMessage) -> None:
+    assert decoder.decode(msgspec.msgpack.encode(message)) == message
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=kind)
+def test_message_truncated_anywhere_is_refused(message: AnyMessage) -> None:
+    wire = msgspec.msgpack.encode(message)
+    for end in range(len(wire)):
+        with pytest.raises(msgspec.DecodeError):
+            decoder.decode(wire[:end])
+
+
+def test_message_of_unknown_kind_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        decoder.decode(msgspec.msgpack.encode(["Overthrow", list(msgspec.to_builtins(STREAM))]))
+
+
+TOO_MUCH = [
+    (Open(STREAM, 1, 1), {"base": 0}),
+    (Open(STREAM, 1, 1), {"base": -1}),
+    (Open(STREAM, 1, 1), {"base": 2**62 + 1}),
+    (Publish(STREAM, 1, ONE), {"digests": b""}),
+    (Publish(STREAM, 1, ONE), {"digests": ONE[:-1]}),
+    (Publish(STREAM, 1, ONE), {"digests": ONE * (limits.MAX_RUN + 1)}),
+    (Vote(STREAM, 1, ONE), {"order": ORDER[:1] * (limits.MAX_CHAIN + 1)}),
+    (Vote(STREAM, 1, ONE), {"vouchers": (VOUCHER,) * (limits.MAX_CHAIN + 1)}),
+    (ChainRun(STREAM, 1, ONE, (), ()), {"vouchers": (VOUCHER,) * (limits.MAX_VOUCHERS + 1)}),
+    (
+        ChainRun(STREAM, 1, ONE, (), ()),
+        {"vouchers": (msgspec.structs.replace(VOUCHER, mac=b"m" * 65),)},
+    ),
+    (Ack(STREAM, 1, 1), {"credit": -1}),
+    (Refuse(STREAM.channel, "no"), {"reason": "x" * 201}),
+    (Echo(STREAM, 1, ONE), {"run": ONE + b"x"}),
+    (Ready(STREAM, 1, ONE), {"run": ONE[1:]}),
+    (
+        Subscribe(STREAM.channel, (), False),
+        {"cursors": (Cursor(STREAM, 1),) * (limits.MAX_STREAMS_NAMED + 1)},
+    ),
+    (
+        Positions(STREAM.channel, ()),
+        {"positions": (Position(STREAM, 1, 1),) * (limits.MAX_STREAMS_NAMED + 1)},
+    ),
+    (Pull(STREAM, 1, 1), {"count": limits.MAX_RUN + 1}),
+    (Pull(STREAM, 1, 1), {"count": 0}),
+    (Missed(STREAM, 1, 1), {"count": 0}),
+    (Attest(STREAM, 1), {"number": 0}),
+]
+
+
+@pytest.mark.parametrize(("message", "changes"), TOO_MUCH)
+def test_message_beyond_a_bound_is_refused(message: AnyMessage, changes: dict[str, Any]) -> None:
+    assert decoder.decode(on_wire(message)) == message
+    with pytest.raises(msgspec.ValidationError):
+        decoder.decode(on_wire(message, **changes))
+
+
+def test_run_of_the_largest_size_is_accepted() -> None:
+    message = Publish(STREAM, 2**62, ONE * limits.MAX_RUN)
+    assert decoder.decode(msgspec.msgpack.encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"incarnation": -1},
+        {"incarnation": 2**62 + 1},
+        {"channel": "c" * (limits.MAX_NAME + 1)},
+        {"publisher": "p" * (limits.MAX_NAME + 1)},
+        {"lane": 2},
+    ],
+)
+def test_stream_of_a_lying_peer_is_refused(changes: dict[str, Any]) -> None:
+    stream = msgspec.structs.replace(STREAM, **changes)
+    with pytest.raises(msgspec.ValidationError):
+        decoder.decode(on_wire(Open(STREAM, 1, 1), stream=stream))
+
+
+@given(st.binary(max_size=200))
+def test_decoder_any_bytes_refuses_or_decodes_what_encodes_again(data: bytes) -> None:
+    try:
+        message = decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return
+    assert decoder.decode(msgspec.msgpack.encode(message)) == message
+
+
+def test_stream_lanes_lead_to_one_another() -> None:
+    assert STREAM.history.lane is Lane.HISTORY
+    assert STREAM.history != STREAM
+    assert STREAM.history.data == STREAM.data == STREAM
+    assert STREAM.history.history == STREAM.history
+    assert (str(STREAM), str(STREAM.history)) == ("orders/alice@7", "orders/alice@7/history")
+
+
+@given(st.lists(st.binary(min_size=DIGEST_SIZE, max_size=DIGEST_SIZE).map(Digest), max_size=5))
+def test_split_digests_of_a_run_are_the_digests(digests: list[Digest]) -> None:
+    assert split_digests(b"".join(digests)) == digests

@@ -1,0 +1,118 @@
+"""Statements have one encoding, and bytes from a stranger never raise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorumcast.core.ids import Channel, Lane, NodeId, Stream
+from quorumcast.core.statements import (
+    Basis,
+    HistoryStatement,
+    SegmentStatement,
+    Statement,
+    canonical,
+    parse_statement,
+)
+
+STREAM = Stream(Channel("orders"), NodeId("alice"), 7)
+SEGMENT = SegmentStatement(
+    cell="demo",
+    epoch=1,
+    broker=NodeId("b1"),
+    stream=STREAM,
+    first=1,
+    count=256,
+    root=b"r" * 32,
+    basis=Basis.SETTLED,
+)
+HISTORY = HistoryStatement(cell="demo", epoch=1, stream=STREAM, index=1, first=1, digests=b"d" * 64)
+
+OTHER_SEGMENTS = {
+    "cell": "other",
+    "epoch": 2,
+    "broker": NodeId("b2"),
+    "stream": STREAM.history,
+    "first": 2,
+    "count": 255,
+    "root": b"s" * 32,
+    "basis": Basis.FORWARDED,
+}
+OTHER_HISTORIES = {
+    "cell": "other",
+    "epoch": 2,
+    "stream": Stream(Channel("orders"), NodeId("alice"), 8),
+    "index": 2,
+    "first": 2,
+    "digests": b"d" * 32,
+}
+
+
+@pytest.mark.parametrize("statement", [SEGMENT, HISTORY])
+def test_statement_parsed_and_encoded_again_has_the_same_bytes(statement: Statement) -> None:
+    payload = canonical(statement)
+    parsed = parse_statement(payload)
+    assert parsed == statement
+    assert canonical(parsed) == payload
+
+
+@pytest.mark.parametrize(
+    ("statement", "field", "value"),
+    [(SEGMENT, *change) for change in OTHER_SEGMENTS.items()]
+    + [(HISTORY, *change) for change in OTHER_HISTORIES.items()],
+)
+def test_canonical_one_field_changed_has_other_bytes(
+    statement: Statement, field: str, value: object
+) -> None:
+    changed = msgspec.structs.replace(statement, **{field: value})
+    assert canonical(changed) != canonical(statement)
+
+
+def test_changes_of_this_module_cover_every_field() -> None:
+    assert set(OTHER_SEGMENTS) == set(SegmentStatement.__struct_fields__)
+    assert set(OTHER_HISTORIES) == set(HistoryStatement.__struct_fields__)
+
+
+def test_canonical_segment_and_history_are_never_the_same_bytes() -> None:
+    assert canonical(SEGMENT) != canonical(HISTORY)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"first": 0},
+        {"first": -1},
+        {"count": 0},
+        {"epoch": -1},
+        {"epoch": 2**63},
+        {"stream": msgspec.structs.replace(STREAM, incarnation=-1)},
+        {"basis": "hearsay"},
+    ],
+)
+def test_parse_numbers_that_would_overflow_later_gives_none(changes: dict[str, Any]) -> None:
+    assert parse_statement(canonical(msgspec.structs.replace(SEGMENT, **changes))) is None
+
+
+@given(st.binary(max_size=300))
+def test_parse_any_bytes_never_raises(payload: bytes) -> None:
+    parsed = parse_statement(payload)
+    assert parsed is None or parse_statement(canonical(parsed)) == parsed
+
+
+@given(st.integers(0, len(canonical(SEGMENT)) - 1), st.integers(0, 255))
+def test_parse_mutated_statement_is_another_one_or_none(position: int, byte: int) -> None:
+    payload = bytearray(canonical(SEGMENT))
+    same = payload[position] == byte
+    payload[position] = byte
+    parsed = parse_statement(bytes(payload))
+    assert same or parsed != SEGMENT
+
+
+def test_parse_lane_of_a_history_survives() -> None:
+    parsed = parse_statement(canonical(msgspec.structs.replace(SEGMENT, stream=STREAM.history)))
+    assert isinstance(parsed, SegmentStatement)
+    assert parsed.stream.lane is Lane.HISTORY
