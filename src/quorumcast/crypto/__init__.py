@@ -1,0 +1,1 @@
+"""Digests, MACs, identities, sealed sessions, signed statements."""

@@ -1,0 +1,146 @@
+"""Verification for third parties: does this evidence prove a lie, does this receipt hold?
+
+Everything here works offline from a manifest's public keys and quorums. The answer is None, or the
+sentence that says why not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quorumcast.core.ids import DIGEST_SIZE, NodeId
+from quorumcast.core.quorum import Quorums
+from quorumcast.core.statements import (
+    Basis,
+    Evidence,
+    EvidenceKind,
+    HistoryStatement,
+    Receipt,
+    SegmentStatement,
+    Signed,
+    Statement,
+    parse_statement,
+)
+from quorumcast.crypto.digest import Hasher, root
+from quorumcast.crypto.identity import signature_holds
+from quorumcast.crypto.keyring import PublicKeys
+
+
+class Court:
+    """Judges evidence and receipts of one cell."""
+
+    __slots__ = ("_brokers", "_cell", "_hash", "_keys", "_quorums")
+
+    def __init__(
+        self,
+        cell: str,
+        brokers: tuple[NodeId, ...],
+        quorums: Quorums,
+        keys: Mapping[NodeId, PublicKeys],
+        hash_: Hasher,
+    ) -> None:
+        self._cell = cell
+        self._brokers = brokers
+        self._quorums = quorums
+        self._keys = keys
+        self._hash = hash_
+
+    def why_evidence_fails(self, evidence: Evidence) -> str | None:
+        """None if the evidence proves that the accused lied."""
+        match evidence.kind:
+            case EvidenceKind.CONFLICT:
+                return self._why_no_conflict(evidence)
+            case EvidenceKind.OUTVOTED:
+                return self._why_not_outvoted(evidence)
+
+    def why_receipt_fails(self, receipt: Receipt, votes: int) -> str | None:
+        """None if `votes` brokers signed for these very contents at this number."""
+        count = len(receipt.digests) // DIGEST_SIZE
+        place = receipt.number - receipt.first
+        if len(receipt.digests) % DIGEST_SIZE or not 0 <= place < count:
+            return "the receipt's digests do not cover its number"
+        claimed = receipt.digests[place * DIGEST_SIZE : (place + 1) * DIGEST_SIZE]
+        if self._hash(receipt.contents) != claimed:
+            return "the contents do not have the digest that was signed"
+        expected = root(receipt.first, receipt.digests)
+        signers: dict[NodeId, None] = {}
+        for signed in receipt.statements:
+            statement = self._authentic(signed)
+            if (
+                isinstance(statement, SegmentStatement)
+                and signed.signer in self._brokers
+                and statement.broker == signed.signer
+                and statement.stream == receipt.stream
+                and (statement.first, statement.count) == (receipt.first, count)
+                and statement.root == expected
+            ):
+                signers[signed.signer] = None
+        if len(signers) < votes:
+            return f"only {len(signers)} of the {votes} brokers needed signed for these contents"
+        return None
+
+    def _authentic(self, signed: Signed) -> Statement | None:
+        """The statement, if the node named in it signed it in this cell."""
+        keys = self._keys.get(signed.signer)
+        if keys is None or not signature_holds(signed, keys.verify_key):
+            return None
+        statement = parse_statement(signed.payload)
+        if statement is None or statement.cell != self._cell:
+            return None
+        author = (
+            statement.broker
+            if isinstance(statement, SegmentStatement)
+            else statement.stream.publisher
+        )
+        return statement if author == signed.signer else None
+
+    def _why_no_conflict(self, evidence: Evidence) -> str | None:
+        if len(evidence.against) != 2:
+            return "a conflict needs two statements"
+        first, second = (self._authentic(signed) for signed in evidence.against)
+        if first is None or second is None:
+            return "a statement is not authentic"
+        if {signed.signer for signed in evidence.against} != {evidence.accused}:
+            return "the statements are not the accused's"
+        if not _conflicting(first, second):
+            return "the statements do not contradict each other"
+        return None
+
+    def _why_not_outvoted(self, evidence: Evidence) -> str | None:
+        if len(evidence.against) != 1:
+            return "an outvoted broker is shown by one statement"
+        accused = self._authentic(evidence.against[0])
+        if not isinstance(accused, SegmentStatement) or accused.broker != evidence.accused:
+            return "the statement is not the accused's"
+        if accused.basis is not Basis.SETTLED:
+            return "brokers may differ on what is not settled"
+        truth: dict[bytes, dict[NodeId, None]] = {}
+        for signed in evidence.witnesses:
+            witness = self._authentic(signed)
+            if (
+                isinstance(witness, SegmentStatement)
+                and signed.signer in self._brokers
+                and signed.signer != evidence.accused
+                and witness.basis is Basis.SETTLED
+                and (witness.stream, witness.first, witness.count)
+                == (accused.stream, accused.first, accused.count)
+                and witness.root != accused.root
+            ):
+                truth.setdefault(witness.root, {})[signed.signer] = None
+        if max(map(len, truth.values()), default=0) < self._quorums.one_correct:
+            return f"fewer than {self._quorums.one_correct} brokers contradict the accused"
+        return None
+
+
+def _conflicting(first: Statement, second: Statement) -> bool:
+    """Whether no correct node could have signed both."""
+    if isinstance(first, SegmentStatement) and isinstance(second, SegmentStatement):
+        return (
+            (first.stream, first.first, first.count, first.basis)
+            == (second.stream, second.first, second.count, second.basis)
+        ) and first.root != second.root
+    if isinstance(first, HistoryStatement) and isinstance(second, HistoryStatement):
+        return (first.stream, first.index) == (second.stream, second.index) and (
+            (first.first, first.digests) != (second.first, second.digests)
+        )
+    return False

@@ -1,0 +1,90 @@
+"""Who a node is: one 32-byte seed, from which its signing and its key-exchange key both follow."""
+
+from __future__ import annotations
+
+import secrets
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from quorumcast.core.ids import NodeId
+from quorumcast.core.statements import Signed
+
+SEED_SIZE = 32
+
+
+def derive(secret: bytes, info: bytes) -> bytes:
+    """32 bytes for one purpose out of a secret."""
+    return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=info).derive(secret)
+
+
+class Identity:
+    """A node's private half; its public half stands in the manifest."""
+
+    __slots__ = ("_exchange", "_seed", "_signing", "name")
+
+    def __init__(self, name: NodeId, seed: bytes) -> None:
+        self.name = name
+        self._seed = seed
+        self._signing = Ed25519PrivateKey.from_private_bytes(derive(seed, b"quorumcast ed25519"))
+        self._exchange = X25519PrivateKey.from_private_bytes(derive(seed, b"quorumcast x25519"))
+
+    @classmethod
+    def generate(cls, name: NodeId) -> Identity:
+        """A new identity from the operating system's randomness."""
+        return cls(name, secrets.token_bytes(SEED_SIZE))
+
+    @property
+    def seed(self) -> bytes:
+        """The secret; whoever holds it is this node."""
+        return self._seed
+
+    @property
+    def signing_key(self) -> Ed25519PrivateKey:
+        """For certificates; statements are signed with `sign`."""
+        return self._signing
+
+    @property
+    def verify_key(self) -> bytes:
+        """The public Ed25519 key."""
+        return self._signing.public_key().public_bytes(
+            serialization.Encoding.Raw, serialization.PublicFormat.Raw
+        )
+
+    @property
+    def exchange_key(self) -> bytes:
+        """The public X25519 key."""
+        return self._exchange.public_key().public_bytes(
+            serialization.Encoding.Raw, serialization.PublicFormat.Raw
+        )
+
+    def sign(self, payload: bytes) -> Signed:
+        """This payload with our name and signature on it."""
+        return Signed(self.name, payload, self._signing.sign(payload))
+
+    def shared_secret(self, peer_exchange_key: bytes) -> bytes:
+        """What only we and that peer can compute."""
+        return self._exchange.exchange(X25519PublicKey.from_public_bytes(peer_exchange_key))
+
+
+def can_exchange(exchange_key: bytes) -> bool:
+    """Whether a public key leads to a shared secret; whoever sends a low-order point wants none."""
+    try:
+        X25519PrivateKey.from_private_bytes(bytes(32)).exchange(
+            X25519PublicKey.from_public_bytes(exchange_key)
+        )
+    except ValueError:
+        return False
+    return True
+
+
+def signature_holds(signed: Signed, verify_key: bytes) -> bool:
+    """Whether the holder of that key signed this payload."""
+    try:
+        Ed25519PublicKey.from_public_bytes(verify_key).verify(signed.signature, signed.payload)
+    except (InvalidSignature, ValueError):
+        return False
+    return True

@@ -1,0 +1,123 @@
+"""A node's keys towards every other node of its cell, for one epoch of the manifest.
+
+A pairwise secret comes from X25519 between the two identities through HKDF, bound to cell and
+epoch: no key files per pair, and nothing sealed under an old epoch verifies under a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from quorumcast.core.ids import NodeId, Stream
+from quorumcast.core.statements import Signed
+from quorumcast.crypto.identity import Identity, derive, signature_holds
+from quorumcast.crypto.mac import Mac, chain_bytes, same
+
+
+class PublicKeys:
+    """The public half of a node."""
+
+    __slots__ = ("exchange_key", "verify_key")
+
+    def __init__(self, verify_key: bytes, exchange_key: bytes) -> None:
+        self.verify_key = verify_key
+        self.exchange_key = exchange_key
+
+
+class Keyring:
+    """Secrets with each peer, made when first needed and kept."""
+
+    __slots__ = ("_directory", "_macs", "_secrets", "cell", "epoch", "factory", "identity")
+
+    def __init__(
+        self,
+        identity: Identity,
+        cell: str,
+        epoch: int,
+        directory: Mapping[NodeId, PublicKeys],
+        factory: Callable[[bytes], Mac],
+    ) -> None:
+        self.identity = identity
+        self.cell = cell
+        self.epoch = epoch
+        self.factory = factory
+        self._directory = directory
+        #: Pairwise secrets by peer; at most one per node of the manifest.
+        self._secrets: dict[NodeId, bytes] = {}
+        #: Directed chain MACs by (author, reader); at most two per node of the manifest.
+        self._macs: dict[tuple[NodeId, NodeId], Mac] = {}
+
+    def adopt(self, following: Keyring) -> None:
+        """Go on with the keys of a new epoch; so does everybody who holds this keyring."""
+        self.epoch = following.epoch
+        self.factory = following.factory
+        self._directory = following._directory
+        self._secrets.clear()
+        self._macs.clear()
+
+    def knows(self, peer: NodeId) -> bool:
+        """Whether the manifest names this node."""
+        return peer in self._directory
+
+    def secret(self, peer: NodeId) -> bytes:
+        """What we share with a peer in this epoch."""
+        found = self._secrets.get(peer)
+        if found is None:
+            shared = self.identity.shared_secret(self._directory[peer].exchange_key)
+            info = b"quorumcast pair\0" + self.cell.encode() + b"\0" + str(self.epoch).encode()
+            found = self._secrets[peer] = derive(shared, info)
+        return found
+
+    def _directed(self, author: NodeId, reader: NodeId) -> Mac:
+        found = self._macs.get((author, reader))
+        if found is None:
+            peer = reader if author == self.identity.name else author
+            info = b"quorumcast mac\0" + author.encode() + b"\0" + reader.encode()
+            found = self._macs[author, reader] = self.factory(derive(self.secret(peer), info))
+        return found
+
+    def vouch(
+        self,
+        reader: NodeId,
+        stream: Stream,
+        first: int,
+        digests: bytes,
+        order: tuple[NodeId, ...],
+    ) -> bytes:
+        """Our MAC over a run of a chain, for one node further down."""
+        author = self.identity.name
+        return self._directed(author, reader)(
+            self._covered(author, reader, stream, first, digests, order)
+        )
+
+    def vouched(
+        self,
+        author: NodeId,
+        mac: bytes,
+        stream: Stream,
+        first: int,
+        digests: bytes,
+        order: tuple[NodeId, ...],
+    ) -> bool:
+        """Whether that author made this MAC over this run for us."""
+        if author == self.identity.name or not self.knows(author):
+            return False
+        reader = self.identity.name
+        covered = self._covered(author, reader, stream, first, digests, order)
+        return same(mac, self._directed(author, reader)(covered))
+
+    def _covered(
+        self,
+        author: NodeId,
+        reader: NodeId,
+        stream: Stream,
+        first: int,
+        digests: bytes,
+        order: tuple[NodeId, ...],
+    ) -> bytes:
+        return chain_bytes(self.cell, self.epoch, author, reader, stream, first, digests, order)
+
+    def signature_holds(self, signed: Signed) -> bool:
+        """Whether the node that a statement names did sign it."""
+        keys = self._directory.get(signed.signer)
+        return keys is not None and signature_holds(signed, keys.verify_key)

@@ -1,0 +1,176 @@
+"""Sealed sessions: how packets between two nodes are authenticated and kept from being replayed.
+
+Two nodes greet each other with fresh nonces (`Hello`, `Welcome`) and derive one key per direction
+from their long-term pairwise key and both nonces, so nothing recorded in one session is worth
+anything in another. A packet carries all messages that waited for the peer:
+
+    length(4) | header length(4) | mac(16) | header | bodies
+
+The header is MessagePack: sequence number, messages, and the sizes of each message's bodies. The
+MAC covers the header; the bodies are bound to it by the digests in the messages, so each contents
+is hashed once and never MACed. Sequence numbers only grow: a replayed packet is refused, a lost one
+leaves a gap that the protocols repair.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from quorumcast.core import limits
+from quorumcast.core.ids import NodeId
+from quorumcast.core.machine import Bodies
+from quorumcast.core.messages import AnyMessage
+from quorumcast.crypto.identity import derive
+from quorumcast.crypto.mac import MAC_SIZE, Mac, same
+
+PROTOCOL = 1
+NONCE_SIZE = 16
+LENGTH_SIZE = 4
+_PREFIX = 4 + MAC_SIZE
+
+
+class Refusal(enum.Enum):
+    """Why a packet was dropped before any machine saw it."""
+
+    TRUNCATED = "truncated"
+    OVERSIZED = "oversized"
+    BAD_MAC = "bad-mac"
+    REPLAYED = "replayed"
+    MALFORMED = "malformed"
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The first words of a session, from the side that connected."""
+
+    protocol: int
+    cell: str
+    epoch: int
+    sender: NodeId
+    to: NodeId
+    nonce: bytes
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The answer; `mac` proves that the answering node is the one that was called."""
+
+    nonce: bytes
+    mac: bytes
+
+
+class Farewell(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The answer to a greeting that cannot be accepted, with the reason in a sentence."""
+
+    reason: str
+    epoch: int = 0
+
+
+class Packet(msgspec.Struct, frozen=True, array_like=True):
+    """The authenticated part of a frame."""
+
+    sequence: int
+    messages: list[AnyMessage]
+    sizes: list[list[int]]
+
+
+class _Outgoing(msgspec.Struct, array_like=True):
+    """A packet whose messages are encoded already (one encoding serves many peers)."""
+
+    sequence: int
+    messages: list[msgspec.Raw]
+    sizes: list[list[int]]
+
+
+#: A message encoded once, with its bodies; what an outbox collects for each peer.
+Parcel = tuple[msgspec.Raw, Bodies]
+
+_encoder = msgspec.msgpack.Encoder()
+_packets = msgspec.msgpack.Decoder(Packet)
+Opened = list[tuple[AnyMessage, Bodies]]
+
+
+def encode_parcel(message: AnyMessage, bodies: Bodies = ()) -> Parcel:
+    """Encode a message once, for any number of sessions."""
+    return msgspec.Raw(_encoder.encode(message)), bodies
+
+
+class Session:
+    """One direction-keyed pair of MACs and sequence counters, shared by nobody else."""
+
+    __slots__ = ("_incoming", "_outgoing", "_received", "_sent")
+
+    def __init__(self, outgoing: Mac, incoming: Mac) -> None:
+        self._outgoing = outgoing
+        self._incoming = incoming
+        #: Sequence number of the last packet sent; grows by one.
+        self._sent = 0
+        #: Highest sequence number received; only higher ones are accepted.
+        self._received = 0
+
+    def seal(self, parcels: Sequence[Parcel]) -> bytes:
+        """One frame (without its length) with all these messages."""
+        self._sent += 1
+        sizes = [[len(body) for body in bodies] for _, bodies in parcels]
+        header = _encoder.encode(_Outgoing(self._sent, [raw for raw, _ in parcels], sizes))
+        mac = self._outgoing(header)
+        pieces = [len(header).to_bytes(4, "big"), mac, header]
+        for _, bodies in parcels:
+            pieces.extend(bodies)
+        return b"".join(pieces)
+
+    def open(self, frame: bytes) -> Opened | Refusal:
+        """The messages of a frame, or why there are none. Never raises on what a peer sent."""
+        if len(frame) < _PREFIX:
+            return Refusal.TRUNCATED
+        end = _PREFIX + int.from_bytes(frame[:4], "big")
+        if end > len(frame):
+            return Refusal.TRUNCATED
+        if end - _PREFIX > limits.MAX_HEADER_BYTES or len(frame) > limits.MAX_FRAME_BYTES:
+            return Refusal.OVERSIZED
+        header = frame[_PREFIX:end]
+        if not self._authentic(frame[4:_PREFIX], header):
+            return Refusal.BAD_MAC
+        try:
+            packet = _packets.decode(header)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return Refusal.MALFORMED
+        if packet.sequence <= self._received:
+            return Refusal.REPLAYED
+        self._received = packet.sequence
+        return self._unpack(packet, frame, end)
+
+    def _authentic(self, mac: bytes, header: bytes) -> bool:
+        return same(mac, self._incoming(header))
+
+    def _unpack(self, packet: Packet, frame: bytes, offset: int) -> Opened | Refusal:
+        if len(packet.messages) != len(packet.sizes) or len(packet.messages) > limits.MAX_MESSAGES:
+            return Refusal.MALFORMED
+        opened: Opened = []
+        for message, sizes in zip(packet.messages, packet.sizes, strict=True):
+            if len(sizes) > limits.MAX_RUN:
+                return Refusal.MALFORMED
+            bodies = []
+            for size in sizes:
+                if size < 0 or size > limits.MAX_BODY_BYTES or offset + size > len(frame):
+                    return Refusal.MALFORMED
+                bodies.append(frame[offset : offset + size])
+                offset += size
+            opened.append((message, tuple(bodies)))
+        return opened if offset == len(frame) else Refusal.MALFORMED
+
+
+def welcome_mac(hello: Hello, nonce: bytes, mac: Mac) -> bytes:
+    """What the answering side proves with: it knows the pairwise key and saw this very hello."""
+    return mac(b"quorumcast welcome" + _encoder.encode(hello) + nonce)
+
+
+def make_session(
+    secret: bytes, factory: Callable[[bytes], Mac], hello: Hello, nonce: bytes, *, caller: bool
+) -> Session:
+    """The session that follows from a greeting, as seen by the caller or by the called."""
+    transcript = _encoder.encode(hello) + nonce
+    forth = factory(derive(secret, b"quorumcast session forth" + transcript))
+    back = factory(derive(secret, b"quorumcast session back" + transcript))
+    return Session(forth, back) if caller else Session(back, forth)
