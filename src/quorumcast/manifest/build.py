@@ -1,0 +1,137 @@
+"""Making manifests: a first one from names and addresses, and each next one from the last.
+
+Nothing here signs or writes; `manifest.files` does. Seeds come from the operating system unless a
+caller gives identities or a source of seeds, as simulations and tests do to be repeatable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
+from quorumcast.crypto.identity import Identity
+from quorumcast.manifest.manifest import BrokerEntry, ChannelEntry, ClientEntry, Manifest
+
+#: The seed of a node's identity, by its name.
+SeedSource = Callable[[str], bytes]
+
+
+class Keys(Protocol):
+    """Anything that shows a node's public keys: an `Identity`, `PublicKeys`, an entry."""
+
+    @property
+    def verify_key(self) -> bytes:
+        """The public Ed25519 key."""
+        ...
+
+    @property
+    def exchange_key(self) -> bytes:
+        """The public X25519 key."""
+        ...
+
+
+def repeatable_seeds(label: str) -> SeedSource:
+    """Seeds that anyone can compute: for simulations and tests, never for a cell that matters."""
+    return lambda name: hashlib.sha256(f"{label}\0{name}".encode()).digest()
+
+
+def make_cell(
+    cell: str,
+    brokers: Sequence[tuple[str, str, int]],
+    f: int,
+    clients: Sequence[str],
+    channels: Sequence[ChannelEntry],
+    digest: str = "sha256",
+    mac: str = "blake2b",
+    *,
+    operator: Identity,
+    epoch: int = 1,
+    identities: Mapping[NodeId, Identity] | None = None,
+    seed_source: SeedSource | None = None,
+) -> tuple[Manifest, dict[NodeId, Identity]]:
+    """A checked manifest for (name, host, port) brokers, and the identities of all its nodes."""
+    given = identities or {}
+
+    def identity(name: str) -> Identity:
+        node = NodeId(name)
+        if node in given:
+            return given[node]
+        return Identity(node, seed_source(name)) if seed_source else Identity.generate(node)
+
+    made = {NodeId(name): identity(name) for name in (*(name for name, _, _ in brokers), *clients)}
+    manifest = Manifest(
+        cell=cell,
+        epoch=epoch,
+        f=f,
+        brokers=tuple(
+            BrokerEntry(
+                id=NodeId(name),
+                host=host,
+                port=port,
+                verify_key=made[NodeId(name)].verify_key,
+                exchange_key=made[NodeId(name)].exchange_key,
+            )
+            for name, host, port in brokers
+        ),
+        clients=tuple(_client(NodeId(name), made[NodeId(name)]) for name in clients),
+        channels=tuple(channels),
+        digest=digest,
+        mac=mac,
+        operator=operator.verify_key,
+    )
+    manifest.check()
+    return manifest, made
+
+
+def next_epoch(manifest: Manifest, **changes: Any) -> Manifest:
+    """The manifest that follows, with these fields changed; checked, and yet to be signed."""
+    fixed = [name for name in ("cell", "epoch") if name in changes]
+    if fixed:
+        raise UsageError(f"the next epoch cannot choose its {fixed[0]!r}; make a new cell instead")
+    known = [field.name for field in msgspec.structs.fields(Manifest)]
+    unknown = [name for name in changes if name not in known]
+    if unknown:
+        raise UsageError(f"a manifest has no {unknown[0]!r}; it has {', '.join(known)}")
+    following = msgspec.structs.replace(manifest, epoch=manifest.epoch + 1, **changes)
+    following.check()
+    return following
+
+
+def add_client(manifest: Manifest, node: NodeId, keys: Keys) -> Manifest:
+    """The next epoch, with one client more."""
+    return next_epoch(manifest, clients=(*manifest.clients, _client(node, keys)))
+
+
+def rotate(manifest: Manifest, node: NodeId, keys: Keys, *, certificate: str = "") -> Manifest:
+    """The next epoch, with new keys for one node.
+
+    A broker's certificate is made with its signing key, so the old one goes with the old key.
+    """
+    if manifest.broker(node) is not None:
+        brokers = tuple(
+            msgspec.structs.replace(
+                broker,
+                verify_key=keys.verify_key,
+                exchange_key=keys.exchange_key,
+                certificate=certificate,
+            )
+            if broker.id == node
+            else broker
+            for broker in manifest.brokers
+        )
+        return next_epoch(manifest, brokers=brokers)
+    if manifest.client(node) is not None:
+        clients = tuple(
+            _client(node, keys) if client.id == node else client for client in manifest.clients
+        )
+        return next_epoch(manifest, clients=clients)
+    raise UsageError(f"{node!r} is not in cell {manifest.cell!r}; add it before rotating its keys")
+
+
+def _client(node: NodeId, keys: Keys) -> ClientEntry:
+    return ClientEntry(id=node, verify_key=keys.verify_key, exchange_key=keys.exchange_key)

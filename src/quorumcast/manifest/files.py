@@ -1,0 +1,241 @@
+"""Manifests and identities as files: the only place of this room that reads or writes.
+
+A manifest file is JSON that people can read (keys in base64, the signature in hex):
+
+    {"manifest": {"cell": …, "epoch": …, …}, "signature": "…"}
+
+The operator signs a canonical encoding of the decoded manifest, so that reformatting the file
+breaks nothing and changing its meaning does. Fields that we do not know are refused: otherwise
+they would be text that nobody signed. An identity file holds a seed, readable by its owner alone;
+it is never overwritten, since a lost seed is a lost node.
+
+Whatever is wrong with a file ends in a `UsageError`: one sentence that names the file and says
+what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
+from quorumcast.core.limits import MAX_NAME
+from quorumcast.core.statements import Signed
+from quorumcast.crypto.identity import SEED_SIZE, Identity, signature_holds
+from quorumcast.manifest.manifest import Manifest
+
+#: A signed manifest can be taken for nothing else that the operator's key may sign.
+_PURPOSE = b"quorumcast manifest 1\0"
+
+_canonical = msgspec.msgpack.Encoder(order="deterministic")
+
+
+class SignedManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A manifest with its operator's signature, in hex."""
+
+    manifest: Manifest
+    signature: str
+
+
+class _IdentityFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    seed: str
+
+
+# --------------------------------------------------------------- manifests
+
+
+def sign_manifest(manifest: Manifest, operator: Identity) -> SignedManifest:
+    """The operator's word that this is the cell."""
+    manifest.check()
+    if operator.verify_key != manifest.operator:
+        raise UsageError(
+            f"{operator.name!r} is not the operator that the manifest of cell {manifest.cell!r} "
+            "names; sign it with that operator's identity"
+        )
+    return SignedManifest(manifest, operator.sign(_signed_bytes(manifest)).signature.hex())
+
+
+def write_manifest(path: str | Path, signed: SignedManifest) -> None:
+    """Write a manifest in one step: readers see the old file or the new one, never half of one."""
+    path = Path(path)
+    text = msgspec.json.format(msgspec.json.encode(signed), indent=2) + b"\n"
+    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        _write_new(beside, text, mode=0o644)
+        beside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise _cannot_write("manifest", path, error) from None
+
+
+def read_manifest(
+    path: str | Path, *, operator: bytes | None = None, newer_than: int = 0
+) -> Manifest:
+    """The manifest in a file, if its operator signed it; see `parse_manifest`."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise _cannot_read("manifest", Path(path), error) from None
+    return parse_manifest(data, source=str(path), operator=operator, newer_than=newer_than)
+
+
+def parse_manifest(
+    data: bytes,
+    *,
+    source: str = "the manifest",
+    operator: bytes | None = None,
+    newer_than: int = 0,
+) -> Manifest:
+    """A checked manifest of an epoch above `newer_than`.
+
+    `operator` is the key that a node knows from before; without it the node trusts the file about
+    who the operator is, as it must the first time.
+    """
+    try:
+        signed = msgspec.json.decode(data, type=SignedManifest)
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"{source} is not a manifest of this version ({error}); get it anew from the operator"
+        ) from None
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise UsageError(
+            f"{source} is not JSON, so it is no manifest; name the file that 'quorumcast init' made"
+        ) from None
+    manifest = signed.manifest
+    if operator is not None and manifest.operator != operator:
+        raise UsageError(
+            f"{source} is from another operator than this node knows; get it from the right one, "
+            "or start the node afresh if the operator changed"
+        )
+    if not _signature_holds(signed):
+        raise UsageError(
+            f"{source} was altered after its operator signed it; get it anew from the operator"
+        )
+    try:
+        manifest.check()
+    except UsageError as error:
+        raise UsageError(f"{source} describes no sound cell: {error}") from None
+    if manifest.epoch <= newer_than:
+        raise UsageError(
+            f"{source} is epoch {manifest.epoch}, but epoch {newer_than} is already known; "
+            "get the newer manifest from the operator"
+        )
+    return manifest
+
+
+def _signed_bytes(manifest: Manifest) -> bytes:
+    return _PURPOSE + _canonical.encode(manifest)
+
+
+def _signature_holds(signed: SignedManifest) -> bool:
+    try:
+        signature = bytes.fromhex(signed.signature)
+        payload = _signed_bytes(signed.manifest)
+    except (ValueError, OverflowError):  # not hex; an integer that no encoding can hold
+        return False
+    return signature_holds(Signed(NodeId("operator"), payload, signature), signed.manifest.operator)
+
+
+# -------------------------------------------------------------- identities
+
+
+def write_identity(path: str | Path, identity: Identity) -> None:
+    """Write a new identity file that only its owner can read."""
+    path = Path(path)
+    content = _IdentityFile(identity.name, identity.seed.hex())
+    text = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+    try:
+        _write_new(path, text, mode=0o600)
+    except FileExistsError:
+        raise UsageError(
+            f"{path} already exists and an identity is never overwritten; move it away, or name "
+            "another file"
+        ) from None
+    except OSError as error:
+        raise _cannot_write("identity", path, error) from None
+
+
+def read_identity(path: str | Path) -> Identity:
+    """The identity in a file, if nobody but its owner can read it."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            data = file.read()
+    except OSError as error:
+        raise _cannot_read("identity", path, error) from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UsageError(
+            f"others than its owner have access to the identity {path}; run: chmod 600 {path}"
+        )
+    try:
+        content = msgspec.json.decode(data, type=_IdentityFile)
+        seed = bytes.fromhex(content.seed)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise _not_an_identity(path) from None
+    if len(seed) != SEED_SIZE or not 1 <= len(content.name) <= MAX_NAME:
+        raise _not_an_identity(path)
+    return Identity(NodeId(content.name), seed)
+
+
+def _not_an_identity(path: Path) -> UsageError:
+    # Says nothing of the content: it may be a secret in the wrong place.
+    return UsageError(
+        f"{path} is not an identity (JSON with a name and a seed of {SEED_SIZE} bytes in hex); "
+        "name the file that 'quorumcast init' made"
+    )
+
+
+# -------------------------------------------------------------------- disk
+
+
+def _write_new(path: Path, data: bytes, *, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _cannot_read(kind: str, path: Path, error: OSError) -> UsageError:
+    match error:
+        case FileNotFoundError():
+            return UsageError(
+                f"there is no {kind} at {path}; make one with 'quorumcast init', or name the "
+                "right file"
+            )
+        case IsADirectoryError():
+            return UsageError(f"{path} is a directory; name the {kind} file in it")
+        case PermissionError():
+            return UsageError(
+                f"this user may not read the {kind} {path}; run as its owner, or change its owner"
+            )
+        case _:
+            return UsageError(
+                f"the {kind} {path} cannot be read ({error.strerror}); name another file"
+            )
+
+
+def _cannot_write(kind: str, path: Path, error: OSError) -> UsageError:
+    match error:
+        case FileNotFoundError():
+            return UsageError(
+                f"there is no directory {path.parent} for the {kind} {path.name}; make it first"
+            )
+        case IsADirectoryError():
+            return UsageError(f"{path} is a directory; name a file for the {kind}")
+        case PermissionError():
+            return UsageError(
+                f"this user may not write the {kind} {path}; choose a directory that it may write"
+            )
+        case _:
+            return UsageError(
+                f"the {kind} {path} cannot be written ({error.strerror}); name another file"
+            )

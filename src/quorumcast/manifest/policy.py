@@ -1,0 +1,171 @@
+"""What a channel promises and how it keeps the promise, as one value that all nodes share.
+
+A policy is protection × broadcast × history. Only the combinations of the table are meaningful;
+`check` refuses the others, because a channel that promises less than its name suggests is worse
+than no channel.
+
+    name            protection           broadcast      history   accepted at
+    direct-crash    crash                direct         –         1 vote
+    direct          trusted publishers   direct         –         f+1 votes
+    ab, ab+history  byzantine            authenticated  α or –    ⌈(n+f+1)/2⌉ votes
+    brb             byzantine            Bracha         –         2f+1 readies
+    chain, …        byzantine            chain          α or –    the last f+1 of the chain
+
+History (Freeman §5) makes the fast broadcasts total: every α publications their digests go through
+Bracha. Bracha itself is total already, and direct channels have no lying publisher to guard
+against, so history with either of them is refused. An adaptive channel moves α between `alpha` and
+`alpha_max`: up while histories repair nothing, down when they do (Freeman §8.1).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.limits import Limits
+from quorumcast.core.quorum import Broadcast, Protection
+from quorumcast.core.statements import Basis
+
+_HISTORY = "+history"
+
+_NAMED: dict[str, tuple[Protection, Broadcast]] = {
+    "ab": (Protection.BYZANTINE, Broadcast.AUTHENTICATED),
+    "ab+history": (Protection.BYZANTINE, Broadcast.AUTHENTICATED),
+    "brb": (Protection.BYZANTINE, Broadcast.BRACHA),
+    "chain": (Protection.BYZANTINE, Broadcast.CHAIN),
+    "chain+history": (Protection.BYZANTINE, Broadcast.CHAIN),
+    "direct": (Protection.TRUSTED, Broadcast.DIRECT),
+    "direct-crash": (Protection.CRASH, Broadcast.DIRECT),
+}
+
+#: Every policy that a manifest, a command or a test may ask for by name.
+POLICY_NAMES: tuple[str, ...] = tuple(_NAMED)
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The promise of one channel."""
+
+    protection: Protection
+    broadcast: Broadcast
+    order: Literal["fifo"] = "fifo"
+    #: Publications between two histories; 0 means that there are none.
+    alpha: int = 0
+    #: Where adaptive α ends; 0 means that α stays as it is.
+    alpha_max: int = 0
+    #: Whether brokers persist what they vouch for before they vouch.
+    journal: bool = False
+    limits: Limits = Limits()
+
+    @classmethod
+    def named(
+        cls,
+        name: str,
+        alpha: int = 100,
+        alpha_max: int = 0,
+        journal: bool = False,
+        limits: Limits = Limits(),  # noqa: B008  (a frozen value)
+    ) -> Policy:
+        """The policy of that name; α only matters to those with history."""
+        if name not in _NAMED:
+            raise UsageError(
+                f"there is no policy {name!r}; choose one of {', '.join(POLICY_NAMES)}"
+            )
+        protection, broadcast = _NAMED[name]
+        history = name.endswith(_HISTORY)
+        if history and alpha == 0:
+            raise UsageError(
+                f"policy {name!r} needs an alpha of 1 or more; without history it is called "
+                f"{name.removesuffix(_HISTORY)!r}"
+            )
+        policy = cls(
+            protection=protection,
+            broadcast=broadcast,
+            alpha=alpha if history else 0,
+            alpha_max=alpha_max if history else 0,
+            journal=journal,
+            limits=limits,
+        )
+        policy.check()
+        return policy
+
+    @property
+    def name(self) -> str:
+        """What people call it: one of `POLICY_NAMES`."""
+        if self.broadcast is Broadcast.DIRECT:
+            return "direct-crash" if self.protection is Protection.CRASH else "direct"
+        history = _HISTORY if self.has_history else ""
+        return f"{self.broadcast.value}{history}"
+
+    @property
+    def has_history(self) -> bool:
+        """Whether histories vouch for what the fast path carried."""
+        return self.alpha > 0
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether α moves."""
+        return self.alpha_max > self.alpha
+
+    @property
+    def alpha_ceiling(self) -> int:
+        """The largest α that brokers must put up with."""
+        return max(self.alpha, self.alpha_max)
+
+    @property
+    def basis(self) -> Basis:
+        """The ground on which brokers may sign: can correct ones differ about a publication?
+
+        They cannot where Bracha or a history delivered it, nor where publishers are trusted. On a
+        bare fast path a lying publisher can tell correct brokers different things.
+        """
+        settled = (
+            self.broadcast is Broadcast.BRACHA
+            or self.has_history
+            or self.protection is Protection.TRUSTED
+        )
+        return Basis.SETTLED if settled else Basis.FORWARDED
+
+    def check(self) -> None:
+        """Refuse a combination that promises nothing sensible."""
+        self._check_combination()
+        self._check_alpha()
+        for limit in msgspec.structs.fields(Limits):
+            if getattr(self.limits, limit.name) < 1:
+                raise UsageError(f"limit {limit.name!r} must be 1 or more")
+
+    def _check_combination(self) -> None:
+        direct = self.broadcast is Broadcast.DIRECT
+        if direct and self.protection is Protection.BYZANTINE:
+            raise UsageError(
+                "a direct broadcast cannot withstand lying publishers; use 'ab', 'brb' or 'chain', "
+                f"or lower the protection to {Protection.TRUSTED.value!r}"
+            )
+        if not direct and self.protection is not Protection.BYZANTINE:
+            raise UsageError(
+                f"broadcast {self.broadcast.value!r} is for {Protection.BYZANTINE.value!r} "
+                f"protection; with {self.protection.value!r} use the cheaper 'direct'"
+            )
+        if self.has_history and self.broadcast not in (Broadcast.AUTHENTICATED, Broadcast.CHAIN):
+            raise UsageError(
+                f"broadcast {self.broadcast.value!r} takes no history; set alpha to 0, or use "
+                "'ab' or 'chain'"
+            )
+
+    def _check_alpha(self) -> None:
+        if self.alpha < 0 or self.alpha_max < 0:
+            raise UsageError("alpha and alpha_max count publications: 0 for none, or more")
+        if self.alpha_max and not self.has_history:
+            raise UsageError("alpha_max needs a history to adapt; set alpha to 1 or more")
+        if 0 < self.alpha_max < self.alpha:
+            raise UsageError(
+                f"alpha_max={self.alpha_max} is below alpha={self.alpha}; raise it, or set it to 0 "
+                "for an alpha that stays as it is"
+            )
+        # With less credit than α a publisher would stop before it owes the history that frees it.
+        if self.alpha_ceiling > self.limits.window:
+            raise UsageError(
+                f"alpha reaches {self.alpha_ceiling}, but brokers take only {self.limits.window} "
+                "unsettled publications; lower alpha or raise the limit 'window'"
+            )

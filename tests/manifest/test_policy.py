@@ -1,0 +1,106 @@
+"""Every name has its policy, every policy its name, and nonsense is refused with a way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.limits import Limits
+from quorumcast.core.quorum import Broadcast, Protection
+from quorumcast.core.statements import Basis
+from quorumcast.manifest.policy import POLICY_NAMES, Policy
+
+TABLE = [
+    ("ab", Protection.BYZANTINE, Broadcast.AUTHENTICATED, 0, Basis.FORWARDED),
+    ("ab+history", Protection.BYZANTINE, Broadcast.AUTHENTICATED, 100, Basis.SETTLED),
+    ("brb", Protection.BYZANTINE, Broadcast.BRACHA, 0, Basis.SETTLED),
+    ("chain", Protection.BYZANTINE, Broadcast.CHAIN, 0, Basis.FORWARDED),
+    ("chain+history", Protection.BYZANTINE, Broadcast.CHAIN, 100, Basis.SETTLED),
+    ("direct", Protection.TRUSTED, Broadcast.DIRECT, 0, Basis.SETTLED),
+    ("direct-crash", Protection.CRASH, Broadcast.DIRECT, 0, Basis.FORWARDED),
+]
+
+
+def test_table_of_this_module_has_every_name() -> None:
+    assert tuple(name for name, *_ in TABLE) == POLICY_NAMES
+
+
+@pytest.mark.parametrize(("name", "protection", "broadcast", "alpha", "basis"), TABLE)
+def test_policy_by_name_is_the_one_of_the_table(
+    name: str, protection: Protection, broadcast: Broadcast, alpha: int, basis: Basis
+) -> None:
+    policy = Policy.named(name)
+    assert policy == Policy(protection=protection, broadcast=broadcast, alpha=alpha)
+    assert (policy.name, policy.basis, policy.has_history) == (name, basis, alpha > 0)
+    assert not policy.adaptive
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_policy_encoded_decodes_to_itself(name: str) -> None:
+    policy = Policy.named(name, journal=True, limits=Limits(window=200))
+    assert msgspec.json.decode(msgspec.json.encode(policy), type=Policy) == policy
+
+
+def test_policy_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        Policy.named("paxos")
+    assert str(caught.value) == (
+        "there is no policy 'paxos'; choose one of "
+        "ab, ab+history, brb, chain, chain+history, direct, direct-crash"
+    )
+
+
+def test_policy_adaptive_has_the_larger_alpha_as_ceiling() -> None:
+    policy = Policy.named("ab+history", alpha=10, alpha_max=500)
+    assert policy.adaptive
+    assert (policy.alpha, policy.alpha_ceiling) == (10, 500)
+    assert Policy.named("ab+history", alpha=10).alpha_ceiling == 10
+    assert not Policy.named("ab+history", alpha=10, alpha_max=10).adaptive
+
+
+def test_policy_without_history_ignores_alpha() -> None:
+    assert Policy.named("brb", alpha=7, alpha_max=9).alpha_ceiling == 0
+
+
+def test_policy_with_history_and_no_alpha_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"needs an alpha of 1 or more; .* is called 'chain'"):
+        Policy.named("chain+history", alpha=0)
+
+
+NONSENSE: list[tuple[dict[str, Any], str]] = [
+    ({"broadcast": Broadcast.DIRECT}, "cannot withstand lying publishers; use 'ab', 'brb'"),
+    ({"protection": Protection.CRASH}, "'ab' is for 'byzantine' protection; with 'crash' use"),
+    ({"protection": Protection.TRUSTED}, "with 'trusted-publishers' use the cheaper 'direct'"),
+    ({"broadcast": Broadcast.BRACHA, "alpha": 1}, "'brb' takes no history; set alpha to 0"),
+    (
+        {"broadcast": Broadcast.DIRECT, "protection": Protection.TRUSTED, "alpha": 1},
+        "'direct' takes no history; set alpha to 0",
+    ),
+    ({"alpha": -1}, "count publications: 0 for none, or more"),
+    ({"alpha": 1, "alpha_max": -1}, "count publications: 0 for none, or more"),
+    ({"alpha_max": 5}, "needs a history to adapt; set alpha to 1 or more"),
+    ({"alpha": 5, "alpha_max": 4}, "alpha_max=4 is below alpha=5; raise it, or set it to 0"),
+    ({"alpha": 1025}, "reaches 1025, but brokers take only 1024 .*; lower alpha or raise"),
+    ({"alpha": 1, "alpha_max": 1025}, "reaches 1025, but brokers take only 1024"),
+    *(
+        ({"limits": Limits(**{name: 0})}, f"limit '{name}' must be 1 or more")
+        for name in Limits.__struct_fields__
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), NONSENSE)
+def test_policy_of_nonsense_is_refused_with_a_way_out(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    sound = Policy(protection=Protection.BYZANTINE, broadcast=Broadcast.AUTHENTICATED)
+    sound.check()
+    with pytest.raises(UsageError, match=sentence):
+        msgspec.structs.replace(sound, **changes).check()
+
+
+def test_policy_alpha_as_large_as_the_window_passes() -> None:
+    Policy.named("ab+history", alpha=1, alpha_max=1024).check()
