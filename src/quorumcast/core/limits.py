@@ -10,6 +10,8 @@ MAX_FRAME_BYTES = 32 * 1024 * 1024
 MAX_HEADER_BYTES = 4 * 1024 * 1024
 #: Messages in one frame.
 MAX_MESSAGES = 4096
+#: No stream gets this far; what follows from a number (the next one, a credit) is still decodable.
+MAX_NUMBER = 2**61
 #: Publications in one run: one message vouches for at most as many.
 MAX_RUN = 1024
 #: Contents of one publication.

@@ -65,6 +65,16 @@ class Quorums(msgspec.Struct, frozen=True):
         return self.intersecting
 
     @property
+    def echo_over_chain(self) -> int:
+        """n-f echoes for the histories of a chain: they include a correct broker of any chain.
+
+        What a chain let through all its correct brokers vouch for, and there are f+1 of them at
+        least: too many for n-f echoes to miss. `echo` is as much at n = 3f+1 but less beyond: with
+        n = 6 and f = 1 four brokers outside the chain could echo what its brokers never saw.
+        """
+        return self.responders
+
+    @property
     def ready_join(self) -> int:
         """Readies that make a Bracha broker ready too: one of them is a correct broker's."""
         return self.one_correct

@@ -75,19 +75,12 @@ class Packet(msgspec.Struct, frozen=True, array_like=True):
     sizes: list[list[int]]
 
 
-class _Outgoing(msgspec.Struct, array_like=True):
-    """A packet whose messages are encoded already (one encoding serves many peers)."""
-
-    sequence: int
-    messages: list[msgspec.Raw]
-    sizes: list[list[int]]
-
-
 #: A message encoded once, with its bodies; what an outbox collects for each peer.
 Parcel = tuple[msgspec.Raw, Bodies]
 
 _encoder = msgspec.msgpack.Encoder()
 _packets = msgspec.msgpack.Decoder(Packet)
+_NO_SIZES: list[int] = []
 Opened = list[tuple[AnyMessage, Bodies]]
 
 
@@ -112,13 +105,20 @@ class Session:
     def seal(self, parcels: Sequence[Parcel]) -> bytes:
         """One frame (without its length) with all these messages."""
         self._sent += 1
-        sizes = [[len(body) for body in bodies] for _, bodies in parcels]
-        header = _encoder.encode(_Outgoing(self._sent, [raw for raw, _ in parcels], sizes))
+        messages: list[msgspec.Raw] = []
+        sizes: list[list[int]] = []
+        contents: list[bytes] = []
+        for raw, bodies in parcels:
+            messages.append(raw)
+            if bodies:
+                sizes.append(list(map(len, bodies)))
+                contents += bodies
+            else:
+                sizes.append(_NO_SIZES)
+        # A plain tuple of the fields of `Packet`, whose messages are encoded already.
+        header = _encoder.encode((self._sent, messages, sizes))
         mac = self._outgoing(header)
-        pieces = [len(header).to_bytes(4, "big"), mac, header]
-        for _, bodies in parcels:
-            pieces.extend(bodies)
-        return b"".join(pieces)
+        return b"".join((len(header).to_bytes(4, "big"), mac, header, *contents))
 
     def open(self, frame: bytes) -> Opened | Refusal:
         """The messages of a frame, or why there are none. Never raises on what a peer sent."""

@@ -1,0 +1,113 @@
+"""Authenticated broadcast, and the direct rows of the policy table: forward the first contents.
+
+Guarantees: with 3f+1 brokers and acceptance at ⌈(n+f+1)/2⌉ equal votes no two correct subscribers
+accept different contents for one number, even if the publisher lies (SC1), and what a correct
+publisher sends reaches everybody (LC1). A lying publisher and a lying broker together can let one
+subscriber accept what another never sees: totality needs `history`. With f+1 votes (trusted
+publishers) or one vote (crash protection) the very same machine carries the direct rows.
+
+    publisher ──Publish──▶ every broker ──Vote──▶ every subscriber
+
+Source: Freeman §3.1 (algorithms 1–3), Jehl-Meling §3.1. Ours: runs instead of single publications,
+and a subscriber takes the bodies from one broker and digests from the others.
+"""
+
+from __future__ import annotations
+
+from quorumcast.broadcast.contract import (
+    Surroundings,
+    answer_pull,
+    check_run,
+    dropped,
+    publisher_of,
+)
+from quorumcast.broadcast.ledger import Ledger, Taken
+from quorumcast.core.ids import Digest, Millis, Stream
+from quorumcast.core.machine import (
+    Drop,
+    DropReason,
+    Effect,
+    Receive,
+    Suspect,
+    Suspicion,
+    TimerFired,
+    Vouch,
+)
+from quorumcast.core.messages import Open, Publish, Pull
+
+
+class Relay:
+    """The broker side of authenticated broadcast for one stream."""
+
+    __slots__ = ("_around", "ledger", "stream")
+
+    def __init__(self, stream: Stream, around: Surroundings) -> None:
+        self.stream = stream
+        self._around = around
+        #: Every number below ledger.next has been vouched for, with exactly one digest.
+        self.ledger = Ledger(around.policy.limits)
+
+    @property
+    def upto(self) -> int:
+        return self.ledger.next - 1
+
+    @property
+    def settled(self) -> int:
+        return 0
+
+    @property
+    def final(self) -> int:
+        return self.upto
+
+    @property
+    def final_from(self) -> int:
+        return self.ledger.base
+
+    @property
+    def credit(self) -> int:
+        return self.upto + self._around.policy.limits.window
+
+    @property
+    def history_wanted(self) -> bool:
+        return False
+
+    def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
+        match event:
+            case Receive(message=Open(base=base, fresh=fresh)):
+                if not publisher_of(self.stream, event.sender):
+                    return dropped(event, DropReason.WRONG_SENDER)
+                self.ledger.join(base, fresh)
+                return []
+            case Receive(message=Publish() as message):
+                return self._on_publish(event, message)
+            case Receive(message=Pull() as message):
+                return answer_pull(self.ledger, event, message)
+            case Receive():
+                return dropped(event, DropReason.UNEXPECTED)
+            case _:
+                return []
+
+    def sizes(self) -> dict[str, int]:
+        return {"ledger": len(self.ledger)}
+
+    def _on_publish(self, event: Receive, run: Publish) -> list[Effect]:
+        if not publisher_of(self.stream, event.sender):
+            return dropped(event, DropReason.WRONG_SENDER)
+        if run.first > self.ledger.next:
+            return dropped(event, DropReason.OUT_OF_TURN)
+        digests = check_run(self._around, event, run.digests)
+        if isinstance(digests, DropReason):
+            return dropped(event, digests)
+        taken = self._take(run.first, digests, event.bodies)
+        if taken.conflict:
+            return [
+                Drop(DropReason.CONFLICT, event.sender),
+                Suspect(event.sender, Suspicion.EQUIVOCATION, self.stream, taken.conflict),
+            ]
+        if not taken.digests:
+            return dropped(event, DropReason.DUPLICATE)
+        return [Vouch(self.stream, taken.first, taken.digests)]
+
+    def _take(self, first: int, digests: list[Digest], bodies: tuple[bytes, ...]) -> Taken:
+        # Algorithm 2, line 5: only the first contents of a number is ever forwarded.
+        return self.ledger.take(first, digests, bodies)

@@ -1,0 +1,430 @@
+"""Bracha's reliable broadcast: all correct subscribers accept the same run, or none does.
+
+Guarantees with 3f+1 brokers, up to f of them and the publisher lying: agreement, and totality: if
+one correct node accepts, every one does (LC2).
+
+    publisher ──Publish──▶ brokers ──Echo──▶ brokers ──Ready──▶ brokers
+                                                      └──Vote──▶ subscribers
+
+A broker echoes the first run that it is sent at a number; is ready at ⌈(n+f+1)/2⌉ echoes (two runs
+cannot both gather as many) or f+1 readies (one of them is a correct broker's); and a run is
+delivered at 2f+1 readies. An instance is named by the first number of its run: a correct broker's
+echoes never overlap, so neither can two delivered runs.
+
+Source: Freeman §3.2 (algorithms 4–6). Ours: echo and ready carry one digest of the run; a broker
+that is ready without the contents pulls them from one that echoed; a broker that is stuck repeats
+itself, and one that is done answers such repetitions.
+"""
+
+from __future__ import annotations
+
+from quorumcast.broadcast.contract import Surroundings, check_run, dropped, publisher_of
+from quorumcast.broadcast.ledger import Ledger
+from quorumcast.core.ids import Digest, Lane, Millis, NodeId, Stream
+from quorumcast.core.limits import MAX_FRAME_BYTES, MAX_RUN
+from quorumcast.core.machine import (
+    Drop,
+    DropReason,
+    Effect,
+    Receive,
+    Send,
+    SetTimer,
+    Suspect,
+    Suspicion,
+    Timer,
+    TimerFired,
+    Vouch,
+)
+from quorumcast.core.messages import Contents, Echo, Open, Publish, Pull, Ready
+from quorumcast.core.quorum import Broadcast
+from quorumcast.core.tally import Ballot, Tally
+from quorumcast.crypto.digest import root
+
+RETRY_MS = 150
+#: Instances repeated in one go when stuck.
+RETRY_BURST = 32
+
+
+class BrachaRetry(Timer, frozen=True, tag=True):
+    """Some run of this stream is not delivered yet: say again what we said of it."""
+
+    stream: Stream
+
+
+class Instance:
+    """One run on its way: who echoed what, who is ready for what, and the contents seen."""
+
+    __slots__ = ("contents", "echoed", "echoes", "pulled", "readies", "ready", "waited")
+
+    def __init__(self) -> None:
+        self.echoes: Tally[bytes] = Tally()
+        self.readies: Tally[bytes] = Tally()
+        #: What we echoed; set once (algorithm 5, line 8).
+        self.echoed: bytes | None = None
+        #: What we are ready for; set once (algorithm 5, lines 16 and 24).
+        self.ready: bytes | None = None
+        #: Contents by run digest: the publisher's first, or what was pulled for `ready`.
+        self.contents: dict[bytes, tuple[list[Digest], tuple[bytes, ...]]] = {}
+        #: How often the contents were asked for.
+        self.pulled = 0
+        #: Whether a whole retry interval has passed since it began.
+        self.waited = False
+
+
+class Bracha:
+    """The broker side of Bracha's broadcast for one stream."""
+
+    __slots__ = (
+        "_around",
+        "_delivered",
+        "_done",
+        "_expected",
+        "_instances",
+        "_pending_bytes",
+        "_retrying",
+        "ledger",
+        "stream",
+    )
+
+    def __init__(self, stream: Stream, around: Surroundings) -> None:
+        self.stream = stream
+        self._around = around
+        #: Numbers below ledger.next belong to runs that we are ready for, in order.
+        self.ledger = Ledger(around.policy.limits)
+        #: Runs not delivered yet, by first number; all lie within the window above ledger.next,
+        #: or are vouched for and wait for 2f+1 readies.
+        self._instances: dict[int, Instance] = {}
+        #: Bytes of contents in _instances; beyond `retained_bytes` only the next run is taken.
+        self._pending_bytes = 0
+        #: Runs delivered lately (digest and length by first number), for those still stuck.
+        self._done: dict[int, tuple[bytes, int]] = {}
+        #: The next number that the publisher should send us.
+        self._expected = 1
+        #: Last number of the last run that gathered 2f+1 readies in order.
+        self._delivered = 0
+        #: Whether BrachaRetry is set.
+        self._retrying = False
+
+    @property
+    def upto(self) -> int:
+        return max(self._expected, self.ledger.next) - 1
+
+    @property
+    def settled(self) -> int:
+        return self._delivered
+
+    @property
+    def final(self) -> int:
+        return min(self._delivered, self.ledger.next - 1)
+
+    @property
+    def final_from(self) -> int:
+        return self.ledger.base
+
+    @property
+    def credit(self) -> int:
+        return self.ledger.next - 1 + self._around.policy.limits.window
+
+    @property
+    def history_wanted(self) -> bool:
+        return False
+
+    @property
+    def _echo_quorum(self) -> int:
+        quorums, policy = self._around.quorums, self._around.policy
+        if self.stream.lane is Lane.HISTORY and policy.broadcast is Broadcast.CHAIN:
+            return quorums.echo_over_chain
+        return quorums.echo
+
+    def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
+        match event:
+            case Receive(message=Open() as message):
+                return self._on_open(event, message)
+            case Receive(message=Publish() as message):
+                effects = self._on_publish(event, message)
+            case Receive(message=Echo() as message):
+                effects = self._on_echo(event, message)
+            case Receive(message=Ready() as message):
+                effects = self._on_ready(event, message)
+            case Receive(message=Contents() as message):
+                effects = self._on_contents(event, message)
+            case Receive(message=Pull() as message):
+                return self._on_pull(event, message)
+            case Receive():
+                return dropped(event, DropReason.UNEXPECTED)
+            case TimerFired(timer=BrachaRetry()):
+                effects = self._on_retry()
+            case _:
+                return []
+        effects += self._advance()
+        if self._instances and not self._retrying:
+            self._retrying = True
+            effects.append(SetTimer(BrachaRetry(self.stream), RETRY_MS))
+        return effects
+
+    def sizes(self) -> dict[str, int]:
+        return {
+            "ledger": len(self.ledger),
+            "instances": len(self._instances),
+            "pending_bytes": self._pending_bytes,
+            "done": len(self._done),
+        }
+
+    # ------------------------------------------------------------- messages
+
+    def _on_open(self, event: Receive, message: Open) -> list[Effect]:
+        if not publisher_of(self.stream, event.sender):
+            return dropped(event, DropReason.WRONG_SENDER)
+        if self.ledger.join(message.base, message.fresh):
+            first = self.ledger.next
+            self._expected = max(self._expected, first)
+            self._delivered = max(self._delivered, first - 1)
+            for stale in [number for number in self._instances if number < first]:
+                self._forget(stale)
+        return self._advance()
+
+    def _on_publish(self, event: Receive, run: Publish) -> list[Effect]:
+        if not publisher_of(self.stream, event.sender):
+            return dropped(event, DropReason.WRONG_SENDER)
+        expected = max(self._expected, self.ledger.next)
+        if run.first > expected:
+            return dropped(event, DropReason.OUT_OF_TURN)
+        digests = check_run(self._around, event, run.digests)
+        if isinstance(digests, DropReason):
+            return dropped(event, digests)
+        value = root(run.first, run.digests)
+        if run.first < expected:
+            return self._on_repeated_publish(event, run, value)
+        instance = self._instance(run.first)
+        if instance is None:
+            return dropped(event, DropReason.OUT_OF_WINDOW)
+        size = sum(map(len, event.bodies))
+        if run.first != self.ledger.next and self._over_limit(size):
+            return dropped(event, DropReason.OVER_LIMIT)
+        self._keep(instance, value, digests, event.bodies)
+        self._expected = run.first + len(digests)
+        return self._echo(run.first, instance, value)
+
+    def _on_repeated_publish(self, event: Receive, run: Publish, value: bytes) -> list[Effect]:
+        instance = self._instances.get(run.first)
+        if instance is None:
+            said = self._done[run.first][0] if run.first in self._done else None
+        else:
+            said = instance.echoed
+        if said is not None and said != value:
+            return [
+                Drop(DropReason.CONFLICT, event.sender),
+                Suspect(event.sender, Suspicion.EQUIVOCATION, self.stream, run.first),
+            ]
+        return dropped(event, DropReason.DUPLICATE)
+
+    def _echo(self, first: int, instance: Instance, value: bytes) -> list[Effect]:
+        if instance.echoed is not None:
+            return []
+        instance.echoed = value
+        instance.echoes.vote(self._around.me, value)
+        effects: list[Effect] = [Send(self._around.peers, Echo(self.stream, first, value))]
+        return effects + self._maybe_ready(first, instance)
+
+    def _on_echo(self, event: Receive, echo: Echo) -> list[Effect]:
+        if event.sender not in self._around.brokers:
+            return dropped(event, DropReason.WRONG_SENDER)
+        if echo.first in self._done:
+            return self._answer_straggler(event.sender, echo.first)
+        instance = self._instance(echo.first)
+        if instance is None:
+            return dropped(event, DropReason.OUT_OF_WINDOW)
+        match instance.echoes.vote(event.sender, echo.run):
+            case Ballot.COUNTED:
+                return self._maybe_ready(echo.first, instance)
+            case Ballot.REPEATED:
+                return dropped(event, DropReason.DUPLICATE)
+            case Ballot.CONFLICTING:
+                return [
+                    Drop(DropReason.CONFLICT, event.sender),
+                    Suspect(event.sender, Suspicion.EQUIVOCATION, self.stream, echo.first),
+                ]
+
+    def _on_ready(self, event: Receive, ready: Ready) -> list[Effect]:
+        if event.sender not in self._around.brokers:
+            return dropped(event, DropReason.WRONG_SENDER)
+        if ready.first in self._done:
+            # A late ready is the normal case here; only a stuck broker repeats its echo.
+            return []
+        instance = self._instance(ready.first)
+        if instance is None:
+            return dropped(event, DropReason.OUT_OF_WINDOW)
+        match instance.readies.vote(event.sender, ready.run):
+            case Ballot.COUNTED:
+                return self._maybe_ready(ready.first, instance)
+            case Ballot.REPEATED:
+                return dropped(event, DropReason.DUPLICATE)
+            case Ballot.CONFLICTING:
+                return [
+                    Drop(DropReason.CONFLICT, event.sender),
+                    Suspect(event.sender, Suspicion.EQUIVOCATION, self.stream, ready.first),
+                ]
+
+    def _on_contents(self, event: Receive, run: Contents) -> list[Effect]:
+        instance = self._instances.get(run.first)
+        if instance is None or instance.ready is None or instance.ready in instance.contents:
+            return dropped(event, DropReason.DUPLICATE)
+        digests = check_run(self._around, event, run.digests)
+        if isinstance(digests, DropReason):
+            return [
+                Drop(digests, event.sender),
+                Suspect(event.sender, Suspicion.BAD_BODY, self.stream, run.first),
+            ]
+        if root(run.first, run.digests) != instance.ready:
+            return dropped(event, DropReason.BAD_RUN)
+        self._keep(instance, instance.ready, digests, event.bodies)
+        return []
+
+    def _on_pull(self, event: Receive, pull: Pull) -> list[Effect]:
+        """Another broker asks for the run that starts here, and how it ended."""
+        if event.sender not in self._around.brokers:
+            return dropped(event, DropReason.WRONG_SENDER)
+        effects: list[Effect] = []
+        if pull.first in self._done:
+            value, count = self._done[pull.first]
+            effects.append(Send((event.sender,), Ready(self.stream, pull.first, value)))
+            held = self.ledger.read(pull.first, count, MAX_FRAME_BYTES // 2)
+            if held is not None and held.first == pull.first:
+                answer = Contents(self.stream, held.first, held.digests)
+                effects.append(Send((event.sender,), answer, held.bodies))
+            return effects
+        instance = self._instances.get(pull.first)
+        said = None if instance is None else instance.ready or instance.echoed
+        if instance is None or said is None or said not in instance.contents:
+            return dropped(event, DropReason.NOT_HELD)
+        digests, bodies = instance.contents[said]
+        answer = Contents(self.stream, pull.first, b"".join(digests))
+        return [Send((event.sender,), answer, bodies)]
+
+    # ------------------------------------------------------------- progress
+
+    def _maybe_ready(self, first: int, instance: Instance) -> list[Effect]:
+        if instance.ready is not None:
+            return []
+        value = instance.echoes.leader(self._echo_quorum)
+        if value is None:
+            value = instance.readies.leader(self._around.quorums.ready_join)
+        if value is None:
+            return []
+        instance.ready = value
+        instance.readies.vote(self._around.me, value)
+        effects: list[Effect] = []
+        if instance.echoed is None:
+            # Bracha (1987) echoes here as well: whoever lost the publisher's word and learned of it
+            # from others would else never echo, and brokers that lost echoes would wait for ever.
+            instance.echoed = value
+            instance.echoes.vote(self._around.me, value)
+            effects.append(Send(self._around.peers, Echo(self.stream, first, value)))
+        effects.append(Send(self._around.peers, Ready(self.stream, first, value)))
+        if value not in instance.contents:
+            effects += self._pull(first, instance, value)
+        return effects
+
+    def _pull(self, first: int, instance: Instance, value: bytes) -> list[Effect]:
+        sources = instance.echoes.voters(value) + instance.readies.voters(value)
+        sources = [broker for broker in sources if broker != self._around.me]
+        if not sources:
+            return []
+        source = sources[instance.pulled % len(sources)]
+        instance.pulled += 1
+        # The count is not known before the contents are; the answer says it.
+        return [Send((source,), Pull(self.stream, first, MAX_RUN))]
+
+    def _advance(self) -> list[Effect]:
+        """Vouch for what is ready, in order; retire what 2f+1 brokers are ready for."""
+        effects: list[Effect] = []
+        while (instance := self._instances.get(self.ledger.next)) is not None:
+            found = None if instance.ready is None else instance.contents.get(instance.ready)
+            if found is None:
+                break
+            digests, bodies = found
+            taken = self.ledger.take(self.ledger.next, digests, bodies)
+            effects.append(Vouch(self.stream, taken.first, taken.digests))
+            # No run starts inside another: only liars speak of those, and they would never end.
+            for inside in range(taken.first + 1, self.ledger.next):
+                self._forget(inside)
+        for first in sorted(self._instances):
+            instance = self._instances[first]
+            if first >= self.ledger.next or instance.ready is None:
+                break
+            if instance.readies.count(instance.ready) < self._around.quorums.ready_accept:
+                break
+            count = len(instance.contents[instance.ready][0])
+            self._delivered = max(self._delivered, first + count - 1)
+            self._retire(first, instance.ready, count)
+        return effects
+
+    def _retire(self, first: int, value: bytes, count: int) -> None:
+        self._forget(first)
+        self._done[first] = (value, count)
+        while len(self._done) > self._around.policy.limits.window:
+            del self._done[next(iter(self._done))]
+
+    def _on_retry(self) -> list[Effect]:
+        self._retrying = False
+        effects: list[Effect] = []
+        if any(i.waited and first > self.ledger.next for first, i in self._instances.items()):
+            # Later runs wait for one that we may never have heard of: ask for that one as well.
+            self._instance(self.ledger.next)
+        for first in sorted(self._instances)[:RETRY_BURST]:
+            instance = self._instances[first]
+            if instance.waited:
+                effects += self._repeat(first, instance)
+            instance.waited = True
+        return effects
+
+    def _repeat(self, first: int, instance: Instance) -> list[Effect]:
+        peers = self._around.peers
+        effects: list[Effect] = []
+        if instance.echoed is not None:
+            effects.append(Send(peers, Echo(self.stream, first, instance.echoed)))
+        if instance.ready is not None:
+            effects.append(Send(peers, Ready(self.stream, first, instance.ready)))
+            if instance.ready not in instance.contents:
+                return effects + self._pull(first, instance, instance.ready)
+        # We heard of the run but cannot finish it: ask the others, one at a time, how it ended.
+        asked = peers[instance.pulled % len(peers)] if peers else None
+        instance.pulled += 1
+        if asked is not None:
+            effects.append(Send((asked,), Pull(self.stream, first, MAX_RUN)))
+        return effects
+
+    def _answer_straggler(self, peer: NodeId, first: int) -> list[Effect]:
+        # Only a broker that is not done repeats itself, so two brokers never answer each other
+        # for ever.
+        value, _ = self._done[first]
+        return [Send((peer,), Ready(self.stream, first, value))]
+
+    def _keep(
+        self, instance: Instance, value: bytes, digests: list[Digest], bodies: tuple[bytes, ...]
+    ) -> None:
+        if value not in instance.contents:
+            instance.contents[value] = (digests, bodies)
+            self._pending_bytes += sum(map(len, bodies))
+
+    def _forget(self, first: int) -> None:
+        instance = self._instances.pop(first, None)
+        if instance is not None:
+            for _, bodies in instance.contents.values():
+                self._pending_bytes -= sum(map(len, bodies))
+
+    def _over_limit(self, size: int) -> bool:
+        return self._pending_bytes + size > self._around.policy.limits.retained_bytes
+
+    def _instance(self, first: int) -> Instance | None:
+        instance = self._instances.get(first)
+        if instance is None and self._in_window(first):
+            instance = self._instances[first] = Instance()
+        return instance
+
+    def _in_window(self, first: int) -> bool:
+        window = self._around.policy.limits.window
+        return (
+            self.ledger.next <= first <= self.ledger.next + window
+            and len(self._instances) <= 2 * window
+        )

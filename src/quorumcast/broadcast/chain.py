@@ -1,0 +1,216 @@
+"""Chain: 2f+1 brokers in a row, each vouching with MACs to the next f+1.
+
+Guarantees: agreement always; progress while all brokers of the chain are correct (with `history`
+what a faulty chain loses is repaired, and the publisher re-selects its chain).
+
+    publisher ──▶ broker ──▶ broker ──▶ … ──▶ last broker ──Vote──▶ subscribers
+
+Each broker verifies the MACs of its f+1 predecessors (as many as there are, the publisher among
+them), adds MACs for its f+1 successors (the subscribers among them) and drops those that nobody
+downstream reads. A subscriber accepts when the last f+1 brokers of the chain all vouch.
+
+Why that is enough: one of the last f+1 is correct and has verified its f+1 predecessors, one of
+whom is correct, and so on up the chain: every correct broker of the chain has vouched. Two chains
+of 2f+1 out of 3f+1 brokers share f+1, hence a correct one, which vouches for one contents per
+number. The MACs cover the order of the chain, so a chain cannot be claimed to be another.
+
+Source: Freeman §3.3 (algorithms 7–9), §5.6; Jehl-Meling §3.1. Ours: runs, many of them in flight at
+once (Freeman's bottleneck was one at a time), and chains that change with the publisher's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quorumcast.broadcast.contract import (
+    Surroundings,
+    answer_pull,
+    check_run,
+    dropped,
+    publisher_of,
+)
+from quorumcast.broadcast.ledger import Ledger
+from quorumcast.core.ids import Millis, NodeId, Stream
+from quorumcast.core.limits import MAX_VOUCHERS
+from quorumcast.core.machine import (
+    Drop,
+    DropReason,
+    Effect,
+    Receive,
+    Send,
+    Suspect,
+    Suspicion,
+    TimerFired,
+    Vouch,
+)
+from quorumcast.core.messages import ChainRun, Open, Pull, Voucher
+from quorumcast.core.quorum import Quorums
+
+
+def predecessors(
+    quorums: Quorums, order: tuple[NodeId, ...], place: int, publisher: NodeId
+) -> tuple[NodeId, ...]:
+    """Whose MACs the broker at a place in the chain must find valid."""
+    row = (publisher, *order)
+    return row[max(0, place + 1 - quorums.chain_reach) : place + 1]
+
+
+def last_of_chain(quorums: Quorums, order: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+    """The brokers that a subscriber must hear."""
+    return order[-quorums.chain_reach :]
+
+
+def is_chain(quorums: Quorums, brokers: tuple[NodeId, ...], order: tuple[NodeId, ...]) -> bool:
+    """Whether this is a chain that correct nodes take part in."""
+    pool = brokers[: quorums.chain_pool]
+    return (
+        len(order) == quorums.chain_length
+        and len(frozenset(order)) == len(order)
+        and all(broker in pool for broker in order)
+    )
+
+
+class Chain:
+    """The broker side of the chain protocol for one stream."""
+
+    __slots__ = ("_around", "_vouchers", "ledger", "stream")
+
+    def __init__(self, stream: Stream, around: Surroundings) -> None:
+        self.stream = stream
+        self._around = around
+        #: Every number below ledger.next was forwarded, with exactly one digest.
+        self.ledger = Ledger(around.policy.limits)
+        #: MACs that came with the newest run, for the subscribers; the last broker passes them on.
+        self._vouchers: tuple[Voucher, ...] = ()
+
+    @property
+    def upto(self) -> int:
+        return self.ledger.next - 1
+
+    @property
+    def settled(self) -> int:
+        return 0
+
+    @property
+    def final(self) -> int:
+        return self.upto
+
+    @property
+    def final_from(self) -> int:
+        return self.ledger.base
+
+    @property
+    def credit(self) -> int:
+        return self.upto + self._around.policy.limits.window
+
+    @property
+    def history_wanted(self) -> bool:
+        return False
+
+    def vouchers_for(self, reader: NodeId) -> tuple[Voucher, ...]:
+        """The other last brokers' MACs for a subscriber, over the run vouched for just now."""
+        return tuple(voucher for voucher in self._vouchers if voucher.reader == reader)
+
+    def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
+        match event:
+            case Receive(message=Open(base=base, fresh=fresh)):
+                if not publisher_of(self.stream, event.sender):
+                    return dropped(event, DropReason.WRONG_SENDER)
+                self.ledger.join(base, fresh)
+                return []
+            case Receive(message=ChainRun() as message):
+                return self._on_run(event, message)
+            case Receive(message=Pull() as message):
+                return answer_pull(self.ledger, event, message)
+            case Receive():
+                return dropped(event, DropReason.UNEXPECTED)
+            case _:
+                return []
+
+    def sizes(self) -> dict[str, int]:
+        return {"ledger": len(self.ledger), "vouchers": len(self._vouchers)}
+
+    def _on_run(self, event: Receive, run: ChainRun) -> list[Effect]:
+        around = self._around
+        if not is_chain(around.quorums, around.brokers, run.order) or around.me not in run.order:
+            return dropped(event, DropReason.BAD_CHAIN)
+        place = run.order.index(around.me)
+        if event.sender != (run.order[place - 1] if place else self.stream.publisher):
+            return dropped(event, DropReason.WRONG_SENDER)
+        if run.first > self.ledger.next:
+            return dropped(event, DropReason.OUT_OF_TURN)
+        unvouched = self._unvouched(run, place)
+        if unvouched:
+            # Either made its MAC wrong or the sender broke it; nobody in between could verify it.
+            return [
+                Drop(DropReason.BAD_VOUCHER, event.sender),
+                *(
+                    Suspect(node, Suspicion.BAD_VOUCHER, self.stream, run.first)
+                    for node in dict.fromkeys((*unvouched, event.sender))
+                ),
+            ]
+        digests = check_run(around, event, run.digests)
+        if isinstance(digests, DropReason):
+            return dropped(event, digests)
+        taken = self.ledger.take(run.first, digests, event.bodies, run.order)
+        if taken.conflict:
+            return [
+                Drop(DropReason.CONFLICT, event.sender),
+                Suspect(self.stream.publisher, Suspicion.EQUIVOCATION, self.stream, taken.conflict),
+            ]
+        return self._pass_on(event, run, place)
+
+    def _unvouched(self, run: ChainRun, place: int) -> list[NodeId]:
+        """Algorithm 8, lines 8–10: who of the f+1 predecessors, as many as there are, does not."""
+        mine = {v.author: v.mac for v in run.vouchers if v.reader == self._around.me}
+        return [
+            author
+            for author in self._must_vouch(run, place)
+            if author not in mine
+            or not self._around.keyring.vouched(
+                author, mine[author], run.stream, run.first, run.digests, run.order
+            )
+        ]
+
+    def _must_vouch(self, run: ChainRun, place: int) -> tuple[NodeId, ...]:
+        return predecessors(self._around.quorums, run.order, place, self.stream.publisher)
+
+    def _pass_on(self, event: Receive, run: ChainRun, place: int) -> list[Effect]:
+        """Repeated runs are passed on as well: the publisher repeats what got lost further down."""
+        around = self._around
+        order = run.order
+        readers: list[NodeId] = list(order[place + 1 : place + 1 + around.quorums.chain_reach])
+        subscribers = around.readers(self.stream.channel)
+        if len(readers) < around.quorums.chain_reach:
+            readers.extend(subscribers)
+        kept = self._still_needed(run, place, subscribers)
+        if place == len(order) - 1:
+            self._vouchers = kept
+            return [Vouch(self.stream, run.first, run.digests, order)]
+        mine = tuple(
+            Voucher(
+                around.me,
+                reader,
+                around.keyring.vouch(reader, run.stream, run.first, run.digests, order),
+            )
+            for reader in readers
+        )
+        # A subscriber whose MAC no longer fits in asks the broker itself, by subscribing again.
+        onward = ChainRun(run.stream, run.first, run.digests, order, (kept + mine)[:MAX_VOUCHERS])
+        return [Send((order[place + 1],), onward, event.bodies)]
+
+    def _still_needed(
+        self, run: ChainRun, place: int, subscribers: Sequence[NodeId]
+    ) -> tuple[Voucher, ...]:
+        """MACs that somebody downstream reads, brokers' first; whatever else was stuffed in goes.
+
+        Otherwise a lying predecessor could make us send more than our readers' decoders take.
+        """
+        quorums, publisher, order = self._around.quorums, self.stream.publisher, run.order
+        read: dict[NodeId, tuple[NodeId, ...]] = {
+            order[later]: predecessors(quorums, order, later, publisher)
+            for later in range(place + 1, len(order))
+        }
+        read.update(dict.fromkeys(subscribers, last_of_chain(quorums, order)))
+        kept = {(v.author, v.reader): v for v in run.vouchers if v.author in read.get(v.reader, ())}
+        return tuple(sorted(kept.values(), key=lambda voucher: voucher.reader not in order))

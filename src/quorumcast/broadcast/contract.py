@@ -1,0 +1,119 @@
+"""What a broker expects of every broadcast protocol, and the checks that all of them share.
+
+A *carrier* is the broker side of one protocol for one stream. It takes the messages of publisher
+and brokers about that stream and answers with effects; `Vouch` among them says that this broker now
+vouches for a run, and the broker turns it into votes for whoever subscribes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from quorumcast.broadcast.ledger import Ledger
+from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream, split_digests
+from quorumcast.core.limits import MAX_FRAME_BYTES
+from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Send, TimerFired
+from quorumcast.core.messages import Contents, Pull
+from quorumcast.core.quorum import Quorums
+from quorumcast.crypto.digest import Hasher
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.manifest.policy import Policy
+
+
+class Surroundings(msgspec.Struct, frozen=True):
+    """What a carrier knows of the world: its cell, its keys, its channel's policy."""
+
+    me: NodeId
+    brokers: tuple[NodeId, ...]
+    quorums: Quorums
+    policy: Policy
+    hash: Hasher
+    keyring: Keyring
+    #: Who subscribes to a channel at this broker right now.
+    readers: Callable[[Channel], Sequence[NodeId]]
+
+    @property
+    def peers(self) -> tuple[NodeId, ...]:
+        """The other brokers."""
+        return tuple(broker for broker in self.brokers if broker != self.me)
+
+
+class Carrier(Protocol):
+    """The broker side of a broadcast protocol for one stream."""
+
+    ledger: Ledger
+
+    @property
+    def upto(self) -> int:
+        """Every number up to this one has reached this broker."""
+        ...
+
+    @property
+    def settled(self) -> int:
+        """Every number up to this one is known to correct brokers alike (0 if not promised)."""
+        ...
+
+    @property
+    def final(self) -> int:
+        """Up to this number this broker's word will not change: it may be signed."""
+        ...
+
+    @property
+    def final_from(self) -> int:
+        """Where the numbers begin of which that is true."""
+        ...
+
+    @property
+    def credit(self) -> int:
+        """The publisher may send numbers up to this one."""
+        ...
+
+    @property
+    def history_wanted(self) -> bool:
+        """Whether the publisher owes a history."""
+        ...
+
+    def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
+        """Take one event that concerns this stream."""
+        ...
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+        ...
+
+
+def check_run(
+    surroundings: Surroundings, event: Receive, digests: bytes
+) -> list[Digest] | DropReason:
+    """The digests of a run whose bodies match them, or why it is no run."""
+    bodies = event.bodies
+    parts = split_digests(digests)
+    if len(digests) % 32 or len(parts) != len(bodies):
+        return DropReason.BAD_RUN
+    hash_ = surroundings.hash
+    for digest, body in zip(parts, bodies, strict=True):
+        if hash_(body) != digest:
+            return DropReason.BAD_BODY
+    return parts
+
+
+def dropped(event: Receive, reason: DropReason) -> list[Effect]:
+    """The answer to a message that is ignored."""
+    return [Drop(reason, event.sender)]
+
+
+def publisher_of(stream: Stream, sender: NodeId) -> bool:
+    """Only its publisher may speak for a stream."""
+    return sender == stream.publisher
+
+
+def answer_pull(ledger: Ledger, event: Receive, pull: Pull) -> list[Effect]:
+    """Send what is held of a range."""
+    held = ledger.read(pull.first, pull.count, MAX_FRAME_BYTES // 2)
+    if held is None or held.first != pull.first:
+        return dropped(event, DropReason.NOT_HELD)
+    answer = Contents(pull.stream, held.first, held.digests)
+    return [Send((event.sender,), answer, held.bodies)]

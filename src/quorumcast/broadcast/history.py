@@ -1,0 +1,487 @@
+"""History: a fast protocol for every publication, Bracha for the digests of every α of them.
+
+Guarantees: the speed of the fast protocol (authenticated broadcast or chain) and Bracha's totality:
+what one correct subscriber accepts all do, at most 2α publications later (Fairness).
+
+    publisher ──Publish──▶ brokers              every publication, the fast way
+    publisher ──Publish on the history lane──▶ Bracha ──Vote──▶ subscribers      every α
+
+A history is a statement, signed by the publisher, of the digests since the last one. A broker
+echoes it only if it agrees with everything that the broker itself forwarded, and only once the
+broker holds the bodies, fetched from its peers if need be: so f+1 correct brokers hold every body
+that a delivered history names. Beyond 2α publications since the last delivered history a broker
+takes no fast ones (Freeman's BLOCKED); at α it asks for one (HISTORY). Two different histories with
+one index, both signed, are evidence against their publisher.
+
+Why a broker may correct itself to a delivered history: a history with digest d was echoed by f+1
+correct brokers that forwarded d or nothing else, so at most f others forwarded d', too few for any
+subscriber to have accepted d'.
+
+Source: Freeman §5.8, §6.2; Jehl-Meling §3.1. Ours: digests instead of the publications themselves
+(bodies are pulled), a number space of its own instead of negative numbers, and a history for the
+tail when the publisher falls idle.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quorumcast.broadcast.bracha import Bracha
+from quorumcast.broadcast.contract import Carrier, Surroundings, dropped, publisher_of
+from quorumcast.broadcast.ledger import Ledger
+from quorumcast.core.ids import DIGEST_SIZE, Digest, Lane, Millis, Stream, split_digests
+from quorumcast.core.limits import MAX_RUN
+from quorumcast.core.machine import (
+    Accuse,
+    Drop,
+    DropReason,
+    Effect,
+    Receive,
+    Send,
+    SetTimer,
+    Suspect,
+    Suspicion,
+    Timer,
+    TimerFired,
+    Vouch,
+)
+from quorumcast.core.messages import ChainRun, Contents, Echo, Open, Publish, Pull
+from quorumcast.core.statements import (
+    Evidence,
+    EvidenceKind,
+    HistoryStatement,
+    Signed,
+    parse_statement,
+)
+from quorumcast.crypto.digest import root
+
+#: How long a broker waits for the fast path before it fetches what a history names.
+FETCH_MS = 40
+#: Histories remembered, for evidence and for following their ends.
+REMEMBERED = 64
+#: Histories that may wait for publications at a time.
+WAITING = 4
+#: Bytes that a history may take besides its digests: names, numbers and the signature.
+OVERHEAD = 1024
+
+_signed_decoder = msgspec.msgpack.Decoder(Signed)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class HistoryFetch(Timer, frozen=True, tag=True):
+    """Fetch what histories name and this broker lacks."""
+
+    stream: Stream
+
+
+def history_body(signed: Signed) -> bytes:
+    """A signed history as the contents of a publication on the history lane."""
+    return _encoder.encode(signed)
+
+
+def read_history(body: bytes, stream: Stream) -> tuple[Signed, HistoryStatement] | None:
+    """The history in a body, if it is one of this stream; its signature is not verified here."""
+    try:
+        signed = _signed_decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    statement = parse_statement(signed.payload)
+    if (
+        not isinstance(statement, HistoryStatement)
+        or signed.signer != stream.publisher
+        or statement.stream != stream.data
+        or statement.index < 1
+        or statement.first < 1
+        or not statement.digests
+        or len(statement.digests) % 32
+    ):
+        return None
+    return signed, statement
+
+
+def end_of(statement: HistoryStatement) -> int:
+    """The last number that a history covers."""
+    return statement.first + len(statement.digests) // 32 - 1
+
+
+class History:
+    """A fast carrier together with Bracha for its histories, for one stream."""
+
+    __slots__ = (
+        "_around",
+        "_asked",
+        "_bracha",
+        "_ends",
+        "_fast",
+        "_fetching",
+        "_floor",
+        "_known_from",
+        "_last_end",
+        "_learned",
+        "_seen",
+        "_waiting",
+        "ledger",
+        "stream",
+    )
+
+    def __init__(self, stream: Stream, around: Surroundings, fast: Carrier) -> None:
+        self.stream = stream
+        self._around = around
+        self._fast = fast
+        self._bracha = Bracha(stream.history, around)
+        self.ledger: Ledger = fast.ledger
+        #: Histories not echoed yet because publications are lacking, by index; at most WAITING.
+        self._waiting: dict[int, tuple[Receive, HistoryStatement]] = {}
+        #: Digests from delivered histories that the ledger lacks or contradicts.
+        self._learned: dict[int, Digest] = {}
+        #: The last number of each history heard of, by index; at most REMEMBERED.
+        self._ends: dict[int, int] = {}
+        #: The highest of these.
+        self._last_end = 0
+        #: The first signed history seen per index; at most REMEMBERED.
+        self._seen: dict[int, Signed] = {}
+        #: Where this broker came in: nothing before it can be settled here.
+        self._floor = 0
+        #: Histories were learned without a gap from this number on; a broker that came in later
+        #: cannot tell whether what it forwarded before agrees with the cell.
+        self._known_from = 1
+        #: Peers asked so far for what is lacking; the next question goes to the next one.
+        self._asked = 0
+        #: Whether HistoryFetch is set.
+        self._fetching = False
+
+    @property
+    def history_ledger(self) -> Ledger:
+        """The histories themselves, for replays and pulls."""
+        return self._bracha.ledger
+
+    @property
+    def history_carrier(self) -> Carrier:
+        """What carries the histories; its progress is acknowledged on the history lane."""
+        return self._bracha
+
+    @property
+    def fast(self) -> Carrier:
+        """What carries the publications."""
+        return self._fast
+
+    @property
+    def upto(self) -> int:
+        return self._fast.upto
+
+    @property
+    def settled(self) -> int:
+        return max(self._ends.get(self._bracha.settled, 0), self._floor)
+
+    @property
+    def final(self) -> int:
+        final = min(self.settled, self.ledger.next - 1)
+        return min(final, min(self._learned) - 1) if self._learned else final
+
+    @property
+    def final_from(self) -> int:
+        return max(self.ledger.base, self._known_from)
+
+    @property
+    def credit(self) -> int:
+        return min(self._fast.credit, self.settled + 2 * self._around.policy.alpha_ceiling)
+
+    @property
+    def history_wanted(self) -> bool:
+        return self.upto - max(self._last_end, self._floor) >= self._around.policy.alpha_ceiling
+
+    def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
+        match event:
+            case TimerFired(timer=HistoryFetch()):
+                self._fetching = False
+                effects = self._fetch()
+            case TimerFired():
+                effects = self._through_bracha(event, now)
+            case _:
+                effects = self._on_message(event, now)
+        effects += self._retry_waiting(now)
+        if (self._waiting or self._learned) and not self._fetching:
+            self._fetching = True
+            effects.append(SetTimer(HistoryFetch(self.stream), FETCH_MS))
+        return effects
+
+    def sizes(self) -> dict[str, int]:
+        return {
+            **self._fast.sizes(),
+            **{f"history_{name}": size for name, size in self._bracha.sizes().items()},
+            "waiting": len(self._waiting),
+            "learned": len(self._learned),
+            "ends": len(self._ends),
+            "seen": len(self._seen),
+        }
+
+    def _on_message(self, event: Receive, now: Millis) -> list[Effect]:
+        message = event.message
+        if isinstance(message, Open):
+            return self._on_open(event, message, now)
+        if message.stream.lane is Lane.HISTORY:  # type: ignore[union-attr]
+            return self._on_history_lane(event, now)
+        return self._on_data_lane(event, now)
+
+    # ------------------------------------------------------------ data lane
+
+    def _on_open(self, event: Receive, message: Open, now: Millis) -> list[Effect]:
+        if message.stream.lane is Lane.HISTORY:
+            return self._through_bracha(event, now)
+        before = self.ledger.next
+        effects = self._fast.handle(event, now)
+        if self.ledger.next > before:
+            self._floor = max(self._floor, self.ledger.base - 1)
+            self._forget_learned()
+        return effects
+
+    def _on_data_lane(self, event: Receive, now: Millis) -> list[Effect]:
+        message = event.message
+        if isinstance(message, Contents):
+            return self._on_contents(event, message)
+        if isinstance(message, Publish | ChainRun) and self._blocked(message):
+            return [
+                Drop(DropReason.BLOCKED, event.sender),
+                Suspect(self.stream.publisher, Suspicion.WITHOUT_HISTORY, self.stream),
+            ]
+        return self._fast.handle(event, now)
+
+    def _blocked(self, run: Publish | ChainRun) -> bool:
+        """No more than 2α publications beyond what is settled (Freeman §6.2, line 21)."""
+        last = run.first + len(run.digests) // 32 - 1
+        return last > self.settled + 2 * self._around.policy.alpha_ceiling
+
+    def _on_contents(self, event: Receive, run: Contents) -> list[Effect]:
+        """Bodies that were fetched: taken if a history names their digests."""
+        wanted = self._wanted()
+        effects: list[Effect] = []
+        for number, (digest, body) in enumerate(
+            zip(split_digests(run.digests), event.bodies, strict=False), run.first
+        ):
+            if wanted.get(number) != digest:
+                continue
+            if self._around.hash(body) != digest:
+                effects += [
+                    Drop(DropReason.BAD_BODY, event.sender),
+                    Suspect(event.sender, Suspicion.BAD_BODY, self.stream, number),
+                ]
+                break
+            if number == self.ledger.next:
+                self.ledger.append(digest, body)
+            elif self.ledger.digest(number) != digest:
+                self.ledger.correct(number, digest, body)
+        self._forget_learned()
+        return effects
+
+    # --------------------------------------------------------- history lane
+
+    def _on_history_lane(self, event: Receive, now: Millis) -> list[Effect]:
+        match event.message:
+            case Publish() as message:
+                return self._on_history(event, message, now)
+            case Echo() as message:
+                return self._through_bracha(event, now) + self._compare(event, message)
+            case Contents() as message:
+                return self._on_rival(event, message) + self._through_bracha(event, now)
+            case _:
+                return self._through_bracha(event, now)
+
+    def _on_history(self, event: Receive, message: Publish, now: Millis) -> list[Effect]:
+        if not publisher_of(self.stream, event.sender):
+            return dropped(event, DropReason.WRONG_SENDER)
+        if message.first > self._bracha.upto + WAITING:
+            # Far ones would push those out that the next one must follow.
+            return dropped(event, DropReason.OUT_OF_TURN)
+        found = self._read(event, message.first)
+        if found is None:
+            return dropped(event, DropReason.BAD_RUN)
+        signed, statement = found
+        if not self._is_ours(signed, statement):
+            return dropped(event, DropReason.BAD_SIGNATURE)
+        accusation = self._remember(signed, statement)
+        if accusation:
+            return accusation
+        if self._contradicts(statement):
+            return [
+                Drop(DropReason.CONFLICT, event.sender),
+                Suspect(event.sender, Suspicion.EQUIVOCATION, self.stream, statement.first),
+            ]
+        if self._lacks(statement):
+            if len(self._waiting) < WAITING:
+                self._waiting[statement.index] = (event, statement)
+            return []
+        return self._through_bracha(event, now)
+
+    def _contradicts(self, statement: HistoryStatement) -> bool:
+        """Whether a history denies what this broker forwarded, or leaves out or repeats numbers."""
+        before = self._end_before(statement)
+        if before is not None and statement.first != before + 1:
+            return True
+        if end_of(statement) - statement.first >= 2 * self._around.policy.alpha_ceiling:
+            return True
+        if self._agrees(statement):
+            return False
+        return any(
+            held is not None and held != digest
+            for number, digest in enumerate(split_digests(statement.digests), statement.first)
+            for held in (self.ledger.digest(number),)
+        )
+
+    def _agrees(self, statement: HistoryStatement) -> bool:
+        """Whether this broker holds exactly what a history names: the usual case, and cheap."""
+        count = len(statement.digests) // DIGEST_SIZE
+        return self.ledger.digests(statement.first, count) == statement.digests
+
+    def _end_before(self, statement: HistoryStatement) -> int | None:
+        """Where the history before ends: the delivered one, or the one seen while it is not yet."""
+        if statement.index == 1:
+            return 0
+        end = self._ends.get(statement.index - 1)
+        seen = self._seen.get(statement.index - 1)
+        if end is None and seen is not None:
+            earlier = parse_statement(seen.payload)
+            end = end_of(earlier) if isinstance(earlier, HistoryStatement) else None
+        return end
+
+    def _read(self, event: Receive, index: int) -> tuple[Signed, HistoryStatement] | None:
+        """The history that is the one body of a message, if it is no larger than it must be."""
+        most = 2 * self._around.policy.alpha_ceiling * DIGEST_SIZE + OVERHEAD
+        if len(event.bodies) != 1 or len(event.bodies[0]) > most:
+            return None
+        found = read_history(event.bodies[0], self.stream)
+        return found if found is not None and found[1].index == index else None
+
+    def _lacks(self, statement: HistoryStatement) -> bool:
+        return statement.first < self.ledger.base or end_of(statement) >= self.ledger.next
+
+    def _retry_waiting(self, now: Millis) -> list[Effect]:
+        effects: list[Effect] = []
+        for index in sorted(self._waiting):
+            event, statement = self._waiting[index]
+            if index <= self._bracha.settled:
+                del self._waiting[index]
+            elif not self._lacks(statement):
+                del self._waiting[index]
+                if not self._contradicts(statement):
+                    effects += self._through_bracha(event, now)
+        return effects
+
+    def _through_bracha(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
+        effects = self._bracha.handle(event, now)
+        for effect in effects:
+            if isinstance(effect, Vouch):
+                self._learn(effect)
+        return effects
+
+    def _learn(self, vouch: Vouch) -> None:
+        """A history will be delivered: note what it names and this broker has not got."""
+        held = self.history_ledger.read(vouch.first, 1, 1)
+        found = None if held is None else read_history(held.bodies[0], self.stream)
+        if found is None:
+            return
+        signed, statement = found
+        self._remember(signed, statement)
+        before = 0 if statement.index == 1 else self._ends.get(statement.index - 1)
+        if statement.first - 1 != before:
+            # What lies between was never settled, and correct brokers may differ on it.
+            self._known_from = statement.first
+        self._ends[statement.index] = end_of(statement)
+        self._last_end = max(self._last_end, end_of(statement))
+        unheld = end_of(statement) - self._around.policy.limits.retained_publications
+        if self.ledger.next <= unheld:
+            # Nobody holds what lies before any longer; waiting for it would be for ever.
+            self.ledger.skip_to(unheld + 1)
+            self._forget_learned()
+        if self._agrees(statement):
+            return
+        for number, digest in enumerate(split_digests(statement.digests), statement.first):
+            if number >= self.ledger.base and self.ledger.digest(number) != digest:
+                self._learned[number] = digest
+
+    # ------------------------------------------------------------- fetching
+
+    def _wanted(self) -> dict[int, Digest]:
+        wanted: dict[int, Digest] = {}
+        for index in sorted(self._waiting):
+            statement = self._waiting[index][1]
+            wanted.update(enumerate(split_digests(statement.digests), statement.first))
+        wanted.update(self._learned)
+        return wanted
+
+    def _fetch(self) -> list[Effect]:
+        lacking = [n for n, d in self._wanted().items() if self.ledger.digest(n) != d]
+        lacking = [number for number in lacking if number >= self.ledger.base]
+        peers = self._around.peers
+        if not lacking or not peers:
+            self._forget_learned()
+            return []
+        first = min(lacking)
+        count = min(max(lacking) - first + 1, MAX_RUN)
+        peer = peers[self._asked % len(peers)]
+        self._asked += 1
+        return [Send((peer,), Pull(self.stream, first, count))]
+
+    def _forget_learned(self) -> None:
+        for number in [n for n, d in self._learned.items() if self._resolved(n, d)]:
+            del self._learned[number]
+
+    def _resolved(self, number: int, digest: Digest) -> bool:
+        return number < self.ledger.base or self.ledger.digest(number) == digest
+
+    # ------------------------------------------------------------- evidence
+
+    def _remember(self, signed: Signed, statement: HistoryStatement) -> list[Effect]:
+        """Keep the first signed history per index; a different second one proves a lie."""
+        first = self._seen.get(statement.index)
+        if first is None:
+            self._seen[statement.index] = signed
+            while len(self._seen) > REMEMBERED:
+                del self._seen[min(self._seen)]
+            while len(self._ends) > REMEMBERED:
+                del self._ends[min(self._ends)]
+            return []
+        earlier = parse_statement(first.payload)
+        if not isinstance(earlier, HistoryStatement) or (earlier.first, earlier.digests) == (
+            statement.first,
+            statement.digests,
+        ):
+            return []
+        return [
+            Accuse(
+                Evidence(
+                    kind=EvidenceKind.CONFLICT,
+                    accused=signed.signer,
+                    against=(first, signed),
+                    note=f"two histories number {statement.index} of {self.stream}",
+                )
+            )
+        ]
+
+    def _is_ours(self, signed: Signed, statement: HistoryStatement) -> bool:
+        """Whether the publisher signed this for this cell: elsewhere it may say more.
+
+        One signed in an earlier epoch holds as long as the key does: a history that is under way
+        when the epoch changes must not be lost, for the stream would stop at 2α.
+        """
+        keyring = self._around.keyring
+        return (
+            statement.cell == keyring.cell
+            and statement.epoch <= keyring.epoch
+            and keyring.signature_holds(signed)
+        )
+
+    def _compare(self, event: Receive, echo: Echo) -> list[Effect]:
+        """A peer echoes another history than the one we saw: ask to see it."""
+        mine = self._seen.get(echo.first)
+        if mine is None or event.sender == self._around.me:
+            return []
+        digest = self._around.hash(history_body(mine))
+        if root(echo.first, digest) == echo.run:
+            return []
+        return [Send((event.sender,), Pull(self.stream.history, echo.first, 1))]
+
+    def _on_rival(self, event: Receive, run: Contents) -> list[Effect]:
+        found = self._read(event, run.first)
+        if found is None or run.first not in self._seen or not self._is_ours(*found):
+            return []
+        return self._remember(*found)

@@ -1,0 +1,155 @@
+"""What a broker keeps of one stream: digests and bodies of consecutive numbers, bounded.
+
+A ledger holds base … next-1. It is the broker's memory of what it vouches for: a number is written
+once, and only a settled history may correct it. Replays, pulls and signed statements read from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from quorumcast.core.errors import ensure
+from quorumcast.core.ids import Digest, NodeId
+from quorumcast.core.limits import MAX_RUN, Limits
+
+Order = tuple[NodeId, ...]
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """What became of a run: where its new part starts, or the number that contradicts us."""
+
+    first: int
+    digests: bytes = b""
+    conflict: int = 0
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A run read back from the ledger."""
+
+    first: int
+    digests: bytes
+    bodies: tuple[bytes, ...]
+    order: Order = ()
+
+
+class Ledger:
+    """Consecutive publications of one stream, the newest `retained_publications` of them."""
+
+    __slots__ = ("_bytes", "_entries", "_limits", "base", "next")
+
+    def __init__(self, limits: Limits, base: int = 1) -> None:
+        self._limits = limits
+        #: Number → (digest, body, chain it came by); the keys are exactly base … next-1.
+        self._entries: dict[int, tuple[Digest, bytes, Order]] = {}
+        #: Sum of the sizes of the bodies in _entries.
+        self._bytes = 0
+        #: The oldest number still held; only grows.
+        self.base = base
+        #: The number that will be written next; only grows.
+        self.next = base
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of contents held."""
+        return self._bytes
+
+    def digest(self, number: int) -> Digest | None:
+        """The digest of a number, if it is still held."""
+        entry = self._entries.get(number)
+        return None if entry is None else entry[0]
+
+    def take(
+        self, first: int, digests: Sequence[Digest], bodies: Sequence[bytes], order: Order = ()
+    ) -> Taken:
+        """Write the part of a run that is new, unless the run contradicts what is held.
+
+        The run may overlap what is held; it must not start beyond `next`.
+        """
+        ensure(first <= self.next, "a ledger has no holes")
+        for number, digest in enumerate(digests, first):
+            held = self._entries.get(number)
+            if held is not None and held[0] != digest:
+                return Taken(number, conflict=number)
+        new = max(first, self.next)
+        offset = new - first
+        for number in range(first, min(new, first + len(digests))):
+            self._reroute(number, order)
+        for digest, body in zip(digests[offset:], bodies[offset:], strict=True):
+            self.append(digest, body, order)
+        return Taken(new, b"".join(digests[offset:]))
+
+    def append(self, digest: Digest, body: bytes, order: Order = ()) -> None:
+        """Write the next number."""
+        self._entries[self.next] = (digest, body, order)
+        self._bytes += len(body)
+        self.next += 1
+        while len(self._entries) > self._limits.retained_publications or (
+            self._bytes > self._limits.retained_bytes and len(self._entries) > 1
+        ):
+            self._forget()
+
+    def correct(self, number: int, digest: Digest, body: bytes) -> None:
+        """Replace what a lying publisher told us by what the cell has settled on."""
+        held = self._entries.get(number)
+        if held is not None:
+            self._entries[number] = (digest, body, ())
+            self._bytes += len(body) - len(held[1])
+
+    def join(self, base: int, fresh: int) -> bool:
+        """Find the place to begin or go on; True if that leaves something out.
+
+        A broker that lost its memory goes on where it had got to before (`fresh`); one that fell
+        behind what its publisher can still repeat goes on there (`base`).
+        """
+        if self.next > 1 and self.next >= base:
+            return False
+        before = self.next
+        self.skip_to(max(base, fresh))
+        return self.next > before
+
+    def skip_to(self, number: int) -> None:
+        """Start anew at a later number: the publisher no longer holds what lies before."""
+        if number > self.next:
+            self._entries.clear()
+            self._bytes = 0
+            self.base = self.next = number
+
+    def digests(self, first: int, count: int) -> bytes | None:
+        """The digests of a range, if all of it is held."""
+        if first < self.base or first + count > self.next:
+            return None
+        return b"".join(self._entries[number][0] for number in range(first, first + count))
+
+    def read(self, first: int, count: int, max_bytes: int) -> Held | None:
+        """What is held from a number on: same chain, at most so many publications and bytes."""
+        first = max(first, self.base)
+        stop = min(first + min(count, MAX_RUN), self.next)
+        if first >= stop:
+            return None
+        order = self._entries[first][2]
+        digests: list[Digest] = []
+        bodies: list[bytes] = []
+        size = 0
+        for number in range(first, stop):
+            digest, body, way = self._entries[number]
+            size += len(body)
+            if bodies and (size > max_bytes or way != order):
+                break
+            digests.append(digest)
+            bodies.append(body)
+        return Held(first, b"".join(digests), tuple(bodies), order)
+
+    def _reroute(self, number: int, order: Order) -> None:
+        held = self._entries.get(number)
+        if held is not None and held[2] != order:
+            self._entries[number] = (held[0], held[1], order)
+
+    def _forget(self) -> None:
+        _, body, _ = self._entries.pop(self.base)
+        self._bytes -= len(body)
+        self.base += 1

@@ -1,0 +1,148 @@
+"""The ledger: consecutive numbers, each written once, bounded by count and by bytes."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.cells import B1, B2, B3, bodies, digest, digests
+
+from quorumcast.broadcast.ledger import Held, Ledger, Taken
+from quorumcast.core.errors import InvariantError
+from quorumcast.core.limits import MAX_RUN, Limits
+
+ORDER = (B1, B2, B3)
+
+
+def ledger(upto: int = 0, **limits: int) -> Ledger:
+    made = Ledger(Limits(**limits))
+    for body in bodies(1, upto):
+        made.append(digest(body), body)
+    return made
+
+
+def take(into: Ledger, first: int, *run: bytes) -> Taken:
+    return into.take(first, [digest(body) for body in run], run)
+
+
+def test_ledger_new_run_is_taken_whole() -> None:
+    held = ledger()
+    assert take(held, 1, b"p1", b"p2") == Taken(1, digests(b"p1", b"p2"))
+    assert (held.base, held.next, len(held), held.held_bytes) == (1, 3, 2, 4)
+
+
+def test_ledger_overlapping_run_only_its_new_part_is_taken() -> None:
+    held = ledger(2)
+    assert take(held, 2, b"p2", b"p3") == Taken(3, digests(b"p3"))
+    assert held.next == 4
+
+
+def test_ledger_repeated_run_takes_nothing() -> None:
+    held = ledger(2)
+    assert take(held, 1, b"p1") == Taken(3, b"")
+    assert held.next == 3
+
+
+def test_ledger_conflicting_run_is_refused_whole() -> None:
+    held = ledger(2)
+    assert take(held, 2, b"other", b"p3") == Taken(2, conflict=2)
+    assert (held.next, held.digest(2), held.digest(3)) == (3, digest(b"p2"), None)
+
+
+def test_ledger_run_with_a_hole_before_it_breaks_the_invariant() -> None:
+    with pytest.raises(InvariantError):
+        take(ledger(), 2, b"p2")
+
+
+def test_ledger_more_publications_than_retained_forgets_the_oldest() -> None:
+    held = ledger(10, retained_publications=3)
+    assert (held.base, held.next, len(held), held.held_bytes) == (8, 11, 3, 7)
+    assert held.digest(7) is None
+
+
+def test_ledger_more_bytes_than_retained_forgets_the_oldest() -> None:
+    held = ledger(9, retained_bytes=6)
+    assert (held.base, len(held), held.held_bytes) == (7, 3, 6)
+
+
+def test_ledger_one_body_over_the_byte_limit_is_still_held() -> None:
+    held = ledger(1, retained_bytes=1)
+    assert len(held) == 1
+
+
+def test_ledger_correct_replaces_only_what_is_held() -> None:
+    held = ledger(2)
+    held.correct(2, digest(b"right"), b"right")
+    held.correct(3, digest(b"right"), b"right")
+    assert (held.digest(2), held.digest(3), held.next) == (digest(b"right"), None, 3)
+    assert held.held_bytes == len(b"p1" + b"right")
+
+
+def test_ledger_skip_ahead_starts_anew_and_never_goes_back() -> None:
+    held = ledger(3)
+    held.skip_to(3)
+    assert (held.base, held.next) == (1, 4)
+    held.skip_to(9)
+    assert (held.base, held.next, len(held), held.held_bytes) == (9, 9, 0, 0)
+
+
+def test_ledger_digests_of_a_range_need_all_of_it() -> None:
+    held = ledger(5, retained_publications=3)
+    assert held.digests(3, 3) == digests(b"p3", b"p4", b"p5")
+    assert held.digests(2, 2) is None
+    assert held.digests(5, 2) is None
+
+
+def test_ledger_read_is_bounded_by_count_bytes_run_and_end() -> None:
+    held = ledger(MAX_RUN + 10)
+    assert held.read(1, 2, 100) == Held(1, digests(b"p1", b"p2"), (b"p1", b"p2"))
+    assert held.read(1, 9, 5) == Held(1, digests(b"p1", b"p2"), (b"p1", b"p2"))
+    assert held.read(MAX_RUN + 10, 9, 100) == Held(MAX_RUN + 10, digests(b"p1034"), (b"p1034",))
+    whole = held.read(1, 2 * MAX_RUN, 10**9)
+    assert whole is not None
+    assert len(whole.bodies) == MAX_RUN
+    assert held.read(MAX_RUN + 11, 1, 100) is None
+
+
+def test_ledger_read_gives_one_body_even_if_it_is_too_large() -> None:
+    found = ledger(2).read(1, 2, 1)
+    assert found is not None
+    assert found.bodies == (b"p1",)
+
+
+def test_ledger_read_below_the_base_starts_at_the_base() -> None:
+    found = ledger(5, retained_publications=2).read(1, 10, 100)
+    assert found is not None
+    assert found.first == 4
+
+
+def test_ledger_read_ends_where_the_chain_changes() -> None:
+    held = ledger(1)
+    held.append(digest(b"p2"), b"p2", ORDER)
+    assert held.read(1, 9, 100) == Held(1, digests(b"p1"), (b"p1",))
+    assert held.read(2, 9, 100) == Held(2, digests(b"p2"), (b"p2",), ORDER)
+
+
+def test_ledger_run_repeated_by_another_chain_is_rerouted() -> None:
+    held = ledger(2)
+    held.take(1, [digest(b"p1"), digest(b"p2")], (b"p1", b"p2"), ORDER)
+    found = held.read(1, 9, 100)
+    assert found is not None
+    assert (found.order, found.bodies) == (ORDER, (b"p1", b"p2"))
+
+
+def test_ledger_join_of_an_empty_one_begins_where_it_had_got_to() -> None:
+    held = ledger()
+    assert held.join(3, 7)
+    assert (held.base, held.next) == (7, 7)
+    assert not ledger().join(1, 1)
+
+
+def test_ledger_join_of_one_that_fell_behind_leaves_out_what_cannot_be_repeated() -> None:
+    held = ledger(3)
+    assert held.join(9, 2)
+    assert (held.base, held.next, len(held)) == (9, 9, 0)
+
+
+def test_ledger_join_of_one_that_can_be_repeated_to_keeps_what_it_holds() -> None:
+    held = ledger(3)
+    assert not held.join(4, 9)
+    assert (held.base, held.next) == (1, 4)

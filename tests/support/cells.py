@@ -1,0 +1,268 @@
+"""Builders that tests of machines share: a small cell, its nodes, runs, and statements."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from quorumcast.agents.broker import Broker
+from quorumcast.agents.publisher import Publisher
+from quorumcast.agents.subscriber import Subscriber
+from quorumcast.broadcast.contract import Surroundings
+from quorumcast.broadcast.history import history_body
+from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream
+from quorumcast.core.limits import Limits
+from quorumcast.core.machine import (
+    Accuse,
+    Deliver,
+    Drop,
+    DropReason,
+    Effect,
+    Receive,
+    Send,
+    Suspect,
+)
+from quorumcast.core.messages import AnyMessage, ChainRun, Contents, Publish, Vote, Voucher
+from quorumcast.core.statements import (
+    Basis,
+    Evidence,
+    HistoryStatement,
+    SegmentStatement,
+    Signed,
+    canonical,
+)
+from quorumcast.crypto.digest import root
+from quorumcast.crypto.evidence import Court
+from quorumcast.crypto.identity import Identity
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.manifest.build import make_cell, repeatable_seeds
+from quorumcast.manifest.manifest import EVERYONE, ChannelEntry, Manifest
+from quorumcast.manifest.policy import Policy
+
+ORDERS = Channel("orders")
+ALICE, BOB, CAROL = NodeId("alice"), NodeId("bob"), NodeId("carol")
+B1, B2, B3, B4 = (NodeId(f"b{i}") for i in (1, 2, 3, 4))
+B5, B6, B7 = (NodeId(f"b{i}") for i in (5, 6, 7))
+#: What alice publishes in most tests, and the histories about it.
+STREAM = Stream(ORDERS, ALICE, 1)
+LANE = STREAM.history
+T0 = Millis(0)
+
+
+@cache
+def _identity(name: str) -> Identity:
+    return Identity(NodeId(name), repeatable_seeds("cells")(name))
+
+
+class Cell:
+    """A manifest with one channel, and the keys of everybody."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        n: int = 4,
+        f: int = 1,
+        publishers: tuple[str, ...] = (EVERYONE,),
+        subscribers: tuple[str, ...] = (EVERYONE,),
+        clients: tuple[str, ...] = (ALICE, BOB, CAROL),
+    ) -> None:
+        names = [f"b{i}" for i in range(1, n + 1)]
+        self.policy = policy
+        self.manifest: Manifest
+        self.manifest, _ = make_cell(
+            "demo",
+            [(name, "localhost", 7000 + i) for i, name in enumerate(names)],
+            f,
+            clients,
+            [ChannelEntry(ORDERS, policy, publishers, subscribers)],
+            operator=_identity("operator"),
+            identities={NodeId(name): _identity(name) for name in (*names, *clients)},
+        )
+        self._keyrings: dict[NodeId, Keyring] = {}
+
+    def keyring(self, name: NodeId) -> Keyring:
+        if name not in self._keyrings:
+            self._keyrings[name] = self.manifest.keyring(_identity(name))
+        return self._keyrings[name]
+
+    def broker(self, name: NodeId = B1) -> Broker:
+        return Broker(self.manifest, self.keyring(name))
+
+    def publisher(self, name: NodeId = ALICE, incarnation: int = 1) -> Publisher:
+        return Publisher(self.manifest, self.keyring(name), incarnation)
+
+    def subscriber(self, name: NodeId = BOB) -> Subscriber:
+        return Subscriber(self.manifest, self.keyring(name))
+
+    def around(self, me: NodeId = B1, readers: Sequence[NodeId] = ()) -> Surroundings:
+        return Surroundings(
+            me=me,
+            brokers=self.manifest.broker_ids,
+            quorums=self.manifest.quorums,
+            policy=self.policy,
+            hash=self.manifest.hash,
+            keyring=self.keyring(me),
+            readers=lambda _: readers,
+        )
+
+    @property
+    def court(self) -> Court:
+        m = self.manifest
+        return Court(m.cell, m.broker_ids, m.quorums, m.directory(), m.hash)
+
+    # -------------------------------------------------------- what is said
+
+    def segment(
+        self,
+        broker: NodeId,
+        first: int,
+        *bodies: bytes,
+        basis: Basis = Basis.SETTLED,
+        signer: NodeId | None = None,
+        stream: Stream = STREAM,
+        cell: str = "demo",
+    ) -> tuple[SegmentStatement, Signed]:
+        """A broker's word on a segment, signed (perhaps by somebody else)."""
+        statement = SegmentStatement(
+            cell=cell,
+            epoch=1,
+            broker=broker,
+            stream=stream,
+            first=first,
+            count=len(bodies),
+            root=root(first, digests(*bodies)),
+            basis=basis,
+        )
+        return statement, _identity(signer or broker).sign(canonical(statement))
+
+    def history(
+        self,
+        index: int,
+        first: int,
+        *bodies: bytes,
+        signer: NodeId = ALICE,
+        cell: str = "demo",
+    ) -> bytes:
+        """The body of a history."""
+        statement = HistoryStatement(
+            cell=cell, epoch=1, stream=STREAM, index=index, first=first, digests=digests(*bodies)
+        )
+        return history_body(_identity(signer).sign(canonical(statement)))
+
+    def vouchers(
+        self,
+        author: NodeId,
+        readers: Sequence[NodeId],
+        first: int,
+        bodies: Sequence[bytes],
+        order: tuple[NodeId, ...],
+        stream: Stream = STREAM,
+    ) -> tuple[Voucher, ...]:
+        """An author's MACs over a run, one per reader."""
+        ring = self.keyring(author)
+        run = digests(*bodies)
+        return tuple(
+            Voucher(author, reader, ring.vouch(reader, stream, first, run, order))
+            for reader in readers
+        )
+
+
+AB = Policy.named("ab")
+BRB = Policy.named("brb")
+CHAIN = Policy.named("chain")
+
+
+def limited(name: str, alpha: int = 2, **limits: int) -> Policy:
+    """A policy with small limits."""
+    return Policy.named(name, alpha=alpha, limits=Limits(**limits))
+
+
+# ------------------------------------------------------------------- runs
+
+
+def digest(body: bytes) -> Digest:
+    return Digest(hashlib.sha256(body).digest())
+
+
+def digests(*bodies: bytes) -> bytes:
+    return b"".join(digest(body) for body in bodies)
+
+
+def bodies(first: int, count: int) -> tuple[bytes, ...]:
+    """Contents of consecutive publications: "p1", "p2", …"""
+    return tuple(f"p{number}".encode() for number in range(first, first + count))
+
+
+def publish(
+    first: int, *contents: bytes, sender: NodeId = ALICE, stream: Stream = STREAM
+) -> Receive:
+    return Receive(sender, Publish(stream, first, digests(*contents)), contents)
+
+
+def contents(
+    sender: NodeId, first: int, *pulled: bytes, stream: Stream = STREAM, named: bytes | None = None
+) -> Receive:
+    """An answer to a pull; `named` are the digests it claims, if they are not the right ones."""
+    return Receive(sender, Contents(stream, first, named or digests(*pulled)), pulled)
+
+
+def vote(
+    sender: NodeId,
+    first: int,
+    *voted: bytes,
+    full: bool = False,
+    stream: Stream = STREAM,
+    order: tuple[NodeId, ...] = (),
+    vouchers: tuple[Voucher, ...] = (),
+) -> Receive:
+    message = Vote(stream, first, digests(*voted), order, vouchers)
+    return Receive(sender, message, voted if full else ())
+
+
+def chain_run(
+    sender: NodeId,
+    first: int,
+    run: tuple[bytes, ...],
+    order: tuple[NodeId, ...],
+    vouchers: tuple[Voucher, ...],
+    stream: Stream = STREAM,
+) -> Receive:
+    return Receive(sender, ChainRun(stream, first, digests(*run), order, vouchers), run)
+
+
+# ---------------------------------------------------------------- effects
+
+
+def sent(effects: Sequence[Effect], kind: type | None = None) -> list[Send]:
+    """The messages among effects, of one kind if one is named."""
+    return [
+        e for e in effects if isinstance(e, Send) and (kind is None or isinstance(e.message, kind))
+    ]
+
+
+def messages(effects: Sequence[Effect], kind: type) -> list[AnyMessage]:
+    return [send.message for send in sent(effects, kind)]
+
+
+def reasons(effects: Sequence[Effect]) -> list[DropReason]:
+    return [e.reason for e in effects if isinstance(e, Drop)]
+
+
+def suspects(effects: Sequence[Effect]) -> list[NodeId]:
+    return [e.node for e in effects if isinstance(e, Suspect)]
+
+
+def accused(effects: Sequence[Effect]) -> list[Evidence]:
+    return [e.evidence for e in effects if isinstance(e, Accuse)]
+
+
+def delivered(effects: Sequence[Effect]) -> list[tuple[int, bytes]]:
+    return [(e.number, e.body) for e in effects if isinstance(e, Deliver)]
+
+
+def feed(
+    handle: Callable[[Receive, Millis], list[Effect]], *events: Receive, now: int = 0
+) -> list[Effect]:
+    """The effects of several events in a row."""
+    return [effect for event in events for effect in handle(event, Millis(now))]
