@@ -1,0 +1,1 @@
+"""Publisher, broker and subscriber: machines composed from the protocols by channel policy."""

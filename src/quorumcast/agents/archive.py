@@ -1,0 +1,203 @@
+"""The archive: what brokers signed, for receipts and against liars.
+
+A subscriber keeps the brokers' signed statements on the last segments of each stream. Enough equal
+ones make a receipt; one that f+1 others contradict, where correct brokers cannot differ, is
+evidence, and so are two by one broker that contradict each other.
+"""
+
+from __future__ import annotations
+
+from quorumcast.agents.notary import segment_start
+from quorumcast.broadcast.acceptance import Acceptor
+from quorumcast.core.ids import NodeId, Stream
+from quorumcast.core.limits import Limits
+from quorumcast.core.machine import (
+    Accuse,
+    Drop,
+    DropReason,
+    Effect,
+    Proven,
+    Suspect,
+    Suspicion,
+)
+from quorumcast.core.quorum import Quorums
+from quorumcast.core.statements import (
+    Basis,
+    Evidence,
+    EvidenceKind,
+    Receipt,
+    SegmentStatement,
+    Signed,
+)
+from quorumcast.crypto.digest import root
+from quorumcast.crypto.keyring import Keyring
+
+#: Receipts that an application may wait for at a time.
+MAX_PENDING = 1024
+#: Ranges of one segment for which statements are kept: the whole one and some asked for.
+RANGES = 16
+
+#: First number and count of a range.
+Range = tuple[int, int]
+
+
+class Archive:
+    """Signed statements on one stream."""
+
+    __slots__ = ("_accused", "_keyring", "_limits", "_pending", "_quorums", "_statements", "stream")
+
+    def __init__(self, stream: Stream, keyring: Keyring, quorums: Quorums, limits: Limits) -> None:
+        self.stream = stream
+        self._keyring = keyring
+        self._quorums = quorums
+        self._limits = limits
+        #: Statements by range and broker; kept_segments + RANGES of each broker.
+        self._statements: dict[Range, dict[NodeId, tuple[SegmentStatement, Signed]]] = {}
+        #: Contents by number for which the application awaits a receipt; at most MAX_PENDING.
+        self._pending: dict[int, bytes] = {}
+        #: Brokers accused already; one proof is enough.
+        self._accused: dict[NodeId, None] = {}
+
+    @property
+    def pending(self) -> list[int]:
+        """Numbers for which receipts are awaited."""
+        return list(self._pending)
+
+    def sizes(self) -> dict[str, int]:
+        """How much is kept."""
+        return {"statements": len(self._statements), "proofs": len(self._pending)}
+
+    def want(self, number: int, contents: bytes) -> bool:
+        """Await a receipt; False if too many are awaited already."""
+        if len(self._pending) >= MAX_PENDING:
+            return False
+        self._pending[number] = contents
+        return True
+
+    def file(self, broker: NodeId, statement: SegmentStatement, signed: Signed) -> list[Effect]:
+        """Keep a broker's statement, and see whether somebody is lying."""
+        if not self._acceptable(broker, signed, statement):
+            return [Drop(DropReason.BAD_RUN, broker)]
+        span = (statement.first, statement.count)
+        filed = self._statements.get(span)
+        if filed is None:
+            filed = self._statements[span] = {}
+        earlier = filed.get(broker)
+        if earlier is not None and earlier[0].root != statement.root:
+            if earlier[0].basis is statement.basis:
+                return self._on_conflict(broker, earlier[1], signed)
+            if statement.basis is Basis.FORWARDED:
+                return [Drop(DropReason.DUPLICATE, broker)]
+        filed[broker] = (statement, signed)
+        self._make_room(broker)
+        return self._find_liars(filed)
+
+    def _make_room(self, broker: NodeId) -> None:
+        """Each broker's oldest words give way to its own newer ones, never to another's."""
+        mine = [span for span, filed in self._statements.items() if broker in filed]
+        for span in mine[: max(0, len(mine) - self._limits.kept_segments - RANGES)]:
+            del self._statements[span][broker]
+            if not self._statements[span]:
+                del self._statements[span]
+
+    def _acceptable(self, broker: NodeId, signed: Signed, statement: SegmentStatement) -> bool:
+        return (
+            signed.signer == statement.broker == broker
+            and statement.stream == self.stream
+            and statement.cell == self._keyring.cell
+            and statement.epoch == self._keyring.epoch
+            and 1 <= statement.count <= self._limits.segment
+            and statement.first >= 1
+            and statement.first == segment_start(statement.first, self._limits.segment)
+        )
+
+    def _on_conflict(self, broker: NodeId, first: Signed, second: Signed) -> list[Effect]:
+        if not self._holds(first) or not self._holds(second):
+            return [Drop(DropReason.BAD_SIGNATURE, broker)]
+        return self._accuse(EvidenceKind.CONFLICT, broker, (first, second), ())
+
+    def _find_liars(self, filed: dict[NodeId, tuple[SegmentStatement, Signed]]) -> list[Effect]:
+        by_root: dict[bytes, list[NodeId]] = {}
+        for broker, (statement, _) in filed.items():
+            by_root.setdefault(statement.root, []).append(broker)
+        if len(by_root) < 2:
+            return []
+        effects: list[Effect] = []
+        for truth, witnesses in by_root.items():
+            proven = [b for b in witnesses if self._counts(filed[b])]
+            if len(proven) < self._quorums.one_correct:
+                continue
+            liars = [b for other, named in by_root.items() if other != truth for b in named]
+            for liar in liars:
+                effects += self._blame(liar, filed[liar], [filed[b][1] for b in proven])
+        return effects
+
+    def _counts(self, filed: tuple[SegmentStatement, Signed]) -> bool:
+        statement, signed = filed
+        return statement.basis is Basis.SETTLED and self._holds(signed)
+
+    def _blame(
+        self, liar: NodeId, filed: tuple[SegmentStatement, Signed], witnesses: list[Signed]
+    ) -> list[Effect]:
+        suspicion = Suspect(liar, Suspicion.FALSE_STATEMENT, self.stream, filed[0].first)
+        if not self._counts(filed):
+            return [suspicion]
+        enough = tuple(witnesses[: self._quorums.one_correct])
+        return [suspicion, *self._accuse(EvidenceKind.OUTVOTED, liar, (filed[1],), enough)]
+
+    def _accuse(
+        self,
+        kind: EvidenceKind,
+        liar: NodeId,
+        against: tuple[Signed, ...],
+        witnesses: tuple[Signed, ...],
+    ) -> list[Effect]:
+        if liar in self._accused:
+            return []
+        self._accused[liar] = None
+        note = f"statements on a segment of {self.stream}"
+        return [
+            Accuse(
+                Evidence(kind=kind, accused=liar, against=against, witnesses=witnesses, note=note)
+            )
+        ]
+
+    def _holds(self, signed: Signed) -> bool:
+        return self._keyring.signature_holds(signed)
+
+    # ------------------------------------------------------------- receipts
+
+    def prove(self, acceptor: Acceptor, votes: int) -> list[Effect]:
+        """Receipts that have become possible."""
+        effects: list[Effect] = []
+        for number in list(self._pending):
+            receipt = self._receipt(acceptor, number, votes)
+            if receipt is not None:
+                del self._pending[number]
+                effects.append(Proven(receipt))
+        return effects
+
+    def _receipt(self, acceptor: Acceptor, number: int, votes: int) -> Receipt | None:
+        start = segment_start(number, self._limits.segment)
+        for (first, count), filed in self._statements.items():
+            if first != start or first + count <= number:
+                continue
+            digests = acceptor.accepted_run(first, count)
+            if digests is None:
+                continue
+            expected = root(first, digests)
+            equal = [s for s, _ in filed.values() if s.root == expected]
+            if len(equal) < votes:
+                continue
+            held = [signed for s, signed in filed.values() if s.root == expected]
+            genuine = tuple(signed for signed in held if self._holds(signed))
+            if len(genuine) >= votes:
+                return Receipt(
+                    stream=self.stream,
+                    number=number,
+                    contents=self._pending[number],
+                    first=first,
+                    digests=digests,
+                    statements=genuine,
+                )
+        return None

@@ -1,0 +1,128 @@
+"""A broker's audience: who listens to which channel, and what is sent to them.
+
+A subscriber asks one broker for bodies and the others for votes alone, so contents travel once. It
+may say again at any time from where it wants to hear: replays are how losses of every kind are
+repaired, and are served at most once per `REPLAY_EVERY_MS` so that nobody can have them by the ton.
+"""
+
+from __future__ import annotations
+
+from quorumcast.agents.desks import Desk
+from quorumcast.broadcast.chain import Chain, last_of_chain
+from quorumcast.broadcast.ledger import Held
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
+from quorumcast.core.limits import MAX_FRAME_BYTES
+from quorumcast.core.machine import Bodies, Effect, Send, Vouch
+from quorumcast.core.messages import Vote
+from quorumcast.core.quorum import Quorums
+
+#: A subscriber's requests for replays are served at most this often.
+REPLAY_EVERY_MS = 5
+#: Reads per cursor of one replay; a read ends where the chain changes or a frame is full.
+REPLAY_READS = 8
+
+
+class Audience:
+    """The subscribers of one broker."""
+
+    __slots__ = ("_me", "_quorums", "_readers", "_served")
+
+    def __init__(self, me: NodeId, quorums: Quorums) -> None:
+        self._me = me
+        self._quorums = quorums
+        #: Who listens to a channel, and whether with bodies; only those with the right to.
+        self._readers: dict[Channel, dict[NodeId, bool]] = {}
+        #: When a subscriber was last served a replay of a channel.
+        self._served: dict[tuple[NodeId, Channel], Millis] = {}
+
+    def readers(self, channel: Channel) -> tuple[NodeId, ...]:
+        """Who listens to a channel right now."""
+        return tuple(self._readers.get(channel, ()))
+
+    def channels(self) -> dict[Channel, list[NodeId]]:
+        """Who listens to what, for people to look at."""
+        return {channel: list(readers) for channel, readers in self._readers.items()}
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+        return {
+            "subscribers": sum(map(len, self._readers.values())),
+            "served": len(self._served),
+        }
+
+    def enter(self, reader: NodeId, channel: Channel, bodies: bool, now: Millis) -> bool:
+        """A subscriber asks for votes; False if it asks for replays too often."""
+        self._readers.setdefault(channel, {})[reader] = bodies
+        last = self._served.get((reader, channel))
+        if last is not None and now - last < REPLAY_EVERY_MS:
+            return False
+        self._served[reader, channel] = now
+        return True
+
+    def leave(self, reader: NodeId, channel: Channel) -> None:
+        """A subscriber has heard enough."""
+        self._readers.get(channel, {}).pop(reader, None)
+
+    def lose(self, peer: NodeId) -> None:
+        """A node cannot be reached; if it was a subscriber it will ask again."""
+        for readers in self._readers.values():
+            readers.pop(peer, None)
+
+    # ---------------------------------------------------------------- votes
+
+    def votes(self, desk: Desk, vouch: Vouch) -> list[Effect]:
+        """What the audience is told of a run that the broker vouches for."""
+        readers = self._readers.get(vouch.stream.channel)
+        if not readers:
+            return []
+        count = len(vouch.digests) // DIGEST_SIZE
+        held = desk.ledger(vouch.stream.lane).read(vouch.first, count, MAX_FRAME_BYTES // 2)
+        bodies = held.bodies if held is not None and held.digests == vouch.digests else ()
+        fast = desk.fast
+        if vouch.order and isinstance(fast, Chain):
+            return self._chain_votes(fast, vouch, readers, bodies)
+        vote = Vote(vouch.stream, vouch.first, vouch.digests)
+        full = tuple([reader for reader, wants in readers.items() if wants])
+        bare = tuple([reader for reader, wants in readers.items() if not wants])
+        effects: list[Effect] = []
+        if full:
+            effects.append(Send(full, vote, bodies))
+        if bare:
+            effects.append(Send(bare, vote))
+        return effects
+
+    def _chain_votes(
+        self, chain: Chain, vouch: Vouch, readers: dict[NodeId, bool], bodies: Bodies
+    ) -> list[Effect]:
+        # Only the last broker of a chain speaks to subscribers, so it always sends the bodies.
+        stream, first, digests, order = vouch.stream, vouch.first, vouch.digests, vouch.order
+        return [
+            Send((reader,), Vote(stream, first, digests, order, chain.vouchers_for(reader)), bodies)
+            for reader in readers
+        ]
+
+    def replay(
+        self, desk: Desk, reader: NodeId, stream: Stream, first: int, bodies: bool
+    ) -> list[Effect]:
+        """Vote again, from a number on, for what is held."""
+        ledger = desk.ledger(stream.lane)
+        stop = first + desk.entry.policy.limits.replay
+        effects: list[Effect] = []
+        for _ in range(REPLAY_READS):
+            held = ledger.read(first, stop - first, MAX_FRAME_BYTES // 4)
+            if held is None:
+                break
+            first = held.first + len(held.bodies)
+            vote = self._vote_again(desk, stream, held)
+            if vote is not None:
+                # On a chain the last broker is the source, whatever the subscriber chose.
+                full = bodies or held.order[-1:] == (self._me,)
+                effects.append(Send((reader,), vote, held.bodies if full else ()))
+        return effects
+
+    def _vote_again(self, desk: Desk, stream: Stream, held: Held) -> Vote | None:
+        if stream.lane is Lane.HISTORY or not isinstance(desk.fast, Chain):
+            return Vote(stream, held.first, held.digests)
+        if self._me not in last_of_chain(self._quorums, held.order):
+            return None
+        return Vote(stream, held.first, held.digests, held.order)

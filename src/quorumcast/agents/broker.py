@@ -1,0 +1,301 @@
+"""The broker: composes desks (streams and their protocols) with an audience (subscribers).
+
+The broker itself adds what belongs to neither: rights, acknowledgements, signed segments, and the
+promise to never contradict, after a restart, what it wrote to its journal before it vouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quorumcast.agents.audience import Audience
+from quorumcast.agents.desks import Desk, Desks
+from quorumcast.broadcast.contract import answer_pull
+from quorumcast.broadcast.history import read_history
+from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream, split_digests
+from quorumcast.core.limits import MAX_NUMBER
+from quorumcast.core.machine import (
+    Disconnected,
+    Drop,
+    DropReason,
+    Effect,
+    Event,
+    Persist,
+    Receive,
+    Record,
+    Restored,
+    Send,
+    Suspect,
+    Suspicion,
+    TimerFired,
+    Vouch,
+)
+from quorumcast.core.messages import (
+    AnyMessage,
+    Attest,
+    ChainRun,
+    Checkpoint,
+    Contents,
+    Echo,
+    Missed,
+    Open,
+    Positions,
+    Publish,
+    Pull,
+    Ready,
+    Refuse,
+    Subscribe,
+    Unsubscribe,
+)
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.manifest.manifest import Manifest
+
+
+class Vouched(Record, frozen=True, tag=True):
+    """This broker is about to vouch for a run and must never vouch for another in its place."""
+
+    stream: Stream
+    first: int
+    digests: bytes
+
+
+class Broker:
+    """The machine of a broker."""
+
+    __slots__ = ("_audience", "_desks", "_dispatch", "_manifest", "_pledges")
+
+    #: How streams are kept.
+    desks: type[Desks] = Desks
+
+    def __init__(self, manifest: Manifest, keyring: Keyring) -> None:
+        self._manifest = manifest
+        self._audience = Audience(keyring.identity.name, manifest.quorums)
+        self._desks = type(self).desks(manifest, keyring, self._audience.readers)
+        #: Digests vouched for before a restart: never to be contradicted.
+        self._pledges: dict[Stream, dict[int, bytes]] = {}
+        self._dispatch: dict[type, Callable[[Receive, Millis], list[Effect]]] = {
+            Publish: self._on_stream,
+            ChainRun: self._on_stream,
+            Echo: self._on_stream,
+            Ready: self._on_stream,
+            Open: self._on_stream,
+            Contents: self._on_stream,
+            Pull: self._on_pull,
+            Subscribe: self._on_subscribe,
+            Unsubscribe: self._on_unsubscribe,
+            Missed: self._on_missed,
+            Attest: self._on_attest,
+        }
+
+    def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
+        """Go on in a new epoch: other clients, rights, keys and channels, the same brokers."""
+        self._manifest = manifest
+        self._desks.adopt(manifest, keyring)
+        return []
+
+    def handle(self, event: Event, now: Millis) -> list[Effect]:
+        match event:
+            case Receive(sender=sender, message=message):
+                act = self._dispatch.get(type(message))
+                return [Drop(DropReason.UNEXPECTED, sender)] if act is None else act(event, now)
+            case TimerFired(timer=timer):
+                stream: Stream | None = getattr(timer, "stream", None)
+                desk = None if stream is None else self._desks.get(stream.data)
+                if desk is None:
+                    return []
+                return self._finish(desk, desk.carrier.handle(event, now))
+            case Disconnected(peer=peer):
+                self._audience.lose(peer)
+                return []
+            case Restored(record=Vouched(stream=stream, first=first, digests=digests)):
+                pledges = self._pledges.setdefault(stream, {})
+                pledges.update(enumerate(split_digests(digests), first))
+                return []
+            case _:
+                return []
+
+    def sizes(self) -> dict[str, int]:
+        sizes = {"streams": len(self._desks), **self._audience.sizes()}
+        for desk in self._desks.all():
+            for name, size in desk.carrier.sizes().items():
+                sizes[f"{desk.stream}/{name}"] = size
+        return sizes
+
+    def streams(self) -> dict[Stream, tuple[int, int, int]]:
+        """Base, next and settled number of every stream, for people to look at."""
+        return {
+            desk.stream: (
+                desk.carrier.ledger.base,
+                desk.carrier.ledger.next,
+                desk.carrier.settled,
+            )
+            for desk in self._desks.all()
+        }
+
+    def subscribers(self) -> dict[Channel, list[NodeId]]:
+        """Who listens to what, for people to look at."""
+        return self._audience.channels()
+
+    # -------------------------------------------------------------- streams
+
+    def _on_stream(self, event: Receive, now: Millis) -> list[Effect]:
+        """A message of publisher or brokers about a stream: its carrier knows what to do."""
+        message, sender = event.message, event.sender
+        stream: Stream = message.stream  # type: ignore[union-attr]
+        data = stream.data
+        own = sender == data.publisher
+        if not own and sender not in self._manifest.broker_ids:
+            return [Drop(DropReason.WRONG_SENDER, sender)]
+        desk = self._desks.get(data)
+        if desk is None or (own and desk.introducer != sender):
+            entry = self._manifest.channel(data.channel)
+            if entry is None:
+                return self._refuse(sender, data.channel, DropReason.UNKNOWN_CHANNEL)
+            if not self._manifest.may_publish(data.publisher, data.channel):
+                return self._refuse(sender, data.channel, DropReason.NO_RIGHT)
+            desk = self._desks.open(data, entry, sender)
+        if stream.lane is Lane.HISTORY and not desk.entry.policy.has_history:
+            return [Drop(DropReason.UNEXPECTED, sender)]
+        if _highest(message) > MAX_NUMBER:
+            return [Drop(DropReason.OUT_OF_WINDOW, sender)]
+        if self._pledges and self._breaks_pledge(event, data):
+            # Only what the publisher said itself is held against it.
+            blame = [Suspect(sender, Suspicion.EQUIVOCATION, data)] if own else []
+            return [Drop(DropReason.CONFLICT, sender), *blame]
+        told = isinstance(message, Publish | ChainRun | Open)
+        return self._finish(desk, desk.carrier.handle(event, now), stream.lane, told=told)
+
+    def _breaks_pledge(self, event: Receive, data: Stream) -> bool:
+        """Whether a run, or a history, denies what was vouched for before a restart."""
+        message, pledges = event.message, self._pledges.get(data)
+        if not pledges or not isinstance(message, Publish | ChainRun):
+            return False
+        first, digests = message.first, message.digests
+        if message.stream.lane is Lane.HISTORY:
+            found = read_history(event.bodies[0], data) if event.bodies else None
+            if found is None:
+                return False
+            first, digests = found[1].first, found[1].digests
+        return any(
+            pledges.get(number, digest) != digest
+            for number, digest in enumerate(split_digests(digests), first)
+        )
+
+    def _finish(
+        self, desk: Desk, effects: list[Effect], lane: Lane = Lane.DATA, *, told: bool = False
+    ) -> list[Effect]:
+        """Turn a carrier's word into votes, signed statements and acknowledgements."""
+        out: list[Effect] = []
+        blocked = False
+        for effect in effects:
+            if isinstance(effect, Vouch):
+                out += self._vouch(desk, effect)
+                continue
+            out.append(self._journaled(desk, effect))
+            blocked |= isinstance(effect, Drop) and effect.reason is DropReason.BLOCKED
+        statements = desk.notary.newly_whole(desk.carrier)
+        if statements and (readers := self._audience.readers(desk.stream.channel)):
+            out += [Send(readers, Checkpoint(signed)) for signed in statements]
+        out += desk.ack(lane, told=told, blocked=blocked)
+        return out
+
+    def _vouch(self, desk: Desk, vouch: Vouch) -> list[Effect]:
+        votes = self._audience.votes(desk, vouch)
+        if desk.entry.policy.journal and vouch.stream.lane is Lane.DATA:
+            return [Persist(Vouched(vouch.stream, vouch.first, vouch.digests), tuple(votes))]
+        return votes
+
+    def _journaled(self, desk: Desk, effect: Effect) -> Effect:
+        """On a chain the MACs that travel on vouch as well."""
+        if not desk.entry.policy.journal or not isinstance(effect, Send):
+            return effect
+        run = effect.message
+        if not isinstance(run, ChainRun):
+            return effect
+        return Persist(Vouched(run.stream, run.first, run.digests), (effect,))
+
+    def _refuse(self, sender: NodeId, channel: Channel, reason: DropReason) -> list[Effect]:
+        said = (
+            f"there is no channel {channel!r}"
+            if reason is DropReason.UNKNOWN_CHANNEL
+            else f"{sender!r} has no right to do this on channel {channel!r}"
+        )
+        return [Drop(reason, sender), Send((sender,), Refuse(channel, said[:200]))]
+
+    # ---------------------------------------------------------- subscribers
+
+    def _may_not_listen(self, sender: NodeId, channel: Channel) -> list[Effect]:
+        """The refusal, or nothing."""
+        if self._manifest.channel(channel) is None:
+            return self._refuse(sender, channel, DropReason.UNKNOWN_CHANNEL)
+        if not self._manifest.may_subscribe(sender, channel):
+            return self._refuse(sender, channel, DropReason.NO_RIGHT)
+        return []
+
+    def _on_subscribe(self, event: Receive, now: Millis) -> list[Effect]:
+        message, sender = event.message, event.sender
+        if not isinstance(message, Subscribe):
+            return []
+        channel = message.channel
+        if refusal := self._may_not_listen(sender, channel):
+            return refusal
+        if not self._audience.enter(sender, channel, message.bodies, now):
+            return [Drop(DropReason.OVER_LIMIT, sender)]
+        positions = Positions(channel, self._desks.positions(channel))
+        effects: list[Effect] = [Send((sender,), positions)]
+        for stream, first in {cursor.stream: cursor.next for cursor in message.cursors}.items():
+            desk = self._desks.get(stream.data)
+            if desk is not None and stream.channel == channel:
+                effects += self._audience.replay(desk, sender, stream, first, message.bodies)
+        return effects
+
+    def _on_unsubscribe(self, event: Receive, now: Millis) -> list[Effect]:
+        if isinstance(event.message, Unsubscribe):
+            self._audience.leave(event.sender, event.message.channel)
+        return []
+
+    def _on_pull(self, event: Receive, now: Millis) -> list[Effect]:
+        message, sender = event.message, event.sender
+        if not isinstance(message, Pull):
+            return []
+        if sender in self._manifest.broker_ids:
+            return self._on_stream(event, now)
+        if refusal := self._may_not_listen(sender, message.stream.channel):
+            return refusal
+        desk = self._desks.get(message.stream.data)
+        if desk is None:
+            return [Drop(DropReason.UNKNOWN_STREAM, sender)]
+        return answer_pull(desk.ledger(message.stream.lane), event, message)
+
+    def _on_missed(self, event: Receive, now: Millis) -> list[Effect]:
+        message, sender = event.message, event.sender
+        if not isinstance(message, Missed):
+            return []
+        desk = self._desks.get(message.stream.data)
+        if desk is None or not self._manifest.may_subscribe(sender, message.stream.channel):
+            return [Drop(DropReason.NO_RIGHT, sender)]
+        desk.note_missed(message.first, message.first + message.count - 1)
+        return self._finish(desk, [])
+
+    def _on_attest(self, event: Receive, now: Millis) -> list[Effect]:
+        message, sender = event.message, event.sender
+        if not isinstance(message, Attest):
+            return []
+        if refusal := self._may_not_listen(sender, message.stream.channel):
+            return refusal
+        desk = self._desks.get(message.stream.data)
+        signed = None if desk is None else desk.notary.attest(desk.carrier, message.number)
+        if signed is None:
+            return [Drop(DropReason.NOT_HELD, sender)]
+        return [Send((sender,), Checkpoint(signed))]
+
+
+def _highest(message: AnyMessage) -> int:
+    """The highest number that a message about a stream names."""
+    match message:
+        case Open(base=base, fresh=fresh):
+            return max(base, fresh)
+        case Publish() | ChainRun() | Echo() | Ready() | Contents() | Pull():
+            return message.first
+        case _:
+            return 0

@@ -1,0 +1,211 @@
+"""A broker's desks: one per stream, with the carrier that the channel's policy asks for.
+
+This is where a new broadcast protocol is plugged in (`carriers`). Streams are bounded per channel,
+publisher and *introducer*, the node that first spoke of them: a lying broker that invents streams
+displaces only its own inventions, never a stream that the publisher itself has opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from quorumcast.agents.notary import Notary
+from quorumcast.broadcast.authenticated import Relay
+from quorumcast.broadcast.bracha import Bracha
+from quorumcast.broadcast.chain import Chain
+from quorumcast.broadcast.contract import Carrier, Surroundings
+from quorumcast.broadcast.history import History
+from quorumcast.broadcast.ledger import Ledger
+from quorumcast.core.ids import Channel, Lane, NodeId, Stream
+from quorumcast.core.limits import MAX_STREAMS_NAMED
+from quorumcast.core.machine import Effect, Send
+from quorumcast.core.messages import Ack, Position
+from quorumcast.core.quorum import Broadcast
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
+
+
+class Desk:
+    """What a broker keeps for one stream."""
+
+    __slots__ = (
+        "_acked",
+        "_acked_histories",
+        "_quarter",
+        "carrier",
+        "entry",
+        "introducer",
+        "missed",
+        "missed_upto",
+        "notary",
+        "stream",
+    )
+
+    def __init__(
+        self, stream: Stream, entry: ChannelEntry, carrier: Carrier, notary: Notary
+    ) -> None:
+        self.stream = stream
+        self.entry = entry
+        self.carrier = carrier
+        self.notary = notary
+        #: Who first spoke of this stream; the publisher takes over as soon as it speaks itself.
+        self.introducer: NodeId | None = None
+        #: How many publications subscribers said the fast path did not bring them.
+        self.missed = 0
+        self.missed_upto = 0
+        #: What was acknowledged last, on either lane.
+        self._acked: tuple[int, ...] = ()
+        self._acked_histories: tuple[int, ...] = ()
+        self._quarter = max(1, entry.policy.limits.window // 4)
+
+    @property
+    def fast(self) -> Carrier:
+        """The carrier of the publications themselves."""
+        return self.carrier.fast if isinstance(self.carrier, History) else self.carrier
+
+    @property
+    def genuine(self) -> bool:
+        """Whether the publisher itself opened this stream, or the protocol vouched for part of it.
+
+        A lying broker can speak of streams that do not exist; they are not passed on as hearsay.
+        """
+        return self.introducer == self.stream.publisher or self.carrier.ledger.next > 1
+
+    def ledger(self, lane: Lane) -> Ledger:
+        """What is held of a lane."""
+        if lane is Lane.HISTORY and isinstance(self.carrier, History):
+            return self.carrier.history_ledger
+        return self.carrier.ledger
+
+    def note_missed(self, first: int, last: int) -> None:
+        """Several subscribers miss the same publications: each counts once."""
+        if self.missed_upto < last < self.carrier.ledger.next:
+            self.missed += last - max(self.missed_upto, first - 1)
+            self.missed_upto = last
+
+    def ack(self, lane: Lane, *, told: bool, blocked: bool) -> list[Effect]:
+        """Acknowledgements that are due: always to a publisher that spoke, else upon progress."""
+        carrier = self.carrier
+        sends: list[Effect] = []
+        if isinstance(carrier, History):
+            sends += self._ack_histories(carrier.history_carrier, told and lane is Lane.HISTORY)
+        progress = (
+            carrier.upto,
+            carrier.settled,
+            self.missed,
+            carrier.ledger.next // self._quarter,
+        )
+        if told or progress != self._acked:
+            self._acked = progress
+            answer = Ack(
+                self.stream,
+                carrier.upto,
+                max(0, carrier.credit),
+                carrier.settled,
+                self.missed,
+                carrier.history_wanted,
+                blocked,
+            )
+            sends.append(Send((self.stream.publisher,), answer))
+        return sends
+
+    def _ack_histories(self, carrier: Carrier, told: bool) -> list[Effect]:
+        progress = (carrier.upto, carrier.settled)
+        if not told and progress == self._acked_histories:
+            return []
+        self._acked_histories = progress
+        answer = Ack(self.stream.history, carrier.upto, carrier.credit, carrier.settled)
+        return [Send((self.stream.publisher,), answer)]
+
+
+class Desks:
+    """All streams of a broker."""
+
+    __slots__ = ("_by_stream", "_keyring", "_manifest", "_readers")
+
+    #: The broker side of each protocol; a new protocol is added here.
+    carriers: ClassVar[dict[Broadcast, Callable[[Stream, Surroundings], Carrier]]] = {
+        Broadcast.DIRECT: Relay,
+        Broadcast.AUTHENTICATED: Relay,
+        Broadcast.BRACHA: Bracha,
+        Broadcast.CHAIN: Chain,
+    }
+    history: ClassVar[Callable[[Stream, Surroundings, Carrier], Carrier]] = History
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        keyring: Keyring,
+        readers: Callable[[Channel], Sequence[NodeId]],
+    ) -> None:
+        self._manifest = manifest
+        self._keyring = keyring
+        self._readers = readers
+        #: Desks by the data lane of their stream; bounded per channel, publisher and introducer.
+        self._by_stream: dict[Stream, Desk] = {}
+
+    def adopt(self, manifest: Manifest, keyring: Keyring) -> None:
+        """Go on in a new epoch; streams that are there already stay as they are."""
+        self._manifest = manifest
+        self._keyring.adopt(keyring)
+
+    def __len__(self) -> int:
+        return len(self._by_stream)
+
+    def get(self, data: Stream) -> Desk | None:
+        """The desk of a stream."""
+        return self._by_stream.get(data)
+
+    def all(self) -> list[Desk]:
+        """Every desk, oldest stream first."""
+        return list(self._by_stream.values())
+
+    def open(self, data: Stream, entry: ChannelEntry, introducer: NodeId) -> Desk:
+        """The desk of a stream that somebody entitled speaks of."""
+        desk = self._by_stream.get(data)
+        if desk is None:
+            policy = entry.policy
+            notary = Notary(data, self._keyring, policy.basis, policy.limits.segment)
+            desk = Desk(data, entry, self._make_carrier(data, entry), notary)
+            self._by_stream[data] = desk
+        desk.introducer = introducer
+        self._displace(desk, entry.policy.limits.streams_per_publisher)
+        return desk
+
+    def _make_carrier(self, data: Stream, entry: ChannelEntry) -> Carrier:
+        around = Surroundings(
+            me=self._keyring.identity.name,
+            brokers=self._manifest.broker_ids,
+            quorums=self._manifest.quorums,
+            policy=entry.policy,
+            hash=self._manifest.hash,
+            keyring=self._keyring,
+            readers=self._readers,
+        )
+        carrier = type(self).carriers[entry.policy.broadcast](data, around)
+        return type(self).history(data, around, carrier) if entry.policy.has_history else carrier
+
+    def _displace(self, new: Desk, limit: int) -> None:
+        others = [
+            desk.stream
+            for desk in self._by_stream.values()
+            if desk is not new
+            and desk.introducer == new.introducer
+            and desk.stream.channel == new.stream.channel
+            and desk.stream.publisher == new.stream.publisher
+        ]
+        for stale in others[: max(0, len(others) - limit + 1)]:
+            del self._by_stream[stale]
+
+    def positions(self, channel: Channel) -> tuple[Position, ...]:
+        """What is held of a channel's streams, histories included."""
+        found: list[Position] = []
+        for data, desk in self._by_stream.items():
+            if data.channel != channel or not desk.genuine:
+                continue
+            found.append(Position(data, desk.carrier.ledger.base, desk.carrier.ledger.next))
+            if isinstance(desk.carrier, History):
+                histories = desk.carrier.history_ledger
+                found.append(Position(data.history, histories.base, histories.next))
+        return tuple(found[-MAX_STREAMS_NAMED:])

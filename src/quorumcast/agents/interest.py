@@ -1,0 +1,268 @@
+"""A subscriber's interest in one channel: where its streams begin, and what it lacks of them.
+
+Where to begin: every broker says how far each stream is. Of n-f answers the (f+1)-th largest is
+taken: f liars can push it neither beyond what a correct broker reported nor below it. Streams that
+turn up later begin at 1. A stream counts only once f+1 brokers have named it, so that a lying
+broker cannot make a subscriber keep streams that do not exist.
+
+What nobody holds any longer is announced as a gap, never passed over in silence.
+"""
+
+from __future__ import annotations
+
+from quorumcast.agents.archive import Archive
+from quorumcast.broadcast.acceptance import Acceptor, Rule, rule_for
+from quorumcast.core.ids import Channel, Lane, NodeId, Stream
+from quorumcast.core.limits import MAX_STREAMS_NAMED
+from quorumcast.core.machine import Effect, Gap
+from quorumcast.core.messages import Cursor, Position, Positions, Subscribe
+from quorumcast.core.quorum import Broadcast, Protection, Quorums, accept_votes
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
+
+
+class Interest:
+    """Everything that a subscriber keeps for one channel."""
+
+    __slots__ = (
+        "_floor",
+        "_keyring",
+        "_manifest",
+        "_named",
+        "_positions",
+        "_quorums",
+        "_rules",
+        "acceptors",
+        "archives",
+        "begun",
+        "channel",
+        "entry",
+        "lagging",
+        "pulls",
+        "requested",
+        "seen",
+        "source",
+        "ticks",
+    )
+
+    def __init__(self, manifest: Manifest, entry: ChannelEntry, keyring: Keyring) -> None:
+        self.channel: Channel = entry.name
+        self.entry = entry
+        self._manifest = manifest
+        self._quorums: Quorums = manifest.quorums
+        self._keyring = keyring
+        policy = entry.policy
+        self._rules: dict[Lane, Rule] = {
+            Lane.DATA: rule_for(self._quorums, policy.protection, policy.broadcast),
+            Lane.HISTORY: rule_for(self._quorums, Protection.BYZANTINE, Broadcast.BRACHA),
+        }
+        #: What each broker last said it holds; at most MAX_STREAMS_NAMED streams each.
+        self._positions: dict[NodeId, dict[Stream, Position]] = {}
+        #: Streams (data lanes) that too few brokers have named yet, and which ones have; of each
+        #: publisher at most streams_per_publisher by each broker.
+        self._named: dict[Stream, dict[NodeId, None]] = {}
+        #: Incarnations of a publisher up to this one are over and forgotten.
+        self._floor: dict[NodeId, int] = {}
+        #: Whether the beginnings are known.
+        self.begun = False
+        #: One acceptor per stream and lane, one archive per stream.
+        self.acceptors: dict[Stream, Acceptor] = {}
+        self.archives: dict[Stream, Archive] = {}
+        #: The broker that sends bodies with its votes.
+        self.source: NodeId | None = None
+        #: Cursors at the last request for a replay, to know when to ask for more.
+        self.requested: dict[Stream, int] = {}
+        #: How often bodies of a stream were pulled in a row.
+        self.pulls: dict[Stream, int] = {}
+        #: For how many refreshes a broker has not voted although others did.
+        self.lagging: dict[NodeId, int] = {}
+        #: `next` per stream at the last refresh, and refreshes since something moved.
+        self.seen: dict[Stream, int] = {}
+        self.ticks = 0
+
+    def adopt(self, manifest: Manifest) -> None:
+        """Go on in a new epoch with other rights."""
+        self._manifest = manifest
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+        sizes = {"acceptors": len(self.acceptors), "named": len(self._named)}
+        for stream, acceptor in self.acceptors.items():
+            for name, size in acceptor.sizes().items():
+                sizes[f"{stream}/{name}"] = size
+        for stream, archive in self.archives.items():
+            for name, size in archive.sizes().items():
+                sizes[f"{stream}/{name}"] = size
+        return sizes
+
+    def subscribe_to(self, broker: NodeId) -> Subscribe:
+        """The request that (re)starts a broker's votes for us."""
+        cursors = tuple(
+            Cursor(stream, acceptor.next) for stream, acceptor in self.acceptors.items()
+        )
+        return Subscribe(self.channel, cursors[-MAX_STREAMS_NAMED:], broker == self.source)
+
+    def answered(self, broker: NodeId) -> bool:
+        """Whether a broker has said what it holds."""
+        return broker in self._positions
+
+    def forget(self, broker: NodeId) -> None:
+        """A broker that comes back may have forgotten everything."""
+        if not self.begun:
+            self._positions.pop(broker, None)
+
+    @property
+    def _enough_to_believe(self) -> int:
+        if self.entry.policy.protection is Protection.CRASH:
+            return 1
+        return self._quorums.one_correct
+
+    # ------------------------------------------------------------ positions
+
+    def on_positions(self, broker: NodeId, message: Positions) -> tuple[bool, list[Effect]]:
+        """What a broker holds; says whether cursors should be sent anew."""
+        held = {position.stream: position for position in message.positions}
+        self._positions[broker] = {s: p for s, p in held.items() if self._relevant(s)}
+        if not self.begun:
+            if len(self._positions) < self._quorums.responders:
+                return False, []
+            self._begin()
+            return True, []
+        fresh = [stream for stream in self._positions[broker] if self.name(broker, stream)]
+        return bool(fresh), self._gaps(broker)
+
+    def _relevant(self, stream: Stream) -> bool:
+        return (
+            stream.channel == self.channel
+            and stream.incarnation > self._floor.get(stream.publisher, -1)
+            and self._manifest.may_publish(stream.publisher, stream.channel)
+            and (stream.lane is Lane.DATA or self.entry.policy.has_history)
+        )
+
+    def _begin(self) -> None:
+        self.begun = True
+        streams: dict[Stream, None] = {}
+        for held in self._positions.values():
+            streams.update(dict.fromkeys(stream.data for stream in held))
+        for data in streams:
+            named = [held for held in self._positions.values() if self._speaks_of(held, data)]
+            if len(named) >= self._enough_to_believe:
+                self._accept_from(data, self._rank(data, highest=True))
+                if self.entry.policy.has_history:
+                    # Rather one history too many than a publication that none of them names.
+                    self._accept_from(data.history, self._rank(data.history, highest=False))
+
+    def _speaks_of(self, held: dict[Stream, Position], data: Stream) -> bool:
+        return data in held or data.history in held
+
+    def _rank(self, stream: Stream, *, highest: bool) -> int:
+        """The (f+1)-th largest or smallest position that brokers report."""
+        answers = sorted(
+            (held[stream].next if stream in held else 1 for held in self._positions.values()),
+            reverse=highest,
+        )
+        return answers[min(self._enough_to_believe, len(answers)) - 1]
+
+    def name(self, broker: NodeId, stream: Stream) -> bool:
+        """A broker speaks of a stream; True if that makes it one that we follow from now on."""
+        if stream in self.acceptors or not self.begun or not self._relevant(stream):
+            return False
+        data = stream.data
+        named = self._named.setdefault(data, {})
+        named[broker] = None
+        if len(named) >= self._enough_to_believe:
+            del self._named[data]
+            self._accept_from(data, 1)
+            if self.entry.policy.has_history:
+                self._accept_from(data.history, 1)
+            return True
+        self._forget_hearsay(broker, data.publisher)
+        return False
+
+    def _forget_hearsay(self, broker: NodeId, publisher: NodeId) -> None:
+        """Of each publisher a broker may name so many streams that nobody else has named yet.
+
+        Bounded per publisher: one that opens streams without end at one broker each must not use up
+        what its brokers may say of others.
+        """
+        mine = [s for s, by in self._named.items() if broker in by and s.publisher == publisher]
+        for stale in mine[: max(0, len(mine) - self.entry.policy.limits.streams_per_publisher)]:
+            del self._named[stale][broker]
+            if not self._named[stale]:
+                del self._named[stale]
+
+    def _accept_from(self, stream: Stream, first: int) -> None:
+        limits = self.entry.policy.limits
+        rule = self._rules[stream.lane]
+        self.acceptors[stream] = Acceptor(stream, first, rule, self._manifest.hash, limits)
+        if stream.lane is Lane.DATA:
+            self.archives[stream] = Archive(stream, self._keyring, self._quorums, limits)
+        self._retire_old(stream, limits.streams_per_publisher)
+
+    def _retire_old(self, stream: Stream, limit: int) -> None:
+        incarnations = sorted(
+            {s.incarnation for s in self.acceptors if s.publisher == stream.publisher}
+        )
+        for incarnation in incarnations[: max(0, len(incarnations) - limit)]:
+            self._floor[stream.publisher] = incarnation
+            for stale in [
+                s
+                for s in self.acceptors
+                if s.publisher == stream.publisher and s.incarnation == incarnation
+            ]:
+                del self.acceptors[stale]
+                self.archives.pop(stale, None)
+                self.pulls.pop(stale, None)
+
+    def _gaps(self, broker: NodeId) -> list[Effect]:
+        effects: list[Effect] = []
+        for stream in self._positions[broker]:
+            acceptor = self.acceptors.get(stream)
+            if acceptor is None:
+                continue
+            # A broker that has not spoken of the stream may hold all of it.
+            bases = sorted(
+                held[stream].base if held is not None and stream in held else 0
+                for held in map(self._positions.get, self._manifest.broker_ids)
+            )
+            first = bases[self._needed(stream.lane) - 1]
+            if first > acceptor.next:
+                effects.append(Gap(stream, acceptor.next, first - 1))
+                acceptor.skip_to(first)
+        return effects
+
+    def _needed(self, lane: Lane) -> int:
+        """How many brokers must hold a publication so that it can still be accepted."""
+        policy = self.entry.policy
+        if lane is Lane.HISTORY:
+            return self._quorums.ready_accept
+        if policy.has_history:
+            return self._quorums.one_correct
+        return accept_votes(self._quorums, policy.protection, policy.broadcast)
+
+    def silent_on(self, broker: NodeId) -> Stream | None:
+        """A stream on which a broker has not voted for what was accepted by the last refresh."""
+        for stream, acceptor in self.acceptors.items():
+            last = self.seen.get(stream, 0) - 1
+            # What lies before the start was never voted on here: it says nothing about anybody.
+            voted = acceptor.last_vote.get(broker, 0)
+            if stream.lane is Lane.DATA and acceptor.start <= last and voted < last:
+                return stream
+        return None
+
+    def behind(self, stream: Stream) -> bool:
+        """Whether a replay has been used up and brokers hold more."""
+        asked = self.requested.get(stream)
+        if asked is None:
+            return False
+        replay = self.entry.policy.limits.replay
+        acceptor = self.acceptors[stream]
+        ends = sorted(
+            (held[stream].next for held in self._positions.values() if stream in held),
+            reverse=True,
+        )
+        rank = self._enough_to_believe
+        target = ends[rank - 1] if len(ends) >= rank else 0
+        return target - asked > replay // 2 and acceptor.next - asked >= min(
+            replay // 2, target - asked
+        )

@@ -1,0 +1,546 @@
+"""The broker: rights, subscriptions, votes, replays, acknowledgements, pledges. n = 4, f = 1."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.support.cells import (
+    AB,
+    ALICE,
+    B1,
+    B2,
+    B3,
+    B4,
+    BOB,
+    BRB,
+    CAROL,
+    CHAIN,
+    LANE,
+    ORDERS,
+    STREAM,
+    T0,
+    Cell,
+    accused,
+    bodies,
+    chain_run,
+    contents,
+    delivered,
+    digests,
+    feed,
+    limited,
+    messages,
+    publish,
+    reasons,
+    sent,
+    suspects,
+)
+
+from quorumcast.agents.broker import Broker
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream
+from quorumcast.core.limits import Limits
+from quorumcast.core.machine import (
+    Connected,
+    Disconnected,
+    Drop,
+    DropReason,
+    Effect,
+    Persist,
+    Receive,
+    Record,
+    Restored,
+    Send,
+    Suspect,
+    Suspicion,
+    Timer,
+    TimerFired,
+)
+from quorumcast.core.messages import (
+    Ack,
+    AnyMessage,
+    Attest,
+    ChainRun,
+    Checkpoint,
+    Contents,
+    Cursor,
+    Echo,
+    Missed,
+    Open,
+    Position,
+    Positions,
+    Publish,
+    Pull,
+    Ready,
+    Refuse,
+    Subscribe,
+    Unsubscribe,
+    Vote,
+)
+from quorumcast.core.statements import Basis, SegmentStatement, parse_statement
+from quorumcast.crypto.digest import root
+from quorumcast.manifest.policy import Policy
+
+WINDOW = Limits().window
+ORDER = (B1, B2, B3)
+#: Asking for replays less often than a broker refuses to serve them.
+APART_MS = 1000
+
+
+def subscribe(
+    reader: NodeId = BOB, *cursors: Cursor, bodies: bool = True, channel: Channel = ORDERS
+) -> Receive:
+    return Receive(reader, Subscribe(channel, cursors, bodies))
+
+
+def broker(policy: Policy = AB, *readers: NodeId, me: NodeId = B1) -> Broker:
+    made = Cell(policy).broker(me)
+    for reader in readers:
+        made.handle(subscribe(reader, bodies=reader == BOB), T0)
+    return made
+
+
+def is_sendable(message: AnyMessage) -> bool:
+    """Whether the reader's decoder would take it."""
+    try:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message))
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def echo(sender: NodeId, stream: Stream = STREAM, first: int = 1) -> Receive:
+    return Receive(sender, Echo(stream, first, root(first, digests(b"a"))))
+
+
+# ------------------------------------------------------------------- rights
+
+
+def test_broker_publication_without_right_is_refused_with_a_reason() -> None:
+    made = Cell(AB, publishers=(CAROL,)).broker()
+    effects = made.handle(publish(1, b"a"), T0)
+    assert reasons(effects) == [DropReason.NO_RIGHT]
+    (refusal,) = sent(effects)
+    assert refusal.to == (ALICE,)
+    assert isinstance(refusal.message, Refuse)
+    assert "no right" in refusal.message.reason
+    assert made.sizes()["streams"] == 0
+
+
+def test_broker_subscription_without_right_is_refused_with_a_reason() -> None:
+    made = Cell(AB, subscribers=(CAROL,)).broker()
+    for message in (Subscribe(ORDERS, (), True), Pull(STREAM, 1, 1), Attest(STREAM, 1)):
+        effects = made.handle(Receive(BOB, message), T0)
+        assert reasons(effects) == [DropReason.NO_RIGHT]
+        assert len(messages(effects, Refuse)) == 1
+    assert made.sizes()["subscribers"] == 0
+    assert reasons(made.handle(Receive(BOB, Missed(STREAM, 1, 1)), T0)) == [DropReason.NO_RIGHT]
+
+
+def test_broker_unknown_channel_is_refused_with_a_reason() -> None:
+    made = broker()
+    for event in (
+        subscribe(channel=Channel("nowhere")),
+        publish(1, b"a", stream=Stream(Channel("nowhere"), ALICE, 1)),
+    ):
+        effects = made.handle(event, T0)
+        assert reasons(effects) == [DropReason.UNKNOWN_CHANNEL]
+        assert len(messages(effects, Refuse)) == 1
+
+
+def test_broker_refusal_of_a_very_long_name_can_be_decoded() -> None:
+    effects = broker().handle(subscribe(channel=Channel("x" * 5000)), T0)
+    assert all(is_sendable(m) for m in messages(effects, Refuse))
+
+
+def test_broker_client_that_speaks_for_another_is_refused() -> None:
+    effects = broker().handle(publish(1, b"a", sender=BOB), T0)
+    assert effects == [Drop(DropReason.WRONG_SENDER, BOB)]
+
+
+def test_broker_message_that_is_not_for_brokers_is_unexpected() -> None:
+    event = Receive(B2, Ack(STREAM, 1, 1))
+    assert broker().handle(event, T0) == [Drop(DropReason.UNEXPECTED, B2)]
+    assert broker().handle(Connected(B2), T0) == []
+
+
+def test_broker_history_on_a_channel_without_history_is_refused() -> None:
+    """Else the MACs of a chain would cover one lane and the votes name another."""
+    made = broker(CHAIN, me=B1)
+    vouchers = Cell(CHAIN).vouchers(ALICE, (B1, B2), 1, (b"a",), ORDER, stream=LANE)
+    effects = made.handle(chain_run(ALICE, 1, (b"a",), ORDER, vouchers, stream=LANE), T0)
+    assert sent(effects, ChainRun) == []
+    assert len(reasons(effects)) == 1
+    plain = broker(AB, BOB)
+    assert sent(plain.handle(publish(1, b"a", stream=LANE), T0), Vote) == []
+
+
+# -------------------------------------------------------------------- votes
+
+
+def test_broker_votes_with_bodies_for_those_who_asked_for_them() -> None:
+    effects = broker(AB, BOB, CAROL).handle(publish(1, b"a"), T0)
+    vote = Vote(STREAM, 1, digests(b"a"))
+    assert effects == [
+        Send((BOB,), vote, (b"a",)),
+        Send((CAROL,), vote),
+        Send((ALICE,), Ack(STREAM, 1, 1 + WINDOW)),
+    ]
+
+
+def test_broker_without_subscribers_only_acknowledges() -> None:
+    assert broker().handle(publish(1, b"a"), T0) == [Send((ALICE,), Ack(STREAM, 1, 1 + WINDOW))]
+
+
+def test_broker_subscriber_that_left_or_disconnected_gets_no_more_votes() -> None:
+    for goodbye in (Receive(BOB, Unsubscribe(ORDERS)), Disconnected(BOB)):
+        made = broker(AB, BOB)
+        made.handle(goodbye, T0)
+        assert sent(made.handle(publish(1, b"a"), T0), Vote) == []
+        assert made.subscribers() == {ORDERS: []}
+
+
+def test_broker_last_of_a_chain_votes_with_the_others_macs_and_the_bodies() -> None:
+    cell = Cell(CHAIN)
+    made = broker(CHAIN, BOB, CAROL, me=B3)
+    vouchers = (
+        *cell.vouchers(B1, (B3,), 1, (b"a",), ORDER),
+        *cell.vouchers(B2, (B3, BOB, CAROL), 1, (b"a",), ORDER),
+    )
+    effects = made.handle(chain_run(B2, 1, (b"a",), ORDER, vouchers), T0)
+    assert sent(effects, Vote) == [
+        Send(
+            (reader,),
+            Vote(
+                STREAM,
+                1,
+                digests(b"a"),
+                ORDER,
+                cell.vouchers(B2, (reader,), 1, (b"a",), ORDER),
+            ),
+            (b"a",),
+        )
+        for reader in (BOB, CAROL)
+    ]
+
+
+# ---------------------------------------------------------- acknowledgements
+
+
+def test_broker_publisher_that_spoke_is_always_answered() -> None:
+    made = broker()
+    assert made.handle(Receive(ALICE, Open(STREAM, 1, 1)), T0) == [
+        Send((ALICE,), Ack(STREAM, 0, WINDOW))
+    ]
+    made.handle(publish(1, b"a"), T0)
+    assert made.handle(publish(1, b"a"), T0) == [
+        Drop(DropReason.DUPLICATE, ALICE),
+        Send((ALICE,), Ack(STREAM, 1, 1 + WINDOW)),
+    ]
+
+
+def test_broker_blocked_and_history_wanted_are_told_to_the_publisher() -> None:
+    made = broker(limited("ab+history"))
+    (ack,) = messages(made.handle(publish(1, b"a"), T0), Ack)[-1:]
+    assert ack == Ack(STREAM, 1, 4, history_wanted=False, blocked=False)
+    (ack,) = messages(made.handle(publish(2, b"b"), T0), Ack)[-1:]
+    assert ack == Ack(STREAM, 2, 4, history_wanted=True, blocked=False)
+    (ack,) = messages(made.handle(publish(3, b"c", b"d", b"e"), T0), Ack)[-1:]
+    assert ack == Ack(STREAM, 2, 4, history_wanted=True, blocked=True)
+
+
+def test_broker_missed_publications_are_counted_once_and_passed_on() -> None:
+    made = broker(limited("ab+history"), BOB, CAROL)
+    made.handle(publish(1, *bodies(1, 4)), T0)
+    (ack,) = messages(made.handle(Receive(BOB, Missed(STREAM, 1, 2)), T0), Ack)
+    assert isinstance(ack, Ack)
+    assert ack.missed == 2
+    assert made.handle(Receive(CAROL, Missed(STREAM, 1, 2)), T0) == []
+    (ack,) = messages(made.handle(Receive(CAROL, Missed(STREAM, 2, 2)), T0), Ack)
+    assert isinstance(ack, Ack)
+    assert ack.missed == 3
+
+
+def test_broker_missed_publications_that_do_not_exist_are_ignored() -> None:
+    made = broker(limited("ab+history"), BOB)
+    made.handle(publish(1, b"a"), T0)
+    assert made.handle(Receive(BOB, Missed(STREAM, 1, 2**62)), T0) == []
+    assert made.handle(Receive(BOB, Missed(STREAM, 2**62, 2**62)), T0) == []
+
+
+# ------------------------------------------------------- subscribing, replays
+
+
+def test_broker_subscription_is_answered_with_positions() -> None:
+    made = broker(limited("ab+history"))
+    made.handle(publish(1, b"a", b"b"), T0)
+    assert made.handle(subscribe(), T0) == [
+        Send((BOB,), Positions(ORDERS, (Position(STREAM, 1, 3), Position(LANE, 1, 1))))
+    ]
+
+
+def test_broker_cursor_is_answered_with_votes_from_there() -> None:
+    made = broker()
+    made.handle(publish(1, b"a", b"b"), T0)
+    full = made.handle(subscribe(BOB, Cursor(STREAM, 2)), T0)
+    assert sent(full, Vote) == [Send((BOB,), Vote(STREAM, 2, digests(b"b")), (b"b",))]
+    bare = made.handle(subscribe(CAROL, Cursor(STREAM, 1), bodies=False), T0)
+    assert sent(bare, Vote) == [Send((CAROL,), Vote(STREAM, 1, digests(b"a", b"b")))]
+
+
+def test_broker_cursor_at_the_end_or_on_an_unknown_stream_replays_nothing() -> None:
+    made = broker()
+    made.handle(publish(1, b"a"), T0)
+    elsewhere = Stream(Channel("news"), ALICE, 1)
+    cursors = (Cursor(STREAM, 2), Cursor(Stream(ORDERS, ALICE, 9), 1), Cursor(elsewhere, 1))
+    assert sent(made.handle(subscribe(BOB, *cursors), T0), Vote) == []
+
+
+def test_broker_replay_is_bounded_and_told_where_it_ended() -> None:
+    made = broker(limited("ab", replay=3))
+    made.handle(publish(1, *bodies(1, 10)), T0)
+    (vote,) = messages(made.handle(subscribe(BOB, Cursor(STREAM, 1)), T0), Vote)
+    assert vote == Vote(STREAM, 1, digests(*bodies(1, 3)))
+
+
+def test_broker_replay_of_what_is_forgotten_starts_at_the_oldest_held() -> None:
+    made = broker(limited("ab", retained_publications=2))
+    made.handle(publish(1, *bodies(1, 5)), T0)
+    (vote,) = messages(made.handle(subscribe(BOB, Cursor(STREAM, 1)), T0), Vote)
+    assert vote == Vote(STREAM, 4, digests(*bodies(4, 2)))
+
+
+def test_broker_replays_are_served_only_so_often() -> None:
+    made = broker()
+    made.handle(subscribe(), T0)
+    assert made.handle(subscribe(), Millis(1)) == [Drop(DropReason.OVER_LIMIT, BOB)]
+    assert len(sent(made.handle(subscribe(), Millis(APART_MS)), Positions)) == 1
+
+
+def test_broker_cursors_of_one_stream_are_served_once() -> None:
+    """A thousand cursors in one small message must not be answered with a thousand replays."""
+    made = broker()
+    made.handle(publish(1, *bodies(1, 10)), T0)
+    effects = made.handle(subscribe(BOB, *[Cursor(STREAM, 1)] * 1000), T0)
+    assert len(sent(effects, Vote)) == 1
+
+
+def test_broker_of_a_chain_replays_only_as_one_of_its_last() -> None:
+    for me, expected in ((B1, 0), (B2, 1)):
+        cell, made = Cell(CHAIN), broker(CHAIN, me=me)
+        if me == B1:
+            event = chain_run(
+                ALICE, 1, (b"a",), ORDER, cell.vouchers(ALICE, (B1, B2), 1, (b"a",), ORDER)
+            )
+        else:
+            vouchers = [cell.vouchers(a, (B2,), 1, (b"a",), ORDER) for a in (ALICE, B1)]
+            event = chain_run(B1, 1, (b"a",), ORDER, vouchers[0] + vouchers[1])
+        made.handle(event, T0)
+        effects = made.handle(subscribe(BOB, Cursor(STREAM, 1)), T0)
+        assert len(sent(effects, Vote)) == expected
+
+
+def test_broker_pull_of_a_subscriber_is_answered() -> None:
+    made = broker(AB, BOB)
+    made.handle(publish(1, b"a", b"b"), T0)
+    assert made.handle(Receive(BOB, Pull(STREAM, 2, 9)), T0) == [
+        Send((BOB,), Contents(STREAM, 2, digests(b"b")), (b"b",))
+    ]
+    unknown = Receive(BOB, Pull(Stream(ORDERS, ALICE, 9), 1, 1))
+    assert reasons(made.handle(unknown, T0)) == [DropReason.UNKNOWN_STREAM]
+
+
+# --------------------------------------------------------------- statements
+
+
+def test_broker_whole_segment_is_signed_for_the_subscribers() -> None:
+    made = broker(limited("ab", segment=2), BOB, CAROL)
+    assert sent(made.handle(publish(1, b"a"), T0), Checkpoint) == []
+    (send,) = sent(made.handle(publish(2, b"b"), T0), Checkpoint)
+    assert send.to == (BOB, CAROL)
+    assert isinstance(send.message, Checkpoint)
+    statement = parse_statement(send.message.statement.payload)
+    assert isinstance(statement, SegmentStatement)
+    assert (statement.first, statement.count, statement.basis) == (1, 2, Basis.FORWARDED)
+
+
+def test_broker_request_for_a_statement_is_answered_as_far_as_it_is_final() -> None:
+    made = broker(limited("ab+history"), BOB)
+    made.handle(publish(1, b"a"), T0)
+    assert reasons(made.handle(Receive(BOB, Attest(STREAM, 1)), T0)) == [DropReason.NOT_HELD]
+    plain = broker(AB, BOB)
+    plain.handle(publish(1, b"a"), T0)
+    assert len(sent(plain.handle(Receive(BOB, Attest(STREAM, 1)), T0), Checkpoint)) == 1
+    unknown = Receive(BOB, Attest(Stream(ORDERS, ALICE, 9), 1))
+    assert reasons(plain.handle(unknown, T0)) == [DropReason.NOT_HELD]
+
+
+# ------------------------------------------------------------------ journals
+
+
+JOURNAL = Policy.named("ab", journal=True)
+
+
+def journal_of(effects: list[Effect]) -> list[Record]:
+    return [e.record for e in effects if isinstance(e, Persist)]
+
+
+def restarted(policy: Policy, *before: Receive, me: NodeId = B1) -> Broker:
+    """A broker after a restart, with what it had written before."""
+    records = journal_of(feed(broker(policy, BOB, me=me).handle, *before))
+    assert records
+    made = broker(policy, BOB, me=me)
+    for record in records:
+        assert made.handle(Restored(record), T0) == []
+    return made
+
+
+def test_broker_with_a_journal_votes_only_after_the_disk_has_it() -> None:
+    effects = broker(JOURNAL, BOB).handle(publish(1, b"a"), T0)
+    (persist,) = [e for e in effects if isinstance(e, Persist)]
+    assert persist.then == (Send((BOB,), Vote(STREAM, 1, digests(b"a")), (b"a",)),)
+    assert sent(effects, Vote) == []
+
+
+def test_broker_on_a_chain_with_a_journal_passes_on_only_after_the_disk_has_it() -> None:
+    """The MACs in the message vouch to successors and subscribers alike."""
+    policy = Policy.named("chain", journal=True)
+    vouchers = Cell(policy).vouchers(ALICE, (B1, B2), 1, (b"a",), ORDER)
+    effects = broker(policy).handle(chain_run(ALICE, 1, (b"a",), ORDER, vouchers), T0)
+    assert sent(effects, ChainRun) == []
+    (persist,) = [e for e in effects if isinstance(e, Persist)]
+    assert [type(e.message) for e in persist.then if isinstance(e, Send)] == [ChainRun]
+
+
+def test_broker_pledge_is_kept_after_a_restart() -> None:
+    made = restarted(JOURNAL, publish(1, b"a"))
+    assert made.handle(publish(1, b"b"), T0) == [
+        Drop(DropReason.CONFLICT, ALICE),
+        Suspect(ALICE, Suspicion.EQUIVOCATION, STREAM),
+    ]
+    assert reasons(made.handle(publish(1, b"a"), T0)) == []
+
+
+def test_broker_pledge_is_kept_towards_histories_too() -> None:
+    """Else it could echo a history that denies what a subscriber accepted with its vote."""
+    policy = Policy.named("ab+history", alpha=2, journal=True)
+    cell = Cell(policy)
+    made = restarted(policy, publish(1, b"a"))
+    lie = publish(1, cell.history(1, 1, b"b"), stream=LANE)
+    effects = feed(made.handle, lie, contents(B2, 1, b"b"))
+    assert sent(effects, Echo) == []
+    assert suspects(effects) == [ALICE]
+    truth = publish(1, cell.history(1, 1, b"a"), stream=LANE)
+    assert len(sent(feed(made.handle, publish(1, b"a"), truth), Echo)) == 1
+
+
+def test_broker_forged_run_against_a_pledge_does_not_make_the_publisher_a_suspect() -> None:
+    made = restarted(JOURNAL, publish(1, b"a"))
+    effects = made.handle(publish(1, b"b", sender=B2), T0)
+    assert suspects(effects) == []
+
+
+# ------------------------------------------------------------------- limits
+
+
+def test_broker_streams_of_a_publisher_are_bounded_and_the_oldest_gives_way() -> None:
+    made = broker(limited("ab", streams_per_publisher=2))
+    for incarnation in range(1, 10):
+        made.handle(publish(1, b"a", stream=Stream(ORDERS, ALICE, incarnation)), T0)
+    assert [s.incarnation for s in made.streams()] == [8, 9]
+
+
+def test_broker_streams_that_a_liar_invents_displace_only_its_own() -> None:
+    made = broker(limited("brb", streams_per_publisher=2))
+    made.handle(publish(1, b"a"), T0)
+    for incarnation in range(2, 50):
+        made.handle(echo(B2, Stream(ORDERS, ALICE, incarnation)), T0)
+        made.handle(echo(B2, Stream(ORDERS, CAROL, incarnation)), T0)
+    assert STREAM in made.streams()
+    assert made.sizes()["streams"] == 5
+
+
+def test_broker_invented_streams_are_not_passed_on_as_hearsay() -> None:
+    made = broker(BRB)
+    made.handle(echo(B2, Stream(ORDERS, ALICE, 77)), T0)
+    assert messages(made.handle(subscribe(), T0), Positions) == [Positions(ORDERS, ())]
+
+
+def test_broker_stream_without_right_is_not_opened_for_a_broker_either() -> None:
+    made = broker(BRB)
+    effects = made.handle(echo(B2, Stream(ORDERS, NodeId("mallory"), 1)), T0)
+    assert reasons(effects) == [DropReason.NO_RIGHT]
+    assert made.sizes()["streams"] == 0
+
+
+@pytest.mark.parametrize("name", ["ab", "brb", "chain", "ab+history", "direct"])
+def test_broker_stream_opened_at_the_end_of_all_numbers_harms_nobody(name: str) -> None:
+    """What the broker then tells others must be decodable, and take no time."""
+    made = broker(limited(name), BOB)
+    top = 2**62
+    effects = feed(
+        made.handle,
+        Receive(ALICE, Open(STREAM, top, 1)),
+        Receive(ALICE, Open(STREAM, 1, top)),
+        Receive(ALICE, Open(LANE, top, top)),
+        publish(top, b"a", b"b"),
+        Receive(B2, Echo(STREAM, top, root(1, b""))),
+        Receive(B2, Ready(STREAM, top, root(1, b""))),
+    )
+    effects += made.handle(subscribe(BOB, Cursor(STREAM, 1)), Millis(APART_MS))
+    assert [m for s in sent(effects) if not is_sendable(m := s.message)] == []
+
+
+def test_broker_is_bounded_against_everything_one_client_can_send() -> None:
+    policy = limited("ab+history", window=8, retained_publications=8, streams_per_publisher=2)
+    cell, made = Cell(policy), broker(policy, BOB)
+    for i in range(1, 300):
+        stream = Stream(ORDERS, ALICE, i)
+        feed(
+            made.handle,
+            Receive(ALICE, Open(stream, i, i)),
+            publish(i, b"x", stream=stream),
+            publish(i, cell.history(i, i, b"x"), stream=stream.history),
+            publish(i, b"%d" % i),
+            publish(i, cell.history(i, 1, b"%d" % i), stream=LANE),
+            subscribe(ALICE, Cursor(stream, i)),
+            Receive(ALICE, Missed(stream, i, i)),
+            Receive(ALICE, Attest(stream, i)),
+            Receive(ALICE, Pull(stream, i, 1)),
+            now=i * APART_MS,
+        )
+    sizes = made.sizes()
+    assert sizes["streams"] == 2
+    assert max(sizes.values()) <= 64
+
+
+def test_broker_is_bounded_against_everything_one_broker_can_send() -> None:
+    policy = limited("brb", window=8, retained_publications=8, streams_per_publisher=2)
+    made = broker(policy, BOB)
+    made.handle(publish(1, b"a"), T0)
+    effects: list[Effect] = []
+    for i in range(1, 300):
+        for stream in (STREAM, Stream(ORDERS, ALICE, i + 1)):
+            effects += feed(
+                made.handle,
+                echo(B4, stream, i),
+                Receive(B4, Ready(stream, i, root(i, digests(b"%d" % i)))),
+                Receive(B4, Pull(stream, i, 1)),
+                contents(B4, i, b"%d" % i, stream=stream),
+                publish(i, b"%d" % i, sender=B4, stream=stream),
+            )
+    assert made.sizes()["streams"] == 3
+    assert max(made.sizes().values()) <= 17
+    assert set(suspects(effects)) <= {B4}
+    assert accused(effects) == []
+    assert delivered(effects) == []
+
+
+def test_broker_timer_of_a_stream_that_is_gone_is_ignored() -> None:
+    class Strange(Timer, frozen=True, tag=True):
+        pass
+
+    assert broker().handle(TimerFired(Strange()), T0) == []
+
+
+def test_broker_publish_without_bodies_is_a_bad_run() -> None:
+    effects = broker().handle(Receive(ALICE, Publish(STREAM, 1, digests(b"a"))), T0)
+    assert reasons(effects) == [DropReason.BAD_RUN]

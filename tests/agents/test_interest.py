@@ -1,0 +1,233 @@
+"""Where a subscriber begins, which streams it believes in, and what it gives up. n = 4, f = 1."""
+
+from __future__ import annotations
+
+from tests.support.cells import (
+    AB,
+    ALICE,
+    B1,
+    B2,
+    B3,
+    B4,
+    BOB,
+    CAROL,
+    LANE,
+    ORDERS,
+    STREAM,
+    Cell,
+    limited,
+)
+
+from quorumcast.agents.interest import Interest
+from quorumcast.core.ids import Channel, NodeId, Stream
+from quorumcast.core.limits import MAX_STREAMS_NAMED
+from quorumcast.core.machine import Gap
+from quorumcast.core.messages import Cursor, Position, Positions, Subscribe
+from quorumcast.manifest.policy import Policy
+
+
+def interest(policy: Policy = AB, n: int = 4, f: int = 1) -> Interest:
+    cell = Cell(policy, n=n, f=f, publishers=(ALICE, CAROL))
+    return Interest(cell.manifest, cell.manifest.channels[0], cell.keyring(BOB))
+
+
+def say(
+    to: Interest, broker: NodeId, next_: int, base: int = 1, stream: Stream = STREAM
+) -> tuple[bool, list[object]]:
+    anew, effects = to.on_positions(broker, Positions(ORDERS, (Position(stream, base, next_),)))
+    return anew, list(effects)
+
+
+def begun(policy: Policy = AB) -> Interest:
+    made = interest(policy)
+    for broker in (B1, B2, B3):
+        made.on_positions(broker, Positions(ORDERS, ()))
+    return made
+
+
+# --------------------------------------------------------------- beginning
+
+
+def test_interest_begins_at_n_minus_f_answers_and_not_before() -> None:
+    made = interest()
+    assert say(made, B1, 10) == (False, [])
+    assert say(made, B1, 10) == (False, [])
+    assert say(made, B2, 10) == (False, [])
+    assert not made.begun
+    assert say(made, B3, 10) == (True, [])
+    assert made.begun
+
+
+def test_interest_start_is_the_f_plus_1th_largest_answer() -> None:
+    made = interest()
+    for broker, next_ in ((B1, 7), (B2, 9), (B3, 8)):
+        say(made, broker, next_)
+    assert made.acceptors[STREAM].next == 8
+
+
+def test_interest_liar_cannot_push_the_start_up() -> None:
+    made = interest()
+    for broker, next_ in ((B4, 2**61), (B2, 9), (B3, 8)):
+        say(made, broker, next_)
+    assert made.acceptors[STREAM].next == 9
+
+
+def test_interest_liar_cannot_pull_the_start_down() -> None:
+    made = interest()
+    for broker, next_ in ((B4, 1), (B2, 9), (B3, 8)):
+        say(made, broker, next_)
+    assert made.acceptors[STREAM].next == 8
+
+
+def test_interest_broker_that_does_not_know_the_stream_counts_as_at_its_beginning() -> None:
+    made = interest()
+    made.on_positions(B1, Positions(ORDERS, ()))
+    for broker, next_ in ((B2, 9), (B3, 8)):
+        say(made, broker, next_)
+    assert made.acceptors[STREAM].next == 8
+
+
+def test_interest_stream_named_by_f_brokers_is_not_followed() -> None:
+    made = interest()
+    made.on_positions(B1, Positions(ORDERS, ()))
+    made.on_positions(B2, Positions(ORDERS, ()))
+    say(made, B4, 9)
+    assert made.begun
+    assert made.acceptors == {}
+
+
+def test_interest_with_crash_protection_believes_one_broker() -> None:
+    made = interest(Policy.named("direct-crash"), n=2)
+    say(made, B1, 5)
+    assert made.acceptors[STREAM].next == 5
+
+
+def test_interest_larger_cell_needs_more_answers() -> None:
+    made = interest(n=7, f=2)
+    for i, next_ in enumerate((2**61, 2**60, 5, 4, 3), start=3):
+        say(made, NodeId(f"b{i}"), next_)
+    assert made.acceptors[STREAM].next == 5, "two liars, and 5 is what a correct broker said"
+
+
+# ------------------------------------------------------------ later streams
+
+
+def test_interest_stream_that_turns_up_later_begins_at_1() -> None:
+    made = begun()
+    assert not made.name(B1, STREAM)
+    assert made.name(B2, STREAM)
+    assert made.acceptors[STREAM].next == 1
+    assert not made.name(B3, STREAM), "it is followed already"
+
+
+def test_interest_same_broker_twice_is_one_broker() -> None:
+    made = begun()
+    made.name(B1, STREAM)
+    assert not made.name(B1, STREAM)
+
+
+def test_interest_stream_without_right_or_of_another_channel_is_never_followed() -> None:
+    made = begun()
+    for stream in (Stream(ORDERS, BOB, 1), Stream(Channel("news"), ALICE, 1), LANE):
+        for broker in (B1, B2, B3):
+            assert not made.name(broker, stream)
+    assert made.sizes()["named"] == 0
+
+
+def test_interest_history_lane_is_followed_where_there_are_histories() -> None:
+    made = begun(limited("ab+history"))
+    made.name(B1, STREAM)
+    made.name(B2, LANE)
+    assert set(made.acceptors) == {STREAM, LANE}
+
+
+def test_interest_old_incarnations_give_way_and_do_not_come_back() -> None:
+    made = begun(limited("ab", streams_per_publisher=2))
+    for incarnation in range(1, 6):
+        stream = Stream(ORDERS, ALICE, incarnation)
+        made.name(B1, stream)
+        made.name(B2, stream)
+    assert [s.incarnation for s in made.acceptors] == [4, 5]
+    assert set(made.archives) == set(made.acceptors)
+    for broker in (B1, B2, B3):
+        assert not made.name(broker, Stream(ORDERS, ALICE, 2))
+
+
+def test_interest_streams_that_a_liar_invents_are_bounded() -> None:
+    made = begun()
+    for incarnation in range(5000):
+        made.name(B4, Stream(ORDERS, ALICE, incarnation))
+    assert made.sizes()["named"] <= MAX_STREAMS_NAMED
+
+
+def test_interest_inventions_of_a_publisher_do_not_keep_others_streams_out() -> None:
+    """carol opens each of thousands of streams at one correct broker only."""
+    made = begun()
+    for incarnation in range(MAX_STREAMS_NAMED):
+        for i, broker in enumerate((B1, B2, B3, B4)):
+            made.name(broker, Stream(ORDERS, CAROL, 4 * incarnation + i))
+    made.name(B1, STREAM)
+    assert made.name(B2, STREAM)
+
+
+# -------------------------------------------------------------------- gaps
+
+
+def following() -> Interest:
+    made = interest()
+    for broker in (B1, B2, B3):
+        say(made, broker, 5)
+    say(made, B4, 5)
+    return made
+
+
+def test_interest_gap_is_announced_when_too_few_hold_what_is_next() -> None:
+    made = following()
+    assert say(made, B1, 20, base=9) == (False, [])
+    anew, effects = say(made, B2, 20, base=8)
+    assert effects == [Gap(STREAM, 5, 7)]
+    assert made.acceptors[STREAM].next == 8
+    assert not anew
+
+
+def test_interest_liar_cannot_announce_a_gap() -> None:
+    made = following()
+    assert say(made, B4, 2**61, base=2**61) == (False, [])
+    assert made.acceptors[STREAM].next == 5
+
+
+def test_interest_gap_is_announced_once() -> None:
+    made = following()
+    for broker in (B1, B2):
+        say(made, broker, 20, base=9)
+    assert say(made, B2, 20, base=9) == (False, [])
+
+
+# ----------------------------------------------------------------- cursors
+
+
+def test_interest_cursors_say_what_is_wanted_and_bodies_from_the_source_alone() -> None:
+    made = following()
+    made.source = B2
+    cursors = (Cursor(STREAM, 5),)
+    assert made.subscribe_to(B1) == Subscribe(ORDERS, cursors, False)
+    assert made.subscribe_to(B2) == Subscribe(ORDERS, cursors, True)
+
+
+def test_interest_is_behind_when_a_replay_is_used_up_and_more_is_held() -> None:
+    made = following()
+    replay = made.entry.policy.limits.replay
+    made.requested = {STREAM: 5}
+    for broker in (B1, B2):
+        say(made, broker, 5 + 2 * replay)
+    assert not made.behind(STREAM)
+    made.acceptors[STREAM].skip_to(5 + replay // 2)
+    assert made.behind(STREAM)
+
+
+def test_interest_what_one_liar_claims_to_hold_does_not_make_it_behind() -> None:
+    made = following()
+    made.requested = {STREAM: 5}
+    say(made, B4, 2**61)
+    made.acceptors[STREAM].skip_to(5000)
+    assert not made.behind(STREAM)
