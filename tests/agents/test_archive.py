@@ -189,9 +189,7 @@ def test_archive_forwarded_statements_may_differ_without_evidence() -> None:
     """Without history a lying publisher can tell correct brokers different things."""
     at = archive()
     file(at, B4, 1, b"lie", *P[1:4], basis=Basis.FORWARDED)
-    effects = [
-        e for b in (B1, B2, B3) for e in file(at, b, 1, *P[:4], basis=Basis.FORWARDED)
-    ]
+    effects = [e for b in (B1, B2, B3) for e in file(at, b, 1, *P[:4], basis=Basis.FORWARDED)]
     assert accused(effects) == []
 
 

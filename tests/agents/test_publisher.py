@@ -32,7 +32,7 @@ from quorumcast.agents.publisher import (
     Retransmit,
     TailHistory,
 )
-from quorumcast.broadcast.history import read_history
+from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.core.limits import MAX_RUN
@@ -288,9 +288,7 @@ def test_publisher_refusal_of_f_brokers_is_not_believed_of_f_plus_1_is() -> None
     made = publisher()
     assert made.handle(Receive(B1, Refuse(ORDERS, "no right")), T0) == []
     assert made.handle(Receive(B1, Refuse(ORDERS, "no right")), T0) == []
-    assert made.handle(Receive(B2, Refuse(ORDERS, "no right")), T0) == [
-        Refused(ORDERS, "no right")
-    ]
+    assert made.handle(Receive(B2, Refuse(ORDERS, "no right")), T0) == [Refused(ORDERS, "no right")]
 
 
 def test_publisher_refusal_is_reported_once() -> None:
@@ -308,9 +306,7 @@ def test_publisher_refusals_of_channels_it_never_used_fill_nothing() -> None:
     for i in range(500):
         event = Receive(B4, Refuse(Channel(f"invented-{i}"), "no"))
         assert reasons(made.handle(event, T0)) == [DropReason.UNEXPECTED]
-    assert reasons(made.handle(Receive(BOB, Refuse(ORDERS, "no")), T0)) == [
-        DropReason.UNEXPECTED
-    ]
+    assert reasons(made.handle(Receive(BOB, Refuse(ORDERS, "no")), T0)) == [DropReason.UNEXPECTED]
 
 
 def test_publisher_buffers_are_bounded_and_named() -> None:

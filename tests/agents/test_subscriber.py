@@ -22,7 +22,6 @@ from tests.support.cells import (
     T0,
     Cell,
     accused,
-    bodies,
     contents,
     delivered,
     digests,
@@ -81,9 +80,9 @@ from quorumcast.core.messages import (
     Refuse,
     Subscribe,
     Unsubscribe,
+    Vote,
     Voucher,
 )
-from quorumcast.core.quorum import Quorums
 from quorumcast.core.statements import EvidenceKind
 from quorumcast.manifest.policy import Policy
 
@@ -165,8 +164,7 @@ def test_subscriber_beginning_known_asks_for_a_replay_from_there() -> None:
         assert made.handle(Receive(broker, positions(5)), T0) == []
     effects = made.handle(Receive(B3, positions(5)), T0)
     assert effects == [
-        Send((broker,), Subscribe(ORDERS, (Cursor(STREAM, 5),), broker == B4))
-        for broker in BROKERS
+        Send((broker,), Subscribe(ORDERS, (Cursor(STREAM, 5),), broker == B4)) for broker in BROKERS
     ]
 
 
@@ -206,8 +204,7 @@ def test_subscriber_vote_of_a_client_or_on_an_unknown_channel_is_dropped() -> No
 
 
 def test_subscriber_digests_of_a_crooked_length_are_dropped() -> None:
-    event = vote(B1, 1, b"a")
-    crooked = Receive(B1, type(event.message)(STREAM, 1, digests(b"a") + b"x"))  # type: ignore[call-arg]
+    crooked = Receive(B1, Vote(STREAM, 1, digests(b"a") + b"x"))
     assert reasons(subscriber().handle(crooked, T0)) == [DropReason.BAD_RUN]
 
 
@@ -419,12 +416,10 @@ def test_subscriber_moving_stream_is_left_alone() -> None:
         assert made.handle(REFRESHED, T0) == [SetTimer(Refresh(ORDERS), REFRESH_MS)]
 
 
-def test_subscriber_gap_is_announced() -> None:
+def test_subscriber_gap_is_announced_once_and_what_follows_is_delivered() -> None:
     made = subscriber()
-    feed(made.handle, *(Receive(b, positions(20, base=9)) for b in (B1, B2)))
-    effects = made.handle(Receive(B3, positions(20, base=9)), T0)
-    assert [e for e in effects if isinstance(e, Gap)] in ([], [Gap(STREAM, 1, 8)])
-    feed(made.handle, Receive(B4, positions(20, base=9)))
+    effects = feed(made.handle, *(Receive(b, positions(20, base=9)) for b in BROKERS))
+    assert [e for e in effects if isinstance(e, Gap)] == [Gap(STREAM, 1, 8)]
     assert delivered(feed(made.handle, *votes(9, b"i"))) == [(9, b"i")]
 
 
@@ -532,9 +527,7 @@ def test_subscriber_checkpoint_that_is_none_is_dropped() -> None:
     nonsense = type(signed)(B1, b"nonsense", b"")
     assert reasons(made.handle(Receive(B1, Checkpoint(nonsense)), T0)) == [DropReason.BAD_RUN]
     unknown = cell.segment(B1, 1, b"p1", stream=Stream(ORDERS, ALICE, 7))[1]
-    assert reasons(made.handle(Receive(B1, Checkpoint(unknown)), T0)) == [
-        DropReason.UNKNOWN_STREAM
-    ]
+    assert reasons(made.handle(Receive(B1, Checkpoint(unknown)), T0)) == [DropReason.UNKNOWN_STREAM]
     assert reasons(made.handle(Receive(ALICE, Checkpoint(signed)), T0)) == [
         DropReason.UNKNOWN_STREAM
     ]
@@ -586,8 +579,3 @@ def test_subscriber_streams_that_are_over_leave_nothing_behind() -> None:
     assert len(interest.acceptors) == 2
     assert len(interest.pulls) <= 2
     assert len(interest.seen) <= 2
-
-
-def test_subscriber_quorums_are_those_of_the_cell() -> None:
-    assert Cell(AB).manifest.quorums == Quorums(4, 1)
-    assert bodies(1, 1) == (b"p1",)

@@ -146,7 +146,7 @@ class PlainAcceptor:
             # The same contents by another chain: the publisher has re-selected.
             tally.revote(broker, value)
             if number not in self._decided and self._rule(tally, value):
-                self._decided[number] = value[0]
+                self._decided[number] = Digest(value[0])
             return []
         return [Suspect(broker, Suspicion.EQUIVOCATION, self.stream, number)]
 

@@ -29,16 +29,8 @@ from tests.support.cells import (
 )
 
 from quorumcast.broadcast.authenticated import Relay
-from quorumcast.broadcast.history import (
-    FETCH_MS,
-    REMEMBERED,
-    WAITING,
-    History,
-    HistoryFetch,
-    end_of,
-    history_body,
-    read_history,
-)
+from quorumcast.broadcast.history import FETCH_MS, WAITING, History, HistoryFetch
+from quorumcast.broadcast.signed_history import REMEMBERED, end_of, history_body, read_history
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import (
@@ -103,12 +95,12 @@ def test_history_fast_publications_are_carried_as_without_it() -> None:
 def test_history_is_wanted_at_alpha_and_not_before() -> None:
     """HISTORY."""
     broker = history()
-    broker.handle(publish(1, P[1]), T0)
-    assert not broker.history_wanted
-    broker.handle(publish(2, P[2]), T0)
-    assert broker.history_wanted
+    wanted = []
+    for number in (1, 2):
+        broker.handle(publish(number, P[number]), T0)
+        wanted.append(broker.history_wanted)
     settle(broker, 1, H1)
-    assert not broker.history_wanted
+    assert [*wanted, broker.history_wanted] == [False, True, False]
 
 
 def test_history_publications_up_to_two_alpha_are_taken_and_no_more() -> None:
@@ -315,6 +307,15 @@ def test_history_two_for_one_index_are_evidence_against_the_publisher() -> None:
     (evidence,) = accused(feed(broker.handle, told(1, H1), told(1, rival)))
     assert (evidence.kind, evidence.accused) == (EvidenceKind.CONFLICT, ALICE)
     assert CELL.court.why_evidence_fails(evidence) is None
+
+
+def test_history_publisher_is_accused_once_however_often_it_lies() -> None:
+    broker = history()
+    broker.handle(publish(1, *P[1:3]), T0)
+    lies = [told(1, CELL.history(1, 1, P[1], b"lie %d" % i)) for i in range(20)]
+    effects = feed(broker.handle, told(1, H1), *lies)
+    assert len(accused(effects)) == 1
+    assert sent(effects, Echo) == [Send(PEERS, Echo(LANE, 1, root(1, digests(H1))))]
 
 
 def test_history_echo_for_another_one_is_looked_into_and_proves_the_lie() -> None:

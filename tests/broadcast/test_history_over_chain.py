@@ -1,8 +1,8 @@
 """Histories of a chain in a cell with more brokers than 3f+1: who must have echoed them.
 
-Counter-example with n = 6, f = 1 and echoes at ⌈(n+f+1)/2⌉ = 4: the chain b1 b2 b3 brings contents x
-to one subscriber; b4 b5 b6, which are in no chain, and the liar b3 echo a history that names y; the
-other subscriber learns y. With n-f = 5 echoes one of b1 and b2 must agree, and does not.
+Counter-example with n = 6, f = 1 and echoes at ⌈(n+f+1)/2⌉ = 4: the chain b1 b2 b3 brings contents
+x to one subscriber; b4 b5 b6, which are in no chain, and the liar b3 echo a history that names y;
+the other subscriber learns y. With n-f = 5 echoes one of b1 and b2 must agree, and does not.
 """
 
 from __future__ import annotations

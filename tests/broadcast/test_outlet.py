@@ -20,7 +20,8 @@ from tests.support.cells import (
     suspects,
 )
 
-from quorumcast.broadcast.outlet import PATIENCE, REPEAT_BURST, ChainOut, FanOut
+from quorumcast.broadcast.chain_outlet import ChainOut
+from quorumcast.broadcast.outlet import PATIENCE, REPEAT_BURST, FanOut
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Acknowledged, Effect, Send, Suspect, Suspicion
 from quorumcast.core.messages import Ack, ChainRun, Open, Publish

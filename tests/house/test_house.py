@@ -23,6 +23,7 @@ FLOORS = (
     {"sim", "runtime"},
     {"client"},
     {"testing"},
+    {"bench"},
     {"cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

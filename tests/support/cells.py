@@ -10,7 +10,7 @@ from quorumcast.agents.broker import Broker
 from quorumcast.agents.publisher import Publisher
 from quorumcast.agents.subscriber import Subscriber
 from quorumcast.broadcast.contract import Surroundings
-from quorumcast.broadcast.history import history_body
+from quorumcast.broadcast.signed_history import history_body
 from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import (

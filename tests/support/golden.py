@@ -10,7 +10,7 @@ is reviewed like code.
     publish NAME TEXT…                     one publication per word
     lie NAME to=b1,b2 publish 1 TEXT…      send a run as only a faulty publisher would
     lie NAME to=b1 history 1 1 TEXT…       send a history (index, first number, contents)
-    lose from=b2 to=b3,bob kind=Vote       lose such messages (any part may be left out)
+    lose from=b2 to=bob kind=Vote lane=data    lose such messages (any part may be left out)
     heal                                   lose nothing any longer
     disconnect NAME NAME, connect …        cut a link, mend it
     restart BROKER                         a broker without its memory, connected again
@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.support.cells import LANE, ORDERS, STREAM, Cell, digest, digests
 from tests.support.network import Loss, Network
 
-from quorumcast.broadcast.history import read_history
+from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import NodeId, Stream, split_digests
 from quorumcast.core.machine import (
     Accuse,
@@ -78,7 +78,10 @@ def rewritten(script: str) -> str:
     for block in script.strip().split("\n\n"):
         commands = block.partition(f"\n{RULE}")[0].splitlines()
         said = [
-            line for command in commands if not command.startswith("#") for line in scene.do(command)
+            line
+            for command in commands
+            if not command.startswith("#")
+            for line in scene.do(command)
         ]
         blocks.append("\n".join([*commands, RULE, *(said or ["(silence)"])]))
     return "\n\n".join(blocks) + "\n"
@@ -190,7 +193,9 @@ class Scene:
             case Send(to=to, message=message, bodies=contents):
                 names.learn(contents)
                 with_bodies = " +bodies" if contents else ""
-                lost = [r for r in to if any(lose(node, r, effect) for lose in self._network.losses)]
+                lost = [
+                    r for r in to if any(lose(node, r, effect) for lose in self._network.losses)
+                ]
                 fate = f"  (lost: {' '.join(lost)})" if lost else ""
                 return f"{node} > {' '.join(to)}: {names.message(message)}{with_bodies}{fate}"
             case Deliver():
@@ -303,7 +308,13 @@ def _loss(options: dict[str, str]) -> Loss:
 
     def lost(sender: NodeId, reader: NodeId, send: Send) -> bool:
         kind = type(send.message).__name__
-        return listed("from", sender) and listed("to", reader) and listed("kind", kind)
+        stream: Stream | None = getattr(send.message, "stream", None)
+        return (
+            listed("from", sender)
+            and listed("to", reader)
+            and listed("kind", kind)
+            and listed("lane", "" if stream is None else _lane(stream))
+        )
 
     return lost
 
@@ -311,5 +322,3 @@ def _loss(options: dict[str, str]) -> Loss:
 def scripts(folder: Path) -> list[Path]:
     """All scripts of a folder."""
     return sorted(folder.glob("*.txt"))
-
-

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from quorumcast.agents.audience import Audience
 from quorumcast.agents.desks import Desk, Desks
 from quorumcast.broadcast.contract import answer_pull
-from quorumcast.broadcast.history import read_history
+from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream, split_digests
 from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.core.machine import (

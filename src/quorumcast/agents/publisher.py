@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from quorumcast.broadcast.history import history_body
-from quorumcast.broadcast.outlet import ChainOut, FanOut
+from quorumcast.broadcast.chain_outlet import ChainOut
+from quorumcast.broadcast.outlet import FanOut
+from quorumcast.broadcast.signed_history import history_body
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN

@@ -16,7 +16,7 @@ from itertools import pairwise
 from quorumcast.agents.interest import Interest
 from quorumcast.broadcast.acceptance import Acceptor
 from quorumcast.broadcast.chain import is_chain
-from quorumcast.broadcast.history import read_history
+from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
@@ -87,7 +87,6 @@ class Subscriber:
     __slots__ = (
         "_interests",
         "_keyring",
-
         "_manifest",
         "_me",
         "_pulling",

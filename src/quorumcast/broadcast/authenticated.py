@@ -14,15 +14,10 @@ and a subscriber takes the bodies from one broker and digests from the others.
 
 from __future__ import annotations
 
-from quorumcast.broadcast.contract import (
-    Surroundings,
-    answer_pull,
-    check_run,
-    dropped,
-    publisher_of,
-)
-from quorumcast.broadcast.ledger import Ledger, Taken
-from quorumcast.core.ids import Digest, Millis, Stream
+from quorumcast.broadcast.contract import check_run, dropped, publisher_of
+from quorumcast.broadcast.forwarding import Forwarder
+from quorumcast.broadcast.ledger import Taken
+from quorumcast.core.ids import Digest, Millis
 from quorumcast.core.machine import (
     Drop,
     DropReason,
@@ -33,62 +28,20 @@ from quorumcast.core.machine import (
     TimerFired,
     Vouch,
 )
-from quorumcast.core.messages import Open, Publish, Pull
+from quorumcast.core.messages import Publish
 
 
-class Relay:
+class Relay(Forwarder):
     """The broker side of authenticated broadcast for one stream."""
 
-    __slots__ = ("_around", "ledger", "stream")
-
-    def __init__(self, stream: Stream, around: Surroundings) -> None:
-        self.stream = stream
-        self._around = around
-        #: Every number below ledger.next has been vouched for, with exactly one digest.
-        self.ledger = Ledger(around.policy.limits)
-
-    @property
-    def upto(self) -> int:
-        return self.ledger.next - 1
-
-    @property
-    def settled(self) -> int:
-        return 0
-
-    @property
-    def final(self) -> int:
-        return self.upto
-
-    @property
-    def final_from(self) -> int:
-        return self.ledger.base
-
-    @property
-    def credit(self) -> int:
-        return self.upto + self._around.policy.limits.window
-
-    @property
-    def history_wanted(self) -> bool:
-        return False
+    __slots__ = ()
 
     def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
         match event:
-            case Receive(message=Open(base=base, fresh=fresh)):
-                if not publisher_of(self.stream, event.sender):
-                    return dropped(event, DropReason.WRONG_SENDER)
-                self.ledger.join(base, fresh)
-                return []
             case Receive(message=Publish() as message):
                 return self._on_publish(event, message)
-            case Receive(message=Pull() as message):
-                return answer_pull(self.ledger, event, message)
-            case Receive():
-                return dropped(event, DropReason.UNEXPECTED)
             case _:
-                return []
-
-    def sizes(self) -> dict[str, int]:
-        return {"ledger": len(self.ledger)}
+                return super().handle(event, now)
 
     def _on_publish(self, event: Receive, run: Publish) -> list[Effect]:
         if not publisher_of(self.stream, event.sender):

@@ -227,42 +227,32 @@ class Bracha:
         return effects + self._maybe_ready(first, instance)
 
     def _on_echo(self, event: Receive, echo: Echo) -> list[Effect]:
-        if event.sender not in self._around.brokers:
-            return dropped(event, DropReason.WRONG_SENDER)
-        if echo.first in self._done:
+        if echo.first in self._done and event.sender in self._around.brokers:
             return self._answer_straggler(event.sender, echo.first)
-        instance = self._instance(echo.first)
-        if instance is None:
-            return dropped(event, DropReason.OUT_OF_WINDOW)
-        match instance.echoes.vote(event.sender, echo.run):
-            case Ballot.COUNTED:
-                return self._maybe_ready(echo.first, instance)
-            case Ballot.REPEATED:
-                return dropped(event, DropReason.DUPLICATE)
-            case Ballot.CONFLICTING:
-                return [
-                    Drop(DropReason.CONFLICT, event.sender),
-                    Suspect(event.sender, Suspicion.EQUIVOCATION, self.stream, echo.first),
-                ]
+        return self._count(event, echo)
 
     def _on_ready(self, event: Receive, ready: Ready) -> list[Effect]:
-        if event.sender not in self._around.brokers:
-            return dropped(event, DropReason.WRONG_SENDER)
-        if ready.first in self._done:
+        if ready.first in self._done and event.sender in self._around.brokers:
             # A late ready is the normal case here; only a stuck broker repeats its echo.
             return []
-        instance = self._instance(ready.first)
+        return self._count(event, ready)
+
+    def _count(self, event: Receive, word: Echo | Ready) -> list[Effect]:
+        if event.sender not in self._around.brokers:
+            return dropped(event, DropReason.WRONG_SENDER)
+        instance = self._instance(word.first)
         if instance is None:
             return dropped(event, DropReason.OUT_OF_WINDOW)
-        match instance.readies.vote(event.sender, ready.run):
+        tally = instance.echoes if isinstance(word, Echo) else instance.readies
+        match tally.vote(event.sender, word.run):
             case Ballot.COUNTED:
-                return self._maybe_ready(ready.first, instance)
+                return self._maybe_ready(word.first, instance)
             case Ballot.REPEATED:
                 return dropped(event, DropReason.DUPLICATE)
             case Ballot.CONFLICTING:
                 return [
                     Drop(DropReason.CONFLICT, event.sender),
-                    Suspect(event.sender, Suspicion.EQUIVOCATION, self.stream, ready.first),
+                    Suspect(event.sender, Suspicion.EQUIVOCATION, self.stream, word.first),
                 ]
 
     def _on_contents(self, event: Receive, run: Contents) -> list[Effect]:

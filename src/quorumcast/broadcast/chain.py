@@ -22,14 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quorumcast.broadcast.contract import (
-    Surroundings,
-    answer_pull,
-    check_run,
-    dropped,
-    publisher_of,
-)
-from quorumcast.broadcast.ledger import Ledger
+from quorumcast.broadcast.contract import Surroundings, check_run, dropped
+from quorumcast.broadcast.forwarding import Forwarder
 from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_VOUCHERS
 from quorumcast.core.machine import (
@@ -43,7 +37,7 @@ from quorumcast.core.machine import (
     TimerFired,
     Vouch,
 )
-from quorumcast.core.messages import ChainRun, Open, Pull, Voucher
+from quorumcast.core.messages import ChainRun, Voucher
 from quorumcast.core.quorum import Quorums
 
 
@@ -70,42 +64,15 @@ def is_chain(quorums: Quorums, brokers: tuple[NodeId, ...], order: tuple[NodeId,
     )
 
 
-class Chain:
+class Chain(Forwarder):
     """The broker side of the chain protocol for one stream."""
 
-    __slots__ = ("_around", "_vouchers", "ledger", "stream")
+    __slots__ = ("_vouchers",)
 
     def __init__(self, stream: Stream, around: Surroundings) -> None:
-        self.stream = stream
-        self._around = around
-        #: Every number below ledger.next was forwarded, with exactly one digest.
-        self.ledger = Ledger(around.policy.limits)
+        super().__init__(stream, around)
         #: MACs that came with the newest run, for the subscribers; the last broker passes them on.
         self._vouchers: tuple[Voucher, ...] = ()
-
-    @property
-    def upto(self) -> int:
-        return self.ledger.next - 1
-
-    @property
-    def settled(self) -> int:
-        return 0
-
-    @property
-    def final(self) -> int:
-        return self.upto
-
-    @property
-    def final_from(self) -> int:
-        return self.ledger.base
-
-    @property
-    def credit(self) -> int:
-        return self.upto + self._around.policy.limits.window
-
-    @property
-    def history_wanted(self) -> bool:
-        return False
 
     def vouchers_for(self, reader: NodeId) -> tuple[Voucher, ...]:
         """The other last brokers' MACs for a subscriber, over the run vouched for just now."""
@@ -113,22 +80,13 @@ class Chain:
 
     def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
         match event:
-            case Receive(message=Open(base=base, fresh=fresh)):
-                if not publisher_of(self.stream, event.sender):
-                    return dropped(event, DropReason.WRONG_SENDER)
-                self.ledger.join(base, fresh)
-                return []
             case Receive(message=ChainRun() as message):
                 return self._on_run(event, message)
-            case Receive(message=Pull() as message):
-                return answer_pull(self.ledger, event, message)
-            case Receive():
-                return dropped(event, DropReason.UNEXPECTED)
             case _:
-                return []
+                return super().handle(event, now)
 
     def sizes(self) -> dict[str, int]:
-        return {"ledger": len(self.ledger), "vouchers": len(self._vouchers)}
+        return {**super().sizes(), "vouchers": len(self._vouchers)}
 
     def _on_run(self, event: Receive, run: ChainRun) -> list[Effect]:
         around = self._around

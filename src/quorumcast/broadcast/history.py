@@ -24,15 +24,13 @@ tail when the publisher falls idle.
 
 from __future__ import annotations
 
-import msgspec
-
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.contract import Carrier, Surroundings, dropped, publisher_of
 from quorumcast.broadcast.ledger import Ledger
+from quorumcast.broadcast.signed_history import REMEMBERED, Seen, end_of, read_history
 from quorumcast.core.ids import DIGEST_SIZE, Digest, Lane, Millis, Stream, split_digests
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import (
-    Accuse,
     Drop,
     DropReason,
     Effect,
@@ -47,61 +45,23 @@ from quorumcast.core.machine import (
 )
 from quorumcast.core.messages import ChainRun, Contents, Echo, Open, Publish, Pull
 from quorumcast.core.statements import (
-    Evidence,
-    EvidenceKind,
     HistoryStatement,
     Signed,
-    parse_statement,
 )
 from quorumcast.crypto.digest import root
 
 #: How long a broker waits for the fast path before it fetches what a history names.
 FETCH_MS = 40
-#: Histories remembered, for evidence and for following their ends.
-REMEMBERED = 64
 #: Histories that may wait for publications at a time.
 WAITING = 4
 #: Bytes that a history may take besides its digests: names, numbers and the signature.
 OVERHEAD = 1024
-
-_signed_decoder = msgspec.msgpack.Decoder(Signed)
-_encoder = msgspec.msgpack.Encoder()
 
 
 class HistoryFetch(Timer, frozen=True, tag=True):
     """Fetch what histories name and this broker lacks."""
 
     stream: Stream
-
-
-def history_body(signed: Signed) -> bytes:
-    """A signed history as the contents of a publication on the history lane."""
-    return _encoder.encode(signed)
-
-
-def read_history(body: bytes, stream: Stream) -> tuple[Signed, HistoryStatement] | None:
-    """The history in a body, if it is one of this stream; its signature is not verified here."""
-    try:
-        signed = _signed_decoder.decode(body)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
-    statement = parse_statement(signed.payload)
-    if (
-        not isinstance(statement, HistoryStatement)
-        or signed.signer != stream.publisher
-        or statement.stream != stream.data
-        or statement.index < 1
-        or statement.first < 1
-        or not statement.digests
-        or len(statement.digests) % 32
-    ):
-        return None
-    return signed, statement
-
-
-def end_of(statement: HistoryStatement) -> int:
-    """The last number that a history covers."""
-    return statement.first + len(statement.digests) // 32 - 1
 
 
 class History:
@@ -139,7 +99,7 @@ class History:
         #: The highest of these.
         self._last_end = 0
         #: The first signed history seen per index; at most REMEMBERED.
-        self._seen: dict[int, Signed] = {}
+        self._seen = Seen(stream)
         #: Where this broker came in: nothing before it can be settled here.
         self._floor = 0
         #: Histories were learned without a gap from this number on; a broker that came in later
@@ -298,7 +258,7 @@ class History:
         signed, statement = found
         if not self._is_ours(signed, statement):
             return dropped(event, DropReason.BAD_SIGNATURE)
-        accusation = self._remember(signed, statement)
+        accusation = self._seen.add(signed, statement)
         if accusation:
             return accusation
         if self._contradicts(statement):
@@ -337,11 +297,7 @@ class History:
         if statement.index == 1:
             return 0
         end = self._ends.get(statement.index - 1)
-        seen = self._seen.get(statement.index - 1)
-        if end is None and seen is not None:
-            earlier = parse_statement(seen.payload)
-            end = end_of(earlier) if isinstance(earlier, HistoryStatement) else None
-        return end
+        return self._seen.end(statement.index - 1) if end is None else end
 
     def _read(self, event: Receive, index: int) -> tuple[Signed, HistoryStatement] | None:
         """The history that is the one body of a message, if it is no larger than it must be."""
@@ -380,12 +336,14 @@ class History:
         if found is None:
             return
         signed, statement = found
-        self._remember(signed, statement)
+        self._seen.add(signed, statement)
         before = 0 if statement.index == 1 else self._ends.get(statement.index - 1)
         if statement.first - 1 != before:
             # What lies between was never settled, and correct brokers may differ on it.
             self._known_from = statement.first
         self._ends[statement.index] = end_of(statement)
+        while len(self._ends) > REMEMBERED:
+            del self._ends[min(self._ends)]
         self._last_end = max(self._last_end, end_of(statement))
         unheld = end_of(statement) - self._around.policy.limits.retained_publications
         if self.ledger.next <= unheld:
@@ -430,33 +388,6 @@ class History:
 
     # ------------------------------------------------------------- evidence
 
-    def _remember(self, signed: Signed, statement: HistoryStatement) -> list[Effect]:
-        """Keep the first signed history per index; a different second one proves a lie."""
-        first = self._seen.get(statement.index)
-        if first is None:
-            self._seen[statement.index] = signed
-            while len(self._seen) > REMEMBERED:
-                del self._seen[min(self._seen)]
-            while len(self._ends) > REMEMBERED:
-                del self._ends[min(self._ends)]
-            return []
-        earlier = parse_statement(first.payload)
-        if not isinstance(earlier, HistoryStatement) or (earlier.first, earlier.digests) == (
-            statement.first,
-            statement.digests,
-        ):
-            return []
-        return [
-            Accuse(
-                Evidence(
-                    kind=EvidenceKind.CONFLICT,
-                    accused=signed.signer,
-                    against=(first, signed),
-                    note=f"two histories number {statement.index} of {self.stream}",
-                )
-            )
-        ]
-
     def _is_ours(self, signed: Signed, statement: HistoryStatement) -> bool:
         """Whether the publisher signed this for this cell: elsewhere it may say more.
 
@@ -472,10 +403,10 @@ class History:
 
     def _compare(self, event: Receive, echo: Echo) -> list[Effect]:
         """A peer echoes another history than the one we saw: ask to see it."""
-        mine = self._seen.get(echo.first)
+        mine = self._seen.body(echo.first)
         if mine is None or event.sender == self._around.me:
             return []
-        digest = self._around.hash(history_body(mine))
+        digest = self._around.hash(mine)
         if root(echo.first, digest) == echo.run:
             return []
         return [Send((event.sender,), Pull(self.stream.history, echo.first, 1))]
@@ -484,4 +415,4 @@ class History:
         found = self._read(event, run.first)
         if found is None or run.first not in self._seen or not self._is_ours(*found):
             return []
-        return self._remember(*found)
+        return self._seen.add(*found)

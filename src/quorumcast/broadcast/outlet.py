@@ -4,10 +4,8 @@ An outlet numbers publications, keeps runs until enough brokers hold them, sends
 has credit for, and repeats what got lost. Runs are never cut differently when they are repeated:
 Bracha's instances and the chain's MACs are about whole runs.
 
-`FanOut` sends every run to every broker (direct, authenticated, Bracha, histories). `ChainOut`
-sends it to the head of a chain and chooses another chain when this one loses publications: of two
-neighbours between which acknowledgements stop one is to blame, so both get a point, and the f
-brokers with the most points stand aside (BChain's idea).
+`FanOut` sends every run to every broker (direct, authenticated, Bracha, histories); `chain_outlet`
+has the one that sends it to the head of a chain.
 """
 
 from __future__ import annotations
@@ -15,11 +13,10 @@ from __future__ import annotations
 import msgspec
 
 from quorumcast.core.ids import Lane, NodeId, Stream
-from quorumcast.core.machine import Acknowledged, Bodies, Effect, Send, Suspect, Suspicion
-from quorumcast.core.messages import Ack, AnyMessage, ChainRun, Open, Publish, Voucher
+from quorumcast.core.machine import Acknowledged, Bodies, Effect, Send
+from quorumcast.core.messages import Ack, AnyMessage, Open, Publish
 from quorumcast.core.quorum import Broadcast, Quorums
 from quorumcast.crypto.digest import Hasher
-from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.policy import Policy
 
 #: Runs repeated to one broker in one go.
@@ -285,152 +282,8 @@ class FanOut:
             progress.credit = 0
             return [Send((broker,), self._introduction(broker))]
         self._rewind(progress)
-        return self._pump(broker, progress, REPEAT_BURST)
-
-
-class ChainOut(FanOut):
-    """Every run to the head of a chain."""
-
-    __slots__ = ("_blamed", "_keyring", "_missed", "_order", "_points", "_quorums", "_stalls")
-
-    def __init__(
-        self,
-        stream: Stream,
-        brokers: tuple[NodeId, ...],
-        quorums: Quorums,
-        policy: Policy,
-        hash_: Hasher,
-        keyring: Keyring,
-    ) -> None:
-        super().__init__(stream, brokers, quorums, policy, hash_)
-        self._quorums = quorums
-        self._keyring = keyring
-        pool = brokers[: quorums.chain_pool]
-        #: How often each broker was next to a break; the f worst stand aside.
-        self._points = dict.fromkeys(pool, 0)
-        #: The chain in use.
-        self._order = pool[: quorums.chain_length]
-        #: What subscribers were said to have missed when the chain was last changed for it.
-        self._missed = 0
-        #: Ticks without progress on this chain.
-        self._stalls = 0
-        #: Highest number acknowledged by the whole chain at the last tick.
-        self._blamed = 0
-
-    @property
-    def order(self) -> tuple[NodeId, ...]:
-        """The chain in use."""
-        return self._order
-
-    @property
-    def reach(self) -> int:
-        return self._progress[self._order[0]].sent - 1
-
-    @property
-    def unfinished(self) -> bool:
-        return self._acknowledged < self.next - 1
-
-    def _send_new(self, run: OutRun) -> list[Effect]:
-        head = self._progress[self._order[0]]
-        if head.connected and head.sent == run.first and self._chain_credit() >= run.last:
-            head.sent = run.last + 1
-            return [Send((self._order[0],), self._message(run), run.bodies)]
-        return []
-
-    def _chain_credit(self) -> int:
-        return min(self._progress[broker].credit for broker in self._order)
-
-    def _message(self, run: OutRun) -> AnyMessage:
-        vouchers = tuple(
-            Voucher(
-                self._keyring.identity.name,
-                reader,
-                self._keyring.vouch(reader, self.stream, run.first, run.digests, self._order),
-            )
-            for reader in self._order[: self._quorums.chain_reach]
-        )
-        return ChainRun(self.stream, run.first, run.digests, self._order, vouchers)
-
-    def _pump(self, broker: NodeId, progress: Progress, burst: int) -> list[Effect]:
-        head = self._progress[self._order[0]]
-        credit = self._chain_credit()
-        effects: list[Effect] = []
-        while head.connected and len(effects) < burst:
-            run = self._runs.get(head.sent)
-            if run is None or run.last > credit:
-                break
-            effects.append(Send((self._order[0],), self._message(run), run.bodies))
-            head.sent = run.last + 1
-        return effects
-
-    def _held_by_enough(self) -> int:
-        settled = sorted((p.settled for p in self._progress.values()), reverse=True)
-        chain = min(self._progress[broker].acked for broker in self._order)
-        return max(chain, settled[self._quorum - 1])
-
-    def on_ack(self, broker: NodeId, ack: Ack) -> list[Effect]:
-        effects = super().on_ack(broker, ack)
-        if self.missed > self._missed:
-            self._missed = self.missed
-            effects += self._change_chain(self._order[-self._quorums.chain_reach :])
-        return effects
-
-    def tick(self) -> list[Effect]:
-        effects: list[Effect] = []
-        for broker, progress in self._progress.items():
-            if progress.connected and progress.credit == 0:
-                effects.append(Send((broker,), self._introduction(broker)))
-        done = min(self._progress[broker].acked for broker in self._order)
-        if done >= self.next - 1 or done != self._blamed:
-            self._blamed = done
-            self._stalls = 0
-            return effects
-        self._stalls += 1
-        if self._stalls == 1:
-            return effects + self._restart()
-        self._stalls = 0
-        suspects = self._break()
-        return effects + self._change_chain(suspects) if suspects else effects
-
-    def _break(self) -> tuple[NodeId, ...]:
-        """Who is to blame: whoever does not answer or gives no credit, else two neighbours."""
-        done = self._blamed
-        members = {broker: self._progress[broker] for broker in self._order}
-        for broker, progress in members.items():
-            if not progress.connected:
-                return (broker,)
-        wanted = next(run.last for run in self._runs.values() if run.last > done)
-        short = tuple(broker for broker, progress in members.items() if progress.credit < wanted)
-        if short:
-            # More than f of them: one is correct, so it is we who owe something (a history).
-            return short if len(short) <= self._quorums.f else ()
-        for place, (_, progress) in enumerate(members.items()):
-            if progress.acked <= done:
-                return self._order[max(0, place - 1) : place + 1]
-        return self._order[-1:]
-
-    def _change_chain(self, suspects: tuple[NodeId, ...]) -> list[Effect]:
-        for broker in suspects:
-            self._points[broker] += 1
-        # The f with most points stand aside; of equals the one further down the present chain.
-        rank = {broker: place for place, broker in enumerate(self._order)}
-        standing = sorted(self._points, key=lambda b: (self._points[b], rank.get(b, -1)))
-        chosen = standing[: self._quorums.chain_length]
-        order = tuple(broker for broker in self._points if broker in chosen)
-        effects: list[Effect] = [
-            Suspect(broker, Suspicion.BROKEN_CHAIN, self.stream, self._blamed + 1)
-            for broker in suspects
+        # Without credit there is nothing to repeat; the word that gave it may be what was lost, and
+        # only asking again brings it back.
+        return self._pump(broker, progress, REPEAT_BURST) or [
+            Send((broker,), self._introduction(broker))
         ]
-        self._order = order
-        return effects + self._restart()
-
-    def _restart(self) -> list[Effect]:
-        """Send again whatever the whole chain has not acknowledged."""
-        head = self._progress[self._order[0]]
-        slowest = min((self._progress[b] for b in self._order), key=lambda p: p.acked)
-        self._rewind(slowest)
-        head.sent = slowest.sent
-        # A broker new to the chain starts where our buffer does.
-        behind = [b for b in self._order if self._progress[b].acked + 1 < self.base]
-        effects: list[Effect] = [Send((b,), self._introduction(b)) for b in behind]
-        return effects + self._pump(self._order[0], head, REPEAT_BURST)

@@ -1,0 +1,66 @@
+"""What the fast protocols share at a broker: each number is forwarded once, with one digest.
+
+Their word is final as soon as it is given, they settle nothing among brokers (histories do), and
+they take as much beyond what they hold as the window allows.
+"""
+
+from __future__ import annotations
+
+from quorumcast.broadcast.contract import Surroundings, answer_pull, dropped, publisher_of
+from quorumcast.broadcast.ledger import Ledger
+from quorumcast.core.ids import Millis, Stream
+from quorumcast.core.machine import DropReason, Effect, Receive, TimerFired
+from quorumcast.core.messages import Open, Pull
+
+
+class Forwarder:
+    """The broker side of a protocol that forwards runs; a protocol adds how it takes them."""
+
+    __slots__ = ("_around", "ledger", "stream")
+
+    def __init__(self, stream: Stream, around: Surroundings) -> None:
+        self.stream = stream
+        self._around = around
+        #: Every number below ledger.next was forwarded, with exactly one digest.
+        self.ledger = Ledger(around.policy.limits)
+
+    @property
+    def upto(self) -> int:
+        return self.ledger.next - 1
+
+    @property
+    def settled(self) -> int:
+        return 0
+
+    @property
+    def final(self) -> int:
+        return self.upto
+
+    @property
+    def final_from(self) -> int:
+        return self.ledger.base
+
+    @property
+    def credit(self) -> int:
+        return self.upto + self._around.policy.limits.window
+
+    @property
+    def history_wanted(self) -> bool:
+        return False
+
+    def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
+        match event:
+            case Receive(message=Open(base=base, fresh=fresh)):
+                if not publisher_of(self.stream, event.sender):
+                    return dropped(event, DropReason.WRONG_SENDER)
+                self.ledger.join(base, fresh)
+                return []
+            case Receive(message=Pull() as message):
+                return answer_pull(self.ledger, event, message)
+            case Receive():
+                return dropped(event, DropReason.UNEXPECTED)
+            case _:
+                return []
+
+    def sizes(self) -> dict[str, int]:
+        return {"ledger": len(self.ledger)}

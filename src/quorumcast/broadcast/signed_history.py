@@ -1,0 +1,104 @@
+"""Signed histories: how they are written and read, and what two of them with one index prove."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quorumcast.core.ids import DIGEST_SIZE, Stream
+from quorumcast.core.machine import Accuse, Drop, DropReason, Effect
+from quorumcast.core.statements import (
+    Evidence,
+    EvidenceKind,
+    HistoryStatement,
+    Signed,
+    parse_statement,
+)
+
+#: Histories remembered, for evidence and for following their ends.
+REMEMBERED = 64
+
+_decoder = msgspec.msgpack.Decoder(Signed)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def history_body(signed: Signed) -> bytes:
+    """A signed history as the contents of a publication on the history lane."""
+    return _encoder.encode(signed)
+
+
+def read_history(body: bytes, stream: Stream) -> tuple[Signed, HistoryStatement] | None:
+    """The history in a body, if it is one of this stream; its signature is not verified here."""
+    try:
+        signed = _decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    statement = parse_statement(signed.payload)
+    if (
+        not isinstance(statement, HistoryStatement)
+        or signed.signer != stream.publisher
+        or statement.stream != stream.data
+        or statement.index < 1
+        or not statement.digests
+        or len(statement.digests) % DIGEST_SIZE
+    ):
+        return None
+    return signed, statement
+
+
+def end_of(statement: HistoryStatement) -> int:
+    """The last number that a history covers."""
+    return statement.first + len(statement.digests) // DIGEST_SIZE - 1
+
+
+class Seen:
+    """The first signed history per index; another one with the same index proves a lie."""
+
+    __slots__ = ("_accused", "_signed", "_statements", "_stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        #: The newest REMEMBERED indexes; both have the same keys.
+        self._signed: dict[int, Signed] = {}
+        self._statements: dict[int, HistoryStatement] = {}
+        #: Whether the publisher was accused already; one proof is enough.
+        self._accused = False
+
+    def __len__(self) -> int:
+        return len(self._signed)
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._signed
+
+    def body(self, index: int) -> bytes | None:
+        """The history of an index as it was published."""
+        signed = self._signed.get(index)
+        return None if signed is None else history_body(signed)
+
+    def end(self, index: int) -> int | None:
+        """Where the history of an index ends."""
+        statement = self._statements.get(index)
+        return None if statement is None else end_of(statement)
+
+    def add(self, signed: Signed, statement: HistoryStatement) -> list[Effect]:
+        """Keep a history whose signature holds; nothing is said unless it contradicts another."""
+        first = self._statements.get(statement.index)
+        if first is None:
+            self._signed[statement.index] = signed
+            self._statements[statement.index] = statement
+            if len(self._signed) > REMEMBERED:
+                oldest = min(self._signed)
+                del self._signed[oldest], self._statements[oldest]
+            return []
+        if (first.first, first.digests) == (statement.first, statement.digests):
+            # Perhaps in another encoding or epoch: that is no contradiction, as the court has it.
+            return []
+        if self._accused:
+            return [Drop(DropReason.CONFLICT, signed.signer)]
+        self._accused = True
+        evidence = Evidence(
+            kind=EvidenceKind.CONFLICT,
+            accused=signed.signer,
+            against=(self._signed[statement.index], signed),
+            note=f"two histories number {statement.index} of {self._stream}",
+        )
+        return [Accuse(evidence)]
