@@ -103,6 +103,15 @@ def test_history_is_wanted_at_alpha_and_not_before() -> None:
     assert [*wanted, broker.history_wanted] == [False, True, False]
 
 
+def test_history_open_that_skips_numbers_gives_no_credit() -> None:
+    """A publisher that leaves numbers out must not get round its histories by it."""
+    broker = history()
+    broker.handle(publish(1, *P[1:5]), T0)
+    broker.handle(Receive(ALICE, Open(STREAM, 6, 6)), T0)
+    assert (broker.upto, broker.credit) == (5, 4)
+    assert reasons(broker.handle(publish(6, P[5]), T0)) == [DropReason.BLOCKED]
+
+
 def test_history_publications_up_to_two_alpha_are_taken_and_no_more() -> None:
     """BLOCKED (Freeman §6.2, line 21)."""
     broker = history()

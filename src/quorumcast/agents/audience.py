@@ -2,7 +2,7 @@
 
 A subscriber asks one broker for bodies and the others for votes alone, so contents travel once. It
 may say again at any time from where it wants to hear: replays are how losses of every kind are
-repaired, and are served at most once per `REPLAY_EVERY_MS` so that nobody can have them by the ton.
+repaired, and are served only `REPLAYS` times per `REPLAYS_MS`, so that nobody has them by the ton.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from quorumcast.core.machine import Bodies, Effect, Send, Vouch
 from quorumcast.core.messages import Vote
 from quorumcast.core.quorum import Quorums
 
-#: A subscriber's requests for replays are served at most this often.
-REPLAY_EVERY_MS = 5
+#: So many requests of a subscriber for replays are served in so many milliseconds. Joining takes
+#: two in quick succession: where are the streams, and then from there on.
+REPLAYS = 4
+REPLAYS_MS = 20
 #: Reads per cursor of one replay; a read ends where the chain changes or a frame is full.
 REPLAY_READS = 8
 
@@ -32,8 +34,8 @@ class Audience:
         self._quorums = quorums
         #: Who listens to a channel, and whether with bodies; only those with the right to.
         self._readers: dict[Channel, dict[NodeId, bool]] = {}
-        #: When a subscriber was last served a replay of a channel.
-        self._served: dict[tuple[NodeId, Channel], Millis] = {}
+        #: Since when, and how often since then, a subscriber asked for replays of a channel.
+        self._served: dict[tuple[NodeId, Channel], tuple[Millis, int]] = {}
 
     def readers(self, channel: Channel) -> tuple[NodeId, ...]:
         """Who listens to a channel right now."""
@@ -53,11 +55,11 @@ class Audience:
     def enter(self, reader: NodeId, channel: Channel, bodies: bool, now: Millis) -> bool:
         """A subscriber asks for votes; False if it asks for replays too often."""
         self._readers.setdefault(channel, {})[reader] = bodies
-        last = self._served.get((reader, channel))
-        if last is not None and now - last < REPLAY_EVERY_MS:
-            return False
-        self._served[reader, channel] = now
-        return True
+        since, count = self._served.get((reader, channel), (now, 0))
+        if now - since >= REPLAYS_MS:
+            since, count = now, 0
+        self._served[reader, channel] = (since, count + 1)
+        return count < REPLAYS
 
     def leave(self, reader: NodeId, channel: Channel) -> None:
         """A subscriber has heard enough."""

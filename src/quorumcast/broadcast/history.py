@@ -191,8 +191,11 @@ class History:
         before = self.ledger.next
         effects = self._fast.handle(event, now)
         if self.ledger.next > before:
-            self._floor = max(self._floor, self.ledger.base - 1)
             self._forget_learned()
+            if before == 1:
+                # Only a broker that holds nothing takes the publisher's word for where to begin;
+                # otherwise one that skips numbers could publish for ever without a history.
+                self._floor = self.ledger.base - 1
         return effects
 
     def _on_data_lane(self, event: Receive, now: Millis) -> list[Effect]:
