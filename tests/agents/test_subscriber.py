@@ -312,12 +312,30 @@ def test_subscriber_false_contents_are_suspected_and_asked_for_elsewhere() -> No
     assert len(sent(made.handle(DUE, T0), Pull)) == 1
 
 
-def test_subscriber_source_that_withholds_bodies_is_replaced() -> None:
+def test_subscriber_source_that_withholds_bodies_is_suspected_and_replaced() -> None:
     made = lacking()
+    made.handle(vote(B4, 1, b"a", b"b"), T0)
     effects = [e for _ in range(PULLS_BEFORE_CHANGE) for e in made.handle(DUE, T0)]
     assert Suspect(B4, Suspicion.WITHHOLDS, STREAM, 1) in effects
     asked = {s.to[0]: s.message.bodies for s in sent(effects, Subscribe)}  # type: ignore[union-attr]
     assert asked == {B4: False, B1: True}
+
+
+def test_subscriber_source_that_has_not_voted_yet_is_replaced_without_suspicion() -> None:
+    made = lacking()
+    effects = [e for _ in range(PULLS_BEFORE_CHANGE) for e in made.handle(DUE, T0)]
+    assert suspects(effects) == []
+    asked = {s.to[0]: s.message.bodies for s in sent(effects, Subscribe)}  # type: ignore[union-attr]
+    assert asked == {B4: False, B1: True}
+
+
+def test_subscriber_bodies_that_keep_coming_are_not_pulled() -> None:
+    """The timer was set for a number that has been delivered; another is lacking now."""
+    made = lacking()
+    bodies = (b"a", b"b")
+    made.handle(contents(B1, 1, *bodies), T0)
+    feed(made.handle, *(vote(b, 3, b"c") for b in (B1, B2, B3)))
+    assert made.handle(DUE, T0) == [SetTimer(PullDue(STREAM), PULL_MS)]
 
 
 def test_subscriber_source_that_disconnects_is_replaced() -> None:

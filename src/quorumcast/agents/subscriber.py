@@ -102,8 +102,8 @@ class Subscriber:
         self._interests: dict[Channel, Interest] = {}
         #: Brokers that can be reached, in the order in which they came.
         self._up: dict[NodeId, None] = {}
-        #: Streams for which PullDue is set.
-        self._pulling: dict[Stream, None] = {}
+        #: Streams for which PullDue is set, and the number that was lacking then.
+        self._pulling: dict[Stream, int] = {}
 
         #: Brokers that refuse us, per channel.
         self._refusals: dict[Channel, Tally[str]] = {}
@@ -288,8 +288,7 @@ class Subscriber:
         if stream.lane is Lane.HISTORY:
             effects = self._settle(interest, effects)
         if stream not in self._pulling and acceptor.lacking(1):
-            self._pulling[stream] = None
-            effects.append(SetTimer(PullDue(stream), PULL_MS))
+            effects.append(self._await_bodies(acceptor, PULL_MS))
         if effects and interest.behind(stream):
             effects += self._ask_all(interest)
         return effects
@@ -309,20 +308,32 @@ class Subscriber:
                 notice = Missed(data.stream, missed[0], missed[-1] - missed[0] + 1)
                 effects.append(Send(tuple(self._up), notice))
             effects += self._advance(interest, data)
+            if missed and data.lacking(1):
+                # The fast path has failed already: there is nothing to wait for.
+                effects += self._pull(interest, data)
         return effects
 
     # -------------------------------------------------------------- bodies
 
+    def _await_bodies(self, acceptor: Acceptor, after_ms: int) -> SetTimer:
+        self._pulling[acceptor.stream] = acceptor.next
+        return SetTimer(PullDue(acceptor.stream), after_ms)
+
     def _on_pull_due(self, stream: Stream) -> list[Effect]:
-        self._pulling.pop(stream, None)
+        waited_for = self._pulling.pop(stream, 0)
         interest = self._interests.get(stream.channel)
         acceptor = None if interest is None else interest.acceptors.get(stream)
         if interest is None or acceptor is None:
             return []
-        lacking = acceptor.lacking(MAX_RUN)
-        if not lacking:
+        if acceptor.next > waited_for or not acceptor.lacking(1):
+            # Bodies do come; another number has been lacking for a shorter while.
             interest.pulls[stream] = 0
-            return []
+            return [self._await_bodies(acceptor, PULL_MS)] if acceptor.lacking(1) else []
+        return self._pull(interest, acceptor)
+
+    def _pull(self, interest: Interest, acceptor: Acceptor) -> list[Effect]:
+        stream = acceptor.stream
+        lacking = acceptor.lacking(MAX_RUN)
         pulls = interest.pulls[stream] = interest.pulls.get(stream, 0) + 1
         effects: list[Effect] = []
         # Those who voted for it first, then anybody: what a history names others hold as well.
@@ -335,10 +346,10 @@ class Subscriber:
             holder = holders[(pulls - 1) % len(holders)]
             effects.append(Send((holder,), Pull(stream, first, min(count, MAX_RUN))))
         if pulls % PULLS_BEFORE_CHANGE == 0 and interest.source is not None:
-            effects.append(Suspect(interest.source, Suspicion.WITHHOLDS, stream, lacking[0]))
+            if interest.source in voters:
+                effects.append(Suspect(interest.source, Suspicion.WITHHOLDS, stream, lacking[0]))
             effects += self._change_source(interest)
-        self._pulling[stream] = None
-        effects.append(SetTimer(PullDue(stream), PULL_MS * min(2 + pulls, 16)))
+        effects.append(self._await_bodies(acceptor, PULL_MS * min(2 + pulls, 16)))
         return effects
 
     def _on_contents(self, event: Receive, message: Contents) -> list[Effect]:

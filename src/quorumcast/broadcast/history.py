@@ -203,10 +203,11 @@ class History:
         if isinstance(message, Contents):
             return self._on_contents(event, message)
         if isinstance(message, Publish | ChainRun) and self._blocked(message):
-            return [
-                Drop(DropReason.BLOCKED, event.sender),
-                Suspect(self.stream.publisher, Suspicion.WITHOUT_HISTORY, self.stream),
-            ]
+            refusal: list[Effect] = [Drop(DropReason.BLOCKED, event.sender)]
+            if publisher_of(self.stream, event.sender):
+                # What others pass on in its name is not its doing until its MAC says so.
+                refusal.append(Suspect(event.sender, Suspicion.WITHOUT_HISTORY, self.stream))
+            return refusal
         return self._fast.handle(event, now)
 
     def _blocked(self, run: Publish | ChainRun) -> bool:
