@@ -1,0 +1,126 @@
+"""The common shape of faults: rewrite each `Send`, leave all other effects alone.
+
+Helpers here change one thing of a message and keep it well-formed: a lie that the decoder refuses
+is not worth telling.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Digest, Millis, NodeId, Stream
+from quorumcast.core.machine import Effect, Send
+from quorumcast.core.messages import (
+    Ack,
+    AnyMessage,
+    Attest,
+    ChainRun,
+    Checkpoint,
+    Contents,
+    Echo,
+    Missed,
+    Open,
+    Publish,
+    Pull,
+    Ready,
+    Vote,
+    Voucher,
+)
+from quorumcast.core.statements import parse_statement
+from quorumcast.faults.contract import FaultContext, Later
+
+#: Messages that carry a run with its digests.
+Run = Publish | ChainRun | Vote | Contents
+RUNS = (Publish, ChainRun, Vote, Contents)
+#: Messages that speak of one stream.
+STREAMED = (*RUNS, Open, Ack, Echo, Ready, Pull, Missed, Attest)
+
+
+class Tampering:
+    """A fault that looks at what is sent, one `Send` at a time."""
+
+    __slots__ = ("context", "name")
+
+    def __init__(self, name: str, context: FaultContext) -> None:
+        self.name = name
+        self.context = context
+
+    def tamper(self, effects: list[Effect], now: Millis) -> list[Effect | Later]:
+        """Rewrite every `Send`."""
+        result: list[Effect | Later] = []
+        for effect in effects:
+            if isinstance(effect, Send):
+                result.extend(self.rewrite(effect, now))
+            else:
+                result.append(effect)
+        return result
+
+    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+        """What is sent instead."""
+        raise NotImplementedError
+
+    def without(self, send: Send, unwanted: Sequence[NodeId]) -> list[Effect | Later]:
+        """The same message, kept from some of its recipients."""
+        to = tuple(peer for peer in send.to if peer not in unwanted)
+        return [replace(send, to=to)] if to else []
+
+
+def stream_of(message: AnyMessage) -> Stream | None:
+    """The stream that a message speaks of, if it is one."""
+    return message.stream if isinstance(message, STREAMED) else None
+
+
+def channel_of(message: AnyMessage) -> Channel | None:
+    """The channel that a message speaks of."""
+    if isinstance(message, STREAMED):
+        return message.stream.channel
+    if isinstance(message, Checkpoint):
+        statement = parse_statement(message.statement.payload)
+        return None if statement is None else statement.stream.channel
+    return message.channel
+
+
+def other_digest(digest: bytes, salt: bytes = b"") -> Digest:
+    """Another digest, the same every time it is asked for."""
+    return Digest(hashlib.sha256(b"not" + salt + digest).digest())
+
+
+def other_body(body: bytes, salt: bytes = b"") -> bytes:
+    """Other contents, the same every time."""
+    return body + b"#" + salt
+
+
+def with_other_digests(message: Run, salt: bytes = b"") -> Run:
+    """The same run with other contents claimed for its first number."""
+    first = other_digest(message.digests[:DIGEST_SIZE], salt)
+    return replace(message, digests=first + message.digests[DIGEST_SIZE:])
+
+
+def on_stream(message: AnyMessage, stream: Stream) -> AnyMessage:
+    """The same words about another stream."""
+    return replace(message, stream=stream) if isinstance(message, STREAMED) else message
+
+
+def revouched(message: ChainRun | Vote, context: FaultContext) -> ChainRun | Vote:
+    """The same run with our own MACs made anew: a liar vouches for its lies."""
+    vouchers = tuple(
+        Voucher(
+            voucher.author,
+            voucher.reader,
+            context.keyring.vouch(
+                voucher.reader, message.stream, message.first, message.digests, message.order
+            ),
+        )
+        if voucher.author == context.node
+        else voucher
+        for voucher in message.vouchers
+    )
+    return replace(message, vouchers=vouchers)
+
+
+def digests_of(bodies: Sequence[bytes], context: FaultContext) -> bytes:
+    """The digests of a run with these bodies."""
+    return b"".join(context.manifest.hash(body) for body in bodies)

@@ -1,0 +1,135 @@
+"""The catalogue of misbehaviour: one list for the simulator, the fault console and the tests.
+
+Each entry says what correct nodes may still expect while the fault is about; the simulator's
+checkers hold the cell to exactly that. Crashes, twins, partitions and cut links are not here: they
+are done *to* a node by the world (or by kill -9), not by tampering with its effects.
+"""
+
+from __future__ import annotations
+
+from quorumcast.core.errors import UsageError
+from quorumcast.faults import clients, commission, omission, statements
+from quorumcast.faults.base import Tampering
+from quorumcast.faults.contract import Entry, Fault, FaultContext, Role, Trace
+
+#: Policies whose brokers settle what they forward, so that one of them can be outvoted.
+SETTLING = ("ab+history", "brb", "chain+history", "direct")
+#: With at most f lying brokers these deliver what a correct publisher sends.
+LIVE = ("direct", "ab", "ab+history", "brb", "chain+history")
+#: … and with brokers that merely stop or dawdle these do, too.
+ALL = ("direct-crash", *LIVE, "chain")
+CRASH_LIVE = ("direct-crash", *LIVE)
+
+
+def _entry(
+    name: str,
+    role: Role,
+    fault: type[Tampering],
+    trace: Trace,
+    description: str,
+    *,
+    provable_under: tuple[str, ...] = (),
+    valid_under: tuple[str, ...] = LIVE,
+    benign: bool = False,
+) -> Entry:
+    return Entry(
+        name=name,
+        role=role,
+        description=description,
+        make=lambda context: fault(name, context),
+        trace=trace,
+        provable_under=provable_under,
+        valid_under=valid_under,
+        benign=benign,
+    )
+
+
+_BROKER = Role.BROKER
+_PUBLISHER = Role.PUBLISHER
+_SUBSCRIBER = Role.SUBSCRIBER
+
+_ENTRIES = (
+    _entry("silent", _BROKER, omission.Silent, Trace.SUSPICION,
+           "receives everything and says nothing", valid_under=CRASH_LIVE, benign=True),
+    _entry("slow", _BROKER, omission.Slow, Trace.NOTHING,
+           "says everything, 20 to 200 ms late", valid_under=ALL, benign=True),
+    _entry("drop", _BROKER, omission.Dropping, Trace.SUSPICION,
+           "no votes for subscribers, no Bracha messages to f brokers, nothing down the chain",
+           valid_under=CRASH_LIVE, benign=True),
+    _entry("drop-kind", _BROKER, omission.DropKind, Trace.NOTHING,
+           "keeps one kind of message to itself", valid_under=CRASH_LIVE, benign=True),
+    _entry("censor-node", _BROKER, omission.CensorNode, Trace.NOTHING,
+           "treats one client as if it were not there", valid_under=CRASH_LIVE, benign=True),
+    _entry("censor-channel", _BROKER, omission.CensorChannel, Trace.NOTHING,
+           "carries everything but one channel", valid_under=CRASH_LIVE, benign=True),
+    _entry("withhold-bodies", _BROKER, omission.WithholdBodies, Trace.NOTHING,
+           "votes, and never hands over the contents", valid_under=CRASH_LIVE, benign=True),
+    _entry("reorder", _BROKER, omission.Reorder, Trace.NOTHING,
+           "says everything in any order", valid_under=ALL, benign=True),
+    _entry("alter", _BROKER, commission.Alter, Trace.EVIDENCE,
+           "changes number, publisher, channel, contents, vouchers or incarnation, and signs it",
+           provable_under=SETTLING),
+    _entry("alter-body", _BROKER, commission.AlterBody, Trace.SUSPICION,
+           "changes the contents and leaves the digest"),
+    _entry("equivocate", _BROKER, commission.Equivocate, Trace.EVIDENCE,
+           "tells half of its peers one thing and the others another",
+           provable_under=(*LIVE, "chain")),
+    _entry("counterfeit", _BROKER, commission.Counterfeit, Trace.NOTHING,
+           "vouches for publications that nobody published"),
+    _entry("replay", _BROKER, commission.Replay, Trace.NOTHING,
+           "says old things again, to anybody", valid_under=ALL),
+    _entry("flood", _BROKER, commission.Flood, Trace.NOTHING,
+           "buries its peers under nonsense", valid_under=(*LIVE, "chain")),
+    _entry("corrupt-history", _BROKER, commission.CorruptHistory, Trace.NOTHING,
+           "lies about histories only", valid_under=(*LIVE, "chain")),
+    _entry("false-checkpoints", _BROKER, statements.FalseCheckpoints, Trace.EVIDENCE,
+           "votes honestly and signs otherwise", provable_under=SETTLING,
+           valid_under=(*LIVE, "chain")),
+    _entry("forge-statements", _BROKER, statements.ForgeStatements, Trace.NOTHING,
+           "shows statements that other brokers never signed", valid_under=(*LIVE, "chain")),
+    _entry("two-faced", _BROKER, statements.TwoFaced, Trace.NOTHING,
+           "gives each peer the version of a conspiring publisher's words that suits the plot",
+           valid_under=(*LIVE, "chain")),
+    _entry("lie-acks", _BROKER, commission.LieAcks, Trace.NOTHING,
+           "acknowledges everything and forwards nothing"),
+    _entry("false-positions", _BROKER, commission.FalsePositions, Trace.NOTHING,
+           "absurd numbers in everything that tells where it stands",
+           valid_under=(*LIVE, "chain")),
+    _entry("skip-broker", _PUBLISHER, clients.SkipBroker, Trace.NOTHING,
+           "sends nothing to f brokers", valid_under=ALL),
+    _entry("equivocating-publisher", _PUBLISHER, clients.EquivocatingPublisher, Trace.EVIDENCE,
+           "different contents for different brokers, with a signed history for each",
+           provable_under=("ab+history", "chain+history"), valid_under=ALL),
+    _entry("skip-history", _PUBLISHER, clients.SkipHistory, Trace.SUSPICION,
+           "publishes and never accounts for it", valid_under=ALL),
+    _entry("bad-bodies", _PUBLISHER, clients.BadBodies, Trace.NOTHING,
+           "contents that do not match their digests", valid_under=ALL),
+    _entry("gaps", _PUBLISHER, clients.Gaps, Trace.NOTHING,
+           "leaves numbers out", valid_under=ALL),
+    _entry("publisher-flood", _PUBLISHER, clients.PublisherFlood, Trace.NOTHING,
+           "opens stream after stream", valid_under=ALL),
+    _entry("pull-flood", _SUBSCRIBER, clients.PullFlood, Trace.NOTHING,
+           "asks for everything, again and again", valid_under=ALL),
+    _entry("false-missed", _SUBSCRIBER, clients.FalseMissed, Trace.NOTHING,
+           "claims to have missed what it got", valid_under=ALL),
+    _entry("unauthorised", _SUBSCRIBER, clients.Unauthorised, Trace.NOTHING,
+           "subscribes and publishes where it may not", valid_under=ALL),
+    _entry("impersonate", _SUBSCRIBER, clients.Impersonate, Trace.NOTHING,
+           "speaks for other nodes through its own session", valid_under=ALL),
+)  # fmt: skip
+
+#: Every fault by its name, in the order in which `quorumcast faults list` shows them.
+CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
+
+
+def names(role: Role) -> tuple[str, ...]:
+    """The faults that a role can commit."""
+    return tuple(entry.name for entry in _ENTRIES if entry.role is role)
+
+
+def make_fault(name: str, context: FaultContext) -> Fault:
+    """A fault by its name, ready to be given to a driver."""
+    entry = CATALOGUE.get(name)
+    if entry is None:
+        raise UsageError(f"there is no fault {name!r}; choose one of {', '.join(CATALOGUE)}")
+    return entry.make(context)

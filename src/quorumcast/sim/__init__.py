@@ -1,0 +1,1 @@
+"""The deterministic world: clock, network, disks, adversaries, checkers, scenarios."""

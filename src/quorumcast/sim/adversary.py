@@ -1,0 +1,126 @@
+"""The adversary's handle on the world, which enforces the fault model.
+
+Whoever wants to do harm asks here. At most f brokers may ever be *faulty* in a run: lying, wiped,
+restarted without the memory that the channel's protection rests on, or gone for good. Any number of
+clients may be. A broker that crashes and comes back with its journal is correct and merely late.
+Keys stay with their nodes: a fault gets the keyring of the node that commits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
+from quorumcast.core.quorum import Protection
+from quorumcast.faults.catalogue import CATALOGUE, make_fault
+from quorumcast.faults.contract import Fault, FaultContext, Role
+from quorumcast.sim.cells import Cell
+from quorumcast.sim.network import Network
+from quorumcast.sim.node import Node
+from quorumcast.sim.scheduler import Scheduler
+
+
+class Adversary:
+    """Harm within the model; everything it did is on record."""
+
+    __slots__ = ("_cell", "_network", "_nodes", "_scheduler", "faulty", "injected", "lossy")
+
+    def __init__(
+        self, cell: Cell, scheduler: Scheduler, network: Network, nodes: dict[NodeId, Node]
+    ) -> None:
+        self._cell = cell
+        self._scheduler = scheduler
+        self._network = network
+        self._nodes = nodes
+        #: Every node that may ever misbehave in this run, and how; at most f brokers among them.
+        self.faulty: dict[NodeId, str] = {}
+        #: How many faults were set going.
+        self.injected = 0
+        #: Brokers that lost their contents in a crash, though not their word.
+        self.lossy: dict[NodeId, None] = {}
+
+    def is_correct(self, node: NodeId) -> bool:
+        """Whether this node follows the protocol for the whole run."""
+        return node not in self.faulty
+
+    def is_faulty_broker(self, node: NodeId) -> bool:
+        """Whether this node counts against f."""
+        return node in self.faulty and self._cell.manifest.broker(node) is not None
+
+    def declare(self, node: NodeId, how: str) -> None:
+        """Count a node among the faulty ones, before the run starts or as it goes."""
+        manifest = self._cell.manifest
+        if node not in self.faulty and manifest.broker(node) is not None:
+            taken = [broker for broker in manifest.broker_ids if broker in self.faulty]
+            if len(taken) >= manifest.f:
+                raise UsageError(
+                    f"{node} cannot be faulty, too: the model allows f={manifest.f} "
+                    f"and {', '.join(taken)} already are"
+                )
+        self.faulty.setdefault(node, how)
+
+    def corrupt(
+        self,
+        node: NodeId,
+        fault: str,
+        *,
+        percent: int = 100,
+        victims: tuple[str, ...] = (),
+        shared: dict[bytes, bytes] | None = None,
+        attack: Callable[[FaultContext], Fault] | None = None,
+    ) -> None:
+        """Make a node misbehave from now on, by the catalogue or by an attack of one's own."""
+        if attack is None:
+            self._check(node, fault)
+        self.declare(node, fault)
+        context = FaultContext(
+            node,
+            self._cell.manifest,
+            self._cell.keyrings[node],
+            self._scheduler.fork(f"fault {node}"),
+            percent=percent,
+            victims=victims,
+            shared=shared,
+        )
+        self._nodes[node].fault = attack(context) if attack else make_fault(fault, context)
+        self.injected += 1
+
+    def _check(self, node: NodeId, fault: str) -> None:
+        entry = CATALOGUE.get(fault)
+        if entry is None:
+            raise UsageError(f"there is no fault {fault!r}; choose one of {', '.join(CATALOGUE)}")
+        is_broker = self._cell.manifest.broker(node) is not None
+        if is_broker != (entry.role is Role.BROKER):
+            raise UsageError(f"{fault!r} is a fault of a {entry.role.value}, not of {node}")
+        crash_only = any(
+            channel.policy.protection is Protection.CRASH
+            for channel in self._cell.manifest.channels
+        )
+        if is_broker and crash_only and not entry.benign:
+            raise UsageError(f"crash protection does not cover {fault!r}")
+
+    def twin(self, node: NodeId, second_side: tuple[NodeId, ...]) -> None:
+        """Start a second honest copy behind one key, for some of the peers."""
+        self.declare(node, "twin")
+        self._nodes[node].split(second_side)
+        self._network.break_all(node)
+        self.injected += 1
+
+    def crash(self, node: NodeId, *, wipe: bool = False, remembers: bool = True) -> None:
+        """Stop a node; `remembers` says whether what it vouched for is in its journal.
+
+        A broker that forgets what it vouched for may contradict itself: it counts as faulty.
+        """
+        if self._cell.manifest.broker(node) is not None:
+            if wipe or not remembers:
+                self.declare(node, "amnesia")
+            self.lossy[node] = None
+        self._nodes[node].crash(wipe=wipe)
+        self._network.break_all(node)
+        self.injected += 1
+
+    def restart(self, node: NodeId) -> None:
+        """Start a stopped node again."""
+        if not self._nodes[node].up:
+            self._nodes[node].restart()

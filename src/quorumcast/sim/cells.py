@@ -1,0 +1,87 @@
+"""Cells for simulations: manifests with repeatable identities, made once and shared.
+
+Key pairs are the expensive part of a cell, so identities and pairwise secrets are made once per
+size of cell and reused by every scenario of a process: they are pure functions of the names. Only
+the manifest differs from scenario to scenario. All nodes that a scenario might use are in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from quorumcast.core.ids import Channel, NodeId
+from quorumcast.crypto.identity import Identity
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.manifest.build import make_cell, repeatable_seeds
+from quorumcast.manifest.manifest import EVERYONE, ChannelEntry, Manifest
+from quorumcast.manifest.policy import Policy
+
+CELL = "simulated"
+PUBLISHERS = tuple(NodeId(f"pub-{index}") for index in (1, 2, 3))
+SUBSCRIBERS = tuple(NodeId(f"sub-{index}") for index in (1, 2, 3, 4))
+
+
+class Cell:
+    """A manifest and the keys of all its nodes."""
+
+    __slots__ = ("keyrings", "manifest")
+
+    def __init__(self, manifest: Manifest, keyrings: dict[NodeId, Keyring]) -> None:
+        self.manifest = manifest
+        self.keyrings = keyrings
+
+
+@cache
+def _identities(brokers: int) -> tuple[Identity, dict[NodeId, Identity]]:
+    seeds = repeatable_seeds(CELL)
+    names = [*broker_names(brokers), *PUBLISHERS, *SUBSCRIBERS]
+    operator = Identity(NodeId("operator"), seeds("operator"))
+    return operator, {name: Identity(name, seeds(name)) for name in names}
+
+
+@cache
+def _keyrings(brokers: int) -> dict[NodeId, Keyring]:
+    manifest = _manifest(brokers, 0, ())
+    _, identities = _identities(brokers)
+    return {name: manifest.keyring(identity) for name, identity in identities.items()}
+
+
+def broker_names(count: int) -> tuple[NodeId, ...]:
+    """The brokers of a cell of that size, in manifest order."""
+    return tuple(NodeId(f"broker-{index}") for index in range(1, count + 1))
+
+
+def identity_of(brokers: int, node: NodeId) -> Identity:
+    """The identity of a node in cells of that size."""
+    return _identities(brokers)[1][node]
+
+
+@cache
+def _manifest(brokers: int, f: int, channels: tuple[ChannelEntry, ...]) -> Manifest:
+    operator, identities = _identities(brokers)
+    manifest, _ = make_cell(
+        CELL,
+        [(name, "127.0.0.1", 7000 + port) for port, name in enumerate(broker_names(brokers))],
+        f,
+        [*PUBLISHERS, *SUBSCRIBERS],
+        channels,
+        operator=operator,
+        identities=identities,
+    )
+    return manifest
+
+
+def make_simulated_cell(brokers: int, f: int, channels: Sequence[ChannelEntry]) -> Cell:
+    """A cell of that size with these channels; the keys are shared with all others of its size."""
+    return Cell(_manifest(brokers, f, tuple(channels)), dict(_keyrings(brokers)))
+
+
+def channel_entry(
+    name: str,
+    policy: Policy,
+    publishers: tuple[str, ...] = (EVERYONE,),
+    subscribers: tuple[str, ...] = (EVERYONE,),
+) -> ChannelEntry:
+    """A channel for a simulated cell."""
+    return ChannelEntry(Channel(name), policy, publishers, subscribers)

@@ -1,0 +1,310 @@
+"""Safety and blame: what must hold at every moment, judged from outside the machines.
+
+Each checker is told what correct nodes did (`on_effect`) before `Facts` records it, and is asked
+once more when the run is over (`at_end`). Nothing here looks into a machine, except that
+`Boundedness` reads the sizes that machines report of themselves. A checker that finds nothing says
+nothing; a checker that cannot find anything is a defect, so each has a test that feeds it a
+violation. What must hold eventually is in `promises`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from quorumcast.core.ids import DIGEST_SIZE, Digest, Lane, NodeId, Stream
+from quorumcast.core.machine import Accuse, Acknowledged, Deliver, Effect, Gap
+from quorumcast.core.quorum import Protection
+from quorumcast.core.statements import (
+    Basis,
+    Evidence,
+    EvidenceKind,
+    HistoryStatement,
+    SegmentStatement,
+    Signed,
+    Statement,
+    parse_statement,
+)
+from quorumcast.crypto.identity import signature_holds
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.sim.facts import Facts
+
+
+class Checker(Protocol):
+    """One property."""
+
+    @property
+    def name(self) -> str:
+        """The property's name in PROTOCOLS."""
+        ...
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        """A correct node is about to do this."""
+        ...
+
+    def at_end(self, facts: Facts) -> None:
+        """The run is over."""
+        ...
+
+
+class Watching:
+    """A checker that only looks at what happens."""
+
+    name = "?"
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        """Nothing by default."""
+
+    def at_end(self, facts: Facts) -> None:
+        """Nothing by default."""
+
+
+class Relevance(Watching):
+    """What a subscriber accepts matches a subscription of its own, by someone with the right."""
+
+    name = "Relevance"
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Deliver):
+            return
+        stream = effect.stream
+        if facts.reader(node, stream.channel) is None:
+            facts.violate(self.name, f"{node} accepted {stream} {effect.number} unsubscribed")
+        if stream.lane is not Lane.DATA:
+            facts.violate(self.name, f"{node} handed a history to its application: {stream}")
+        if not facts.manifest.may_subscribe(node, stream.channel):
+            facts.violate(self.name, f"{node} reads {stream.channel} without the right")
+        if not facts.manifest.may_publish(stream.publisher, stream.channel):
+            facts.violate(self.name, f"{node} accepted {stream}, whose publisher has no right")
+
+
+class Authenticity(Watching):
+    """A correct publisher named in an accepted publication did publish exactly that."""
+
+    name = "Authenticity"
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Deliver):
+            return
+        what = f"{effect.stream} {effect.number}"
+        if facts.manifest.hash(effect.body) != effect.digest:
+            facts.violate(self.name, f"{node} accepted {what} with contents of another digest")
+        if not facts.adversary.is_correct(effect.stream.publisher):
+            return
+        published = facts.published.get(effect.stream, [])
+        if not 1 <= effect.number <= len(published):
+            facts.violate(self.name, f"{node} accepted {what}, which was never published")
+        elif published[effect.number - 1][0] != effect.body:
+            facts.violate(self.name, f"{node} accepted {what} with altered contents")
+
+
+class Uniqueness(Watching):
+    """No publication twice."""
+
+    name = "Uniqueness"
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, Stream, int], None] = {}
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Deliver):
+            return
+        key = (id(facts.reader(node, effect.stream.channel)), effect.stream, effect.number)
+        if key in self._seen:
+            facts.violate(self.name, f"{node} accepted {effect.stream} {effect.number} twice")
+        self._seen[key] = None
+
+
+class Agreement(Watching):
+    """No two correct subscribers accept different contents for the same number (SC1)."""
+
+    name = "Agreement"
+
+    def __init__(self) -> None:
+        self._accepted: dict[tuple[Stream, int], tuple[Digest, NodeId]] = {}
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Deliver):
+            return
+        key = (effect.stream, effect.number)
+        digest, other = self._accepted.setdefault(key, (effect.digest, node))
+        if digest != effect.digest:
+            facts.violate(
+                self.name, f"{other} and {node} accepted different {effect.stream} {effect.number}"
+            )
+
+
+class Fifo(Watching):
+    """Numbers of one publisher are accepted in order and without a gap that was not announced."""
+
+    name = "FIFO"
+
+    def __init__(self, *, gaps_allowed: bool = False) -> None:
+        self._gaps_allowed = gaps_allowed
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Deliver | Gap):
+            return
+        reader = facts.reader(node, effect.stream.channel)
+        if reader is None:
+            return
+        number = effect.number if isinstance(effect, Deliver) else effect.first
+        known = reader.upto(effect.stream)
+        if known and number != known + 1:
+            facts.violate(self.name, f"{node} came to {effect.stream} {number} after {known}")
+        lies = not facts.adversary.is_correct(effect.stream.publisher)
+        if isinstance(effect, Gap) and not self._gaps_allowed and not lies:
+            facts.violate(
+                self.name,
+                f"{node} gave up {effect.stream} {effect.first} to {effect.upto}, "
+                "though the cell should hold them",
+            )
+
+
+class SoundBlame(Watching):
+    """No correct node is ever named in evidence, and all evidence convinces a third party."""
+
+    name = "Sound blame"
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Accuse):
+            return
+        accused = effect.evidence.accused
+        if facts.adversary.is_correct(accused):
+            facts.violate(self.name, f"{node} accuses {accused}, which is correct")
+        flaw = flaw_of(effect.evidence, facts.manifest)
+        if flaw:
+            facts.violate(self.name, f"{node}'s evidence against {accused} is void: {flaw}")
+
+
+class Acknowledgement(Watching):
+    """A publisher is told of nothing as acknowledged that it never published."""
+
+    name = "Acknowledged"
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Acknowledged):
+            return
+        count = len(facts.published.get(effect.stream.data, ()))
+        if effect.stream.lane is Lane.DATA and effect.upto > count:
+            facts.violate(self.name, f"{node} was told that {effect.upto} of its {count} are safe")
+
+
+def safety_checkers(*, gaps_allowed: bool) -> list[Checker]:
+    """Every property that must hold at every moment."""
+    return [
+        Relevance(),
+        Authenticity(),
+        Uniqueness(),
+        Agreement(),
+        Fifo(gaps_allowed=gaps_allowed),
+        SoundBlame(),
+        Acknowledgement(),
+    ]
+
+
+# ------------------------------------------------------- evidence, verified independently
+
+
+def flaw_of(evidence: Evidence, manifest: Manifest) -> str | None:
+    """Why evidence convinces nobody, or None: written apart from the code that collects it."""
+    against = _verified(evidence.against, manifest)
+    witnesses = _verified(evidence.witnesses, manifest)
+    if against is None or witnesses is None:
+        return "a signature does not hold, or a statement is of another cell or epoch"
+    if any(signer != evidence.accused for signer, _ in against):
+        return "a statement against it is somebody else's"
+    match evidence.kind:
+        case EvidenceKind.CONFLICT:
+            if len(against) != 2 or not _conflict(against[0][1], against[1][1]):
+                return "its statements do not contradict each other"
+        case EvidenceKind.OUTVOTED:
+            return _flaw_of_outvoted(evidence, manifest, against, witnesses)
+    return None
+
+
+def _verified(
+    statements: Sequence[Signed], manifest: Manifest
+) -> list[tuple[NodeId, Statement]] | None:
+    directory = manifest.directory()
+    result: list[tuple[NodeId, Statement]] = []
+    for signed in statements:
+        keys = directory.get(signed.signer)
+        statement = parse_statement(signed.payload)
+        if keys is None or statement is None or not signature_holds(signed, keys.verify_key):
+            return None
+        if (statement.cell, statement.epoch) != (manifest.cell, manifest.epoch):
+            return None
+        author = (
+            statement.broker
+            if isinstance(statement, SegmentStatement)
+            else statement.stream.publisher
+        )
+        if author != signed.signer:
+            return None
+        result.append((signed.signer, statement))
+    return result
+
+
+def _conflict(one: Statement, other: Statement) -> bool:
+    if isinstance(one, HistoryStatement) and isinstance(other, HistoryStatement):
+        if one.stream != other.stream:
+            return False
+        return (one.index == other.index and one != other) or _overlap_differs(one, other)
+    if isinstance(one, SegmentStatement) and isinstance(other, SegmentStatement):
+        # A broker may correct what it merely forwarded to what a history settled.
+        return (
+            (one.stream, one.first, one.count) == (other.stream, other.first, other.count)
+            and one.basis is other.basis
+            and one.root != other.root
+        )
+    return False
+
+
+def _overlap_differs(one: HistoryStatement, other: HistoryStatement) -> bool:
+    digests = _by_number(one)
+    return any(digests.get(n, digest) != digest for n, digest in _by_number(other).items())
+
+
+def _by_number(statement: HistoryStatement) -> dict[int, bytes]:
+    count = len(statement.digests) // DIGEST_SIZE
+    return {
+        statement.first + i: statement.digests[i * DIGEST_SIZE : (i + 1) * DIGEST_SIZE]
+        for i in range(count)
+    }
+
+
+def _flaw_of_outvoted(
+    evidence: Evidence,
+    manifest: Manifest,
+    against: list[tuple[NodeId, Statement]],
+    witnesses: list[tuple[NodeId, Statement]],
+) -> str | None:
+    if len(against) != 1 or not isinstance(against[0][1], SegmentStatement):
+        return "there is not exactly one statement of the accused"
+    claim = against[0][1]
+    channel = manifest.channel(claim.stream.channel)
+    if channel is None or claim.basis is not Basis.SETTLED:
+        return "correct brokers may differ about it"
+    if channel.policy.protection is Protection.CRASH:
+        return "crash protection settles nothing"
+    others: dict[NodeId, None] = {}
+    for signer, statement in witnesses:
+        if (
+            isinstance(statement, SegmentStatement)
+            and statement.basis is Basis.SETTLED
+            and (statement.stream, statement.first, statement.count)
+            == (claim.stream, claim.first, claim.count)
+            and statement.root != claim.root
+            and statement.root == _root_of(witnesses[0][1])
+            and manifest.broker(signer) is not None
+            and signer != evidence.accused
+        ):
+            others[signer] = None
+    if len(others) < manifest.f + 1:
+        return f"only {len(others)} brokers contradict it"
+    return None
+
+
+def _root_of(statement: Statement) -> bytes | None:
+    return statement.root if isinstance(statement, SegmentStatement) else None

@@ -1,0 +1,182 @@
+"""What really happened: the oracle that checkers compare the machines' claims with.
+
+`Facts` watches the world from outside. It knows what applications asked for (submitted, joined),
+who is correct, and what correct subscribers accepted; checkers read it and add their verdicts. A
+subscriber's stay on a channel, from `Join` to `Leave` or crash, is one *reader*: promises are made
+to readers.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream
+from quorumcast.core.machine import (
+    Accuse,
+    Acknowledged,
+    Deliver,
+    Effect,
+    Event,
+    Gap,
+    Join,
+    Leave,
+    Submit,
+    Suspect,
+)
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.sim.adversary import Adversary
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A property that did not hold, and where."""
+
+    property: str
+    detail: str
+
+
+class Reader(msgspec.Struct, eq=False):
+    """One stay of one subscriber on one channel."""
+
+    node: NodeId
+    channel: Channel
+    joined_at: int
+    #: Since when the subscriber knows where its streams begin; None: not yet.
+    standing_at: int | None = None
+    left_at: int | None = None
+    #: What was accepted of each stream, in order.
+    accepted: dict[Stream, list[tuple[int, Digest]]] = msgspec.field(default_factory=dict)
+    gaps: dict[Stream, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
+
+    def upto(self, stream: Stream) -> int:
+        """The last number accepted or announced as lost."""
+        accepted = self.accepted.get(stream)
+        last = accepted[-1][0] if accepted else 0
+        return max([last, *(upto for _, upto in self.gaps.get(stream, ()))])
+
+    def first(self, stream: Stream) -> int | None:
+        """The first number that this reader knows of."""
+        accepted = self.accepted.get(stream)
+        numbers = [accepted[0][0]] if accepted else []
+        numbers += [first for first, _ in self.gaps.get(stream, ())]
+        return min(numbers) if numbers else None
+
+    def __str__(self) -> str:
+        return f"{self.node} (on {self.channel} since {self.joined_at} ms)"
+
+
+class Facts:
+    """Everything that checkers may ask about."""
+
+    __slots__ = (
+        "_current",
+        "accusations",
+        "acknowledged",
+        "adversary",
+        "ended",
+        "incarnations",
+        "manifest",
+        "published",
+        "readers",
+        "suspicions",
+        "violations",
+    )
+
+    def __init__(self, manifest: Manifest, adversary: Adversary) -> None:
+        self.manifest = manifest
+        self.adversary = adversary
+        #: What each publisher's application submitted: contents and time, by stream.
+        self.published: dict[Stream, list[tuple[bytes, int]]] = {}
+        #: The incarnation that each publisher runs as.
+        self.incarnations: dict[NodeId, int] = {}
+        #: Streams whose publisher has crashed since.
+        self.ended: dict[Stream, None] = {}
+        self.acknowledged: dict[Stream, int] = {}
+        #: Every stay of a correct subscriber.
+        self.readers: list[Reader] = []
+        self._current: dict[tuple[NodeId, Channel], Reader] = {}
+        self.accusations: list[tuple[NodeId, Accuse]] = []
+        #: (observer, suspect, reason) → how often.
+        self.suspicions: dict[tuple[NodeId, NodeId, str], int] = {}
+        self.violations: list[Violation] = []
+
+    def violate(self, name: str, detail: str) -> None:
+        """A checker has found something; only the first few are kept."""
+        if len(self.violations) < 20:
+            self.violations.append(Violation(name, detail))
+
+    # ---------------------------------------------------------- watching
+
+    def started(self, node: NodeId, incarnation: int) -> None:
+        """A publisher's machine has been made."""
+        for stream in self.published:
+            if stream.publisher == node:
+                self.ended[stream] = None
+        self.incarnations[node] = incarnation
+
+    def stopped(self, node: NodeId, now: Millis) -> None:
+        """A node has crashed: its stays end, its streams end."""
+        for key in [key for key in self._current if key[0] == node]:
+            self._current.pop(key).left_at = now
+        if node in self.incarnations:
+            self.started(node, self.incarnations[node])
+
+    def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
+        """A machine is about to take this event."""
+        match event:
+            case Submit(channel=channel, bodies=bodies):
+                stream = Stream(channel, node, self.incarnations[node])
+                known = self.published.setdefault(stream, [])
+                known.extend((body, now) for body in bodies)
+            case Join(channel=channel) if self.adversary.is_correct(node):
+                reader = Reader(node, channel, now)
+                self.readers.append(reader)
+                self._current[node, channel] = reader
+            case Leave(channel=channel):
+                left = self._current.pop((node, channel), None)
+                if left is not None:
+                    left.left_at = now
+            case _:
+                pass
+
+    def begun(self, node: NodeId, channel: Channel, now: Millis) -> None:
+        """A subscriber knows where its streams begin: it misses nothing published from now on."""
+        reader = self._current.get((node, channel))
+        if reader is not None and reader.standing_at is None:
+            reader.standing_at = now
+
+    def reader(self, node: NodeId, channel: Channel) -> Reader | None:
+        """The present stay of a subscriber on a channel."""
+        return self._current.get((node, channel))
+
+    def present(self) -> list[Reader]:
+        """Everyone who is still there."""
+        return list(self._current.values())
+
+    def record(self, node: NodeId, effect: Effect) -> None:
+        """Note what a correct node did, after the checkers have looked at it."""
+        match effect:
+            case Deliver(stream=stream, number=number, digest=digest):
+                reader = self.reader(node, stream.channel)
+                if reader is not None:
+                    reader.accepted.setdefault(stream, []).append((number, digest))
+            case Gap(stream=stream, first=first, upto=upto):
+                reader = self.reader(node, stream.channel)
+                if reader is not None:
+                    reader.gaps.setdefault(stream, []).append((first, upto))
+            case Acknowledged(stream=stream, upto=upto):
+                self.acknowledged[stream] = max(upto, self.acknowledged.get(stream, 0))
+            case Suspect(node=suspect, reason=reason):
+                key = (node, suspect, reason.value)
+                self.suspicions[key] = self.suspicions.get(key, 0) + 1
+            case Accuse():
+                self.accusations.append((node, effect))
+            case _:
+                pass
+
+    def suspected(self, node: NodeId) -> bool:
+        """Whether some correct node suspects this one."""
+        return any(suspect == node for _, suspect, _ in self.suspicions)
+
+    def convicted(self, node: NodeId) -> bool:
+        """Whether some correct node holds evidence against this one."""
+        return any(accuse.evidence.accused == node for _, accuse in self.accusations)

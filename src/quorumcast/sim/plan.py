@@ -1,0 +1,351 @@
+"""What is to happen in one run, as plain data: the cell, the weather, the workload, the harm.
+
+A `Plan` is drawn from a seed (`scenario.draw`) or written by hand (the attacks on known-bad
+variants, regression tests). `perform` carries it out: the *safety phase* with everything that goes
+wrong, then `calm_at`, from where on the network behaves, whoever can recover has recovered, and
+some last publications are made; then the promises get a bounded time to come true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from quorumcast.core.ids import Channel, NodeId
+from quorumcast.core.limits import Limits
+from quorumcast.core.messages import Vote
+from quorumcast.crypto.session import encode_parcel
+from quorumcast.faults.catalogue import CATALOGUE
+from quorumcast.faults.contract import Fault, FaultContext, Role
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.policy import Policy
+from quorumcast.sim.bounds import bounds_of
+from quorumcast.sim.cells import broker_names, make_simulated_cell
+from quorumcast.sim.checkers import safety_checkers
+from quorumcast.sim.epochs import call_with_stolen_key, change_key, own_keyrings
+from quorumcast.sim.facts import Violation
+from quorumcast.sim.network import Weather
+from quorumcast.sim.promises import Boundedness, Promise, promised
+from quorumcast.sim.world import World
+
+#: How often promises and sizes are looked at while time passes.
+LOOK_MS = 60
+#: Steps after which a run is cut off: something chatters for ever.
+MAX_STEPS = 50_000
+
+
+class Act(msgspec.Struct, frozen=True):
+    """Something that happens at a time; `what` says to whom and how the rest is read."""
+
+    at_ms: int
+    what: str
+    node: NodeId = NodeId("")
+    channel: Channel = Channel("")
+    #: How many publications, or for how long.
+    amount: int = 0
+    peers: tuple[NodeId, ...] = ()
+
+
+class Corruption(msgspec.Struct, frozen=True):
+    """One node that misbehaves from a time on."""
+
+    node: NodeId
+    fault: str
+    at_ms: int = 0
+    percent: int = 100
+    victims: tuple[str, ...] = ()
+    #: Those of one plot tell one another what they say.
+    plot: str = ""
+    #: An attack that is not in the catalogue; `fault` is then only its name.
+    attack: Callable[[FaultContext], Fault] | None = None
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    seed: int | str
+    policy: Policy
+    brokers: int
+    f: int
+    weather: Weather
+    publishers: tuple[NodeId, ...]
+    subscribers: tuple[NodeId, ...]
+    channels: tuple[ChannelEntry, ...]
+    acts: tuple[Act, ...]
+    corruptions: tuple[Corruption, ...] = ()
+    #: Nodes that the world itself treats badly enough to count as faulty, and how.
+    doomed: tuple[tuple[NodeId, str], ...] = ()
+    calm_at_ms: int = 600
+    #: How long promises may take to come true after that.
+    patience_ms: int = 6000
+    sync_ms: int = 2
+    coalesce_ms: int = 0
+    #: Publications of each publisher on each of its channels once all is calm.
+    finale: int = 3
+    adversary: str = ""
+    gaps_allowed: bool = False
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a run."""
+
+    seed: int | str
+    policy: str
+    adversary: str
+    violations: list[Violation]
+    trace_hash: str
+    simulated_ms: int
+    messages: int
+    packets: int
+    deliveries: int
+    faults_injected: int
+    false_accusations: int
+    #: Correct nodes that somebody suspects without a reason: allowed, but worth watching.
+    false_suspicions: int
+    suspicions: int
+    evidence: int
+    steps: int
+
+
+def promises_validity(plan: Plan) -> bool:
+    """Whether the policy promises validity in spite of everything that the plan does."""
+    name = plan.policy.name
+    for corruption in plan.corruptions:
+        entry = CATALOGUE.get(corruption.fault)
+        if entry is None:
+            return False
+        if entry.role is Role.BROKER and name not in entry.valid_under:
+            return False
+    # A chain makes progress only while its brokers are correct, and one that crashes is not.
+    crashed = any(
+        act.what == "crash" and act.node in broker_names(plan.brokers) for act in plan.acts
+    )
+    return name != "chain" or not (plan.doomed or crashed)
+
+
+class Run:
+    """A plan being carried out."""
+
+    __slots__ = ("_bodies", "_boundedness", "_count", "_plots", "plan", "world")
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        cell = make_simulated_cell(plan.brokers, plan.f, plan.channels)
+        if any(act.what == "rotate" for act in plan.acts):
+            cell = own_keyrings(cell)
+        checkers = safety_checkers(gaps_allowed=plan.gaps_allowed)
+        self.world = World(
+            cell,
+            plan.seed,
+            plan.weather,
+            checkers,
+            sync_ms=plan.sync_ms,
+            coalesce_ms=plan.coalesce_ms,
+        )
+        self._count = 0
+        #: What the conspirators of each plot know.
+        self._plots: dict[str, dict[bytes, bytes]] = {}
+        self._bodies = self.world.scheduler.fork("bodies")
+        self._boundedness = Boundedness(bounds_of(cell.manifest))
+
+    def perform(self) -> Outcome:
+        """The whole run."""
+        plan, world = self.plan, self.world
+        self._cast()
+        for act in plan.acts:
+            world.scheduler.after(act.at_ms, self._action(act))
+        self._pass_time(plan.calm_at_ms)
+        self._calm_down()
+        promises = promised(plan.policy, valid=promises_validity(plan), told=world.lies.told)
+        self._finale()
+        self._await(promises)
+        for checker in world.checkers:
+            checker.at_end(world.facts)
+        return self._outcome()
+
+    def _cast(self) -> None:
+        plan, world = self.plan, self.world
+        # Who is faulty is known to the checkers from the start: promises are made to the others.
+        for node, how in plan.doomed:
+            world.adversary.declare(node, how)
+        for corruption in plan.corruptions:
+            world.adversary.declare(corruption.node, corruption.fault)
+        world.add_brokers()
+        for publisher in plan.publishers:
+            world.add_publisher(publisher)
+        for subscriber in plan.subscribers:
+            world.add_subscriber(subscriber)
+        for corruption in plan.corruptions:
+            world.scheduler.after(corruption.at_ms, self._corruption(corruption))
+
+    def _corruption(self, corruption: Corruption) -> Callable[[], None]:
+        return lambda: self.world.adversary.corrupt(
+            corruption.node,
+            corruption.fault,
+            percent=corruption.percent,
+            victims=corruption.victims,
+            shared=self._plots.setdefault(corruption.plot, {}) if corruption.plot else None,
+            attack=corruption.attack,
+        )
+
+    # ------------------------------------------------------------- acts
+
+    def _action(self, act: Act) -> Callable[[], None]:
+        return lambda: self._act(act)
+
+    def _act(self, act: Act) -> None:
+        world = self.world
+        match act.what:
+            case "submit":
+                self._submit(act.node, act.channel, act.amount)
+            case "join":
+                world.join(act.node, act.channel)
+            case "leave":
+                world.leave(act.node, act.channel)
+            case "crash":
+                world.stop(act.node, remembers=self.plan.policy.journal)
+            case "wipe":
+                world.stop(act.node, wipe=True)
+            case "stop":
+                # For good: a stopped broker counts against f, whatever is in its journal.
+                world.stop(act.node)
+            case "restart":
+                world.adversary.restart(act.node)
+            case "twin":
+                world.adversary.twin(act.node, act.peers)
+            case "partition":
+                world.network.partition(act.peers)
+                world.adversary.injected += 1
+            case "heal":
+                world.network.heal()
+            case "cut":
+                link = world.network.link(act.node, act.peers[0])
+                if link is not None and link.sessions:
+                    world.network.break_link(link)
+                    world.adversary.injected += 1
+            case "rotate":
+                change_key(world, act.node)
+            case "steal":
+                call_with_stolen_key(world, act.node, act.channel)
+            case "forge":
+                self._forge(act.node, act.channel)
+            case _:
+                raise ValueError(f"no such act: {act.what}")
+
+    def _forge(self, reader: NodeId, channel: Channel) -> None:
+        """An attacker on the wire, with no keys, speaks for every broker at once."""
+        world = self.world
+        body = b"forged"
+        for stream, published in list(world.facts.published.items()):
+            if stream.channel != channel:
+                continue
+            vote = Vote(stream, len(published) + 1, world.cell.manifest.hash(body))
+            for broker in world.cell.manifest.broker_ids:
+                world.network.forge(broker, reader, [encode_parcel(vote, (body,))])
+
+    def _submit(self, publisher: NodeId, channel: Channel, count: int) -> None:
+        bodies = []
+        for _ in range(count):
+            self._count += 1
+            size = self._bodies.choice((0, 4, 40))
+            bodies.append(b"%d:" % self._count + self._bodies.randbytes(size))
+        self.world.submit(publisher, channel, tuple(bodies))
+
+    # ------------------------------------------------------------- time
+
+    def _pass_time(self, until: int) -> None:
+        world = self.world
+        while world.scheduler.now < until and not world.facts.violations:
+            world.scheduler.run_until(
+                min(world.scheduler.now + LOOK_MS, until), MAX_STEPS - world.scheduler.steps
+            )
+            self._look()
+
+    def _look(self) -> None:
+        world = self.world
+        if world.scheduler.steps >= MAX_STEPS:
+            world.facts.violate("Boundedness", f"still chattering after {MAX_STEPS} steps")
+        for name, node in world.nodes.items():
+            if node.up and world.adversary.is_correct(name):
+                self._boundedness.check(world.facts, name, node.machine)
+
+    def _calm_down(self) -> None:
+        world = self.world
+        world.network.calm()
+        stopped = [act.node for act in self.plan.acts if act.what == "stop"]
+        for name in world.nodes:
+            if name not in stopped:
+                world.adversary.restart(name)
+        world.lies.calm = True
+
+    def _finale(self) -> None:
+        """Last publications; some at once, some when links are up again."""
+        plan = self.plan
+        for delay_ms in (0, 150, 300):
+            for publisher in plan.publishers:
+                for channel in plan.channels:
+                    if self.world.cell.manifest.may_publish(publisher, channel.name):
+                        act = Act(0, "submit", publisher, channel.name, plan.finale)
+                        self.world.scheduler.after(delay_ms, self._action(act))
+
+    def _await(self, promises: list[Promise]) -> None:
+        world = self.world
+        deadline = world.scheduler.now + self.plan.patience_ms
+        self._pass_time(world.scheduler.now + 450)
+        broken: list[tuple[str, str]] = []
+        while not world.facts.violations:
+            broken = []
+            for promise in promises:
+                missing = promise.pending(world.facts)
+                if missing is not None:
+                    broken.append((promise.name, missing))
+                    break
+            if not broken or world.scheduler.now >= deadline:
+                break
+            self._pass_time(world.scheduler.now + LOOK_MS)
+        for name, missing in broken:
+            world.facts.violate(name, f"after {world.scheduler.now} ms: {missing}")
+
+    def _outcome(self) -> Outcome:
+        world, facts = self.world, self.world.facts
+        correct = world.adversary.is_correct
+        return Outcome(
+            seed=self.plan.seed,
+            policy=self.plan.policy.name,
+            adversary=self.plan.adversary,
+            violations=facts.violations,
+            trace_hash=world.scheduler.trace_hash,
+            simulated_ms=world.scheduler.now,
+            messages=world.network.messages,
+            packets=world.network.packets,
+            deliveries=sum(
+                len(accepted) for reader in facts.readers for accepted in reader.accepted.values()
+            ),
+            faults_injected=world.adversary.injected,
+            false_accusations=sum(
+                correct(accuse.evidence.accused) for _, accuse in facts.accusations
+            ),
+            false_suspicions=sum(correct(suspect) for _, suspect, _ in facts.suspicions),
+            suspicions=sum(facts.suspicions.values()),
+            evidence=len(facts.accusations),
+            steps=world.scheduler.steps,
+        )
+
+
+def small_limits() -> Limits:
+    """Limits small enough for a short run to reach them."""
+    return Limits(
+        retained_publications=512,
+        window=64,
+        publisher_buffer=512,
+        vote_window=256,
+        segment=8,
+        kept_segments=8,
+        replay=64,
+    )
+
+
+def perform(plan: Plan) -> Outcome:
+    """Carry out a plan."""
+    return Run(plan).perform()

@@ -1,0 +1,65 @@
+"""Virtual time: a heap of actions by (time, sequence), one generator, one running trace hash.
+
+Everything that happens in a simulation happens because an action on this heap was due. Two actions
+at the same millisecond run in the order in which they were scheduled, and every random choice of
+the world is drawn from `rng`, so a seed determines the whole run. The trace hash takes in
+everything observable as it happens: equal seeds must give equal hashes on every machine and under
+every PYTHONHASHSEED, which is why nothing in this room ever iterates a set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+from collections.abc import Callable
+
+from quorumcast.core.ids import Millis
+
+Action = Callable[[], None]
+
+
+class Scheduler:
+    """The clock of the world and the order in which things happen."""
+
+    __slots__ = ("_hash", "_heap", "_sequence", "now", "rng", "steps")
+
+    def __init__(self, seed: int | str) -> None:
+        self.now = Millis(0)
+        self.rng = random.Random(seed)
+        #: Actions carried out so far.
+        self.steps = 0
+        #: (due, sequence, action); the sequence breaks ties by age.
+        self._heap: list[tuple[int, int, Action]] = []
+        self._sequence = 0
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def after(self, delay_ms: int, action: Action) -> None:
+        """Do something after a while (0: after everything that is already due now)."""
+        self._sequence += 1
+        heapq.heappush(self._heap, (self.now + max(delay_ms, 0), self._sequence, action))
+
+    def run_until(self, until: int, max_steps: int = 1_000_000) -> None:
+        """Let time pass."""
+        budget = self.steps + max_steps
+        heap = self._heap
+        while heap and heap[0][0] <= until and self.steps < budget:
+            due, _, action = heapq.heappop(heap)
+            self.now = Millis(due)
+            self.steps += 1
+            action()
+        self.now = Millis(max(self.now, until))
+
+    def fork(self, purpose: str) -> random.Random:
+        """A generator for one purpose, so that its draws disturb nobody else's."""
+        return random.Random(f"{purpose}/{self.rng.getrandbits(64)}")
+
+    def note(self, data: bytes) -> None:
+        """Take something observable into the trace hash."""
+        self._hash.update(self.now.to_bytes(8, "big"))
+        self._hash.update(data)
+
+    @property
+    def trace_hash(self) -> str:
+        """The fingerprint of everything that happened so far."""
+        return self._hash.hexdigest()

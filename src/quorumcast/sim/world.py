@@ -1,0 +1,185 @@
+"""A whole cell in one process: nodes, network, disks, adversary and those who watch.
+
+The world only assembles and lets time pass; what happens in it is the business of a `Plan`, and
+what ought to have happened that of the checkers. Machines are the production ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from quorumcast.agents.broker import Broker
+from quorumcast.agents.publisher import Publisher
+from quorumcast.agents.subscriber import Subscriber
+from quorumcast.core.ids import Channel, Millis, NodeId
+from quorumcast.core.machine import (
+    Accuse,
+    Acknowledged,
+    Deliver,
+    Effect,
+    Event,
+    Gap,
+    Join,
+    Leave,
+    Machine,
+    Receive,
+    Send,
+    Submit,
+    Suspect,
+)
+from quorumcast.core.messages import Checkpoint, Positions
+from quorumcast.sim.adversary import Adversary
+from quorumcast.sim.blame import Lies
+from quorumcast.sim.cells import Cell
+from quorumcast.sim.checkers import Checker
+from quorumcast.sim.facts import Facts
+from quorumcast.sim.network import Network, Weather
+from quorumcast.sim.node import Node
+from quorumcast.sim.scheduler import Scheduler
+
+_EFFECTS = frozenset((Deliver, Gap, Acknowledged, Suspect, Accuse))
+_EVENTS = frozenset((Submit, Join, Leave))
+
+
+class Monitor:
+    """Shows checkers and facts what concerns them, and nothing else: most effects are sends."""
+
+    __slots__ = ("_checkers", "_facts", "_lies", "_on_positions")
+
+    def __init__(
+        self,
+        facts: Facts,
+        checkers: Sequence[Checker],
+        lies: Lies,
+        on_positions: Callable[[NodeId, Channel], None],
+    ) -> None:
+        self._facts = facts
+        self._on_positions = on_positions
+        self._checkers = checkers
+        self._lies = lies
+
+    def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
+        """A machine is about to take this event."""
+        if type(event) in _EVENTS:
+            self._facts.on_event(node, event, now)
+        elif type(event) is Receive and type(event.message) is Positions:
+            self._on_positions(node, event.message.channel)
+
+    def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
+        """A node has carried out this effect."""
+        if type(effect) is Send:
+            if type(effect.message) is Checkpoint or effect.bodies:
+                self._lies.on_send(self._facts, node, effect)
+        elif type(effect) in _EFFECTS and self._facts.adversary.is_correct(node):
+            for checker in self._checkers:
+                checker.on_effect(self._facts, node, effect)
+            self._facts.record(node, effect)
+
+
+class World:
+    """Everything there is."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        seed: int | str,
+        weather: Weather,
+        checkers: Sequence[Checker],
+        *,
+        sync_ms: int = 2,
+        coalesce_ms: int = 0,
+    ) -> None:
+        self.cell = cell
+        self.scheduler = Scheduler(seed)
+        self.network = Network(self.scheduler, cell.keyrings, weather)
+        self.nodes: dict[NodeId, Node] = {}
+        self.adversary = Adversary(cell, self.scheduler, self.network, self.nodes)
+        self.facts = Facts(cell.manifest, self.adversary)
+        self.checkers = checkers
+        self.lies = Lies(cell.manifest.f)
+        self._monitor = Monitor(self.facts, checkers, self.lies, self._look_whether_begun)
+        self._sync_ms = sync_ms
+        self._coalesce_ms = coalesce_ms
+
+    # ------------------------------------------------------------ nodes
+
+    def _add(self, name: NodeId, factory: Callable[[], Machine]) -> Node:
+        node = Node(
+            name,
+            factory,
+            self.scheduler,
+            self.network,
+            [self._monitor],
+            sync_ms=self._sync_ms,
+            coalesce_ms=self._coalesce_ms,
+        )
+        self.nodes[name] = node
+        self.network.add(node)
+        return node
+
+    def add_brokers(self) -> None:
+        """Every broker of the manifest, all linked: the earlier one calls the later one."""
+        manifest, keyrings = self.cell.manifest, self.cell.keyrings
+        brokers = manifest.broker_ids
+        for name in brokers:
+            self._add(name, lambda name=name: Broker(manifest, keyrings[name]))  # type: ignore[misc]
+        for index, caller in enumerate(brokers):
+            for callee in brokers[index + 1 :]:
+                self.network.connect(caller, callee)
+
+    def add_publisher(self, name: NodeId) -> None:
+        """A publisher; each of its lives is a new incarnation."""
+
+        def make() -> Publisher:
+            incarnation = self.scheduler.now + 1
+            self.facts.started(name, incarnation)
+            return Publisher(self.cell.manifest, self.cell.keyrings[name], incarnation)
+
+        self._add_client(name, make)
+
+    def add_subscriber(self, name: NodeId) -> None:
+        """A subscriber."""
+        self._add_client(name, lambda: Subscriber(self.cell.manifest, self.cell.keyrings[name]))
+
+    def _add_client(self, name: NodeId, factory: Callable[[], Machine]) -> None:
+        self._add(name, factory)
+        for broker in self.cell.manifest.broker_ids:
+            self.network.connect(name, broker)
+
+    def _look_whether_begun(self, name: NodeId, channel: Channel) -> None:
+        """A broker has answered a subscription: perhaps it was the last one needed."""
+        reader = self.facts.reader(name, channel)
+        if reader is None or reader.standing_at is not None:
+            return
+        node = self.nodes[name]
+
+        def look() -> None:
+            if node.up and isinstance(node.machine, Subscriber) and node.machine.joined(channel):
+                self.facts.begun(name, channel, self.scheduler.now)
+
+        # Once the machine has taken the answer in.
+        self.scheduler.after(0, look)
+
+    # ----------------------------------------------------- applications
+
+    def submit(self, publisher: NodeId, channel: Channel, bodies: tuple[bytes, ...]) -> None:
+        """The application publishes, as far as its publisher has room."""
+        node = self.nodes[publisher]
+        machine = node.machine
+        if node.up and isinstance(machine, Publisher) and machine.room(channel) >= len(bodies):
+            node.feed(Submit(channel, bodies))
+
+    def join(self, subscriber: NodeId, channel: Channel) -> None:
+        """The application subscribes."""
+        if self.facts.reader(subscriber, channel) is None:
+            self.nodes[subscriber].feed(Join(channel))
+
+    def leave(self, subscriber: NodeId, channel: Channel) -> None:
+        """The application has had enough."""
+        self.nodes[subscriber].feed(Leave(channel))
+
+    def stop(self, node: NodeId, *, wipe: bool = False, remembers: bool = True) -> None:
+        """A node crashes."""
+        if self.nodes[node].up:
+            self.adversary.crash(node, wipe=wipe, remembers=remembers)
+            self.facts.stopped(node, self.scheduler.now)

@@ -1,0 +1,185 @@
+"""The catalogue: every fault can be made, keeps its hands off other effects, and stays well-formed.
+
+A faulty node may say anything in its own name. It must stay something that the wire can carry,
+or the receiver's decoder would spare the machines the trouble.
+"""
+
+import random
+
+import msgspec
+import pytest
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream
+from quorumcast.core.machine import Deliver, Effect, Send
+from quorumcast.core.messages import (
+    Ack,
+    AnyMessage,
+    ChainRun,
+    Checkpoint,
+    Contents,
+    Echo,
+    Open,
+    Position,
+    Positions,
+    Publish,
+    Ready,
+    Subscribe,
+    Vote,
+    Voucher,
+)
+from quorumcast.core.statements import Basis, SegmentStatement, canonical, parse_statement
+from quorumcast.crypto.digest import root
+from quorumcast.faults.catalogue import CATALOGUE, make_fault, names
+from quorumcast.faults.contract import FaultContext, Later, Role
+from quorumcast.manifest.policy import Policy
+from quorumcast.sim.cells import Cell, channel_entry, make_simulated_cell
+
+ORDERS = Channel("orders")
+NODE = {
+    Role.BROKER: NodeId("broker-2"),
+    Role.PUBLISHER: NodeId("pub-1"),
+    Role.SUBSCRIBER: NodeId("sub-1"),
+}
+STREAM = Stream(ORDERS, NodeId("pub-1"), 1)
+OTHERS = (NodeId("broker-1"), NodeId("broker-3"), NodeId("broker-4"))
+READERS = (NodeId("sub-1"), NodeId("sub-2"))
+
+
+@pytest.fixture(scope="module")
+def cell() -> Cell:
+    return make_simulated_cell(4, 1, [channel_entry("orders", Policy.named("ab"))])
+
+
+def context(cell: Cell, role: Role, **options: object) -> FaultContext:
+    node = NODE[role]
+    return FaultContext(
+        node,
+        cell.manifest,
+        cell.keyrings[node],
+        random.Random(7),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def words(cell: Cell) -> list[Send]:
+    """One of everything that a node may send."""
+    body = b"hello"
+    digest = cell.manifest.hash(body)
+    statement = SegmentStatement(
+        cell="simulated",
+        epoch=1,
+        broker=NODE[Role.BROKER],
+        stream=STREAM,
+        first=1,
+        count=1,
+        root=root(1, digest),
+        basis=Basis.SETTLED,
+    )
+    signed = cell.keyrings[NODE[Role.BROKER]].identity.sign(canonical(statement))
+    order = OTHERS
+    voucher = Voucher(NODE[Role.PUBLISHER], OTHERS[0], b"m" * 16)
+    return [
+        Send(OTHERS, Open(STREAM, 1, 1)),
+        Send(OTHERS, Publish(STREAM, 1, digest), (body,)),
+        Send(OTHERS[:1], ChainRun(STREAM, 1, digest, order, (voucher,)), (body,)),
+        Send(OTHERS, Echo(STREAM, 1, digest)),
+        Send(OTHERS, Ready(STREAM, 1, digest)),
+        Send(READERS, Vote(STREAM, 1, digest), (body,)),
+        Send(READERS[:1], Contents(STREAM, 1, digest), (body,)),
+        Send(READERS, Checkpoint(signed)),
+        Send((STREAM.publisher,), Ack(STREAM, 1, 10)),
+        Send(READERS, Positions(ORDERS, (Position(STREAM, 1, 2),))),
+        Send(OTHERS, Subscribe(ORDERS, (), bodies=True)),
+    ]
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_fault_everything_sent_stays_decodable(name: str, cell: Cell) -> None:
+    fault = make_fault(name, context(cell, CATALOGUE[name].role))
+    decoder = msgspec.msgpack.Decoder(AnyMessage)
+    for _ in range(20):
+        for effect in fault.tamper(list(words(cell)), Millis(0)):
+            inner = effect.effect if isinstance(effect, Later) else effect
+            assert isinstance(inner, Send)
+            assert inner.to
+            assert decoder.decode(msgspec.msgpack.encode(inner.message)) == inner.message
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_fault_other_effects_pass_untouched(name: str, cell: Cell) -> None:
+    fault = make_fault(name, context(cell, CATALOGUE[name].role))
+    effect = Deliver(STREAM, 1, cell.manifest.hash(b""), b"", ())
+    effects: list[Effect] = [effect]
+    assert fault.tamper(effects, Millis(0)) == [effect]
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_fault_changes_something(name: str, cell: Cell) -> None:
+    x = cell.manifest.hash(b"x")
+    fault = make_fault(
+        name,
+        context(
+            cell, CATALOGUE[name].role, victims=("sub-1", "broker-1", "Vote"), shared={x: b"y" * 32}
+        ),
+    )
+    sent: list[Effect] = list(words(cell))
+    publish = Publish(STREAM, 20, cell.manifest.hash(b"x"))
+    history = Vote(STREAM.history, 1, cell.manifest.hash(b"x"))
+    sent += [Send(OTHERS, publish, (b"x",)), Send(READERS, history, (b"x",))]
+    sent += [Send(OTHERS, Publish(STREAM.history, 1, history.digests), (b"x",))]
+    assert any(fault.tamper(sent, Millis(0)) != sent for _ in range(20))
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_fault_same_generator_same_lies(name: str, cell: Cell) -> None:
+    one, other = (make_fault(name, context(cell, CATALOGUE[name].role)) for _ in range(2))
+    for _ in range(5):
+        assert one.tamper(list(words(cell)), Millis(0)) == other.tamper(
+            list(words(cell)), Millis(0)
+        )
+
+
+def test_make_fault_unknown_name_says_what_there_is() -> None:
+    with pytest.raises(UsageError, match="choose one of silent, slow"):
+        make_fault("grumpy", None)  # type: ignore[arg-type]
+
+
+def test_names_every_role_has_faults() -> None:
+    assert {name for role in Role for name in names(role)} == set(CATALOGUE)
+    assert all(names(role) for role in Role)
+
+
+def test_alter_checkpoint_is_signed_by_itself_with_another_root(cell: Cell) -> None:
+    fault = make_fault("alter", context(cell, Role.BROKER))
+    honest = next(send for send in words(cell) if isinstance(send.message, Checkpoint))
+    (lie,) = fault.tamper([honest], Millis(0))
+    assert isinstance(lie, Send)
+    assert isinstance(lie.message, Checkpoint)
+    assert isinstance(honest.message, Checkpoint)
+    told = parse_statement(lie.message.statement.payload)
+    truth = parse_statement(honest.message.statement.payload)
+    assert isinstance(told, SegmentStatement)
+    assert isinstance(truth, SegmentStatement)
+    assert told.root != truth.root
+    assert cell.keyrings[NodeId("sub-1")].signature_holds(lie.message.statement)
+
+
+def test_drop_spares_brokers_beyond_f(cell: Cell) -> None:
+    fault = make_fault("drop", context(cell, Role.BROKER, victims=("broker-1",)))
+    echo = Send(OTHERS, Echo(STREAM, 1, b"e" * 32))
+    vote = Send(READERS, Vote(STREAM, 1, b"v" * 32))
+    assert fault.tamper([echo, vote], Millis(0)) == [
+        Send((NodeId("broker-3"), NodeId("broker-4")), echo.message)
+    ]
+
+
+def test_equivocating_publisher_tells_one_number_in_the_same_two_ways(cell: Cell) -> None:
+    fault = make_fault("equivocating-publisher", context(cell, Role.PUBLISHER))
+    publish = Send(OTHERS, Publish(STREAM, 3, cell.manifest.hash(b"x")), (b"x",))
+    assert fault.tamper([publish], Millis(0)) == fault.tamper([publish], Millis(9))
+
+
+def test_percent_zero_silent_is_honest(cell: Cell) -> None:
+    fault = make_fault("silent", context(cell, Role.BROKER, percent=0))
+    assert fault.tamper(list(words(cell)), Millis(0)) == words(cell)

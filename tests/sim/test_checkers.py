@@ -1,0 +1,402 @@
+"""Each checker finds the violation that it is there for, and is silent otherwise."""
+
+from collections.abc import Callable
+
+import pytest
+
+from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream
+from quorumcast.core.machine import (
+    Accuse,
+    Acknowledged,
+    Deliver,
+    Effect,
+    Event,
+    Gap,
+    Join,
+    Leave,
+    Submit,
+    Suspect,
+    Suspicion,
+)
+from quorumcast.core.statements import (
+    Basis,
+    Evidence,
+    EvidenceKind,
+    HistoryStatement,
+    SegmentStatement,
+    Signed,
+    Statement,
+    canonical,
+)
+from quorumcast.manifest.policy import Policy
+from quorumcast.sim.cells import Cell, channel_entry, identity_of, make_simulated_cell
+from quorumcast.sim.checkers import flaw_of, safety_checkers
+from quorumcast.sim.network import Weather
+from quorumcast.sim.promises import (
+    AllAcknowledged,
+    Boundedness,
+    CompleteBlame,
+    Promise,
+    Standing,
+    Totality,
+    Validity,
+)
+from quorumcast.sim.world import World
+
+ORDERS, SECRET = Channel("orders"), Channel("secret")
+PUB, LIAR = NodeId("pub-1"), NodeId("pub-2")
+SUB, OTHER = NodeId("sub-1"), NodeId("sub-2")
+B1, B2, B3, B4 = (NodeId(f"broker-{n}") for n in (1, 2, 3, 4))
+STREAM = Stream(ORDERS, PUB, 1)
+
+
+def make_cell(policy: str = "brb") -> Cell:
+    rules = Policy.named(policy, alpha=4)
+    return make_simulated_cell(
+        4,
+        1,
+        [channel_entry("orders", rules), channel_entry("secret", rules, ("pub-2",), ("sub-2",))],
+    )
+
+
+class Stage:
+    """A world in which nothing happens but what a test says happened."""
+
+    def __init__(self, policy: str = "brb", *, gaps_allowed: bool = False) -> None:
+        self.cell = make_cell(policy)
+        checkers = safety_checkers(gaps_allowed=gaps_allowed)
+        self.world = World(self.cell, 1, Weather(), checkers)
+        self.facts = self.world.facts
+        self.facts.started(PUB, 1)
+        self.facts.started(LIAR, 1)
+        self.world.adversary.declare(B2, "alter")
+        self.world.adversary.declare(LIAR, "equivocating-publisher")
+
+    def event(self, node: NodeId, event: Event, now: int = 0) -> None:
+        self.facts.on_event(node, event, Millis(now))
+
+    def join(self, *nodes: NodeId) -> None:
+        for node in nodes:
+            self.event(node, Join(ORDERS))
+            self.facts.begun(node, ORDERS, Millis(1))
+
+    def submit(self, *bodies: bytes, publisher: NodeId = PUB, now: int = 10) -> None:
+        self.event(publisher, Submit(ORDERS, bodies), now)
+
+    def does(self, node: NodeId, effect: Effect) -> None:
+        self.world._monitor.on_effect(node, effect, Millis(20))
+
+    def accepts(self, node: NodeId, number: int, body: bytes, stream: Stream = STREAM) -> None:
+        self.does(node, Deliver(stream, number, self.cell.manifest.hash(body), body, ()))
+
+    @property
+    def broken(self) -> list[str]:
+        return [violation.property for violation in self.facts.violations]
+
+
+def play(script: Callable[[Stage], None]) -> list[str]:
+    stage = Stage()
+    stage.join(SUB, OTHER)
+    stage.submit(b"a", b"b")
+    script(stage)
+    return stage.broken
+
+
+def test_safety_honest_run_is_silent() -> None:
+    def script(stage: Stage) -> None:
+        for node in (SUB, OTHER):
+            stage.accepts(node, 1, b"a")
+            stage.accepts(node, 2, b"b")
+        stage.does(PUB, Acknowledged(STREAM, 2))
+
+    assert play(script) == []
+
+
+def test_relevance_accepted_after_leaving_is_reported() -> None:
+    def script(stage: Stage) -> None:
+        stage.event(SUB, Leave(ORDERS))
+        stage.accepts(SUB, 1, b"a")
+
+    assert play(script) == ["Relevance"]
+
+
+def test_relevance_publisher_without_right_is_reported() -> None:
+    def script(stage: Stage) -> None:
+        stage.event(OTHER, Join(SECRET))
+        stage.event(PUB, Submit(SECRET, (b"x",)))
+        stage.accepts(OTHER, 1, b"x", Stream(SECRET, PUB, 1))
+
+    assert play(script) == ["Relevance"]
+
+
+def test_relevance_history_handed_to_the_application_is_reported() -> None:
+    def script(stage: Stage) -> None:
+        stage.accepts(SUB, 1, b"x", Stream(ORDERS, LIAR, 1).history)
+
+    assert play(script) == ["Relevance"]
+
+
+@pytest.mark.parametrize(("number", "body"), [(1, b"altered"), (3, b"invented")])
+def test_authenticity_contents_not_published_are_reported(number: int, body: bytes) -> None:
+    assert "Authenticity" in play(lambda stage: stage.accepts(SUB, number, body))
+
+
+def test_authenticity_body_of_another_digest_is_reported() -> None:
+    def script(stage: Stage) -> None:
+        stage.does(SUB, Deliver(STREAM, 1, Digest(b"d" * 32), b"a", ()))
+
+    assert play(script) == ["Authenticity"]
+
+
+def test_uniqueness_accepted_twice_is_reported() -> None:
+    def script(stage: Stage) -> None:
+        stage.accepts(SUB, 1, b"a")
+        stage.accepts(SUB, 1, b"a")
+
+    assert play(script) == ["Uniqueness", "FIFO"]
+
+
+def test_agreement_two_contents_of_a_liar_are_reported() -> None:
+    def script(stage: Stage) -> None:
+        stream = Stream(ORDERS, LIAR, 1)
+        stage.accepts(SUB, 1, b"one", stream)
+        stage.accepts(OTHER, 1, b"another", stream)
+
+    assert play(script) == ["Agreement"]
+
+
+def test_fifo_skipped_number_is_reported() -> None:
+    def script(stage: Stage) -> None:
+        stage.submit(b"c")
+        stage.accepts(SUB, 1, b"a")
+        stage.accepts(SUB, 3, b"c")
+
+    assert play(script) == ["FIFO"]
+
+
+def test_fifo_gap_that_the_cell_could_fill_is_reported() -> None:
+    def script(stage: Stage) -> None:
+        stage.accepts(SUB, 1, b"a")
+        stage.does(SUB, Gap(STREAM, 2, 2))
+
+    assert play(script) == ["FIFO"]
+
+
+def test_fifo_announced_gap_where_allowed_is_silent() -> None:
+    stage = Stage(gaps_allowed=True)
+    stage.join(SUB)
+    stage.submit(b"a", b"b", b"c")
+    stage.accepts(SUB, 1, b"a")
+    stage.does(SUB, Gap(STREAM, 2, 2))
+    stage.accepts(SUB, 3, b"c")
+    assert stage.broken == []
+
+
+def test_acknowledgement_of_what_was_never_published_is_reported() -> None:
+    assert play(lambda stage: stage.does(PUB, Acknowledged(STREAM, 3))) == ["Acknowledged"]
+
+
+# ------------------------------------------------------------------- blame
+
+
+def sign(node: NodeId, statement: Statement) -> Signed:
+    return identity_of(4, node).sign(canonical(statement))
+
+
+def segment(broker: NodeId, root: bytes, *, epoch: int = 1, count: int = 8) -> Signed:
+    statement = SegmentStatement(
+        cell="simulated",
+        epoch=epoch,
+        broker=broker,
+        stream=STREAM,
+        first=1,
+        count=count,
+        root=root,
+        basis=Basis.SETTLED,
+    )
+    return sign(broker, statement)
+
+
+def history(digests: bytes, index: int = 1) -> Signed:
+    statement = HistoryStatement(
+        cell="simulated", epoch=1, stream=STREAM, index=index, first=1, digests=digests
+    )
+    return sign(PUB, statement)
+
+
+LIE, TRUTH = b"l" * 32, b"t" * 32
+
+
+def outvoted(*witnesses: Signed, against: Signed | None = None) -> Evidence:
+    return Evidence(
+        kind=EvidenceKind.OUTVOTED,
+        accused=B2,
+        against=(against or segment(B2, LIE),),
+        witnesses=witnesses,
+    )
+
+
+def conflict(accused: NodeId, *against: Signed) -> Evidence:
+    return Evidence(kind=EvidenceKind.CONFLICT, accused=accused, against=against)
+
+
+def test_sound_blame_correct_node_accused_is_reported() -> None:
+    evidence = conflict(B1, segment(B1, LIE), segment(B1, TRUTH))
+    assert play(lambda stage: stage.does(SUB, Accuse(evidence))) == ["Sound blame"]
+
+
+def test_sound_blame_void_evidence_against_a_liar_is_reported() -> None:
+    evidence = conflict(B2, segment(B2, LIE))
+    assert play(lambda stage: stage.does(SUB, Accuse(evidence))) == ["Sound blame"]
+
+
+FORGED = Signed(B3, segment(B1, TRUTH).payload, segment(B1, TRUTH).signature)
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        outvoted(segment(B1, TRUTH), segment(B3, TRUTH)),
+        conflict(B2, segment(B2, LIE), segment(B2, TRUTH)),
+        conflict(PUB, history(LIE), history(TRUTH)),
+    ],
+)
+def test_flaw_of_good_evidence_is_none(evidence: Evidence) -> None:
+    assert flaw_of(evidence, make_cell().manifest) is None
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        outvoted(segment(B1, TRUTH)),
+        outvoted(segment(B1, TRUTH), segment(B1, TRUTH)),
+        outvoted(segment(B1, TRUTH), segment(B3, TRUTH, count=7)),
+        outvoted(segment(B1, TRUTH), segment(B3, TRUTH, epoch=2)),
+        outvoted(segment(B1, TRUTH), segment(B3, b"x" * 32)),
+        outvoted(segment(B1, TRUTH), FORGED),
+        outvoted(segment(B1, TRUTH), segment(B3, TRUTH), against=segment(B2, TRUTH)),
+        conflict(B2, segment(B2, LIE), segment(B1, TRUTH)),
+        conflict(B2, segment(B2, LIE), segment(B2, LIE)),
+        conflict(PUB, history(LIE), history(LIE)),
+        conflict(PUB, history(LIE), history(LIE, index=2)),
+    ],
+)
+def test_flaw_of_bad_evidence_is_found(evidence: Evidence) -> None:
+    assert flaw_of(evidence, make_cell().manifest) is not None
+
+
+# ---------------------------------------------------------------- promises
+
+
+def pending(promise: Promise, stage: Stage) -> bool:
+    return promise.pending(stage.facts) is not None
+
+
+def test_validity_missing_publication_is_pending() -> None:
+    stage = Stage()
+    stage.join(SUB)
+    stage.submit(b"a", b"b")
+    assert pending(Validity(), stage)
+    stage.accepts(SUB, 1, b"a")
+    assert pending(Validity(), stage)
+    stage.accepts(SUB, 2, b"b")
+    assert not pending(Validity(), stage)
+
+
+def test_validity_published_before_the_subscription_stood_is_not_due() -> None:
+    stage = Stage()
+    stage.submit(b"a", now=0)
+    stage.join(SUB)
+    assert not pending(Validity(), stage)
+    stage.submit(b"b")
+    assert pending(Validity(), stage)
+    stage.accepts(SUB, 2, b"b")
+    assert not pending(Validity(), stage)
+
+
+def test_standing_subscriber_without_beginnings_is_pending() -> None:
+    stage = Stage()
+    stage.event(SUB, Join(ORDERS))
+    assert pending(Standing(), stage)
+    stage.facts.begun(SUB, ORDERS, Millis(5))
+    assert not pending(Standing(), stage)
+
+
+def test_acknowledged_publisher_left_in_doubt_is_pending() -> None:
+    stage = Stage()
+    stage.submit(b"a")
+    assert pending(AllAcknowledged(), stage)
+    stage.does(PUB, Acknowledged(STREAM, 1))
+    assert not pending(AllAcknowledged(), stage)
+
+
+def test_totality_one_reader_left_out_is_pending() -> None:
+    stage = Stage()
+    stage.join(SUB, OTHER)
+    stage.submit(b"a", publisher=LIAR)
+    totality = Totality(Policy.named("brb"))
+    assert not pending(totality, stage)
+    stage.accepts(SUB, 1, b"a", Stream(ORDERS, LIAR, 1))
+    assert pending(totality, stage)
+    stage.accepts(OTHER, 1, b"a", Stream(ORDERS, LIAR, 1))
+    assert not pending(totality, stage)
+
+
+def test_fairness_more_than_two_alpha_apart_is_pending() -> None:
+    stage = Stage("ab+history")
+    stage.join(SUB, OTHER)
+    bodies = [b"%d" % n for n in range(1, 10)]
+    stage.submit(*bodies, publisher=LIAR)
+    fairness = Totality(Policy.named("ab+history", alpha=4))
+    for number, body in enumerate(bodies[:8], 1):
+        stage.accepts(SUB, number, body, Stream(ORDERS, LIAR, 1))
+    assert not pending(fairness, stage)
+    stage.accepts(SUB, 9, bodies[8], Stream(ORDERS, LIAR, 1))
+    assert pending(fairness, stage)
+
+
+def test_complete_blame_provable_lie_without_evidence_is_pending() -> None:
+    stage = Stage()
+    blame = CompleteBlame(Policy.named("brb"), {B2: 1})
+    assert pending(blame, stage)
+    stage.does(SUB, Suspect(B2, Suspicion.DISSENT))
+    assert pending(blame, stage)
+    stage.does(SUB, Accuse(outvoted(segment(B1, TRUTH), segment(B3, TRUTH))))
+    assert not pending(blame, stage)
+
+
+def test_complete_blame_unprovable_lie_needs_suspicion() -> None:
+    stage = Stage("ab")
+    blame = CompleteBlame(Policy.named("ab"), {B2: 1})
+    assert pending(blame, stage)
+    stage.does(SUB, Suspect(B2, Suspicion.DISSENT))
+    assert not pending(blame, stage)
+
+
+class Hoarder:
+    """A machine that keeps too much, or something without a limit."""
+
+    def __init__(self, **sizes: int) -> None:
+        self._sizes = {f"orders: orders/x@1/{name}": size for name, size in sizes.items()}
+
+    def handle(self, event: Event, now: Millis) -> list[Effect]:
+        return []
+
+    def sizes(self) -> dict[str, int]:
+        return self._sizes
+
+
+@pytest.mark.parametrize(
+    ("machine", "broken"),
+    [
+        (Hoarder(ledger=4), []),
+        (Hoarder(ledger=5), ["Boundedness"]),
+        (Hoarder(attic=1), ["Boundedness"]),
+    ],
+)
+def test_boundedness_container_past_its_limit_is_reported(
+    machine: Hoarder, broken: list[str]
+) -> None:
+    stage = Stage()
+    Boundedness({"ledger": 4}).check(stage.facts, SUB, machine)
+    assert stage.broken == broken

@@ -1,0 +1,316 @@
+"""The world itself: time, disks, links, twins and the model, with toy machines."""
+
+from collections.abc import Callable
+
+import pytest
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel, Millis, NodeId
+from quorumcast.core.machine import (
+    CancelTimer,
+    Connected,
+    Disconnected,
+    Effect,
+    Event,
+    Persist,
+    Persisted,
+    Receive,
+    Record,
+    Restored,
+    Send,
+    SetTimer,
+    Submit,
+    Timer,
+    TimerFired,
+)
+from quorumcast.core.messages import Unsubscribe
+from quorumcast.crypto.session import Refusal, encode_parcel
+from quorumcast.faults.contract import Later
+from quorumcast.manifest.policy import Policy
+from quorumcast.sim.cells import channel_entry, make_simulated_cell
+from quorumcast.sim.network import Network, Weather
+from quorumcast.sim.node import Node
+from quorumcast.sim.scheduler import Scheduler
+from quorumcast.sim.world import World
+
+B1, B2, B3 = (NodeId(f"broker-{n}") for n in (1, 2, 3))
+CALM = Weather(latency_ms=5, jitter_ms=0)
+HELLO = Unsubscribe(Channel("hello"))
+
+
+class Tick(Timer, frozen=True, tag=True):
+    name: str
+
+
+class Note(Record, frozen=True, tag=True):
+    text: str
+
+
+class Toy:
+    """Remembers everything, does what the test says."""
+
+    def __init__(self, react: Callable[[Event], list[Effect]]) -> None:
+        self.events: list[tuple[int, Event]] = []
+        self._react = react
+
+    def handle(self, event: Event, now: Millis) -> list[Effect]:
+        self.events.append((now, event))
+        return self._react(event)
+
+    def sizes(self) -> dict[str, int]:
+        return {}
+
+
+class Little:
+    """Three brokers with toy machines."""
+
+    def __init__(
+        self, react: Callable[[Event], list[Effect]] = lambda event: [], weather: Weather = CALM
+    ) -> None:
+        cell = make_simulated_cell(4, 1, ())
+        self.scheduler = Scheduler(7)
+        self.network = Network(self.scheduler, cell.keyrings, weather)
+        self.machines: list[Toy] = []
+
+        def make() -> Toy:
+            self.machines.append(Toy(react))
+            return self.machines[-1]
+
+        self.nodes = [Node(n, make, self.scheduler, self.network, []) for n in (B1, B2, B3)]
+        for node in self.nodes:
+            self.network.add(node)
+        for caller, callee in ((B1, B2), (B1, B3), (B2, B3)):
+            self.network.connect(caller, callee)
+
+    def heard(self, machine: int, kind: type) -> list[tuple[int, Event]]:
+        return [(at, e) for at, e in self.machines[machine].events if isinstance(e, kind)]
+
+
+def test_scheduler_equal_times_keep_their_order() -> None:
+    scheduler = Scheduler(1)
+    seen: list[str] = []
+    scheduler.after(5, lambda: seen.append("b"))
+    scheduler.after(1, lambda: seen.append("a"))
+    scheduler.after(5, lambda: seen.append("c"))
+    scheduler.run_until(4)
+    assert (seen, scheduler.now) == (["a"], 4)
+    scheduler.run_until(9)
+    assert (seen, scheduler.now) == (["a", "b", "c"], 9)
+
+
+def test_network_links_connect_both_ends_once() -> None:
+    little = Little()
+    little.scheduler.run_until(100)
+    assert [len(little.heard(m, Connected)) for m in range(3)] == [2, 2, 2]
+
+
+def test_network_message_arrives_sealed_after_its_latency() -> None:
+    little = Little()
+    little.scheduler.run_until(100)
+    little.nodes[0].carry_out([Send((B2,), HELLO, (b"body",))])
+    little.scheduler.run_until(200)
+    assert little.heard(1, Receive) == [(105, Receive(B1, HELLO, (b"body",)))]
+
+
+def test_network_partition_breaks_links_and_heal_mends_them() -> None:
+    little = Little()
+    little.scheduler.run_until(100)
+    little.network.partition([B1])
+    little.nodes[0].carry_out([Send((B2,), HELLO)])
+    little.scheduler.run_until(200)
+    assert not little.heard(1, Receive)
+    assert len(little.heard(0, Disconnected)) == 2
+    assert len(little.heard(1, Disconnected)) == 1
+    little.network.heal()
+    little.scheduler.run_until(300)
+    little.nodes[0].carry_out([Send((B2,), HELLO)])
+    little.scheduler.run_until(400)
+    assert len(little.heard(1, Receive)) == 1
+
+
+def test_network_link_broken_twice_at_once_comes_back_with_one_session() -> None:
+    little = Little()
+    little.scheduler.run_until(100)
+    for at in (100, 101, 112, 118):
+        little.scheduler.run_until(at)
+        little.network.break_all(B1)
+    little.scheduler.run_until(300)
+    little.nodes[0].carry_out([Send((B2,), HELLO)])
+    little.scheduler.run_until(400)
+    assert len(little.heard(1, Receive)) == 1
+    assert not little.network.refused
+
+
+@pytest.mark.parametrize(
+    ("weather", "refusals"),
+    [
+        (Weather(duplication=1000), [Refusal.REPLAYED]),
+        (Weather(replay=1000), [Refusal.REPLAYED]),
+        (Weather(reflected=((B1, B2),)), [Refusal.BAD_MAC]),
+    ],
+)
+def test_network_attacker_on_the_wire_is_refused(weather: Weather, refusals: list[Refusal]) -> None:
+    little = Little(weather=weather)
+    little.scheduler.run_until(100)
+    for at in (110, 120, 130):
+        little.nodes[0].carry_out([Send((B2,), HELLO)])
+        little.scheduler.run_until(at)
+    assert len(little.heard(1, Receive)) == 3
+    assert list(little.network.refused) == refusals
+
+
+def test_network_flipped_header_byte_never_reaches_a_machine() -> None:
+    little = Little(weather=Weather(corruption=1000, loss=1000))
+    little.network.weather = Weather(corruption=1000)
+    little.scheduler.run_until(100)
+    for _ in range(50):
+        little.nodes[0].carry_out([Send((B2,), HELLO)])
+        little.scheduler.run_until(little.scheduler.now + 10)
+    assert len(little.heard(1, Receive)) == 50
+    assert sum(little.network.refused.values()) == 50
+
+
+def test_network_forged_packet_is_refused() -> None:
+    little = Little()
+    little.scheduler.run_until(100)
+    little.network.forge(B1, B2, [encode_parcel(HELLO)])
+    little.scheduler.run_until(110)
+    assert little.network.refused == {Refusal.BAD_MAC: 1}
+
+
+def test_node_timer_set_again_moves_and_cancelled_never_fires() -> None:
+    little = Little()
+    node = little.nodes[0]
+    node.carry_out([SetTimer(Tick("a"), 10), SetTimer(Tick("b"), 10), SetTimer(Tick("a"), 30)])
+    node.carry_out([CancelTimer(Tick("b")), SetTimer(Tick("c"), 5)])
+    little.scheduler.run_until(100)
+    assert little.heard(0, TimerFired) == [
+        (5, TimerFired(Tick("c"))),
+        (30, TimerFired(Tick("a"))),
+    ]
+
+
+def test_disk_what_waits_for_it_happens_after_the_sync() -> None:
+    little = Little()
+    little.scheduler.run_until(100)
+    little.nodes[0].carry_out([Persist(Note("x"), (Send((B2,), HELLO),))])
+    little.scheduler.run_until(200)
+    assert little.heard(0, Persisted) == [(102, Persisted(Note("x")))]
+    assert little.heard(1, Receive) == [(107, Receive(B1, HELLO))]
+
+
+def test_disk_crash_loses_what_is_not_synced() -> None:
+    little = Little()
+    node = little.nodes[0]
+    node.carry_out([Persist(Note("kept"))])
+    little.scheduler.run_until(50)
+    node.carry_out([Persist(Note("lost"), (Send((B2,), HELLO),))])
+    node.crash()
+    little.scheduler.run_until(60)
+    node.restart()
+    assert [event for _, event in little.machines[-1].events] == [Restored(Note("kept"))]
+    assert not little.heard(1, Receive)
+
+
+def test_disk_wiped_nothing_comes_back() -> None:
+    little = Little()
+    node = little.nodes[0]
+    node.carry_out([Persist(Note("kept"))])
+    little.scheduler.run_until(50)
+    node.crash(wipe=True)
+    node.restart()
+    assert little.machines[-1].events == []
+
+
+def test_node_crashed_timers_of_an_earlier_life_are_void() -> None:
+    little = Little()
+    node = little.nodes[0]
+    node.carry_out([SetTimer(Tick("old"), 10)])
+    node.crash()
+    node.restart()
+    little.scheduler.run_until(50)
+    assert not little.heard(-1, TimerFired)
+
+
+def test_node_twin_each_peer_talks_to_one_copy() -> None:
+    little = Little()
+    little.nodes[0].split([B3])
+    little.scheduler.run_until(100)
+    for peer in (1, 2):
+        little.nodes[peer].carry_out([Send((B1,), HELLO)])
+    little.scheduler.run_until(106)
+    first, second = little.machines[0], little.machines[-1]
+    assert [e.sender for _, e in first.events if isinstance(e, Receive)] == [B2]
+    assert [e.sender for _, e in second.events if isinstance(e, Receive)] == [B3]
+
+
+class Slow:
+    """A fault that delays everything by ten milliseconds."""
+
+    name = "slow"
+
+    def tamper(self, effects: list[Effect], now: Millis) -> list[Effect | Later]:
+        return [Later(effect, 10) for effect in effects]
+
+
+def test_node_fault_sees_also_what_waited_for_the_disk() -> None:
+    little = Little()
+    little.scheduler.run_until(100)
+    little.nodes[0].fault = Slow()
+    little.nodes[0].carry_out([Persist(Note("x"), (Send((B2,), HELLO),))])
+    little.scheduler.run_until(200)
+    # Ten for the write, two for the sync, ten for the message, five on the way.
+    assert little.heard(1, Receive) == [(127, Receive(B1, HELLO))]
+
+
+def make_world(policy: str = "ab") -> World:
+    brokers = 3 if policy == "direct-crash" else 4
+    entry = channel_entry("orders", Policy.named(policy))
+    world = World(make_simulated_cell(brokers, 1, [entry]), 3, CALM, [])
+    world.add_brokers()
+    return world
+
+
+def test_adversary_more_than_f_brokers_is_refused() -> None:
+    world = make_world()
+    world.adversary.corrupt(B1, "silent")
+    with pytest.raises(UsageError, match="the model allows f=1"):
+        world.adversary.corrupt(B2, "silent")
+    with pytest.raises(UsageError, match="the model allows f=1"):
+        world.adversary.crash(B2, wipe=True)
+
+
+def test_adversary_crash_with_journal_does_not_count() -> None:
+    world = make_world()
+    for broker in (B1, B2, B3):
+        world.adversary.crash(broker)
+    assert not world.adversary.faulty
+
+
+def test_adversary_fault_of_another_role_is_refused() -> None:
+    with pytest.raises(UsageError, match="fault of a publisher"):
+        make_world().adversary.corrupt(B1, "skip-broker")
+
+
+def test_adversary_lie_under_crash_protection_is_refused() -> None:
+    with pytest.raises(UsageError, match="does not cover 'alter'"):
+        make_world("direct-crash").adversary.corrupt(B1, "alter")
+
+
+def test_adversary_unknown_fault_says_what_there_is() -> None:
+    with pytest.raises(UsageError, match="choose one of silent"):
+        make_world().adversary.corrupt(B1, "grumpy")
+
+
+def test_world_publisher_restart_is_a_new_incarnation() -> None:
+    world = make_world()
+    publisher = NodeId("pub-1")
+    world.add_publisher(publisher)
+    world.scheduler.run_until(50)
+    world.nodes[publisher].feed(Submit(Channel("orders"), (b"a",)))
+    world.stop(publisher)
+    world.scheduler.run_until(60)
+    world.adversary.restart(publisher)
+    world.nodes[publisher].feed(Submit(Channel("orders"), (b"b",)))
+    assert [stream.incarnation for stream in world.facts.published] == [1, 61]
+    assert [stream.incarnation for stream in world.facts.ended] == [1]
