@@ -30,6 +30,8 @@ PROTOCOL = 1
 NONCE_SIZE = 16
 LENGTH_SIZE = 4
 _PREFIX = 4 + MAC_SIZE
+#: Bodies of this size on average are written as they lie instead of being copied into one frame.
+WORTH_A_PIECE = 8192
 
 
 class Refusal(enum.Enum):
@@ -104,6 +106,10 @@ class Session:
 
     def seal(self, parcels: Sequence[Parcel]) -> bytes:
         """One frame (without its length) with all these messages."""
+        return b"".join(self.seal_in_pieces(parcels))
+
+    def seal_in_pieces(self, parcels: Sequence[Parcel]) -> list[bytes]:
+        """The same frame, for writers that take several buffers: large bodies are not copied."""
         self._sent += 1
         messages: list[msgspec.Raw] = []
         sizes: list[list[int]] = []
@@ -118,10 +124,16 @@ class Session:
         # A plain tuple of the fields of `Packet`, whose messages are encoded already.
         header = _encoder.encode((self._sent, messages, sizes))
         mac = self._outgoing(header)
-        return b"".join((len(header).to_bytes(4, "big"), mac, header, *contents))
+        head = (len(header).to_bytes(4, "big"), mac, header)
+        if contents and sum(map(len, contents)) > len(contents) * WORTH_A_PIECE:
+            return [b"".join(head), *contents]
+        return [b"".join((*head, *contents))]
 
-    def open(self, frame: bytes) -> Opened | Refusal:
-        """The messages of a frame, or why there are none. Never raises on what a peer sent."""
+    def open(self, frame: bytes | memoryview) -> Opened | Refusal:
+        """The messages of a frame, or why there are none. Never raises on what a peer sent.
+
+        Nothing of the frame is referred to afterwards: its memory may be used again.
+        """
         if len(frame) < _PREFIX:
             return Refusal.TRUNCATED
         end = _PREFIX + int.from_bytes(frame[:4], "big")
@@ -129,8 +141,8 @@ class Session:
             return Refusal.TRUNCATED
         if end - _PREFIX > limits.MAX_HEADER_BYTES or len(frame) > limits.MAX_FRAME_BYTES:
             return Refusal.OVERSIZED
-        header = frame[_PREFIX:end]
-        if not self._authentic(frame[4:_PREFIX], header):
+        header = bytes(frame[_PREFIX:end])
+        if not self._authentic(bytes(frame[4:_PREFIX]), header):
             return Refusal.BAD_MAC
         try:
             packet = _packets.decode(header)
@@ -144,7 +156,7 @@ class Session:
     def _authentic(self, mac: bytes, header: bytes) -> bool:
         return same(mac, self._incoming(header))
 
-    def _unpack(self, packet: Packet, frame: bytes, offset: int) -> Opened | Refusal:
+    def _unpack(self, packet: Packet, frame: bytes | memoryview, offset: int) -> Opened | Refusal:
         if len(packet.messages) != len(packet.sizes) or len(packet.messages) > limits.MAX_MESSAGES:
             return Refusal.MALFORMED
         opened: Opened = []
@@ -155,7 +167,7 @@ class Session:
             for size in sizes:
                 if size < 0 or size > limits.MAX_BODY_BYTES or offset + size > len(frame):
                     return Refusal.MALFORMED
-                bodies.append(frame[offset : offset + size])
+                bodies.append(bytes(frame[offset : offset + size]))
                 offset += size
             opened.append((message, tuple(bodies)))
         return opened if offset == len(frame) else Refusal.MALFORMED

@@ -1,0 +1,57 @@
+"""The client: connect with a manifest and an identity, publish, subscribe.
+
+    async with await connect("cell/manifest.json", "cell/alice.identity") as node:
+        async with node.publisher("orders") as orders:
+            await orders.publish(b"payload")
+        async with node.subscribe("orders") as orders:
+            async for event in orders:
+                print(event.payload, event.publisher, event.votes)
+
+`quorumcast.client.sync` has the same for programs without an event loop.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quorumcast.client.events import Batch, BufferFull, Event, Gap, GapError
+from quorumcast.client.node import Node
+from quorumcast.client.publishing import Publisher
+from quorumcast.client.subscription import Subscription
+from quorumcast.core.errors import UsageError
+from quorumcast.manifest.files import read_identity, read_manifest
+from quorumcast.runtime.loop import run
+from quorumcast.runtime.trace import Recorder
+
+
+async def connect(
+    manifest: str | Path,
+    identity: str | Path,
+    *,
+    timeout_s: float = 10.0,
+    recorder: Recorder | None = None,
+) -> Node:
+    """Connect to every broker of a cell; returns as soon as n-f of them answer.
+
+    `recorder` gets a note of everything published and accepted (for measurements).
+    Raises `UsageError` with one sentence if the files are wrong or too few brokers answer.
+    """
+    path = Path(manifest)
+    node = Node(read_manifest(path), read_identity(identity), path, recorder)
+    await node.start(timeout_s)
+    return node
+
+
+__all__ = [
+    "Batch",
+    "BufferFull",
+    "Event",
+    "Gap",
+    "GapError",
+    "Node",
+    "Publisher",
+    "Subscription",
+    "UsageError",
+    "connect",
+    "run",
+]

@@ -1,0 +1,202 @@
+"""What a subscriber's application sees: batches, their events, and gaps.
+
+An `Event` is one row of a `Batch`, which is one publication that the subscriber accepted. Votes,
+dissent and receipts belong to the publication and are shared by its events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel, Digest, NodeId, Stream
+from quorumcast.core.machine import Deliver
+from quorumcast.core.statements import Receipt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Prover = Callable[[Deliver], Awaitable[Receipt]]
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Publications first … upto of one stream that the cell no longer holds; never silent."""
+
+    stream: Stream
+    first: int
+    upto: int
+
+    @property
+    def publisher(self) -> NodeId:
+        """Whose publications are missing."""
+        return self.stream.publisher
+
+    def __str__(self) -> str:
+        return (
+            f"publications {self.first} to {self.upto} of {self.stream} are held by too few "
+            "brokers and will never come"
+        )
+
+
+class GapError(Exception):
+    """Raised by iteration when publications are lost for good; iterate on to go past it."""
+
+    def __init__(self, gap: Gap) -> None:
+        super().__init__(str(gap))
+        self.gap = gap
+
+
+class BufferFull(Exception):
+    """`post` found no room: the cell is slower than the program. `await ready()` and post again."""
+
+
+class Batch:
+    """One accepted publication.
+
+    `data` is the record batch; `payloads` its only column if the channel has no schema.
+    """
+
+    __slots__ = ("_data", "_delivered", "_payloads", "_prove")
+
+    def __init__(
+        self,
+        delivered: Deliver,
+        data: pa.RecordBatch | None,
+        payloads: list[bytes] | None,
+        prove: Prover,
+    ) -> None:
+        self._delivered = delivered
+        self._data = data
+        self._payloads = payloads
+        self._prove = prove
+
+    @property
+    def data(self) -> pa.RecordBatch:
+        """The events as an Arrow record batch of the channel's schema."""
+        if self._data is None:
+            from quorumcast.core.publication import batch_of_payloads
+
+            self._data = batch_of_payloads(self._payloads or [])
+        return self._data
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """The opaque events of a channel without a schema."""
+        if self._payloads is None:
+            if self.data.schema.names != ["payload"]:
+                raise UsageError(
+                    f"channel {self.channel!r} has columns "
+                    f"({', '.join(self.data.schema.names)}): read `row` or `data`"
+                )
+            self._payloads = self.data.column(0).to_pylist()
+        return self._payloads
+
+    @property
+    def stream(self) -> Stream:
+        """Which sequence of which publisher."""
+        return self._delivered.stream
+
+    @property
+    def channel(self) -> Channel:
+        """The channel that it came on."""
+        return self._delivered.stream.channel
+
+    @property
+    def publisher(self) -> NodeId:
+        """Who published it."""
+        return self._delivered.stream.publisher
+
+    @property
+    def number(self) -> int:
+        """Its place in the publisher's stream."""
+        return self._delivered.number
+
+    @property
+    def digest(self) -> Digest:
+        """The digest that the brokers voted on."""
+        return self._delivered.digest
+
+    @property
+    def votes(self) -> tuple[NodeId, ...]:
+        """Brokers that had voted for it when it was accepted."""
+        return self._delivered.votes
+
+    @property
+    def dissent(self) -> tuple[NodeId, ...]:
+        """Brokers that had voted otherwise."""
+        return self._delivered.dissent
+
+    @property
+    def by_history(self) -> bool:
+        """Whether history had to repair it."""
+        return self._delivered.by_history
+
+    async def receipt(self) -> Receipt:
+        """Signed statements that prove to anybody that this went through the cell."""
+        return await self._prove(self._delivered)
+
+    def events(self) -> list[Event]:
+        """Its rows."""
+        if self._payloads is not None or self.data.schema.names == ["payload"]:
+            return [Event(self, i, payload) for i, payload in enumerate(self.payloads)]
+        return [Event(self, index, None) for index in range(len(self))]
+
+    def __len__(self) -> int:
+        return len(self._payloads) if self._payloads is not None else int(self.data.num_rows)
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.stream} #{self.number}, {len(self)} events>"
+
+
+class Event(msgspec.Struct, frozen=True, eq=False, gc=False):  # made once per row: keep it light
+    """One event: a row of an accepted publication."""
+
+    batch: Batch
+    index: int
+    _payload: bytes | None
+
+    @property
+    def payload(self) -> bytes:
+        """The bytes of an event on a channel without a schema."""
+        return self._payload if self._payload is not None else self.batch.payloads[self.index]
+
+    @property
+    def row(self) -> dict[str, object]:
+        """The event as a mapping from column to value."""
+        row: dict[str, object] = self.batch.data.slice(self.index, 1).to_pylist()[0]
+        return row
+
+    @property
+    def channel(self) -> Channel:
+        """The channel that it came on."""
+        return self.batch.channel
+
+    @property
+    def publisher(self) -> NodeId:
+        """Who published it."""
+        return self.batch.publisher
+
+    @property
+    def number(self) -> int:
+        """The number of its publication; `index` is its row there."""
+        return self.batch.number
+
+    @property
+    def votes(self) -> tuple[NodeId, ...]:
+        """Brokers that had voted for it when it was accepted."""
+        return self.batch.votes
+
+    @property
+    def dissent(self) -> tuple[NodeId, ...]:
+        """Brokers that had voted otherwise."""
+        return self.batch.dissent
+
+    async def receipt(self) -> Receipt:
+        """Signed statements that prove to anybody that its publication went through the cell."""
+        return await self.batch.receipt()
+
+    def __repr__(self) -> str:
+        return f"<Event {self.batch.stream} #{self.number}.{self.index}>"

@@ -1,0 +1,189 @@
+"""The subscribing role of a node: one subscriber machine, its driver, and the open `Subscription`s.
+
+Several `Subscription`s may share a channel; the machine joins it once. While the queue of any of
+them is full the role is *held*: its machine hears nothing and its clock stands still, so that
+nobody is suspected of our own slowness. `node.Node` decides what happens to the sockets meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from quorumcast.agents import subscriber as agent
+from quorumcast.client.outgoing import MakeDriver
+from quorumcast.client.subscription import Subscription
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel, NodeId, Stream
+from quorumcast.core.machine import Deliver, Gap, Join, Leave, Prove, Proven, Refused
+from quorumcast.core.messages import Positions
+from quorumcast.core.statements import Receipt
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.crypto.session import Opened
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.telemetry import Telemetry
+
+RECEIPT_TIMEOUT_S = 10.0
+#: What a held subscriber did not hear, in `telemetry.drops`.
+HELD = "held-back"
+#: Packets kept while held; a paused socket delivers at most what one read had brought.
+MAX_KEPT = 1024
+
+
+class Incoming:
+    """What a node subscribes to."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        keyring: Keyring,
+        make_driver: MakeDriver,
+        telemetry: Telemetry,
+        *,
+        on_refused: Callable[[Refused], None],
+        on_held: Callable[[], None],
+        on_undecodable: Callable[[Deliver], None],
+    ) -> None:
+        self._machine = agent.Subscriber(manifest, keyring)
+        self._telemetry = telemetry
+        self._on_held = on_held
+        self._on_undecodable = on_undecodable
+        self._subscriptions: dict[Channel, list[Subscription]] = {}
+        self._proofs: dict[tuple[Stream, int], list[asyncio.Future[Receipt]]] = {}
+        #: Whether a subscription's queue is full.
+        self.held = False
+        #: Whether the sockets are paused while held: then little more comes, and it is kept.
+        self.paused = False
+        #: Packets that were read already when the sockets were paused; heard after the hold.
+        self._kept: list[tuple[NodeId, Opened]] = []
+        #: Whether messages were dropped since the hold began.
+        self._missed = False
+        self.driver = make_driver(
+            self._machine,
+            {
+                Deliver: self._on_deliver,
+                Gap: self._on_gap,
+                Proven: self._on_proven,
+                Refused: on_refused,
+            },
+        )
+
+    # -------------------------------------------------------------- subscriptions
+
+    def add(self, subscription: Subscription) -> None:
+        """Join its channel."""
+        present = self._subscriptions.setdefault(subscription.channel, [])
+        present.append(subscription)
+        if len(present) == 1:
+            self.driver.feed(Join(subscription.channel))
+        self._check_joined(subscription.channel)
+
+    def subscription_closed(self, subscription: Subscription) -> None:
+        """Its application listens no more."""
+        present = self._subscriptions[subscription.channel]
+        present.remove(subscription)
+        if not present:
+            self.driver.feed(Leave(subscription.channel))
+        self.queue_changed()
+
+    def _check_joined(self, channel: Channel) -> None:
+        waiting = [s for s in self._subscriptions.get(channel, ()) if not s.joined.done()]
+        if waiting and self._machine.joined(channel):
+            for subscription in waiting:
+                subscription.joined.set_result(None)
+
+    def _on_deliver(self, effect: Deliver) -> None:
+        self._telemetry.publications += 1
+        for subscription in self._subscriptions.get(effect.stream.channel, ()):
+            subscription.deliver(effect)
+
+    def _on_gap(self, effect: Gap) -> None:
+        for subscription in self._subscriptions.get(effect.stream.channel, ()):
+            subscription.gap(effect)
+
+    def undecodable(self, delivered: Deliver) -> None:
+        """A publisher sent what the schema does not allow."""
+        self._on_undecodable(delivered)
+
+    # ------------------------------------------------------------------- messages
+
+    def receive(self, peer: NodeId, opened: Opened) -> None:
+        """Messages for the machine, which hears none while it is held."""
+        if self.held:
+            if self.paused and len(self._kept) < MAX_KEPT:
+                self._kept.append((peer, opened))
+            else:
+                self._missed = True
+                self._telemetry.drops[HELD] += len(opened)
+            return
+        self.driver.receive(peer, opened)
+        for message, _ in opened:
+            if type(message) is Positions:
+                self._check_joined(message.channel)
+
+    def queue_changed(self) -> None:
+        """Hold the machine while a queue is full; let it go on when none is."""
+        full = any(s.full for present in self._subscriptions.values() for s in present)
+        if full and not self.held:
+            self.held = True
+            self.driver.hold()
+            self._on_held()
+        elif not full and self.held:
+            self.held = False
+            self.driver.release()
+            self._on_held()
+
+    def go_on(self, peers: Iterable[NodeId]) -> None:
+        """After a hold: hear what was kept, and ask again if anything was dropped."""
+        kept, self._kept = self._kept, []
+        for peer, opened in kept:
+            self.receive(peer, opened)
+        if self._missed and not self.held:
+            self._missed = False
+            for peer in peers:
+                self.driver.peer_up(peer)
+
+    # ------------------------------------------------------------------- receipts
+
+    async def prove(self, delivered: Deliver) -> Receipt:
+        """Ask the brokers to sign for a publication."""
+        key = (delivered.stream, delivered.number)
+        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        waiting = self._proofs.setdefault(key, [])
+        waiting.append(future)
+        try:
+            self.driver.feed(Prove(delivered.stream, delivered.number, delivered.body))
+            async with asyncio.timeout(RECEIPT_TIMEOUT_S):
+                return await future
+        except TimeoutError:
+            raise UsageError(
+                f"no receipt of publication {delivered.number} of {delivered.stream}: too few "
+                "brokers still hold its segment; ask sooner after it arrives"
+            ) from None
+        finally:
+            waiting.remove(future)
+            if not waiting and self._proofs.get(key) is waiting:
+                del self._proofs[key]
+
+    def _on_proven(self, effect: Proven) -> None:
+        for future in self._proofs.get((effect.receipt.stream, effect.receipt.number), ()):
+            if not future.done():
+                future.set_result(effect.receipt)
+
+    # --------------------------------------------------------------------- ending
+
+    def fail(self, error: Exception, channel: Channel | None = None) -> None:
+        """Nothing more will come (on this channel)."""
+        for name, present in self._subscriptions.items():
+            if channel is None or channel == name:
+                for subscription in present:
+                    subscription.fail(error)
+        if channel is None:
+            for future in [f for waiting in self._proofs.values() for f in waiting]:
+                if not future.done():
+                    future.set_exception(error)
+
+    def close(self) -> None:
+        """End every subscription."""
+        for subscription in [s for present in self._subscriptions.values() for s in present]:
+            subscription.close()

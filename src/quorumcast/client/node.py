@@ -1,0 +1,378 @@
+"""One identity's connection to a cell: links to every broker, publishers, subscriptions.
+
+A node may publish and subscribe. Each role (`outgoing`, `incoming`) is a machine with a driver of
+its own, made when first used; both share the links. Acknowledgements go to the publisher machine,
+everything else to the subscriber.
+
+Back-pressure: while a subscription's queue is full, a node that only subscribes reads nothing from
+its sockets. A node that publishes as well goes on reading, since otherwise a program that publishes
+from inside its subscription loop would wait for ever for its own acknowledgements: what arrives for
+the subscriber machine meanwhile is dropped and counted, and asked for again when there is room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from quorumcast.client.incoming import Incoming
+from quorumcast.client.outgoing import Outgoing
+from quorumcast.client.packing import Packer
+from quorumcast.client.publishing import Publisher
+from quorumcast.client.subscription import Subscription
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
+from quorumcast.core.machine import Accuse, Deliver, Machine, Refused, Suspect
+from quorumcast.core.messages import Ack, Refuse
+from quorumcast.core.statements import Evidence
+from quorumcast.crypto.identity import Identity
+from quorumcast.crypto.session import Opened
+from quorumcast.manifest.files import read_manifest
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.runtime.driver import Driver
+from quorumcast.runtime.links import Links
+from quorumcast.runtime.telemetry import Telemetry
+from quorumcast.runtime.trace import Recorder, RecordingDriver
+from quorumcast.runtime.transport import Transport
+
+#: Pieces of evidence that a node remembers.
+MAX_EVIDENCE = 256
+
+
+class Node:
+    """A connected client; made by `connect`."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        identity: Identity,
+        manifest_path: Path | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        if manifest.broker(identity.name) is not None:
+            raise UsageError(
+                f"{identity.name!r} is a broker of the cell {manifest.cell!r}: "
+                "connect with a client's identity"
+            )
+        self.manifest = manifest
+        self.identity = identity
+        self.telemetry = Telemetry()
+        #: How often each node was suspected, and of what. Suspicion is no proof.
+        self.suspicions: dict[NodeId, Counter[str]] = {}
+        #: Proofs of lies that anybody can verify; at most MAX_EVIDENCE.
+        self.evidence: list[Evidence] = []
+        self.on_suspect: Callable[[Suspect], None] | None = None
+        self.on_evidence: Callable[[Evidence], None] | None = None
+        self.on_undecodable: Callable[[Deliver], None] | None = None
+        self._manifest_path = manifest_path
+        self._recorder = recorder
+        self._keyring = manifest.keyring(identity)
+        self._links: Links | None = None
+        self._outgoing: Outgoing | None = None
+        self._incoming: Incoming | None = None
+        #: Brokers that are connected, in the order in which they came.
+        self._up: dict[NodeId, None] = {}
+        self._changed = asyncio.Event()
+        self._failure: Exception | None = None
+
+    # ---------------------------------------------------------------- connecting
+
+    async def start(self, timeout_s: float) -> None:
+        """Connect over TCP and wait until enough brokers answer."""
+        transport = Transport(
+            self.manifest,
+            self._keyring,
+            self,
+            telemetry=self.telemetry,
+            on_other_epoch=lambda epoch: self.read_manifest(),
+        )
+        self._links = transport
+        transport.call_peers()
+        try:
+            await self.wait_connected(timeout_s)
+        except BaseException:
+            await self.close()
+            raise
+
+    def attach(self, links: Links) -> None:
+        """Use these links instead of sockets."""
+        self._links = links
+
+    @property
+    def links(self) -> Links:
+        """The way to the brokers."""
+        if self._links is None:
+            raise UsageError("this node is not connected: make it with 'await connect(…)'")
+        return self._links
+
+    async def wait_connected(self, timeout_s: float) -> None:
+        """Until n-f brokers are connected, or a sentence that names the others and why."""
+        needed = self.manifest.quorums.responders
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        while len(self._up) < needed:
+            self._changed.clear()
+            waited = loop.time() - started
+            # Nothing but a new manifest helps against refusals: do not wait for the time-out.
+            if waited >= timeout_s or (waited > 1.0 and self._refused_for_good(needed)):
+                raise UsageError(self._unreachable(needed))
+            try:
+                async with asyncio.timeout(min(timeout_s - waited, 0.25)):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _refused_for_good(self, needed: int) -> bool:
+        refused = [trouble for trouble in self.links.troubles().values() if " refused: " in trouble]
+        return len(refused) > len(self.manifest.brokers) - needed
+
+    def _unreachable(self, needed: int) -> str:
+        troubles = self.links.troubles()
+        missing = [
+            f"{broker}: {troubles.get(broker, 'no answer yet')}"
+            for broker in self.manifest.broker_ids
+            if broker not in self._up
+        ]
+        return (
+            f"only {len(self._up)} of {len(self.manifest.brokers)} brokers can be reached and "
+            f"{needed} are needed ({'; '.join(missing)}); start them, or check the addresses in "
+            "the manifest"
+        )
+
+    @property
+    def name(self) -> NodeId:
+        """Who we are."""
+        return self.identity.name
+
+    @property
+    def connected(self) -> list[NodeId]:
+        """Brokers that are connected now."""
+        return list(self._up)
+
+    # ------------------------------------------------------ publishing, subscribing
+
+    def publisher(
+        self,
+        channel: str,
+        *,
+        batching: bool = True,
+        max_batch: int = 4096,
+        linger_ms: float = 0.0,
+        buffer: int = 65_536,
+        buffer_bytes: int = 64 * 1024 * 1024,
+        timeout_s: float | None = None,
+    ) -> Publisher:
+        """Publish on a channel; use it as `async with node.publisher("orders") as orders`.
+
+        `timeout_s` bounds how long `publish` and `flush` wait for an acknowledgement.
+        """
+        entry = self._entry(channel)
+        if not self.manifest.may_publish(self.name, channel):
+            raise self._no_right("publish on", channel)
+        if self._outgoing is None:
+            self._outgoing = Outgoing(self.manifest, self._keyring, self._driver, self._on_refused)
+        publisher = Publisher(
+            self._outgoing,
+            entry.name,
+            Packer(entry.arrow_schema()),
+            batching=batching,
+            max_batch=max_batch,
+            linger_ms=linger_ms,
+            buffer=buffer,
+            buffer_bytes=buffer_bytes,
+            timeout_s=timeout_s,
+        )
+        self._outgoing.add(publisher)
+        self._on_held()
+        return publisher
+
+    def subscribe(
+        self, channel: str, *, queue: int = 4096, queue_bytes: int = 64 * 1024 * 1024
+    ) -> Subscription:
+        """Subscribe to a channel; use it as `async with node.subscribe("orders") as orders`.
+
+        At most `queue` publications and about `queue_bytes` wait for the application.
+        """
+        entry = self._entry(channel)
+        if not self.manifest.may_subscribe(self.name, channel):
+            raise self._no_right("subscribe to", channel)
+        if self._incoming is None:
+            self._incoming = Incoming(
+                self.manifest,
+                self._keyring,
+                self._driver,
+                self.telemetry,
+                on_refused=self._on_refused,
+                on_held=self._on_held,
+                on_undecodable=self._on_undecodable,
+            )
+        subscription = Subscription(
+            self._incoming,
+            entry.name,
+            Packer(entry.arrow_schema()),
+            self._incoming.prove,
+            queue=queue,
+            queue_bytes=queue_bytes,
+        )
+        self._incoming.add(subscription)
+        return subscription
+
+    def _entry(self, channel: str) -> ChannelEntry:
+        if self._failure is not None:
+            raise self._failure
+        entry = self.manifest.channel(channel)
+        if entry is None:
+            known = ", ".join(entry.name for entry in self.manifest.channels) or "none"
+            raise UsageError(
+                f"there is no channel {channel!r} in the cell {self.manifest.cell!r}; "
+                f"its channels are: {known}"
+            )
+        return entry
+
+    def _no_right(self, verb: str, channel: str) -> UsageError:
+        return UsageError(
+            f"{self.name!r} may not {verb} channel {channel!r}: ask the operator of "
+            f"{self.manifest.cell!r} for the right"
+        )
+
+    def _driver(self, machine: Machine, application: dict[type, Callable[[Any], None]]) -> Driver:
+        kind = Driver if self._recorder is None else RecordingDriver
+        driver = kind(
+            machine,
+            self.links,
+            telemetry=self.telemetry,
+            application={**application, Suspect: self._on_suspect, Accuse: self._on_accuse},
+            on_failure=self._fail,
+        )
+        if self._recorder is not None and isinstance(driver, RecordingDriver):
+            driver.recorder = self._recorder
+        for peer in self._up:
+            driver.peer_up(peer)
+        return driver
+
+    # --------------------------------------------------------- what the links say
+
+    def receive(self, peer: NodeId, opened: Opened) -> None:
+        """Messages of one packet: acknowledgements here, votes there."""
+        outgoing, incoming = self._outgoing, self._incoming
+        if incoming is None:
+            if outgoing is not None:
+                outgoing.driver.receive(peer, opened)
+            return
+        if outgoing is not None:
+            acks = [item for item in opened if type(item[0]) is Ack or type(item[0]) is Refuse]
+            if acks:
+                outgoing.driver.receive(peer, acks)
+                opened = [item for item in opened if type(item[0]) is not Ack]
+        if opened:
+            incoming.receive(peer, opened)
+
+    def peer_up(self, peer: NodeId) -> None:
+        """A broker is connected."""
+        self._up[peer] = None
+        self._changed.set()
+        for driver in self._drivers():
+            driver.peer_up(peer)
+
+    def peer_down(self, peer: NodeId) -> None:
+        """A broker is not connected any more."""
+        self._up.pop(peer, None)
+        for driver in self._drivers():
+            driver.peer_down(peer)
+
+    def _on_held(self) -> None:
+        """The subscriber is held or goes on, or the node has begun to publish."""
+        incoming = self._incoming
+        if incoming is None:
+            return
+        incoming.paused = incoming.held and self._outgoing is None
+        if incoming.paused:
+            self.links.pause_reading()
+            return
+        self.links.resume_reading()
+        if not incoming.held:
+            incoming.go_on(list(self._up))
+
+    # ------------------------------------------------------------------ suspicions
+
+    def _on_suspect(self, effect: Suspect) -> None:
+        self.suspicions.setdefault(effect.node, Counter())[effect.reason.value] += 1
+        if self.on_suspect is not None:
+            self.on_suspect(effect)
+
+    def _on_accuse(self, effect: Accuse) -> None:
+        if len(self.evidence) < MAX_EVIDENCE:
+            self.evidence.append(effect.evidence)
+        if self.on_evidence is not None:
+            self.on_evidence(effect.evidence)
+
+    def _on_undecodable(self, delivered: Deliver) -> None:
+        if self.on_undecodable is not None:
+            self.on_undecodable(delivered)
+
+    def _on_refused(self, effect: Refused) -> None:
+        error = UsageError(f"the cell {self.manifest.cell!r} refuses: {effect.reason}")
+        for role in (self._outgoing, self._incoming):
+            if role is not None:
+                role.fail(error, effect.channel)
+
+    # --------------------------------------------------------------------- epochs
+
+    def read_manifest(self) -> None:
+        """Take the manifest file's epoch if it is newer (brokers said that there is one)."""
+        if self._manifest_path is None or not isinstance(self._links, Transport):
+            return
+        try:
+            manifest = read_manifest(
+                self._manifest_path,
+                operator=self.manifest.operator,
+                newer_than=self.manifest.epoch,
+            )
+            keyring = manifest.keyring(self.identity)
+        except UsageError:
+            return  # as long as it is wrong, the brokers' farewell says what is
+        self.manifest, self._keyring = manifest, keyring
+        for driver in self._drivers():
+            driver.adopt(manifest, keyring)
+        self._links.renew(manifest, keyring)
+
+    # --------------------------------------------------------------------- ending
+
+    def _drivers(self) -> list[Driver]:
+        return [role.driver for role in (self._outgoing, self._incoming) if role is not None]
+
+    def _fail(self, error: BaseException) -> None:
+        """A broken invariant: nothing that this node says can be trusted any more."""
+        self._end(error if isinstance(error, Exception) else RuntimeError(str(error)))
+
+    def _end(self, error: Exception) -> None:
+        if self._failure is None:
+            self._failure = error
+            for driver in self._drivers():
+                driver.stop()
+            for role in (self._outgoing, self._incoming):
+                if role is not None:
+                    role.fail(error)
+
+    async def close(self) -> None:
+        """Leave the cell: what was sent is written, what was not acknowledged is not waited for."""
+        if self._incoming is not None:
+            self._incoming.close()
+        self._end(UsageError("this node is closed: connect again"))
+        if self._links is not None:
+            await self._links.close()
+
+    async def __aenter__(self) -> Node:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

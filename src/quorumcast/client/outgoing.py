@@ -1,0 +1,70 @@
+"""The publishing role of a node: one publisher machine, its driver, and the open `Publisher`s.
+
+Several `Publisher`s may share a channel; they share its stream, and each keeps track of its own
+publications by their numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from quorumcast.agents import publisher as agent
+from quorumcast.client.publishing import Publisher
+from quorumcast.core.ids import Channel
+from quorumcast.core.machine import Acknowledged, Machine, Refused, Submit
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.driver import Driver
+
+#: Makes a driver with a node's links and telemetry.
+MakeDriver = Callable[[Machine, dict[type, Callable[[Any], None]]], Driver]
+
+
+class Outgoing:
+    """What a node publishes."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        keyring: Keyring,
+        make_driver: MakeDriver,
+        on_refused: Callable[[Refused], None],
+    ) -> None:
+        # Milliseconds of the clock tell the lives of one publisher apart.
+        self._machine = agent.Publisher(manifest, keyring, time.time_ns() // 1_000_000)
+        self.driver = make_driver(
+            self._machine, {Acknowledged: self._on_acknowledged, Refused: on_refused}
+        )
+        self._publishers: dict[Channel, list[Publisher]] = {}
+
+    def add(self, publisher: Publisher) -> None:
+        """Introduce its stream to the brokers."""
+        self._publishers.setdefault(publisher.channel, []).append(publisher)
+        self.driver.carry_out(self._machine.open(publisher.channel))
+
+    def room(self, channel: Channel) -> int:
+        """How many more publications the machine takes now."""
+        return self._machine.room(channel)
+
+    def submit(self, channel: Channel, bodies: tuple[bytes, ...]) -> int:
+        """Publish these contents; the number of the last one."""
+        self.driver.feed(Submit(channel, bodies))
+        return self._machine.published(channel)
+
+    def publisher_closed(self, publisher: Publisher) -> None:
+        """It publishes no more."""
+        self._publishers[publisher.channel].remove(publisher)
+        self.driver.carry_out(self._machine.finish(publisher.channel))
+
+    def _on_acknowledged(self, effect: Acknowledged) -> None:
+        for publisher in self._publishers.get(effect.stream.channel, ()):
+            publisher.acknowledged(effect.upto)
+
+    def fail(self, error: Exception, channel: Channel | None = None) -> None:
+        """Nothing will be published any more (on this channel)."""
+        for name, present in self._publishers.items():
+            if channel is None or channel == name:
+                for publisher in present:
+                    publisher.fail(error)

@@ -1,0 +1,243 @@
+"""Subscribing: accepted publications in order, and back-pressure instead of an endless queue.
+
+The subscriber machine decides what is genuine and whose turn it is; what it delivers waits here
+until the application takes it. The queue is bounded in publications and bytes: when it is full the
+node stops reading from the brokers (see `node.Node`), the brokers' outboxes for this subscriber
+fill, and when the application goes on, the machine asks the brokers for what it missed. Brokers
+keep a bounded past, so an application that stays behind too long finds a *gap*: iteration raises
+`GapError` (and can simply be continued), or `items()` yields a `Gap`. Nothing is lost silently.
+
+Contents that are not what the channel's schema promises can only come from a lying publisher: they
+are skipped, counted in `undecodable` and reported to the node's `on_undecodable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import Protocol
+
+from quorumcast.client.events import Batch, Event, Gap, GapError, Prover
+from quorumcast.client.packing import Packer
+from quorumcast.core import machine
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel
+
+
+class Inlet(Protocol):
+    """What a subscription needs of its node."""
+
+    def queue_changed(self) -> None:
+        """The queue became full, or has room again."""
+        ...
+
+    def subscription_closed(self, subscription: Subscription) -> None:
+        """Its application listens no more."""
+        ...
+
+    def undecodable(self, delivered: machine.Deliver) -> None:
+        """A publisher sent nonsense."""
+        ...
+
+
+class Subscription:
+    """The accepted events of one channel.
+
+    >>> async with node.subscribe("orders") as orders:        # doctest: +SKIP
+    ...     async for event in orders:
+    ...         print(event.publisher, event.payload)
+    """
+
+    def __init__(
+        self,
+        inlet: Inlet,
+        channel: Channel,
+        packer: Packer,
+        prove: Prover,
+        *,
+        queue: int = 4096,
+        queue_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        if queue < 1 or queue_bytes < 1:
+            raise UsageError("queue and queue_bytes start at 1")
+        self.channel = channel
+        self._inlet = inlet
+        self._packer = packer
+        self._prove = prove
+        self._most = queue
+        self._most_bytes = queue_bytes
+        #: What the machine delivered and the application has not taken.
+        self._queue: deque[machine.Deliver | Gap] = deque()
+        self._bytes = 0
+        #: Whether the queue is over its bound; it stays so until half of it is taken.
+        self.full = False
+        self._rows: Iterator[Event] = iter(())
+        self._waiter: asyncio.Future[None] | None = None
+        self._ended: Exception | None = None
+        self._closed = False
+        #: Set when enough brokers have said where their streams stand.
+        self.joined = asyncio.get_running_loop().create_future()
+        #: Publications skipped because a lying publisher wrote nonsense.
+        self.undecodable = 0
+
+    # --------------------------------------------------------- what the node says
+
+    def deliver(self, delivered: machine.Deliver) -> None:
+        """Queue an accepted publication."""
+        self._queue.append(delivered)
+        self._bytes += len(delivered.body)
+        if not self.full and (len(self._queue) >= self._most or self._bytes >= self._most_bytes):
+            self.full = True
+            self._inlet.queue_changed()
+        if self._waiter is not None:
+            self._wake()
+
+    def gap(self, effect: machine.Gap) -> None:
+        """Queue the news of a loss."""
+        self._queue.append(Gap(effect.stream, effect.first, effect.upto))
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more will come; iteration raises this once the queue is empty."""
+        self._ended = self._ended or error
+        if not self.joined.done():
+            self.joined.set_exception(error)
+            self.joined.exception()  # whoever waits sees it; nobody has to
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # ------------------------------------------------------------------ iterating
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> Event:
+        for event in self._rows:
+            return event
+        while True:
+            item = await self._next()
+            if isinstance(item, Gap):
+                raise GapError(item)
+            self._rows = iter(item.events())
+            for event in self._rows:
+                return event
+
+    async def items(self) -> AsyncIterator[Event | Gap]:
+        """Events, and gaps as items instead of exceptions."""
+        while True:
+            for event in self._rows:
+                yield event
+            try:
+                item = await self._next()
+            except StopAsyncIteration:
+                return
+            if isinstance(item, Gap):
+                yield item
+            else:
+                self._rows = iter(item.events())
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Whole publications as Arrow record batches (`batch.data`); gaps raise `GapError`.
+
+        After a `GapError` call `batches()` again to go on.
+        """
+        while True:
+            try:
+                item = await self._next()
+            except StopAsyncIteration:
+                return
+            if isinstance(item, Gap):
+                raise GapError(item)
+            yield item
+
+    async def take(self, most: int = 1024) -> list[Batch | Gap]:
+        """At least one item, and whatever else waits already; empty at the end."""
+        try:
+            items = [await self._next()]
+        except StopAsyncIteration:
+            return []
+        while self._queue and len(items) < most:
+            item = self._pop()
+            if item is not None:
+                items.append(item)
+        return items
+
+    async def _next(self) -> Batch | Gap:
+        while True:
+            while self._queue:
+                item = self._pop()
+                if item is not None:
+                    return item
+            if self._closed:
+                raise StopAsyncIteration
+            if self._ended is not None:
+                raise self._ended
+            if self._waiter is not None:
+                raise UsageError(
+                    "another task already waits on this subscription: subscribe once per task"
+                )
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def _pop(self) -> Batch | Gap | None:
+        item = self._queue.popleft()
+        if isinstance(item, Gap):
+            return item
+        self._bytes -= len(item.body)
+        if (
+            self.full
+            and len(self._queue) <= self._most // 2
+            and self._bytes <= self._most_bytes // 2
+        ):
+            self.full = False
+            self._inlet.queue_changed()
+        unpacked = self._packer.unpack(item.body)
+        if unpacked is None:
+            self.undecodable += 1
+            self._inlet.undecodable(item)
+            return None
+        return Batch(item, *unpacked, self._prove)
+
+    @property
+    def waiting(self) -> int:
+        """Publications (and gaps) accepted and not yet taken."""
+        return len(self._queue)
+
+    # --------------------------------------------------------------------- ending
+
+    async def wait_joined(self, timeout_s: float | None = None) -> None:
+        """Until the subscription stands: whatever is published from now on will come."""
+        async with asyncio.timeout(timeout_s):
+            await asyncio.shield(self.joined)
+
+    def close(self) -> None:
+        """Listen no more."""
+        if not self._closed:
+            self._closed = True
+            self._queue.clear()
+            self.full = False
+            if not self.joined.done():
+                self.joined.cancel()
+            self._wake()
+            self._inlet.subscription_closed(self)
+
+    async def __aenter__(self) -> Subscription:
+        await self.wait_joined()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

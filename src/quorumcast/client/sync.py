@@ -1,0 +1,305 @@
+"""The client for programs without an event loop: the same nodes, driven by one background thread.
+
+    with quorumcast.sync.connect("cell/manifest.json", "cell/alice.identity") as node:
+        with node.publisher("orders") as orders:
+            orders.publish(b"payload")
+        with node.subscribe("orders") as orders:
+            for event in orders:
+                print(event.payload)
+
+Posted events cross to the loop in bulk, and a subscription fetches whatever waits in one go, so the
+thread is entered once per burst and not once per event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from quorumcast import client
+from quorumcast.client.events import Batch, BufferFull, Event, Gap, GapError
+from quorumcast.client.node import Node
+from quorumcast.client.publishing import Publishable, Publisher
+from quorumcast.client.subscription import Subscription
+from quorumcast.core.ids import NodeId
+from quorumcast.core.statements import Evidence, Receipt
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop in a daemon thread."""
+
+    def __init__(self, name: str = "quorumcast") -> None:
+        started: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=self._main, args=(started,), name=name, daemon=True)
+        self._thread.start()
+        self.loop = started.result()
+
+    def _main(self, started: Future[asyncio.AbstractEventLoop]) -> None:
+        async def main() -> None:
+            self._ended = asyncio.Event()
+            started.set_result(asyncio.get_running_loop())
+            await self._ended.wait()
+
+        client.run(main())
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine there and wait for it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function there and wait for it."""
+
+        async def run() -> T:
+            return function()
+
+        return self.run(run())
+
+    def stop(self) -> None:
+        """End the thread."""
+        self.loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+
+
+class SyncPublisher:
+    """A publisher that blocks."""
+
+    #: Events that wait to cross to the loop.
+    BUFFER = 65_536
+
+    def __init__(self, thread: LoopThread, publisher: Publisher) -> None:
+        self._thread = thread
+        self._publisher = publisher
+        #: Posted here, not yet handed to the publisher.
+        self._crossing: deque[Any] = deque()
+        self._scheduled = False
+
+    def publish(self, event: Publishable, timeout_s: float | None = None) -> None:
+        """Publish and wait until enough brokers hold it."""
+        self._thread.run(self._publish(event), timeout_s)
+
+    async def _publish(self, event: Publishable) -> None:
+        await self._cross_all()
+        await self._publisher.publish(event)
+
+    def post(self, event: bytes | bytearray | memoryview | Mapping[str, object]) -> None:
+        """Publish without waiting; `BufferFull` if there is no room."""
+        if len(self._crossing) >= self.BUFFER:
+            raise BufferFull(f"{self.BUFFER:,} events wait: call 'ready()' before posting more")
+        if type(event) is not bytes:
+            event = self._publisher.admit(event)
+        self._crossing.append(event)
+        if not self._scheduled:
+            self._scheduled = True
+            self._thread.loop.call_soon_threadsafe(self._cross)
+
+    def post_batch(self, batch: pa.RecordBatch) -> None:
+        """Publish a record batch as one publication, without waiting for acknowledgement."""
+
+        async def post() -> None:
+            await self._cross_all()
+            self._publisher.post_batch(batch)
+
+        self._thread.run(post())
+
+    def _cross(self) -> None:
+        self._scheduled = False
+        crossing, post = self._crossing, self._publisher.post
+        try:
+            while crossing:
+                post(crossing[0])
+                crossing.popleft()
+        except BufferFull:
+            self._scheduled = True
+            task = self._thread.loop.create_task(self._cross_all())
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _cross_all(self) -> None:
+        while self._crossing:
+            await self._publisher.ready()
+            self._cross_some()
+        self._scheduled = False
+
+    def _cross_some(self) -> None:
+        try:
+            while self._crossing:
+                self._publisher.post(self._crossing[0])
+                self._crossing.popleft()
+        except BufferFull:
+            pass
+
+    def ready(self, timeout_s: float | None = None) -> None:
+        """Wait until `post` has room again."""
+        self._thread.run(self._cross_all(), timeout_s)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything posted so far is acknowledged."""
+
+        async def flush() -> None:
+            await self._cross_all()
+            await self._publisher.flush()
+
+        self._thread.run(flush(), timeout_s)
+
+    def close(self) -> None:
+        """Wait for what was posted, then publish no more."""
+
+        async def close() -> None:
+            await self._cross_all()
+            await self._publisher.close()
+
+        self._thread.run(close())
+
+    def __enter__(self) -> SyncPublisher:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._thread.run(self._publisher.__aexit__(kind, error, traceback))
+
+
+class SyncSubscription:
+    """Accepted events, one after another."""
+
+    def __init__(self, thread: LoopThread, subscription: Subscription) -> None:
+        self._thread = thread
+        self._subscription = subscription
+        self._items: deque[Batch | Gap] = deque()
+        self._rows: Iterator[Event] = iter(())
+
+    def __iter__(self) -> SyncSubscription:
+        return self
+
+    def __next__(self) -> Event:
+        return self.next()
+
+    def next(self, timeout_s: float | None = None) -> Event:
+        """The next event; `TimeoutError` if none comes in time, `StopIteration` at the end."""
+        for event in self._rows:
+            return event
+        while True:
+            self._rows = iter(self.next_batch(timeout_s).events())
+            for event in self._rows:
+                return event
+
+    def next_batch(self, timeout_s: float | None = None) -> Batch:
+        """The next publication as a whole."""
+        if not self._items:
+            self._items.extend(self._thread.run(self._subscription.take(), timeout_s))
+        if not self._items:
+            raise StopIteration
+        item = self._items.popleft()
+        if isinstance(item, Gap):
+            raise GapError(item)
+        return item
+
+    def batches(self) -> Iterator[Batch]:
+        """Whole publications."""
+        while True:
+            try:
+                batch = self.next_batch()
+            except StopIteration:
+                return
+            yield batch
+
+    def receipt(self, item: Event | Batch) -> Receipt:
+        """Signed statements that prove that this event went through the cell."""
+        return self._thread.run(item.receipt())
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._thread.call(self._subscription.close)
+
+    def __enter__(self) -> SyncSubscription:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class SyncNode:
+    """A connected client."""
+
+    def __init__(self, thread: LoopThread, node: Node, *, owns_thread: bool = False) -> None:
+        self._thread = thread
+        self._node = node
+        self._owns_thread = owns_thread
+
+    @property
+    def suspicions(self) -> dict[NodeId, dict[str, int]]:
+        """How often each node was suspected, and of what."""
+        return {node: dict(reasons) for node, reasons in list(self._node.suspicions.items())}
+
+    @property
+    def evidence(self) -> list[Evidence]:
+        """Proofs of lies that anybody can verify."""
+        return list(self._node.evidence)
+
+    def publisher(self, channel: str, **options: Any) -> SyncPublisher:
+        """Publish on a channel; options as in `Node.publisher`."""
+        made = self._thread.call(lambda: self._node.publisher(channel, **options))
+        return SyncPublisher(self._thread, made)
+
+    def subscribe(self, channel: str, **options: Any) -> SyncSubscription:
+        """Subscribe to a channel and wait until the subscription stands."""
+
+        async def subscribe() -> Subscription:
+            subscription = self._node.subscribe(channel, **options)
+            await subscription.wait_joined()
+            return subscription
+
+        return SyncSubscription(self._thread, self._thread.run(subscribe()))
+
+    def close(self) -> None:
+        """Leave the cell."""
+        self._thread.run(self._node.close())
+        if self._owns_thread:
+            self._thread.stop()
+
+    def __enter__(self) -> SyncNode:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def connect(manifest: str | Path, identity: str | Path, *, timeout_s: float = 10.0) -> SyncNode:
+    """Connect to a cell; see `quorumcast.client.connect`."""
+    thread = LoopThread()
+    try:
+        node = thread.run(client.connect(manifest, identity, timeout_s=timeout_s))
+    except BaseException:
+        thread.stop()
+        raise
+    return SyncNode(thread, node, owns_thread=True)

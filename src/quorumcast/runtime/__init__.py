@@ -1,0 +1,1 @@
+"""The world around the machines: sockets, timers, disk, signals, metrics."""

@@ -1,0 +1,369 @@
+"""A broker process: one broker machine, its links, its disk, its status page, its signals.
+
+    SIGTERM, SIGINT   stop: write what waits, end all links, close the journal
+    SIGHUP            read the manifest file again (it is also looked at every second, and when a
+                      peer turns out to be in a newer epoch)
+
+A new epoch of the manifest is taken without a restart: the machine adopts it, and every session is
+greeted anew with the new keys. A manifest that is not newer, or not signed by the same operator, is
+refused with a line in the log and nothing changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quorumcast.agents.broker import Broker, Vouched
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
+from quorumcast.core.machine import Accuse, Suspect
+from quorumcast.crypto.identity import Identity
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.crypto.session import Opened
+from quorumcast.manifest.files import read_identity, read_manifest
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.control import Control, FaultOrder
+from quorumcast.runtime.driver import Driver
+from quorumcast.runtime.http import HttpServer
+from quorumcast.runtime.logs import note, start_logging
+from quorumcast.runtime.loop import run
+from quorumcast.runtime.store import Journal
+from quorumcast.runtime.telemetry import Telemetry
+from quorumcast.runtime.trace import ParquetRecorder, RecordingDriver
+from quorumcast.runtime.transport import Transport, TransportLimits
+
+MANIFEST_CHECK_S = 1.0
+
+
+class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run a broker."""
+
+    manifest: Path
+    identity: Path
+    #: Listen on this address instead of the manifest's (behind NAT, in a container).
+    bind: str = ""
+    #: The status page; None for none, port 0 for any free port.
+    http_host: str = "127.0.0.1"
+    http_port: int | None = None
+    #: Let whoever reaches the status page make this broker lie.
+    allow_faults: bool = False
+    #: Misbehave from the start (needs `allow_faults`).
+    faults: tuple[str, ...] = ()
+    #: Where evidence is written; none is kept without it.
+    evidence: Path | None = None
+    #: Where the journal is kept, for channels whose policy asks for one.
+    data: Path | None = None
+    #: Write a trace of forwarded publications here.
+    trace: Path | None = None
+    #: A file descriptor that gets one line when the broker listens.
+    ready_fd: int | None = None
+    #: The reading end of a pipe that a supervisor holds open: the broker stops when it closes.
+    lifeline_fd: int | None = None
+    log_level: str = "info"
+    limits: TransportLimits = TransportLimits()
+
+
+class BrokerNode:
+    """A running broker."""
+
+    def __init__(self, settings: BrokerSettings, manifest: Manifest, identity: Identity) -> None:
+        self.settings = settings
+        self.manifest = manifest
+        self.identity = identity
+        self.keyring: Keyring = manifest.keyring(identity)
+        if manifest.broker(identity.name) is None:
+            raise UsageError(
+                f"{identity.name!r} is a client of the cell {manifest.cell!r} and not a broker: "
+                "start the broker with a broker's identity"
+            )
+        self.telemetry = Telemetry()
+        self.machine = Broker(manifest, self.keyring)
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stop = asyncio.Event()
+        self._renewing: asyncio.TimerHandle | None = None
+        self._stamp = _stamp(settings.manifest)
+        self.transport = Transport(
+            manifest,
+            self.keyring,
+            self,
+            limits=settings.limits,
+            telemetry=self.telemetry,
+            on_other_epoch=lambda epoch: self._read_soon(),
+        )
+        application: dict[type, Callable[[Any], None]] = {
+            Suspect: self._on_suspect,
+            Accuse: self._on_accuse,
+        }
+        self._journal = self._open_journal()
+        kind = RecordingDriver if settings.trace else Driver
+        self.driver = kind(
+            self.machine,
+            self.transport,
+            telemetry=self.telemetry,
+            application=application,
+            store=self._journal,
+            on_failure=self._fail,
+        )
+        self._recorder: ParquetRecorder | None = None
+        if settings.trace is not None and isinstance(self.driver, RecordingDriver):
+            path = settings.trace / f"{identity.name}.parquet"
+            self._recorder = ParquetRecorder(path, "broker", identity.name)
+            self.driver.recorder = self._recorder
+        self.control = Control(self, allow_faults=settings.allow_faults)
+        self.http = HttpServer(self.control.routes())
+
+    def _open_journal(self) -> Journal | None:
+        """A journal, if the policy of a channel asks for one."""
+        journalled = [c.name for c in self.manifest.channels if c.policy.journal]
+        if not journalled:
+            return None
+        directory = self.settings.data
+        if directory is None:
+            raise UsageError(
+                f"channel {journalled[0]!r} wants a journal: say where to keep it with --data"
+            )
+        directory.mkdir(parents=True, exist_ok=True)
+        return Journal(directory / f"{self.identity.name}.journal", (Vouched,), self._fail)
+
+    @property
+    def name(self) -> NodeId:
+        """Who this is."""
+        return self.identity.name
+
+    # ------------------------------------------------------------------ running
+
+    async def start(self) -> None:
+        """Listen, call the other brokers, open the status page."""
+        entry = self.manifest.broker(self.name)
+        if entry is None:
+            raise UsageError(f"{self.name!r} is not in the manifest")
+        settings = self.settings
+        self.driver.restore()
+        await self.transport.listen(settings.bind or entry.host, entry.port)
+        if settings.http_port is not None:
+            await self.http.listen(settings.http_host, settings.http_port)
+        for fault in settings.faults:
+            if not settings.allow_faults:
+                raise UsageError("faults from the start need --allow-faults")
+            self.control.install(FaultOrder(fault))
+        self.transport.call_peers()
+        note(
+            "listens",
+            address=entry.address,
+            cell=self.manifest.cell,
+            epoch=self.manifest.epoch,
+            status_port=self.http.port,
+        )
+
+    async def run(self) -> None:
+        """Until a signal or a broken invariant."""
+        watcher = asyncio.create_task(self._watch_manifest())
+        stop: asyncio.Future[bool] = asyncio.ensure_future(self._stop.wait())
+        ending: list[asyncio.Future[Any]] = [stop, self._failure]
+        try:
+            await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watcher.cancel()
+            stop.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watcher
+        if self._failure.done():
+            self._failure.result()
+
+    def request_stop(self) -> None:
+        """End `run` soon."""
+        self._stop.set()
+
+    async def stop(self) -> None:
+        """Write what waits and close everything."""
+        await self.transport.close()
+        self.driver.stop()
+        await self.http.close()
+        if self._journal is not None:
+            await self._journal.close()
+        if self._recorder is not None:
+            self._recorder.close()
+        note("stopped")
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(error)
+
+    # ------------------------------------------------------------- the listener
+
+    def receive(self, peer: NodeId, opened: Opened) -> None:
+        """Messages of one packet."""
+        self.driver.receive(peer, opened)
+
+    def peer_up(self, peer: NodeId) -> None:
+        """A peer can be reached."""
+        note("peer up", peer=peer)
+        self.driver.peer_up(peer)
+
+    def peer_down(self, peer: NodeId) -> None:
+        """A peer cannot be reached."""
+        note("peer down", peer=peer)
+        self.driver.peer_down(peer)
+
+    # -------------------------------------------------------------------- epochs
+
+    def _read_soon(self) -> None:
+        if self._renewing is None:
+            loop = asyncio.get_running_loop()
+            self._renewing = loop.call_later(0.1, self.read_manifest)
+
+    async def _watch_manifest(self) -> None:
+        while True:
+            await asyncio.sleep(MANIFEST_CHECK_S)
+            stamp = _stamp(self.settings.manifest)
+            if stamp != self._stamp and stamp is not None:
+                self.read_manifest()
+
+    def read_manifest(self) -> None:
+        """Take the manifest file's epoch if it is newer."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
+        self._stamp = _stamp(self.settings.manifest)
+        try:
+            manifest = read_manifest(
+                self.settings.manifest,
+                operator=self.manifest.operator,
+                newer_than=self.manifest.epoch,
+            )
+            _check_successor(self.manifest, manifest)
+            keyring = manifest.keyring(self.identity)
+        except UsageError as error:
+            note("keeps its manifest", level=logging.WARNING, reason=str(error))
+            return
+        self.manifest, self.keyring = manifest, keyring
+        self.driver.adopt(manifest, keyring)
+        self.transport.renew(manifest, keyring)
+        note("took a new epoch", epoch=manifest.epoch)
+
+    # -------------------------------------------------------------------- status
+
+    def peers(self) -> list[NodeId]:
+        """Peers with an open link."""
+        return self.transport.peers()
+
+    def trouble(self, peer: NodeId) -> str:
+        """Why a peer that we call has no link."""
+        return self.transport.troubles().get(peer, "")
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+        return {**self.machine.sizes(), **self.transport.sizes()}
+
+    def streams(self) -> list[dict[str, object]]:
+        """What this broker holds, stream by stream."""
+        return [
+            {"stream": str(stream), "base": base, "next": next_, "settled": settled}
+            for stream, (base, next_, settled) in self.machine.streams().items()
+        ]
+
+    def _on_suspect(self, effect: Suspect) -> None:
+        count = self.telemetry.suspicions[effect.node, effect.reason.value]
+        if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th …: a liar must not fill the log
+            note(
+                "suspects",
+                level=logging.WARNING,
+                suspect=effect.node,
+                reason=effect.reason.value,
+                stream=str(effect.stream) if effect.stream else "",
+                number=effect.number,
+                times=count,
+            )
+
+    def _on_accuse(self, effect: Accuse) -> None:
+        evidence = effect.evidence
+        count = self.telemetry.accusations[evidence.accused]
+        if count & (count - 1):
+            return
+        note(
+            "has proof of a lie",
+            level=logging.WARNING,
+            accused=evidence.accused,
+            kind=evidence.kind.value,
+            times=count,
+        )
+        if self.settings.evidence is not None:
+            self.settings.evidence.mkdir(parents=True, exist_ok=True)
+            path = self.settings.evidence / f"{self.name}-{evidence.accused}-{count}.evidence"
+            path.write_bytes(msgspec.json.encode(evidence))
+
+
+def _check_successor(present: Manifest, following: Manifest) -> None:
+    """What a running cell cannot change: its streams stand on it."""
+    if following.cell != present.cell:
+        raise UsageError(f"the manifest is now of another cell, {following.cell!r}")
+    if (following.broker_ids, following.f) != (present.broker_ids, present.f):
+        raise UsageError(
+            f"epoch {following.epoch} has other brokers or another f: restart the cell to take it"
+        )
+    if (following.digest, following.mac) != (present.digest, present.mac):
+        raise UsageError(
+            f"epoch {following.epoch} has another digest or MAC: restart the cell to take it"
+        )
+    for channel in present.channels:
+        later = following.channel(channel.name)
+        if later is not None and later.policy != channel.policy:
+            raise UsageError(
+                f"epoch {following.epoch} changes the policy of channel {channel.name!r}: restart "
+                "the cell to take it, or make a new channel"
+            )
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _lifeline_cut(node: BrokerNode, descriptor: int) -> None:
+    """Whoever started us is gone, however it ended."""
+    asyncio.get_running_loop().remove_reader(descriptor)
+    node.request_stop()
+
+
+async def run_broker(settings: BrokerSettings) -> None:
+    """Start, serve until a signal, stop."""
+    manifest = read_manifest(settings.manifest)
+    identity = read_identity(settings.identity)
+    node = BrokerNode(settings, manifest, identity)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, node.request_stop)
+    loop.add_signal_handler(signal.SIGHUP, node.read_manifest)
+    if settings.lifeline_fd is not None:
+        loop.add_reader(settings.lifeline_fd, _lifeline_cut, node, settings.lifeline_fd)
+    try:
+        await node.start()
+        if settings.ready_fd is not None:
+            os.write(settings.ready_fd, f"{node.http.port}\n".encode())
+            os.close(settings.ready_fd)
+        await node.run()
+    finally:
+        await node.stop()
+
+
+def serve_broker(settings: BrokerSettings) -> None:
+    """Run a broker in this process until it is told to stop."""
+    start_logging(settings.identity.stem, settings.log_level)
+    # Messages are acyclic: collect rarely, and never look at what lives for ever.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
+    run(run_broker(settings))

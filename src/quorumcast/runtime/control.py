@@ -1,0 +1,153 @@
+"""What a broker shows and takes over HTTP: `/metrics`, `/status`, and misbehaviour on request.
+
+    GET /status     JSON: peers, streams, suspicions, drops by reason, faults, rates, memory
+    GET /metrics    the same for Prometheus
+    GET /faults     the catalogue and what is installed
+    POST /faults    {"name": "alter", "percent": 50, "victims": ["bob"]}
+    DELETE /faults  all of them, or ?name=alter
+
+Making a broker lie is for tests and demonstrations: it is refused unless the broker was started
+with `--allow-faults`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quorumcast import __version__
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
+from quorumcast.faults.catalogue import CATALOGUE, make_fault
+from quorumcast.faults.contract import FaultContext, Role
+from quorumcast.runtime.http import (
+    Handler,
+    Request,
+    Response,
+    error_response,
+    json_response,
+)
+from quorumcast.runtime.logs import note
+from quorumcast.runtime.telemetry import Collector, Rates, exposition
+
+if TYPE_CHECKING:
+    from quorumcast.runtime.broker import BrokerNode
+
+
+class FaultOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fault to install."""
+
+    name: str
+    percent: int = 100
+    victims: tuple[str, ...] = ()
+    seed: int = 0
+
+
+class Control:
+    """The handlers of one broker's status page."""
+
+    def __init__(self, node: BrokerNode, *, allow_faults: bool) -> None:
+        self._node = node
+        self._allow_faults = allow_faults
+        self._rates = Rates(node.telemetry)
+        self._collector = Collector(node.telemetry, node.sizes, node.peers)
+
+    def routes(self) -> dict[tuple[str, str], Handler]:
+        """By method and path."""
+        return {
+            ("GET", "/status"): self._on_status,
+            ("GET", "/metrics"): self._on_metrics,
+            ("GET", "/faults"): self._on_list_faults,
+            ("POST", "/faults"): self._on_add_fault,
+            ("DELETE", "/faults"): self._on_clear_faults,
+        }
+
+    def _on_status(self, request: Request) -> Response:
+        return json_response(self.status())
+
+    def status(self) -> dict[str, object]:
+        """Everything that an operator wants to see at a glance."""
+        node = self._node
+        up = set(node.peers())
+        manifest = node.manifest
+        return {
+            "node": node.name,
+            "version": __version__,
+            "pid": os.getpid(),
+            "cell": manifest.cell,
+            "epoch": manifest.epoch,
+            "f": manifest.f,
+            "brokers": {
+                peer: {"up": peer in up or peer == node.name, "trouble": node.trouble(peer)}
+                for peer in manifest.broker_ids
+            },
+            "clients": sorted(up - set(manifest.broker_ids)),
+            "streams": node.streams(),
+            "sizes": node.sizes(),
+            "faults": [fault.name for fault in node.driver.faults],
+            "rates": self._rates.sample(),
+            **node.telemetry.snapshot(),
+        }
+
+    def _on_metrics(self, request: Request) -> Response:
+        content_type = "text/plain; version=0.0.4; charset=utf-8"
+        return Response(HTTPStatus.OK, exposition(self._collector), content_type)
+
+    def _on_list_faults(self, request: Request) -> Response:
+        return json_response(
+            {
+                "allowed": self._allow_faults,
+                "installed": [fault.name for fault in self._node.driver.faults],
+                "catalogue": {
+                    entry.name: entry.description
+                    for entry in CATALOGUE.values()
+                    if entry.role is Role.BROKER
+                },
+            }
+        )
+
+    def _on_add_fault(self, request: Request) -> Response:
+        if not self._allow_faults:
+            return self._forbidden()
+        try:
+            order = msgspec.convert(request.json(), FaultOrder)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"this is no order for a fault ({error})") from None
+        self.install(order)
+        return self._on_list_faults(request)
+
+    def install(self, order: FaultOrder) -> None:
+        """Make this broker misbehave from now on."""
+        node = self._node
+        entry = CATALOGUE.get(order.name)
+        if entry is not None and entry.role is not Role.BROKER:
+            raise UsageError(f"{order.name!r} is a {entry.role.value}'s fault, not a broker's")
+        context = FaultContext(
+            NodeId(node.name),
+            node.manifest,
+            node.keyring,
+            random.Random(order.seed),
+            percent=order.percent,
+            victims=order.victims,
+        )
+        node.driver.faults = (*node.driver.faults, make_fault(order.name, context))
+        note("misbehaves on request", fault=order.name)
+
+    def _on_clear_faults(self, request: Request) -> Response:
+        if not self._allow_faults:
+            return self._forbidden()
+        names = request.query.get("name")
+        driver = self._node.driver
+        driver.faults = tuple(fault for fault in driver.faults if names and fault.name not in names)
+        note("misbehaves no more", still=[fault.name for fault in driver.faults])
+        return self._on_list_faults(request)
+
+    def _forbidden(self) -> Response:
+        return error_response(
+            f"{self._node.name} does not lie on request: start it with --allow-faults",
+            HTTPStatus.FORBIDDEN,
+        )

@@ -1,0 +1,399 @@
+"""One connection to one peer: frames in, frames out, and the greeting before either.
+
+    length(4, big-endian) | frame
+
+A length is checked against what the peer may send *now* before a byte is kept for it: a stranger
+may send a greeting, a proven peer a packet. A link goes through these phases and never back:
+
+    CALLING --Welcome--> OPEN            we connected
+    CALLED --Hello--> UNPROVEN --first sealed packet--> OPEN      the peer connected
+
+Received frames that no session opens are dropped and counted; the link stays, as the next frame may
+be good. A wrong length ends the link, because nobody knows where the next frame would start.
+
+The outbox collects what waits for the peer; `flush` seals all of it into one packet (several only
+where one would break the limits of a packet) and writes once. While the socket is full nothing is
+sealed: the outbox fills up to its bounds, and beyond them messages to this peer are dropped, which
+the protocols repair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import struct
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from quorumcast.core import limits
+from quorumcast.core.ids import NodeId
+from quorumcast.crypto.session import (
+    Farewell,
+    Hello,
+    Opened,
+    Parcel,
+    Refusal,
+    Session,
+    Welcome,
+)
+from quorumcast.runtime.greeting import (
+    MAX_GREETING_BYTES,
+    Greeter,
+    decode_greeting,
+    encode_greeting,
+    sentence_of,
+)
+from quorumcast.runtime.telemetry import Telemetry
+
+#: Bytes read at once from a stranger, and from a proven peer.
+STRANGER_BUFFER = 4 + MAX_GREETING_BYTES
+PEER_BUFFER = 256 * 1024
+#: A buffer that grew for a large frame is kept up to this size: the next one may be as large.
+KEPT_BUFFER = 4 * 1024 * 1024
+#: Above this many bytes in the socket's own buffer we stop sealing.
+WRITE_HIGH = 512 * 1024
+#: One packet carries at most this much, so that a large backlog does not travel as one huge frame.
+PACKET_BYTES = 4 * 1024 * 1024
+#: A link that ends gets this long to write what waits.
+CLOSE_GRACE_S = 2.0
+
+
+_LENGTH = struct.Struct(">I")
+#: Opens and proves nothing; a real session takes its place when the peers have greeted.
+_NO_SESSION = Session(lambda data: b"", lambda data: b"none")
+
+
+def _ignore(frame: memoryview) -> None:
+    """What a frame means to a link that is gone."""
+
+
+class Lost(enum.Enum):
+    """Why a frame or message was dropped by the transport itself; counted like a `DropReason`."""
+
+    NOT_A_GREETING = "not-a-greeting"
+    GREETING_REFUSED = "greeting-refused"
+    NOT_WHO_WE_CALLED = "not-who-we-called"
+    GREETING_TIMEOUT = "greeting-timeout"
+    TOO_MANY_CONNECTIONS = "too-many-connections"
+    OUTBOX_FULL = "outbox-full"
+    NOT_CONNECTED = "not-connected"
+    UNSENDABLE = "unsendable"
+
+
+class Phase(enum.Enum):
+    """How far a link has come."""
+
+    CALLING = "calling"
+    CALLED = "called"
+    UNPROVEN = "unproven"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class LinkOwner(Protocol):
+    """What a link tells its transport."""
+
+    telemetry: Telemetry
+
+    def connection_made(self, link: Link) -> bool:
+        """A socket is there; False if there are too many."""
+        ...
+
+    def link_open(self, link: Link) -> None:
+        """Both sides are proven; messages may flow."""
+        ...
+
+    def link_closed(self, link: Link) -> None:
+        """The socket is gone."""
+        ...
+
+    def link_ready(self, link: Link) -> None:
+        """The socket takes bytes again; `flush` soon."""
+        ...
+
+
+class Link(asyncio.BufferedProtocol):
+    """The protocol object of one socket."""
+
+    def __init__(
+        self,
+        owner: LinkOwner,
+        greeter: Greeter,
+        receive: Callable[[NodeId, Opened], None],
+        to: NodeId | None = None,
+    ) -> None:
+        self._owner = owner
+        self._greeter = greeter
+        self._receive = receive
+        self._telemetry = owner.telemetry
+        self.phase = Phase.CALLED if to is None else Phase.CALLING
+        #: Who is at the other end; proven only when the phase is OPEN.
+        self.peer = NodeId("") if to is None else to
+        #: Why the link ended, in a sentence, as far as anybody knows.
+        self.farewell = ""
+        #: The epoch that a farewell named.
+        self.farewell_epoch = 0
+        #: Where the socket leads, for limits and logs.
+        self.address = ""
+        #: Messages that wait for the next flush, within the transport's bounds.
+        self.outbox: list[Parcel] = []
+        #: Bytes in `outbox`, bodies included.
+        self.outbox_bytes = 0
+        #: Whether the transport has this link on its list for the next flush.
+        self.listed = False
+        #: Whether the socket's buffer is full.
+        self.full = False
+        #: Whether the link ever got as far as OPEN.
+        self.was_open = False
+        #: Set when the socket is gone.
+        self.gone = asyncio.Event()
+        self._hello: Hello | None = None
+        self._session = _NO_SESSION
+        #: What a frame means in this phase.
+        self._take: Callable[[memoryview], None] = self._on_hello if to is None else self._on_answer
+        self._transport: asyncio.Transport | None = None
+        self._largest = MAX_GREETING_BYTES
+        self._buffer = bytearray(STRANGER_BUFFER)
+        self._view = memoryview(self._buffer)
+        #: Bytes of `_buffer` that are filled; frames are always taken from its start.
+        self._filled = 0
+
+    # ------------------------------------------------------------- the socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet at once if we called; wait for a greeting otherwise."""
+        self._transport = cast(asyncio.Transport, transport)
+        peername = transport.get_extra_info("peername")
+        self.address = str(peername[0]) if peername else ""
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH)
+        if not self._owner.connection_made(self):
+            self._drop(Lost.TOO_MANY_CONNECTIONS.value)
+            self.abort("too many connections wait for their greeting")
+        elif self.phase is Phase.CALLING:
+            self._hello = self._greeter.hello(self.peer)
+            self._write(encode_greeting(self._hello))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone, whoever closed it."""
+        if self._filled and self.phase is not Phase.CLOSED:
+            self._drop(Refusal.TRUNCATED.value)
+        if not self.farewell:
+            self.farewell = f"the connection broke ({exc})" if exc else "the connection was closed"
+        self.phase = Phase.CLOSED
+        self.outbox.clear()
+        self.outbox_bytes = 0
+        self._take = (
+            _ignore  # a bound method would keep a dead link alive until the next collection
+        )
+        self.gone.set()
+        self._owner.link_closed(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        return self._view[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take every whole frame out of the buffer."""
+        if self.phase is Phase.CLOSED:
+            self._filled = 0
+            return
+        filled = self._filled + nbytes
+        view = self._view
+        start = 0
+        wanted = 0
+        while filled - start >= 4:
+            (length,) = _LENGTH.unpack_from(view, start)
+            end = start + 4 + length
+            if length > self._largest:
+                self._drop(Refusal.OVERSIZED.value)
+                self.abort("a frame was longer than allowed")
+                return
+            if end > filled:
+                wanted = end - start
+                break
+            self._take(view[start + 4 : end])
+            if self._ended():
+                self._filled = 0
+                return
+            start = end
+        self._filled = filled - start
+        if start and self._filled:
+            view[: self._filled] = view[start:filled]
+        size = len(self._buffer)
+        if self._filled == size or (not self._filled and not self._usual() <= size <= KEPT_BUFFER):
+            self._resize(wanted)
+
+    def _ended(self) -> bool:
+        return self.phase is Phase.CLOSED
+
+    def _usual(self) -> int:
+        return PEER_BUFFER if self.phase is Phase.OPEN else STRANGER_BUFFER
+
+    def _resize(self, wanted: int) -> None:
+        # Grows by doubling: a peer that announces a large frame must send it to fill our memory.
+        size = max(self._usual(), min(wanted, 2 * max(self._filled, len(self._buffer))))
+        kept = self._view[: self._filled]
+        self._buffer = bytearray(size)
+        self._view = memoryview(self._buffer)
+        self._view[: self._filled] = kept
+
+    def eof_received(self) -> bool:
+        """The peer is done; so are we."""
+        return False
+
+    def pause_writing(self) -> None:
+        """The socket's buffer is full: seal nothing more."""
+        self.full = True
+
+    def resume_writing(self) -> None:
+        """The socket takes bytes again."""
+        self.full = False
+        self._owner.link_ready(self)
+
+    # ---------------------------------------------------------------- reading
+
+    def _on_packet(self, frame: memoryview) -> None:
+        opened = self._session.open(frame)
+        if isinstance(opened, Refusal):
+            self._drop(opened.value)
+            return
+        telemetry = self._telemetry
+        telemetry.packets_in += 1
+        telemetry.messages_in += len(opened)
+        telemetry.bytes_in += len(frame)
+        if opened:
+            self._receive(self.peer, opened)
+
+    def _on_proof(self, frame: memoryview) -> None:
+        opened = self._session.open(frame)
+        if isinstance(opened, Refusal):
+            self._drop(opened.value)
+            return
+        self._become_open()
+        if opened:
+            self._receive(self.peer, opened)
+
+    def _on_hello(self, frame: memoryview) -> None:
+        hello = decode_greeting(bytes(frame))
+        if not isinstance(hello, Hello):
+            self._drop(Lost.NOT_A_GREETING.value)
+            self.abort("the peer did not greet")
+            return
+        answer = self._greeter.answer(hello)
+        if isinstance(answer, Farewell):
+            self._drop(Lost.GREETING_REFUSED.value)
+            self.farewell = answer.reason
+            self.farewell_epoch = hello.epoch
+            self._write(encode_greeting(answer))
+            self.close(answer.reason)
+            return
+        welcome, self._session = answer
+        self.peer = hello.sender
+        self.phase = Phase.UNPROVEN
+        self._take = self._on_proof
+        self._write(encode_greeting(welcome))
+
+    def _on_answer(self, frame: memoryview) -> None:
+        answer = decode_greeting(bytes(frame))
+        if isinstance(answer, Farewell):
+            self.farewell_epoch = answer.epoch
+            self.close(f"{self.peer} refused: {sentence_of(answer)}")
+            return
+        session = None
+        if isinstance(answer, Welcome) and self._hello is not None:
+            session = self._greeter.conclude(self._hello, answer)
+        if session is None:
+            self._drop(Lost.NOT_WHO_WE_CALLED.value)
+            self.abort(f"the node at this address does not hold the key of {self.peer}")
+            return
+        self._session = session
+        self._write(session.seal([]))  # proves us
+        self._become_open()
+
+    def _become_open(self) -> None:
+        self.phase = Phase.OPEN
+        self._take = self._on_packet
+        self.was_open = True
+        self._largest = limits.MAX_FRAME_BYTES
+        self._owner.link_open(self)
+
+    # ---------------------------------------------------------------- writing
+
+    def flush(self) -> None:
+        """Seal what waits into one packet and write it; nothing while the socket is full."""
+        parcels = self.outbox
+        if not parcels or self.full or self.phase is not Phase.OPEN:
+            return
+        if self.outbox_bytes <= PACKET_BYTES and len(parcels) <= limits.MAX_MESSAGES:
+            self.outbox = []
+            self.outbox_bytes = 0
+            self._write_packet(parcels)
+            return
+        while self.outbox and not self.full:
+            self._write_packet(self._next_packet())
+
+    def _next_packet(self) -> list[Parcel]:
+        """As many of the first messages as one packet holds; at least one."""
+        total = count = 0
+        for raw, bodies in self.outbox[: limits.MAX_MESSAGES]:
+            size = len(raw) + sum(map(len, bodies))
+            if count and total + size > PACKET_BYTES:
+                break
+            total += size
+            count += 1
+        parcels = self.outbox[:count]
+        del self.outbox[:count]
+        self.outbox_bytes -= total
+        return parcels
+
+    def _write_packet(self, parcels: list[Parcel]) -> None:
+        pieces = self._session.seal_in_pieces(parcels)
+        length = sum(map(len, pieces))
+        telemetry = self._telemetry
+        telemetry.packets_out += 1
+        telemetry.messages_out += len(parcels)
+        telemetry.bytes_out += length
+        self._transport.writelines((_LENGTH.pack(length), *pieces))  # type: ignore[union-attr]
+
+    def _write(self, frame: bytes) -> None:
+        if self._transport is not None:
+            self._transport.writelines((_LENGTH.pack(len(frame)), frame))
+
+    # ------------------------------------------------------------------ ending
+
+    def close(self, reason: str) -> None:
+        """End the link after what waits has been written."""
+        if self.phase is not Phase.CLOSED:
+            self.flush()
+            self.farewell = self.farewell or reason
+            self.phase = Phase.CLOSED
+            if self._transport is not None:
+                self._transport.close()
+                # A peer that reads nothing must not keep us waiting for ever.
+                asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._transport.abort)
+
+    def abort(self, reason: str) -> None:
+        """End the link now."""
+        if self._transport is not None and not self._transport.is_closing():
+            self.farewell = self.farewell or reason
+            self.phase = Phase.CLOSED
+            self._transport.abort()
+
+    def expire(self) -> None:
+        """The greeting took too long."""
+        if self.phase not in (Phase.OPEN, Phase.CLOSED):
+            self._drop(Lost.GREETING_TIMEOUT.value)
+            self.abort(f"{self.peer or 'the peer'} did not finish its greeting in time")
+
+    def pause_reading(self) -> None:
+        """Take nothing from the socket for a while (back-pressure)."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take bytes again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _drop(self, reason: str) -> None:
+        self._telemetry.drops[reason] += 1

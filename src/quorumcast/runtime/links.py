@@ -1,0 +1,54 @@
+"""What a driver needs of any way to reach peers: sockets here, memory in `quorumcast.testing`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from quorumcast.core.ids import NodeId
+from quorumcast.core.machine import Bodies
+from quorumcast.core.messages import AnyMessage
+from quorumcast.crypto.session import Opened
+
+
+class Listener(Protocol):
+    """Who hears what peers say."""
+
+    def receive(self, peer: NodeId, opened: Opened) -> None:
+        """Messages of one packet from a proven peer."""
+        ...
+
+    def peer_up(self, peer: NodeId) -> None:
+        """A peer can be reached (again)."""
+        ...
+
+    def peer_down(self, peer: NodeId) -> None:
+        """A peer cannot be reached for now."""
+        ...
+
+
+class Links(Protocol):
+    """The way to the peers of one node."""
+
+    def send(self, to: tuple[NodeId, ...], message: AnyMessage, bodies: Bodies) -> None:
+        """Put a message into each peer's outbox; it leaves with the end of this loop turn."""
+        ...
+
+    def peers(self) -> list[NodeId]:
+        """Peers with an open link."""
+        ...
+
+    def troubles(self) -> dict[NodeId, str]:
+        """Why the others have none, as far as is known."""
+        ...
+
+    def pause_reading(self) -> None:
+        """Back-pressure: take nothing from any peer for a while."""
+        ...
+
+    def resume_reading(self) -> None:
+        """Take what peers send again."""
+        ...
+
+    async def close(self) -> None:
+        """Write what waits and end every link."""
+        ...

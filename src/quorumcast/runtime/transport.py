@@ -1,0 +1,322 @@
+"""All links of one node: who may connect, whom we call, and one flush per loop turn.
+
+Clients call every broker; of two brokers the one earlier in the manifest calls the later one. Each
+peer has at most one open link: a newer proven one replaces the older, since a peer that was killed
+comes back before TCP notices. Strangers are bounded in number (in all, and per address), in time
+and in what they may send, so they cost a fixed amount of memory whatever they do. An open link
+has been proven with a key of the manifest, so there are never more of them than nodes in it.
+
+All that machines send during one turn of the event loop waits in the peers' outboxes and is written
+at its end: one packet, one MAC and one system call per peer, however many messages there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import ssl
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
+from quorumcast.core.machine import Bodies
+from quorumcast.core.messages import AnyMessage
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.crypto.session import encode_parcel
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.dialer import Dialer
+from quorumcast.runtime.greeting import Greeter
+from quorumcast.runtime.link import Link, Lost, Phase
+from quorumcast.runtime.links import Listener
+from quorumcast.runtime.telemetry import Telemetry
+from quorumcast.runtime.tls import client_context, server_context
+
+
+class TransportLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What peers and strangers may cost."""
+
+    #: Bytes and messages that wait for one peer.
+    outbox_bytes: int = 32 * 1024 * 1024
+    outbox_messages: int = 16_384
+    #: Connections whose greeting is not finished, in all and from one address.
+    strangers: int = 512
+    strangers_per_address: int = 128
+    #: How long a greeting may take.
+    greeting_timeout_s: float = 5.0
+    #: How long a connection attempt may take.
+    connect_timeout_s: float = 3.0
+    #: Pauses between attempts: the first, and the longest.
+    retry_first_s: float = 0.05
+    retry_longest_s: float = 2.0
+
+
+def peers_to_call(manifest: Manifest, me: NodeId) -> list[NodeId]:
+    """Brokers that this node connects to; all other links are made by the other side."""
+    brokers = list(manifest.broker_ids)
+    return brokers[brokers.index(me) + 1 :] if me in brokers else brokers
+
+
+class Transport:
+    """Links over TCP, with or without TLS."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        keyring: Keyring,
+        listener: Listener,
+        *,
+        limits: TransportLimits | None = None,
+        telemetry: Telemetry | None = None,
+        rng: random.Random | None = None,
+        on_other_epoch: Callable[[int], None] | None = None,
+    ) -> None:
+        self._manifest = manifest
+        self._keyring = keyring
+        self._greeter = Greeter(keyring)
+        self._listener = listener
+        self._limits = limits or TransportLimits()
+        self.telemetry = telemetry or Telemetry()
+        self._rng = rng or random.Random()
+        self._on_other_epoch = on_other_epoch
+        self._loop = asyncio.get_running_loop()
+        #: Open links; one per peer, all of them nodes of the manifest.
+        self._open: dict[NodeId, Link] = {}
+        #: Called connections whose peer is not proven yet; at most `limits.strangers`.
+        self._strangers: dict[Link, asyncio.TimerHandle] = {}
+        self._strangers_at: Counter[str] = Counter()
+        self._dialers: dict[NodeId, Dialer] = {}
+        self._server: asyncio.Server | None = None
+        #: Links with something in their outbox, each once.
+        self._waiting: list[Link] = []
+        self._flush_scheduled = False
+        self._paused = False
+        self._closing = False
+
+    # ------------------------------------------------------------------- start
+
+    async def listen(self, host: str, port: int) -> None:
+        """Take connections; a sentence if the address cannot be had."""
+        try:
+            self._server = await self._loop.create_server(
+                self._called, host, port, ssl=self._server_tls(), backlog=512
+            )
+        except OSError as error:
+            raise UsageError(_cannot_listen(self._greeter.name, host, port, error)) from None
+
+    def call_peers(self) -> None:
+        """Connect to whom we must, and keep at it."""
+        for peer in peers_to_call(self._manifest, self._greeter.name):
+            entry = self._manifest.broker(peer)
+            if entry is not None:
+                tls = client_context(entry.certificate) if entry.certificate else None
+                self._dialers[peer] = Dialer(self, entry, tls, self._limits, self._rng)
+
+    def _server_tls(self) -> ssl.SSLContext | None:
+        entry = self._manifest.broker(self._greeter.name)
+        if entry is None or not entry.certificate:
+            return None
+        return server_context(self._keyring.identity, entry.certificate)
+
+    def _called(self) -> Link:
+        return Link(self, self._greeter, self._listener.receive)
+
+    def calling(self, peer: NodeId) -> Link:
+        """A link that a dialer is about to connect."""
+        return Link(self, self._greeter, self._listener.receive, peer)
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self, to: tuple[NodeId, ...], message: AnyMessage, bodies: Bodies) -> None:
+        """Encode once, put into each peer's outbox, flush at the end of this turn."""
+        raw, _ = parcel = encode_parcel(message, bodies)
+        size = len(raw)
+        if bodies:
+            size += sum(map(len, bodies))
+        links = self._open
+        limits = self._limits
+        for peer in to:
+            link = links.get(peer)
+            if link is None:
+                self.telemetry.drops[Lost.NOT_CONNECTED.value] += 1
+                continue
+            outbox = link.outbox
+            if outbox and (
+                link.outbox_bytes + size > limits.outbox_bytes
+                or len(outbox) >= limits.outbox_messages
+            ):
+                self.telemetry.drops[Lost.OUTBOX_FULL.value] += 1
+                continue
+            outbox.append(parcel)
+            link.outbox_bytes += size
+            if not link.listed:
+                link.listed = True
+                self._waiting.append(link)
+        if not self._flush_scheduled and self._waiting:
+            self._flush_scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write what waits for every peer."""
+        self._flush_scheduled = False
+        waiting, self._waiting = self._waiting, []
+        for link in waiting:
+            link.listed = False
+            link.flush()
+
+    # ------------------------------------------------------- what links tell us
+
+    def connection_made(self, link: Link) -> bool:
+        """Count strangers; refuse those beyond the limits."""
+        if self._paused:
+            link.pause_reading()
+        if link.phase is Phase.CALLING:
+            return True
+        limits = self._limits
+        if (
+            self._closing
+            or len(self._strangers) >= limits.strangers
+            or self._strangers_at[link.address] >= limits.strangers_per_address
+        ):
+            return False
+        self._strangers_at[link.address] += 1
+        self._strangers[link] = self._loop.call_later(limits.greeting_timeout_s, link.expire)
+        return True
+
+    def link_open(self, link: Link) -> None:
+        """A peer is proven: its link replaces an older one."""
+        self._no_stranger(link)
+        older = self._open.get(link.peer)
+        self._open[link.peer] = link
+        if older is not None:
+            older.abort(f"{link.peer} connected again")
+            self._listener.peer_down(link.peer)
+        self._listener.peer_up(link.peer)
+
+    def link_closed(self, link: Link) -> None:
+        """A socket is gone."""
+        self._no_stranger(link)
+        other_epoch = link.farewell_epoch
+        if self._open.get(link.peer) is link:
+            del self._open[link.peer]
+            self._listener.peer_down(link.peer)
+        if link.peer in self._dialers:
+            self._dialers[link.peer].link_closed(link)
+        if other_epoch > self._greeter.epoch and self._on_other_epoch is not None:
+            self._on_other_epoch(other_epoch)
+
+    def link_ready(self, link: Link) -> None:
+        """A socket takes bytes again: what waited leaves as one packet."""
+        if link.outbox and not link.listed:
+            link.listed = True
+            self._waiting.append(link)
+            if not self._flush_scheduled:
+                self._flush_scheduled = True
+                self._loop.call_soon(self.flush)
+
+    def _no_stranger(self, link: Link) -> None:
+        timer = self._strangers.pop(link, None)
+        if timer is not None:
+            timer.cancel()
+            self._strangers_at[link.address] -= 1
+            if not self._strangers_at[link.address]:
+                del self._strangers_at[link.address]
+
+    # ------------------------------------------------------------------- status
+
+    def peers(self) -> list[NodeId]:
+        """Peers with an open link."""
+        return list(self._open)
+
+    def troubles(self) -> dict[NodeId, str]:
+        """Why peers that we call have no open link."""
+        return {
+            peer: dialer.trouble for peer, dialer in self._dialers.items() if peer not in self._open
+        }
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+        return {
+            "links.open": len(self._open),
+            "links.strangers": len(self._strangers),
+            "links.outbox_messages": sum(len(link.outbox) for link in self._open.values()),
+            "links.outbox_bytes": sum(link.outbox_bytes for link in self._open.values()),
+        }
+
+    # --------------------------------------------------------- pauses and ending
+
+    def pause_reading(self) -> None:
+        """Take nothing from any peer for a while."""
+        self._paused = True
+        for link in self._open.values():
+            link.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take what peers send again."""
+        self._paused = False
+        for link in self._open.values():
+            link.resume_reading()
+
+    def renew(self, manifest: Manifest, keyring: Keyring) -> None:
+        """Take a new epoch: every session is greeted anew with the new keys."""
+        self.flush()
+        self._manifest = manifest
+        self._keyring = keyring
+        self._greeter = Greeter(keyring)
+        dialers, self._dialers = self._dialers, {}
+        for dialer in dialers.values():
+            dialer.stop()
+        for link in [*self._open.values(), *self._strangers]:
+            link.close(f"{self._greeter.name} took epoch {keyring.epoch} of the manifest")
+        for peer in list(self._open):
+            del self._open[peer]
+            self._listener.peer_down(peer)
+        self.call_peers()
+
+    async def close(self) -> None:
+        """Write what waits, end every link, listen no more."""
+        self._closing = True
+        if self._server is not None:
+            self._server.close()
+        for dialer in self._dialers.values():
+            dialer.stop()
+        self.flush()
+        await self._close_links()
+        for dialer in self._dialers.values():
+            await dialer.stopped()
+        # A call may have been answered between `stop` and its effect.
+        await self._close_links()
+
+    async def _close_links(self) -> None:
+        links: Mapping[Link, object] = dict.fromkeys([*self._open.values(), *self._strangers])
+        for link in links:
+            link.close(f"{self._greeter.name} stopped")
+        for link in links:
+            await link.gone.wait()
+
+
+def _cannot_listen(name: NodeId, host: str, port: int, error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return (
+                f"{name} cannot listen on {host}:{port}: another program already uses that port; "
+                "stop it or give this broker another port in the manifest"
+            )
+        case errno.EADDRNOTAVAIL:
+            return (
+                f"{name} cannot listen on {host}:{port}: this machine does not have that address; "
+                "run this broker on the machine that the manifest names"
+            )
+        case errno.EACCES:
+            return (
+                f"{name} cannot listen on {host}:{port}: this user may not use that port; "
+                "choose one above 1023 in the manifest"
+            )
+        case _:
+            return (
+                f"{name} cannot listen on {host}:{port} ({error.strerror or error}); "
+                "check its address in the manifest"
+            )

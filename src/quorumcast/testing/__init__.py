@@ -1,0 +1,16 @@
+"""Cells for tests, yours and ours: one in memory that starts in milliseconds, one of processes.
+
+    async def test_my_consumer_survives_a_liar():
+        async with MemoryCell() as cell:
+            cell.make_lie("broker-1", "alter")
+            publisher, subscriber = await cell.connect("alice"), await cell.connect("bob")
+            …
+
+The pytest fixtures `quorumcast_cell`, `quorumcast_lying_cell` and `quorumcast_sync_cell` come with
+the package.
+"""
+
+from quorumcast.testing.cluster import LocalCluster
+from quorumcast.testing.memory import MemoryCell, SyncMemoryCell
+
+__all__ = ["LocalCluster", "MemoryCell", "SyncMemoryCell"]

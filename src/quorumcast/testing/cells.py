@@ -1,0 +1,57 @@
+"""The cells that tests use: names, keys, channels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from quorumcast.core.ids import Channel, NodeId
+from quorumcast.crypto.identity import Identity
+from quorumcast.manifest.build import make_cell, repeatable_seeds
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.manifest.policy import Policy
+
+CLIENTS = ("alice", "bob", "carol", "dave")
+#: One channel per policy name would be many; a test names what it needs.
+CHANNELS: Mapping[str, str] = {"events": "ab+history"}
+
+
+class CellPlan:
+    """A manifest and everybody's identities."""
+
+    def __init__(
+        self,
+        *,
+        brokers: int = 4,
+        f: int | None = None,
+        clients: Sequence[str] = CLIENTS,
+        channels: Mapping[str, str | Policy | ChannelEntry] = CHANNELS,
+        ports: Sequence[int] | None = None,
+        cell: str = "test",
+        repeatable: bool = True,
+    ) -> None:
+        seeds = repeatable_seeds(cell) if repeatable else None
+        self.operator = (
+            Identity(NodeId("operator"), seeds("operator"))
+            if seeds
+            else Identity.generate(NodeId("operator"))
+        )
+        self.manifest: Manifest
+        self.manifest, self.identities = make_cell(
+            cell,
+            [
+                (f"broker-{i}", "127.0.0.1", ports[i - 1] if ports else i)
+                for i in range(1, brokers + 1)
+            ],
+            (brokers - 1) // 3 if f is None else f,
+            list(clients),
+            [_entry(name, policy) for name, policy in channels.items()],
+            operator=self.operator,
+            seed_source=seeds,
+        )
+
+
+def _entry(name: str, policy: str | Policy | ChannelEntry) -> ChannelEntry:
+    if isinstance(policy, ChannelEntry):
+        return policy
+    chosen = Policy.named(policy) if isinstance(policy, str) else policy
+    return ChannelEntry(Channel(name), chosen)

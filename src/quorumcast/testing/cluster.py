@@ -1,0 +1,302 @@
+"""A real cell on this machine: one process per broker, on free ports, in a directory of its own.
+
+The cluster supervises its brokers: start, stop, `kill -9`, restart. A broker counts as started when
+it says that it listens (a line through a pipe), not after some time. Used by tests, the benchmark,
+the demonstration and `quorumcast up`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
+from quorumcast.manifest.files import sign_manifest, write_identity, write_manifest
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.manifest.policy import Policy
+from quorumcast.runtime.broker import BrokerSettings
+from quorumcast.runtime.process import encode_settings
+from quorumcast.runtime.tls import make_certificate
+from quorumcast.testing.cells import CHANNELS, CLIENTS, CellPlan
+
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 5.0
+#: Below the range from which the system takes ports for outgoing connections.
+_PORTS = range(15_000, 32_000)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on right now."""
+    found: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+        if len(found) == count:
+            return found
+    raise UsageError(f"this machine has no {count} free ports from {_PORTS.start} on")
+
+
+class LocalCluster:
+    """Broker processes on this machine.
+
+    >>> with LocalCluster(channels={"orders": "ab+history"}) as cluster:        # doctest: +SKIP
+    ...     node = await connect(cluster.manifest_path, cluster.identity_path("alice"))
+    """
+
+    def __init__(
+        self,
+        *,
+        brokers: int = 4,
+        f: int | None = None,
+        clients: Sequence[str] = CLIENTS,
+        channels: Mapping[str, str | Policy | ChannelEntry] = CHANNELS,
+        directory: Path | None = None,
+        tls: bool = False,
+        allow_faults: bool = True,
+        trace: Path | None = None,
+        log_level: str = "info",
+    ) -> None:
+        self._temporary = directory is None
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="quorumcast-"))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        ports = free_ports(brokers)
+        self.plan = CellPlan(
+            brokers=brokers, f=f, clients=clients, channels=channels, ports=ports, repeatable=False
+        )
+        self.manifest: Manifest = self.plan.manifest
+        if tls:
+            self.manifest = self._with_certificates()
+        self._allow_faults = allow_faults
+        self._trace = trace
+        self._log_level = log_level
+        self._processes: dict[NodeId, subprocess.Popen[bytes]] = {}
+        self._status_ports: dict[NodeId, int] = {}
+        #: Held open as long as we live; brokers stop when it closes, even if we are killed.
+        self._lifeline = os.pipe()
+        self.manifest_path = self.directory / "manifest.json"
+        self.write_manifest(self.manifest)
+        for name, identity in self.plan.identities.items():
+            write_identity(self.identity_path(name), identity)
+        write_identity(self.directory / "operator.identity", self.plan.operator)
+
+    def _with_certificates(self) -> Manifest:
+        identities = self.plan.identities
+        brokers = tuple(
+            msgspec.structs.replace(entry, certificate=make_certificate(identities[entry.id]))
+            for entry in self.manifest.brokers
+        )
+        return msgspec.structs.replace(self.manifest, brokers=brokers)
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Sign a manifest and put it where all nodes read it."""
+        self.manifest = manifest
+        write_manifest(self.manifest_path, sign_manifest(manifest, self.plan.operator))
+
+    def identity_path(self, name: str) -> Path:
+        """Where a node's identity is."""
+        return self.directory / f"{name}.identity"
+
+    def log_path(self, name: str) -> Path:
+        """Where a broker logs."""
+        return self.directory / f"{name}.log"
+
+    # ------------------------------------------------------------------ processes
+
+    @property
+    def brokers(self) -> list[NodeId]:
+        """The brokers of the manifest."""
+        return list(self.manifest.broker_ids)
+
+    def start(self) -> None:
+        """Start every broker and wait until all of them listen."""
+        pipes = {broker: self._spawn(broker) for broker in self.brokers}
+        for broker, pipe in pipes.items():
+            self._wait_ready(broker, pipe)
+
+    def start_broker(self, name: str) -> None:
+        """Start one broker and wait until it listens."""
+        self._wait_ready(NodeId(name), self._spawn(NodeId(name)))
+
+    def _spawn(self, broker: NodeId) -> int:
+        if self.running(broker):
+            raise UsageError(f"{broker} is running already")
+        reading, writing = os.pipe()
+        settings = BrokerSettings(
+            manifest=self.manifest_path,
+            identity=self.identity_path(broker),
+            http_port=self._status_ports.get(broker, 0),
+            allow_faults=self._allow_faults,
+            evidence=self.directory / "evidence",
+            data=self.directory / "data",
+            trace=self._trace,
+            ready_fd=writing,
+            lifeline_fd=self._lifeline[0],
+            log_level=self._log_level,
+        )
+        with self.log_path(broker).open("ab") as log:
+            self._processes[broker] = subprocess.Popen(
+                [sys.executable, "-m", "quorumcast.runtime.process", encode_settings(settings)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[writing, self._lifeline[0]],
+                start_new_session=True,
+            )
+        os.close(writing)
+        return reading
+
+    def _wait_ready(self, broker: NodeId, pipe: int) -> None:
+        try:
+            readable, _, _ = select.select([pipe], [], [], START_TIMEOUT_S)
+            line = os.read(pipe, 64) if readable else b""
+        finally:
+            os.close(pipe)
+        if not line:
+            self.kill(broker)
+            lines = self.log_path(broker).read_text(errors="replace").splitlines() or ["no log"]
+            raise UsageError(f"{broker} did not start: {lines[-1]}")
+        self._status_ports[broker] = int(line)
+
+    def running(self, name: str) -> bool:
+        """Whether a broker's process is alive."""
+        process = self._processes.get(NodeId(name))
+        return process is not None and process.poll() is None
+
+    def pid(self, name: str) -> int:
+        """The process of a broker."""
+        return self._processes[NodeId(name)].pid
+
+    def kill(self, name: str) -> None:
+        """kill -9."""
+        self._end(NodeId(name), signal.SIGKILL)
+
+    def stop_broker(self, name: str) -> int:
+        """SIGTERM, and its exit code; kill -9 if that does not help in time."""
+        return self._end(NodeId(name), signal.SIGTERM)
+
+    def _end(self, broker: NodeId, number: signal.Signals) -> int:
+        process = self._processes.pop(broker, None)
+        if process is None:
+            return 0
+        process.send_signal(number)
+        try:
+            return process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    def restart(self, name: str) -> None:
+        """Start a broker again that was stopped or killed."""
+        if self.running(name):
+            self.stop_broker(name)
+        self._processes.pop(NodeId(name), None)
+        self.start_broker(name)
+
+    def reload(self) -> None:
+        """Tell every broker to read its manifest file again."""
+        for process in self._processes.values():
+            process.send_signal(signal.SIGHUP)
+
+    def stop(self) -> None:
+        """Stop every broker; remove the directory if it was ours."""
+        for process in self._processes.values():
+            process.terminate()
+        for broker in list(self._processes):
+            self._end(broker, signal.SIGTERM)
+        for descriptor in self._lifeline:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        if self._temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    # --------------------------------------------------------------------- status
+
+    def status_url(self, name: str) -> str:
+        """A broker's status page."""
+        return f"http://127.0.0.1:{self._status_ports[NodeId(name)]}"
+
+    def status(self, name: str) -> dict[str, Any]:
+        """What a broker says of itself."""
+        return self._request(name, "GET", "/status")
+
+    def metrics(self, name: str) -> str:
+        """A broker's Prometheus page."""
+        with urllib.request.urlopen(f"{self.status_url(name)}/metrics", timeout=5) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    def make_lie(self, name: str, fault: str, **options: Any) -> None:
+        """Make a broker misbehave by a name of the catalogue."""
+        self._request(name, "POST", "/faults", {"name": fault, **options})
+
+    def make_honest(self, name: str) -> None:
+        """The broker tells the truth from now on."""
+        self._request(name, "DELETE", "/faults")
+
+    def _request(
+        self, name: str, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        request = urllib.request.Request(
+            self.status_url(name) + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                result: dict[str, Any] = json.load(answer)
+                return result
+        except urllib.error.HTTPError as error:
+            raise UsageError(json.load(error).get("error", str(error))) from None
+        except OSError as error:
+            raise UsageError(f"{name} does not answer ({error}); is it running?") from None
+
+    def wait_for_links(self, timeout_s: float = 10.0) -> None:
+        """Until every running broker is connected to every other running one."""
+        deadline = time.monotonic() + timeout_s
+        running = [broker for broker in self.brokers if self.running(broker)]
+        while True:
+            states = [self.status(broker)["brokers"] for broker in running]
+            if all(state[other]["up"] for state in states for other in running):
+                return
+            if time.monotonic() > deadline:
+                raise UsageError(f"the brokers did not find each other within {timeout_s} s")
+            time.sleep(0.02)
+
+    def __enter__(self) -> LocalCluster:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,0 +1,359 @@
+"""Real broker processes: restarts, epochs, TLS, lies on request, users' mistakes."""
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from tests.runtime.world import eventually, run, until
+
+import quorumcast
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
+from quorumcast.crypto.identity import Identity
+from quorumcast.manifest.build import add_client, next_epoch
+from quorumcast.manifest.files import write_identity
+from quorumcast.manifest.policy import Policy
+from quorumcast.runtime.broker import BrokerSettings
+from quorumcast.runtime.process import decode_settings, encode_settings
+from quorumcast.runtime.trace import ParquetRecorder
+from quorumcast.testing import LocalCluster
+
+pytestmark = [pytest.mark.runtime]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(channels={"events": "ab+history", "brb": "brb"}) as cluster:
+        yield cluster
+
+
+async def connect(cluster: LocalCluster, name: str) -> quorumcast.Node:
+    return await quorumcast.connect(cluster.manifest_path, cluster.identity_path(name))
+
+
+@contextlib.asynccontextmanager
+async def pair(
+    cluster: LocalCluster,
+) -> AsyncIterator[
+    tuple[quorumcast.Node, quorumcast.Node, quorumcast.Publisher, quorumcast.Subscription]
+]:
+    """alice publishes, bob subscribes."""
+    async with (
+        await connect(cluster, "alice") as alice,
+        await connect(cluster, "bob") as bob,
+        bob.subscribe("events") as sub,
+        alice.publisher("events") as pub,
+    ):
+        yield alice, bob, pub, sub
+
+
+def test_cluster_kill_9_and_restart_of_f_brokers_nothing_lost_nothing_twice() -> None:
+    count = 3000
+
+    async def main(cluster: LocalCluster) -> None:
+        loop = asyncio.get_running_loop()
+        async with pair(cluster) as (alice, bob, pub, sub):
+            got: list[bytes] = []
+
+            async def read() -> None:
+                while len(got) < count:
+                    got.append((await anext(sub)).payload)
+
+            async def disturb() -> None:
+                for name in ("broker-1", "broker-3"):
+                    await loop.run_in_executor(None, cluster.kill, name)
+                    await until(lambda name=name: name not in bob.connected)  # type: ignore[misc]
+                    await loop.run_in_executor(None, cluster.restart, name)
+                    await until(
+                        lambda name=name: name in bob.connected and name in alice.connected  # type: ignore[misc]
+                    )
+
+            reading = asyncio.ensure_future(read())
+            disturbing = asyncio.ensure_future(disturb())
+            for i in range(count):
+                if i % 10 or disturbing.done():
+                    pub.post(b"%d" % i)
+                else:
+                    await pub.publish(b"%d" % i)
+                    await asyncio.sleep(0.005)
+            await disturbing
+            await pub.flush()
+            await reading
+            assert got == [b"%d" % i for i in range(count)]
+
+    with LocalCluster() as cluster:
+        run(main(cluster), 60)
+
+
+def test_cluster_tls_between_all_parties() -> None:
+    async def main(cluster: LocalCluster) -> None:
+        async with pair(cluster) as (_alice, _bob, pub, sub):
+            await pub.publish(b"secret")
+            assert (await anext(sub)).payload == b"secret"
+
+    with LocalCluster(tls=True, channels={"events": "brb"}) as cluster:
+        run(main(cluster))
+
+
+def test_cluster_new_epoch_is_taken_without_restart_and_lets_a_new_client_in() -> None:
+    async def main(cluster: LocalCluster) -> None:
+        async with pair(cluster) as (alice, bob, pub, sub):
+            await pub.publish(b"before")
+            assert (await anext(sub)).payload == b"before"
+            pids = [cluster.pid(broker) for broker in cluster.brokers]
+            erin = Identity.generate(NodeId("erin"))
+            write_identity(cluster.identity_path("erin"), erin)
+            cluster.write_manifest(add_client(cluster.manifest, erin.name, erin))
+            cluster.reload()
+            async with await connect(cluster, "erin") as newcomer:
+                async with newcomer.publisher("events") as own:
+                    await own.publish(b"from erin")
+                await pub.publish(b"after")
+                assert {(await anext(sub)).payload for _ in range(2)} == {
+                    b"from erin",
+                    b"after",
+                }
+            assert alice.manifest.epoch == bob.manifest.epoch == 2
+            assert pids == [cluster.pid(broker) for broker in cluster.brokers]
+
+    with LocalCluster() as cluster:
+        run(main(cluster))
+
+
+def test_cluster_manifest_that_is_not_newer_or_forged_changes_nothing(
+    cluster: LocalCluster,
+) -> None:
+    signed = cluster.manifest_path.read_bytes()
+    try:
+        cluster.manifest_path.write_bytes(signed.replace(b'"epoch": 1', b'"epoch": 7'))
+        cluster.reload()
+        log = cluster.log_path("broker-1")
+        assert eventually(lambda: "keeps its manifest" in log.read_text())
+        assert cluster.status("broker-1")["epoch"] == 1
+    finally:
+        cluster.manifest_path.write_bytes(signed)
+
+
+def test_cluster_lies_on_request_and_status_tells(cluster: LocalCluster) -> None:
+    cluster.wait_for_links()
+    cluster.make_lie("broker-2", "alter", percent=100)
+
+    async def main() -> None:
+        async with pair(cluster) as (_alice, bob, pub, sub):
+            for i in range(20):
+                await pub.publish(b"%d" % i)
+            assert [(await anext(sub)).payload for _ in range(20)] == [b"%d" % i for i in range(20)]
+            await until(lambda: "broker-2" in bob.suspicions)
+            assert set(bob.suspicions) == {"broker-2"}
+            loop = asyncio.get_running_loop()
+            # The liar may invent streams, and n-f brokers acknowledge: this one may be the last.
+            status: dict[str, Any] = {"streams": []}
+            while 21 not in [stream["next"] for stream in status["streams"]]:
+                status = await loop.run_in_executor(None, cluster.status, "broker-1")
+            assert status["clients"] == ["alice", "bob"]
+
+    run(main())
+    status = cluster.status("broker-2")
+    assert status["faults"] == ["alter"]
+    assert "quorumcast_publications_total" in cluster.metrics("broker-2")
+    cluster.make_honest("broker-2")
+    assert cluster.status("broker-2")["faults"] == []
+    with pytest.raises(UsageError, match="there is no fault 'nonsense'"):
+        cluster.make_lie("broker-2", "nonsense")
+
+
+def test_cluster_broker_that_may_not_lie_refuses_to() -> None:
+    with LocalCluster(brokers=1, f=0, allow_faults=False, channels={"c": "direct"}) as cluster:
+        with pytest.raises(UsageError, match="start it with --allow-faults"):
+            cluster.make_lie("broker-1", "alter")
+        assert cluster.stop_broker("broker-1") == 0
+
+
+def test_connect_brokers_down_is_one_sentence_that_names_them(cluster: LocalCluster) -> None:
+    async def main(other: LocalCluster) -> None:
+        with pytest.raises(UsageError, match=r"only 0 of 4 .*broker-1: 127.0.0.1:.*refuses conn"):
+            await quorumcast.connect(
+                other.manifest_path, other.identity_path("alice"), timeout_s=0.5
+            )
+
+    other = LocalCluster()
+    try:
+        run(main(other))
+    finally:
+        other.stop()
+
+
+def test_connect_unknown_identity_and_wrong_cell_are_told_before_the_timeout(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """A manifest of the same addresses, but of another cell and operator."""
+    other = LocalCluster(directory=tmp_path / "other")
+    ports = [broker.port for broker in cluster.manifest.brokers]
+    brokers = tuple(
+        msgspec.structs.replace(broker, port=port)
+        for broker, port in zip(other.manifest.brokers, ports, strict=True)
+    )
+    other.write_manifest(msgspec.structs.replace(other.manifest, cell="other", brokers=brokers))
+
+    async def main() -> None:
+        with pytest.raises(UsageError, match="belongs to the cell 'test'"):
+            await quorumcast.connect(other.manifest_path, other.identity_path("alice"))
+        with pytest.raises(UsageError, match="other keys than epoch 1"):
+            await quorumcast.connect(cluster.manifest_path, other.identity_path("alice"))
+        same_name = msgspec.structs.replace(other.manifest, cell="test")
+        other.write_manifest(same_name)
+        with pytest.raises(UsageError, match="does not hold the key of broker-1"):
+            await quorumcast.connect(
+                other.manifest_path, other.identity_path("alice"), timeout_s=1.0
+            )
+
+    try:
+        run(main())
+    finally:
+        other.stop()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"identity": "alice.identity"}, "is a client of the cell 'test' and not a broker"),
+        ({"identity": "nobody.identity"}, "there is no identity"),
+        ({"manifest": "nowhere.json"}, "there is no manifest"),
+        ({}, "another program already uses that port"),
+    ],
+)
+def test_process_users_mistake_is_one_sentence_and_exit_code_2(
+    cluster: LocalCluster, change: dict[str, str], words: str
+) -> None:
+    files = {"manifest": "manifest.json", "identity": "broker-1.identity", **change}
+    settings = BrokerSettings(
+        manifest=cluster.directory / files["manifest"],
+        identity=cluster.directory / files["identity"],
+        log_level="error",
+    )
+    assert decode_settings(encode_settings(settings)) == settings
+    done = subprocess.run(
+        [sys.executable, "-m", "quorumcast.runtime.process", encode_settings(settings)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_cluster_supervisor_that_dies_takes_its_brokers_along(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from quorumcast.testing import LocalCluster\n"
+        "c = LocalCluster(brokers=1, f=0, channels={'c': 'direct'}, directory=Path(sys.argv[1]))\n"
+        "c.start(); print(c.pid('broker-1'), flush=True); sys.stdin.read()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "d")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    pid = int(child.stdout.readline())
+    child.kill()
+    child.wait()
+    child.communicate()
+    assert eventually(
+        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    )
+
+
+def test_cluster_next_epoch_of_a_broker_left_behind_is_taken_when_peers_say_so() -> None:
+    with LocalCluster() as cluster:
+        cluster.write_manifest(next_epoch(cluster.manifest))
+        # No signal: the file is looked at every second, and a newer caller makes it sooner.
+        assert eventually(lambda: all(cluster.status(b)["epoch"] == 2 for b in cluster.brokers))
+        cluster.wait_for_links()
+
+
+def test_cluster_journal_is_written_before_votes_and_read_after_kill_9() -> None:
+    policy = Policy.named("ab", journal=True)
+
+    async def publish(cluster: LocalCluster, count: int) -> None:
+        async with pair(cluster) as (_, _, pub, sub):
+            for i in range(count):
+                await pub.publish(b"%d" % i)
+            assert [(await anext(sub)).payload for _ in range(count)] == [
+                b"%d" % i for i in range(count)
+            ]
+
+    with LocalCluster(channels={"events": policy}) as cluster:
+        run(publish(cluster, 20))
+        cluster.kill("broker-1")
+        with sqlite3.connect(cluster.directory / "data" / "broker-1.journal") as journal:
+            assert journal.execute("SELECT count(*) FROM journal").fetchone()[0] >= 1
+        cluster.restart("broker-1")
+        run(publish(cluster, 20))
+
+
+def test_cluster_logs_are_json_lines(cluster: LocalCluster) -> None:
+    lines = cluster.log_path("broker-4").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert records[0]["message"] == "listens"
+    assert all({"time", "level", "node", "message"} <= record.keys() for record in records)
+
+
+def test_sync_client_over_real_brokers(cluster: LocalCluster) -> None:
+    with (
+        quorumcast.sync.connect(cluster.manifest_path, cluster.identity_path("carol")) as carol,
+        quorumcast.sync.connect(cluster.manifest_path, cluster.identity_path("dave")) as dave,
+        dave.subscribe("brb") as sub,
+        carol.publisher("brb") as pub,
+    ):
+        pub.publish(b"one", timeout_s=10)
+        for i in range(2000):
+            pub.post(b"%d" % i)
+        pub.flush(timeout_s=20)
+        assert sub.next(10).payload == b"one"
+        assert [sub.next(10).payload for _ in range(2000)] == [b"%d" % i for i in range(2000)]
+
+
+def test_trace_notes_what_was_published_forwarded_and_accepted(tmp_path: Path) -> None:
+    recorder = ParquetRecorder(tmp_path / "clients.parquet", "client", NodeId("clients"))
+
+    async def main(cluster: LocalCluster) -> None:
+        path = cluster.manifest_path
+        async with (
+            await quorumcast.connect(
+                path, cluster.identity_path("alice"), recorder=recorder
+            ) as alice,
+            await quorumcast.connect(path, cluster.identity_path("bob"), recorder=recorder) as bob,
+            bob.subscribe("events") as sub,
+            alice.publisher("events") as pub,
+        ):
+            for _ in range(5):
+                await pub.publish(b"x")
+                await anext(sub)
+
+    with LocalCluster(trace=tmp_path, channels={"events": "ab"}) as cluster:
+        run(main(cluster))
+    recorder.close()
+    clients = pq.read_table(tmp_path / "clients.parquet").to_pylist()
+    accepted = {row["number"]: row["t_ns"] for row in clients if row["kind"] == "accepted"}
+    # Some brokers are sent a publication later than others: the first time counts.
+    sent = [row for row in reversed(clients) if row["kind"] == "published"]
+    published = {row["number"]: row["t_ns"] for row in sent}
+    assert accepted.keys() == published.keys() == {1, 2, 3, 4, 5}
+    for broker in cluster.brokers:
+        forwarded = pq.read_table(tmp_path / f"{broker}.parquet").to_pylist()
+        assert {row["number"] for row in forwarded} == {1, 2, 3, 4, 5}
+        assert {row["peer"] for row in forwarded} == {"bob"}
+        assert all(row["t_ns"] > published[row["number"]] for row in forwarded)

@@ -1,0 +1,264 @@
+"""The driver with a toy machine: events in, effects out in order, nothing else."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.runtime.world import run, until
+
+from quorumcast.core.errors import InvariantError, UsageError
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream
+from quorumcast.core.machine import (
+    Acknowledged,
+    Bodies,
+    CancelTimer,
+    Connected,
+    Drop,
+    DropReason,
+    Effect,
+    Event,
+    Join,
+    Persist,
+    Persisted,
+    Receive,
+    Record,
+    Restored,
+    Send,
+    SetTimer,
+    Submit,
+    Suspect,
+    Suspicion,
+    Timer,
+    TimerFired,
+)
+from quorumcast.core.messages import AnyMessage, Refuse
+from quorumcast.faults.contract import Later
+from quorumcast.runtime.driver import Driver
+
+A, B = NodeId("a"), NodeId("b")
+CHANNEL = Channel("c")
+STREAM = Stream(CHANNEL, A, 1)
+
+
+class Tick(Timer, frozen=True, tag=True):
+    n: int = 0
+
+
+class Note(Record, frozen=True, tag=True):
+    text: str
+
+
+class Toy:
+    """Does what a test tells it to."""
+
+    def __init__(self, answer: Callable[[Event], list[Effect]] = lambda event: []) -> None:
+        self.events: list[Event] = []
+        self.answer = answer
+
+    def handle(self, event: Event, now: Millis) -> list[Effect]:
+        self.events.append(event)
+        return self.answer(event)
+
+    def sizes(self) -> dict[str, int]:
+        return {}
+
+
+class Wires:
+    """Links that write down what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[tuple[NodeId, ...], AnyMessage, Bodies]] = []
+
+    def send(self, to: tuple[NodeId, ...], message: AnyMessage, bodies: Bodies) -> None:
+        self.sent.append((to, message, bodies))
+
+    def peers(self) -> list[NodeId]:
+        return []
+
+    def troubles(self) -> dict[NodeId, str]:
+        return {}
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def word(text: str) -> Refuse:
+    return Refuse(CHANNEL, text)
+
+
+def test_driver_effects_are_carried_out_in_order() -> None:
+    async def main() -> None:
+        wires, told = Wires(), list[Any]()
+        effects: list[Effect] = [
+            Send((B,), word("1")),
+            Acknowledged(STREAM, 1),
+            Send((A, B), word("2"), (b"x",)),
+            Drop(DropReason.DUPLICATE, B),
+            Suspect(B, Suspicion.SILENT),
+        ]
+        driver = Driver(
+            Toy(lambda event: effects),
+            wires,
+            application={Acknowledged: lambda e: told.append((e, len(wires.sent)))},
+        )
+        driver.receive(B, [(word("in"), (b"body",))])
+        assert wires.sent == [((B,), word("1"), ()), ((A, B), word("2"), (b"x",))]
+        assert told == [(Acknowledged(STREAM, 1), 1)]
+        assert driver.telemetry.drops["duplicate"] == 1
+        assert driver.telemetry.suspicions[B, "silent"] == 1
+
+    run(main())
+
+
+def test_driver_packet_becomes_one_event_per_message() -> None:
+    async def main() -> None:
+        toy = Toy()
+        driver = Driver(toy, Wires())
+        driver.receive(B, [(word("1"), ()), (word("2"), (b"x",))])
+        driver.peer_up(B)
+        assert toy.events == [Receive(B, word("1")), Receive(B, word("2"), (b"x",)), Connected(B)]
+
+    run(main())
+
+
+def test_driver_timer_fires_once_moved_by_setting_again_and_not_after_cancelling() -> None:
+    async def main() -> None:
+        toy = Toy()
+        driver = Driver(toy, Wires())
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        driver.carry_out([SetTimer(Tick(1), 10), SetTimer(Tick(1), 80), SetTimer(Tick(2), 20)])
+        driver.carry_out([SetTimer(Tick(3), 500), SetTimer(Tick(3), 5)])
+        driver.carry_out([SetTimer(Tick(4), 30), CancelTimer(Tick(4)), CancelTimer(Tick(9))])
+        await until(lambda: TimerFired(Tick(1)) in toy.events)
+        assert loop.time() - started >= 0.078
+        assert toy.events == [TimerFired(Tick(3)), TimerFired(Tick(2)), TimerFired(Tick(1))]
+
+    run(main())
+
+
+def test_driver_many_cancelled_timers_leave_no_handles() -> None:
+    async def main() -> None:
+        driver = Driver(Toy(), Wires())
+        for n in range(5000):
+            driver.carry_out([SetTimer(Tick(n), 60_000), CancelTimer(Tick(n))])
+        assert len(driver._armed) < 300
+        driver.stop()
+
+    run(main())
+
+
+def test_driver_held_machine_hears_no_timer_until_released() -> None:
+    async def main() -> None:
+        toy = Toy()
+        driver = Driver(toy, Wires())
+        driver.hold()
+        driver.carry_out([SetTimer(Tick(1), 1), SetTimer(Tick(2), 1)])
+        await until(lambda: len(driver._postponed or ()) == 2)
+        assert toy.events == []
+        driver.release()
+        await until(lambda: len(toy.events) == 2)
+
+    run(main())
+
+
+def test_driver_persist_without_a_store_carries_on_at_once() -> None:
+    async def main() -> None:
+        wires, toy = Wires(), Toy()
+        driver = Driver(toy, wires)
+        driver.carry_out([Persist(Note("n"), (Send((B,), word("then")),)), Send((B,), word("now"))])
+        assert [m for _, m, _ in wires.sent] == [word("then"), word("now")]
+        assert toy.events == [Persisted(Note("n"))]
+
+    run(main())
+
+
+class SlowStore:
+    """Keeps records when told to."""
+
+    def __init__(self) -> None:
+        self.saved: list[tuple[Record, Callable[[], None]]] = []
+
+    def load(self) -> list[Record]:
+        return [Note("old")]
+
+    def save(self, record: Record, done: Callable[[], None]) -> None:
+        self.saved.append((record, done))
+
+
+def test_driver_what_waits_for_the_disk_is_not_sent_before() -> None:
+    async def main() -> None:
+        wires, toy, store = Wires(), Toy(), SlowStore()
+        driver = Driver(toy, wires, store=store)
+        assert driver.restore() == 1
+        driver.carry_out([Persist(Note("n"), (Send((B,), word("then")),)), Send((B,), word("now"))])
+        assert [m for _, m, _ in wires.sent] == [word("now")]
+        store.saved[0][1]()
+        assert [m for _, m, _ in wires.sent] == [word("now"), word("then")]
+        assert toy.events == [Restored(Note("old")), Persisted(Note("n"))]
+
+    run(main())
+
+
+class Liar:
+    name = "liar"
+
+    def tamper(self, effects: list[Effect], now: Millis) -> list[Effect | Later]:
+        lies: list[Effect | Later] = []
+        for effect in effects:
+            if isinstance(effect, Send):
+                lies += [Send(effect.to, word("lie")), Later(Send(effect.to, word("late")), 20)]
+        return lies
+
+
+def test_driver_fault_tampers_with_effects_also_with_those_that_waited_for_the_disk() -> None:
+    async def main() -> None:
+        wires, store = Wires(), SlowStore()
+        driver = Driver(Toy(), wires, store=store)
+        driver.carry_out([Persist(Note("n"), (Send((B,), word("truth")),))])
+        driver.faults = (Liar(),)
+        store.saved[0][1]()
+        assert [m for _, m, _ in wires.sent] == [word("lie")]
+        await until(lambda: len(wires.sent) == 2)
+        assert wires.sent[1][1] == word("late")
+
+    run(main())
+
+
+def test_driver_broken_invariant_stops_the_node() -> None:
+    def broken(event: Event) -> list[Effect]:
+        raise InvariantError("two and two are five")
+
+    async def main() -> None:
+        failures: list[BaseException] = []
+        toy = Toy(broken)
+        driver = Driver(toy, Wires(), on_failure=failures.append)
+        driver.receive(B, [(word("1"), ()), (word("2"), ())])
+        driver.feed(Connected(B))
+        assert [str(f) for f in failures] == ["two and two are five"]
+        assert len(toy.events) == 1
+        with pytest.raises(InvariantError):
+            Driver(Toy(broken), Wires()).feed(Connected(B))
+
+    run(main())
+
+
+def test_driver_misuse_by_the_application_is_raised_and_stops_nothing() -> None:
+    def answer(event: Event) -> list[Effect]:
+        if isinstance(event, Join):
+            raise UsageError("no such channel")
+        return []
+
+    async def main() -> None:
+        toy = Toy(answer)
+        driver = Driver(toy, Wires(), on_failure=lambda error: pytest.fail(str(error)))
+        with pytest.raises(UsageError):
+            driver.feed(Join(CHANNEL))
+        driver.feed(Submit(CHANNEL, ()))
+        assert len(toy.events) == 2
+
+    run(main())

@@ -1,0 +1,83 @@
+"""The status page's server: short answers to well-formed requests, refusals to everything else."""
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from tests.runtime.world import run
+
+from quorumcast.core.errors import UsageError
+from quorumcast.runtime.http import MAX_CONNECTIONS, HttpServer, Request, Response, json_response
+
+POST = b"POST /echo HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+
+
+def echo(request: Request) -> Response:
+    return json_response({"said": request.json(), "query": request.query})
+
+
+async def ask(port: int, request: bytes) -> tuple[int, Any]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+def serve(act: Any) -> None:
+    async def main() -> None:
+        server = HttpServer({("GET", "/echo"): echo, ("POST", "/echo"): echo})
+        await server.listen("127.0.0.1", 0)
+        try:
+            await act(server)
+        finally:
+            await server.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /echo?a=1 HTTP/1.1\r\n\r\n", 200),
+        (POST % (8, b'{"a": 1}'), 200),
+        (POST % (4, b"junk"), 400),
+        (POST % (10**9, b""), 400),
+        (POST % (-1, b""), 400),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", 400),
+        (b"GET /nothing HTTP/1.1\r\n\r\n", 404),
+        (b"junk\r\n\r\n", 400),
+        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n", 400),
+    ],
+)
+def test_request_is_answered_or_refused(request_: bytes, status: int) -> None:
+    async def act(server: HttpServer) -> None:
+        assert (await ask(server.port, request_))[0] == status
+
+    serve(act)
+
+
+def test_connections_beyond_the_limit_are_hung_up_on() -> None:
+    async def act(server: HttpServer) -> None:
+        idle = [
+            await asyncio.open_connection("127.0.0.1", server.port) for _ in range(MAX_CONNECTIONS)
+        ]
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+        for _, other in idle:
+            other.close()
+
+    serve(act)
+
+
+def test_listen_port_in_use_is_one_sentence() -> None:
+    async def act(server: HttpServer) -> None:
+        with pytest.raises(UsageError, match="the status page cannot listen on"):
+            await HttpServer({}).listen("127.0.0.1", server.port)
+
+    serve(act)

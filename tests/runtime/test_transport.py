@@ -1,0 +1,369 @@
+"""Links over real sockets: greeting, coalescing, bounds, strangers, coming back."""
+
+import asyncio
+import random
+
+import msgspec
+import pytest
+from tests.runtime.world import Heard, RawPeer, keyring, plan, run, until
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel, NodeId
+from quorumcast.core.messages import Refuse
+from quorumcast.crypto.identity import Identity
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.manifest.build import add_client
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.tls import make_certificate
+from quorumcast.runtime.transport import Transport, TransportLimits, peers_to_call
+from quorumcast.testing.cells import CellPlan
+
+BROKER = NodeId("broker-1")
+ALICE = NodeId("alice")
+QUICK = TransportLimits(retry_first_s=0.01, retry_longest_s=0.05, connect_timeout_s=1.0)
+
+
+def transport(
+    cell: CellPlan,
+    name: str,
+    heard: Heard,
+    limits: TransportLimits = QUICK,
+    manifest: Manifest | None = None,
+) -> Transport:
+    return Transport(
+        manifest or cell.manifest,
+        (manifest or cell.manifest).keyring(cell.identities[NodeId(name)]),
+        heard,
+        limits=limits,
+        rng=random.Random(1),
+    )
+
+
+async def listening(cell: CellPlan, heard: Heard, limits: TransportLimits = QUICK) -> Transport:
+    broker = transport(cell, "broker-1", heard, limits)
+    await broker.listen("127.0.0.1", cell.manifest.brokers[0].port)
+    return broker
+
+
+def word(text: str = "x") -> Refuse:
+    return Refuse(Channel("c"), text)
+
+
+def test_peers_to_call_clients_call_all_and_brokers_the_later_ones() -> None:
+    cell = CellPlan()
+    assert peers_to_call(cell.manifest, ALICE) == list(cell.manifest.broker_ids)
+    assert peers_to_call(cell.manifest, NodeId("broker-3")) == ["broker-4"]
+    assert peers_to_call(cell.manifest, NodeId("broker-4")) == []
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_link_all_of_one_turn_travels_in_one_packet(tls: bool) -> None:
+    cell = plan(1)
+    if tls:
+        _with_certificates(cell)
+
+    async def main() -> None:
+        at_broker, at_alice = Heard(), Heard()
+        broker = await listening(cell, at_broker)
+        alice = transport(cell, "alice", at_alice)
+        alice.call_peers()
+        await until(lambda: at_broker.up == [ALICE] and at_alice.up == [BROKER])
+        for i in range(100):
+            alice.send((BROKER,), word(str(i)), (b"body",))
+        await until(lambda: len(at_broker.messages) == 100)
+        assert len(at_broker.packets) == 1
+        assert [m.reason for m in at_broker.messages] == [str(i) for i in range(100)]
+        assert at_broker.packets[0][1][7][1] == (b"body",)
+        broker.send((ALICE,), word("back"), ())
+        await until(lambda: len(at_alice.messages) == 1)
+        await alice.close()
+        await until(lambda: at_broker.down == [ALICE])
+        await broker.close()
+
+    run(main())
+
+
+def _with_certificates(cell: CellPlan) -> None:
+    brokers = tuple(
+        msgspec.structs.replace(b, certificate=make_certificate(cell.identities[b.id]))
+        for b in cell.manifest.brokers
+    )
+    cell.manifest = msgspec.structs.replace(cell.manifest, brokers=brokers)
+
+
+def test_tls_certificate_of_another_key_is_named_as_trouble() -> None:
+    cell = plan(1)
+    _with_certificates(cell)
+    other = make_certificate(Identity.generate(BROKER))
+    brokers = (msgspec.structs.replace(cell.manifest.brokers[0], certificate=other),)
+    fooled = msgspec.structs.replace(cell.manifest, brokers=brokers)
+
+    async def main() -> None:
+        broker = await listening(cell, Heard())
+        alice = transport(cell, "alice", Heard(), manifest=fooled)
+        alice.call_peers()
+        await until(lambda: "certificate" in alice.troubles().get(BROKER, ""))
+        with pytest.raises(UsageError, match="made for another key"):
+            await transport(cell, "broker-1", Heard(), manifest=fooled).listen("127.0.0.1", 1)
+        await alice.close()
+        await broker.close()
+
+    run(main())
+
+
+def test_link_large_messages_and_many_messages_arrive_whole_and_in_order() -> None:
+    cell = plan(1)
+
+    async def main() -> None:
+        at_broker = Heard()
+        broker = await listening(cell, at_broker)
+        at_alice = Heard()
+        alice = transport(cell, "alice", at_alice)
+        alice.call_peers()
+        await until(lambda: at_alice.up == [BROKER])
+        big = bytes(range(256)) * 4096 * 3
+        for i in range(9):
+            alice.send((BROKER,), word(str(i)), (big, b"", big))
+            await until(lambda i=i: len(at_broker.messages) == i + 1)  # type: ignore[misc]
+        for i in range(10_000):
+            alice.send((BROKER,), word(str(i)), ())
+        await until(lambda: len(at_broker.messages) == 10_009)
+        assert all(opened[0][1] == (big, b"", big) for _, opened in at_broker.packets[:9])
+        assert [m.reason for m in at_broker.messages[9:]] == [str(i) for i in range(10_000)]
+        await alice.close()
+        await broker.close()
+
+    run(main())
+
+
+def test_outbox_peer_that_does_not_read_messages_are_dropped_within_the_bounds() -> None:
+    cell = plan(1)
+    limits = TransportLimits(outbox_messages=50, outbox_bytes=1_000_000)
+
+    async def main() -> None:
+        heard = Heard()
+        broker = await listening(cell, heard, limits)
+        loop = asyncio.get_running_loop()
+        port = cell.manifest.brokers[0].port
+        deaf = await loop.run_in_executor(None, RawPeer, port, keyring(cell, "alice"))
+        await loop.run_in_executor(None, deaf.greet, "broker-1")
+        await until(lambda: heard.up == [ALICE])
+        for _ in range(400):
+            broker.send((ALICE,), word(), (bytes(100_000),))
+            await asyncio.sleep(0)
+            sizes = broker.sizes()
+            assert sizes["links.outbox_messages"] <= 50
+            assert sizes["links.outbox_bytes"] <= 1_000_000
+        assert broker.telemetry.drops["outbox-full"] > 100
+        broker.send((NodeId("bob"),), word(), ())
+        assert broker.telemetry.drops["not-connected"] == 1
+        deaf.close()
+        await broker.close()
+
+    run(main())
+
+
+def test_peer_that_comes_back_replaces_its_older_link() -> None:
+    cell = plan(1)
+
+    async def main() -> None:
+        heard = Heard()
+        broker = await listening(cell, heard)
+        loop = asyncio.get_running_loop()
+        port = cell.manifest.brokers[0].port
+        first = await loop.run_in_executor(None, RawPeer, port, keyring(cell, "alice"))
+        await loop.run_in_executor(None, first.greet, "broker-1")
+        await until(lambda: heard.up == [ALICE])
+        second = await loop.run_in_executor(None, RawPeer, port, keyring(cell, "alice"))
+        await loop.run_in_executor(None, second.greet, "broker-1")
+        await until(lambda: heard.up == [ALICE, ALICE])
+        assert heard.down == [ALICE]
+        await loop.run_in_executor(None, first.wait_closed)
+        assert broker.peers() == [ALICE]
+        second.close()
+        first.close()
+        await until(lambda: broker.peers() == [])
+        await broker.close()
+
+    run(main())
+
+
+def test_impostor_that_only_knows_a_name_neither_replaces_nor_announces_itself() -> None:
+    cell = plan(1)
+    thief = Keyring(
+        Identity.generate(ALICE), cell.manifest.cell, 1, cell.manifest.directory(),
+        keyring(cell, "alice").factory,
+    )  # fmt: skip
+
+    async def main() -> None:
+        heard = Heard()
+        broker = await listening(cell, heard)
+        at_alice = Heard()
+        alice = transport(cell, "alice", at_alice)
+        alice.call_peers()
+        await until(lambda: heard.up == [ALICE])
+        loop = asyncio.get_running_loop()
+
+        def impersonate() -> None:
+            mallory = RawPeer(cell.manifest.brokers[0].port, thief)
+            mallory.hello(mallory.greeter.hello(BROKER))
+            for _ in range(10):
+                mallory.send_frame(bytes(64))
+            mallory.close()
+
+        await loop.run_in_executor(None, impersonate)
+        await until(lambda: broker.telemetry.drops["bad-mac"] == 10)
+        assert heard.up == [ALICE]
+        assert heard.down == []
+        alice.send((BROKER,), word("still here"), ())
+        await until(lambda: len(heard.messages) == 1)
+        await alice.close()
+        await broker.close()
+
+    run(main())
+
+
+def test_strangers_beyond_the_limit_are_refused_and_slow_ones_expire() -> None:
+    cell = plan(1)
+    limits = TransportLimits(strangers_per_address=5, strangers=8, greeting_timeout_s=0.3)
+
+    async def main() -> None:
+        broker = await listening(cell, Heard(), limits)
+        port = cell.manifest.brokers[0].port
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
+        await until(lambda: broker.telemetry.drops["too-many-connections"] == 7)
+        assert broker.sizes()["links.strangers"] == 5
+        await until(lambda: broker.telemetry.drops["greeting-timeout"] == 5)
+        await until(lambda: broker.sizes()["links.strangers"] == 0)
+        for _, writer in connections:
+            writer.close()
+        await broker.close()
+
+    run(main())
+
+
+def test_dialer_broker_that_starts_later_and_restarts_is_found_again() -> None:
+    cell = plan(1)
+
+    async def main() -> None:
+        at_alice = Heard()
+        alice = transport(cell, "alice", at_alice)
+        alice.call_peers()
+        await until(lambda: "refuses connections" in alice.troubles()[BROKER])
+        for round_ in range(3):
+            heard = Heard()
+            broker = await listening(cell, heard)
+            await until(lambda n=round_: len(at_alice.up) == n + 1)  # type: ignore[misc]
+            await broker.close()
+            await until(lambda n=round_: len(at_alice.down) == n + 1)  # type: ignore[misc]
+        await alice.close()
+
+    run(main())
+
+
+def test_dialer_unreachable_hosts_are_told_in_a_sentence() -> None:
+    cell = plan(1)
+    nowhere = msgspec.structs.replace(cell.manifest.brokers[0], host="no-such-host.invalid")
+    lost = msgspec.structs.replace(cell.manifest, brokers=(nowhere,))
+
+    async def main() -> None:
+        alice = transport(cell, "alice", Heard(), manifest=lost)
+        alice.call_peers()
+        await until(lambda: "no-such-host.invalid" in alice.troubles()[BROKER])
+        await alice.close()
+
+    run(main())
+
+
+def test_farewell_reason_and_newer_epoch_reach_the_caller() -> None:
+    cell = plan(1)
+    later = add_client(cell.manifest, NodeId("erin"), Identity.generate(NodeId("erin")))
+    epochs: list[int] = []
+
+    async def main() -> None:
+        heard, at_alice = Heard(), Heard()
+        broker = Transport(later, later.keyring(cell.identities[BROKER]), heard)
+        await broker.listen("127.0.0.1", later.brokers[0].port)
+        alice = Transport(
+            cell.manifest, keyring(cell, "alice"), at_alice,
+            limits=QUICK, on_other_epoch=epochs.append,
+        )  # fmt: skip
+        alice.call_peers()
+        await until(lambda: bool(epochs))
+        assert epochs[0] == 2
+        assert "fetch the current manifest" in alice.troubles()[BROKER]
+        assert heard.up == []
+        alice.renew(later, later.keyring(cell.identities[ALICE]))
+        await until(lambda: heard.up == [ALICE])
+        await alice.close()
+        await broker.close()
+
+    run(main())
+
+
+def test_renew_open_links_are_greeted_anew() -> None:
+    cell = plan(1)
+    later = add_client(cell.manifest, NodeId("erin"), Identity.generate(NodeId("erin")))
+
+    async def main() -> None:
+        heard, at_alice = Heard(), Heard()
+        broker = await listening(cell, heard)
+        alice = transport(cell, "alice", at_alice)
+        alice.call_peers()
+        await until(lambda: heard.up == [ALICE] and at_alice.up == [BROKER])
+        broker.renew(later, later.keyring(cell.identities[BROKER]))
+        alice.renew(later, later.keyring(cell.identities[ALICE]))
+        await until(lambda: len(heard.up) == 2 and len(at_alice.up) == 2)
+        assert heard.down == [ALICE]
+        assert at_alice.down == [BROKER]
+        alice.send((BROKER,), word(), ())
+        await until(lambda: len(heard.messages) == 1)
+        await alice.close()
+        await broker.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "words"),
+    [
+        (None, None, "another program already uses that port"),
+        ("203.0.113.7", None, "does not have that address"),
+        ("no-such-host.invalid", None, "check its address"),
+    ],
+)
+def test_listen_address_that_cannot_be_had_is_one_sentence(
+    host: str | None, port: int | None, words: str
+) -> None:
+    cell = plan(1)
+
+    async def main() -> None:
+        taken = await listening(cell, Heard())
+        second = transport(cell, "broker-1", Heard())
+        with pytest.raises(UsageError, match=words):
+            await second.listen(host or "127.0.0.1", port or cell.manifest.brokers[0].port)
+        await taken.close()
+
+    run(main())
+
+
+def test_pause_reading_nothing_is_heard_until_resumed() -> None:
+    cell = plan(1)
+
+    async def main() -> None:
+        heard, at_alice = Heard(), Heard()
+        broker = await listening(cell, heard)
+        alice = transport(cell, "alice", at_alice)
+        alice.call_peers()
+        await until(lambda: heard.up == [ALICE] and at_alice.up == [BROKER])
+        alice.pause_reading()
+        broker.send((ALICE,), word(), ())
+        alice.send((BROKER,), word(), ())
+        await until(lambda: len(heard.messages) == 1)
+        assert at_alice.messages == []
+        alice.resume_reading()
+        await until(lambda: len(at_alice.messages) == 1)
+        await alice.close()
+        await broker.close()
+
+    run(main())

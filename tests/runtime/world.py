@@ -1,0 +1,131 @@
+"""What the runtime's tests share: an event loop with a time-out, cells, listeners, raw peers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+
+from quorumcast.core.ids import NodeId
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.crypto.session import Farewell, Hello, Opened, Session, Welcome
+from quorumcast.runtime.greeting import Greeter, decode_greeting, encode_greeting
+from quorumcast.testing.cells import CellPlan
+from quorumcast.testing.cluster import free_ports
+
+T = TypeVar("T")
+
+
+def run(main: Coroutine[Any, Any, T], timeout_s: float = 30.0) -> T:
+    """Run on the loop of production."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(timeout_s):
+            return await main
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(bounded())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that only another task can bring about."""
+    while not condition():  # noqa: ASYNC110  (anything at all may be waited for)
+        await asyncio.sleep(0.002)
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    """The same without a loop; False if it never happens."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def plan(brokers: int = 4, **options: Any) -> CellPlan:
+    return CellPlan(brokers=brokers, ports=free_ports(brokers), **options)
+
+
+def keyring(cell: CellPlan, name: str) -> Keyring:
+    return cell.manifest.keyring(cell.identities[NodeId(name)])
+
+
+class Heard:
+    """A listener that writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.packets: list[tuple[NodeId, Opened]] = []
+        self.up: list[NodeId] = []
+        self.down: list[NodeId] = []
+
+    def receive(self, peer: NodeId, opened: Opened) -> None:
+        self.packets.append((peer, opened))
+
+    def peer_up(self, peer: NodeId) -> None:
+        self.up.append(peer)
+
+    def peer_down(self, peer: NodeId) -> None:
+        self.down.append(peer)
+
+    @property
+    def messages(self) -> list[Any]:
+        return [message for _, opened in self.packets for message, _ in opened]
+
+
+class RawPeer:
+    """A peer that speaks bytes: for saying what no honest program says."""
+
+    def __init__(self, port: int, keys: Keyring) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.greeter = Greeter(keys)
+        self.session: Session | None = None
+
+    def send_frame(self, frame: bytes) -> None:
+        self.socket.sendall(len(frame).to_bytes(4, "big") + frame)
+
+    def read_frame(self) -> bytes:
+        size = int.from_bytes(self._exactly(4), "big")
+        return self._exactly(size)
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = self.socket.recv(size - len(data))
+            if not more:
+                raise EOFError
+            data += more
+        return data
+
+    def hello(self, hello: Hello) -> Welcome | Farewell:
+        self.send_frame(encode_greeting(hello))
+        answer = decode_greeting(self.read_frame())
+        assert isinstance(answer, Welcome | Farewell)
+        return answer
+
+    def greet(self, to: str, *, prove: bool = True) -> Session:
+        """An honest greeting, as far as the keys allow."""
+        hello = self.greeter.hello(NodeId(to))
+        welcome = self.hello(hello)
+        assert isinstance(welcome, Welcome), welcome
+        session = self.greeter.conclude(hello, welcome)
+        assert session is not None
+        self.session = session
+        if prove:
+            self.send_frame(session.seal([]))
+        return session
+
+    def wait_closed(self) -> None:
+        """Until the other side hangs up."""
+        try:
+            while self.socket.recv(4096):
+                pass
+        except ConnectionError:
+            pass
+
+    def close(self) -> None:
+        self.socket.close()
