@@ -1,0 +1,1 @@
+"""Measurements of whole cells: real broker, publisher and subscriber processes on this machine."""

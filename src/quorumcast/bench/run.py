@@ -1,0 +1,331 @@
+"""One run of the benchmark: a cell, its clients, a stop-watch and an account.
+
+    start brokers → start workers → all ready → START … WARM … (fault) … STOP → drain → END
+
+Rates are counted between WARM and STOP from what subscribers had accepted, by the one that accepted
+least; whatever was published from the first event on must arrive by the end, once and unaltered.
+The run is over when all of it has, or when nothing more has come for a while: that is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from quorumcast.bench.board import Board, Signal
+from quorumcast.bench.plan import KILL, Latency, Plan, Report, WorkerResult
+from quorumcast.core.errors import UsageError
+from quorumcast.runtime.digests import choose_digest
+from quorumcast.testing.cluster import LocalCluster
+
+READY_TIMEOUT_S = 40.0
+EXIT_TIMEOUT_S = 15.0
+#: After everything has come: time for what would come twice.
+GRACE_S = 0.15
+TICK_S = 0.02
+#: Between the kill and the restart of brokers.
+DOWN_S = 0.5
+
+Progress = Callable[[str], None]
+
+
+class Sample(msgspec.Struct):
+    """Counters at one moment."""
+
+    at_ns: int
+    #: By subscriber: events and publications.
+    accepted: list[tuple[int, int]]
+    #: Processor seconds by role.
+    cpu_s: dict[str, float]
+
+
+class Processes:
+    """The processes whose time counts."""
+
+    def __init__(self) -> None:
+        self._watched: list[tuple[str, psutil.Process]] = []
+        #: Time of processes that ended.
+        self._ended: dict[str, float] = {}
+
+    def watch(self, role: str, pid: int) -> None:
+        """Count this one."""
+        self._watched.append((role, psutil.Process(pid)))
+
+    def retire(self, pid: int) -> None:
+        """This one is about to be killed."""
+        for entry in [entry for entry in self._watched if entry[1].pid == pid]:
+            role, process = entry
+            self._ended[role] = self._ended.get(role, 0.0) + self._time(process)
+            self._watched.remove(entry)
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor seconds so far, by role."""
+        total = dict(self._ended)
+        for role, process in self._watched:
+            total[role] = total.get(role, 0.0) + self._time(process)
+        return total
+
+    @staticmethod
+    def _time(process: psutil.Process) -> float:
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(times.user + times.system)
+
+
+class Bench:
+    """One run."""
+
+    def __init__(self, plan: Plan, directory: Path, progress: Progress) -> None:
+        self.plan = plan
+        self._directory = directory
+        self._progress = progress
+        self._processes = Processes()
+        self._workers: list[tuple[str, subprocess.Popen[bytes]]] = []
+        if plan.trace:
+            Path(plan.trace).mkdir(parents=True, exist_ok=True)
+        policy = plan.channel_policy()
+        self._cluster = LocalCluster(
+            brokers=plan.brokers,
+            f=plan.tolerated(),
+            clients=[
+                *(plan.publisher_name(i) for i in range(plan.publishers)),
+                *(plan.subscriber_name(i) for i in range(plan.subscribers)),
+            ],
+            channels={plan.channel_name(i): policy for i in range(plan.channels)},
+            directory=directory,
+            tls=plan.tls,
+            trace=Path(plan.trace) if plan.trace else None,
+            log_level="warning",
+        )
+        digest = choose_digest(plan.digest)
+        if digest != self._cluster.manifest.digest:
+            manifest = msgspec.structs.replace(self._cluster.manifest, digest=digest)
+            self._cluster.write_manifest(manifest)
+        (directory / "plan.json").write_bytes(msgspec.json.encode(plan))
+        self._board = Board(directory / "board", plan, create=True)
+
+    def run(self) -> Report:
+        """Start everything, measure, stop everything."""
+        try:
+            self._progress("starting processes")
+            with self._cluster:
+                for broker in self._cluster.brokers:
+                    self._processes.watch("broker", self._cluster.pid(broker))
+                self._misbehave()
+                self._start_workers()
+                self._wait_ready()
+                warm, stop = self._measure()
+                self._drain()
+                results = self._collect()
+            return self._report(warm, stop, results)
+        finally:
+            for _, worker in self._workers:
+                if worker.poll() is None:
+                    worker.kill()
+                    worker.wait()
+            self._board.close()
+
+    # ------------------------------------------------------------------- stages
+
+    def _misbehave(self) -> None:
+        plan, brokers = self.plan, list(map(str, self._cluster.brokers))
+        if plan.fault and plan.fault != KILL:
+            victims = [*plan.skipped(brokers), *(["contents"] if plan.fault == "alter" else [])]
+            for liar in plan.liars(brokers):
+                self._cluster.make_lie(liar, plan.fault, victims=victims)
+
+    def _start_workers(self) -> None:
+        plan = self.plan
+        for role, count in (("publisher", plan.publishers), ("subscriber", plan.subscribers)):
+            for index in range(count):
+                name = f"{role}-{index + 1}"
+                arguments = [str(self._directory), role, str(index)]
+                with (self._directory / f"{name}.log").open("wb") as log:
+                    worker = subprocess.Popen(
+                        [sys.executable, "-m", "quorumcast.bench.worker", *arguments],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+                self._workers.append((name, worker))
+                self._processes.watch(role, worker.pid)
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while self._board.ready() < len(self._workers):
+            self._check_workers()
+            if time.monotonic() > deadline:
+                raise UsageError(
+                    f"the processes were not ready within {READY_TIMEOUT_S:.0f} s; "
+                    "is this machine busy with something else?"
+                )
+            time.sleep(TICK_S)
+        self._cluster.wait_for_links()
+
+    def _check_workers(self) -> None:
+        for name, worker in self._workers:
+            if worker.poll() is not None:
+                raise UsageError(f"{name} ended too early: {self._last_words(name)}")
+
+    def _last_words(self, name: str) -> str:
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            return self._result(name).failure
+        lines = (self._directory / f"{name}.log").read_text(errors="replace").splitlines()
+        return lines[-1] if lines else "it left no message"
+
+    def _sample(self) -> Sample:
+        accepted = [self._board.accepted(i) for i in range(self.plan.subscribers)]
+        return Sample(time.monotonic_ns(), accepted, self._processes.cpu_s())
+
+    def _measure(self) -> tuple[Sample, Sample]:
+        plan, board = self.plan, self._board
+        self._progress("measuring")
+        board.signal(Signal.START, time.monotonic_ns())
+        time.sleep(plan.warmup)
+        warm = self._sample()
+        board.signal(Signal.WARM, warm.at_ns)
+        killing = self._kill_and_restart() if plan.fault == KILL else iter(())
+        end = time.monotonic() + plan.seconds
+        while (left := end - time.monotonic()) > 0:
+            self._check_workers()
+            next(killing, None)
+            time.sleep(min(left, TICK_S * 5))
+        for _ in killing:
+            time.sleep(TICK_S)
+        stop = self._sample()
+        board.signal(Signal.STOP, time.monotonic_ns())
+        return warm, stop
+
+    def _kill_and_restart(self) -> Iterator[None]:
+        """Kill f brokers after a third of the time and start them again; a step per tick."""
+        victims = self.plan.liars(list(map(str, self._cluster.brokers)))
+        kill_at = time.monotonic() + self.plan.seconds / 3
+        while time.monotonic() < kill_at:
+            yield
+        for victim in victims:
+            self._processes.retire(self._cluster.pid(victim))
+            self._cluster.kill(victim)
+        restart_at = time.monotonic() + DOWN_S
+        while time.monotonic() < restart_at:
+            yield
+        for victim in victims:
+            self._cluster.restart(victim)
+            self._processes.watch("broker", self._cluster.pid(victim))
+            yield
+
+    def _drain(self) -> None:
+        """Until everything has come, or nothing comes any more."""
+        self._progress("waiting for the last events")
+        board = self._board
+        seen, since = -1, time.monotonic()
+        while not board.complete():
+            self._check_workers()
+            total = sum(board.accepted(i)[0] for i in range(self.plan.subscribers))
+            if total != seen:
+                seen, since = total, time.monotonic()
+            elif time.monotonic() - since > self.plan.patience:
+                break
+            time.sleep(TICK_S)
+        time.sleep(GRACE_S)
+        board.signal(Signal.END, time.monotonic_ns())
+
+    def _collect(self) -> list[WorkerResult]:
+        deadline = time.monotonic() + EXIT_TIMEOUT_S
+        results = []
+        for name, worker in self._workers:
+            try:
+                worker.wait(max(deadline - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                raise UsageError(f"{name} did not end: {self._last_words(name)}") from None
+            if worker.returncode:
+                raise UsageError(f"{name} failed: {self._last_words(name)}")
+            result = self._result(name)
+            if result.failure:
+                raise UsageError(f"{name} failed: {result.failure}")
+            results.append(result)
+        return results
+
+    def _result(self, name: str) -> WorkerResult:
+        data = (self._directory / f"{name}.result.json").read_bytes()
+        return msgspec.json.decode(data, type=WorkerResult)
+
+    # ------------------------------------------------------------------- account
+
+    def _report(self, warm: Sample, stop: Sample, results: list[WorkerResult]) -> Report:
+        plan, board = self.plan, self._board
+        subscribers = [result for result in results if result.role == "subscriber"]
+        published = sum(board.posted(lane) for lane in range(plan.lanes))
+        seconds = (stop.at_ns - warm.at_ns) / 1e9
+        rates = [
+            ((after[0] - before[0]) / seconds, (after[1] - before[1]) / seconds)
+            for before, after in zip(warm.accepted, stop.accepted, strict=True)
+        ]
+        slowest = min(rates)
+        used = {role: stop.cpu_s[role] - warm.cpu_s.get(role, 0.0) for role in stop.cpu_s}
+        handled = sum(events for events, _ in rates) / len(rates) * seconds
+        suspicions: dict[str, Counter[str]] = {}
+        for result in results:
+            for suspect, reasons in result.suspicions.items():
+                suspicions.setdefault(suspect, Counter()).update(reasons)
+        return Report(
+            policy=plan.policy,
+            alpha=plan.channel_policy().alpha,
+            brokers=plan.brokers,
+            f=plan.tolerated(),
+            publishers=plan.publishers,
+            subscribers=plan.subscribers,
+            channels=plan.channels,
+            size=plan.size,
+            batch=plan.batch,
+            fault=plan.fault,
+            seconds=round(seconds, 3),
+            publications_per_s=round(slowest[1], 1),
+            events_per_s=round(slowest[0], 1),
+            latency_ms=latency([ns for result in subscribers for ns in result.latencies_ns]),
+            cpu_us_per_event=round(sum(used.values()) / handled * 1e6, 2) if handled else None,
+            cpu_us_per_event_by_role={
+                role: round(time_s / handled * 1e6, 2) for role, time_s in used.items() if handled
+            },
+            published=published,
+            delivered=min(result.accepted for result in subscribers),
+            lost=sum(published - result.accepted for result in subscribers),
+            duplicated=sum(result.duplicated for result in subscribers),
+            altered=sum(result.altered for result in subscribers),
+            disordered=sum(result.disordered for result in subscribers),
+            by_history=sum(result.by_history for result in subscribers),
+            suspicions={suspect: dict(reasons) for suspect, reasons in suspicions.items()},
+            evidence=sum(result.evidence for result in results),
+            trace=plan.trace,
+        )
+
+
+def latency(samples_ns: list[int]) -> Latency:
+    """Median, 99th percentile and mean of sampled latencies, in milliseconds."""
+    if not samples_ns:
+        return Latency()
+    ordered = sorted(samples_ns)
+    last = len(ordered) - 1
+
+    def quantile(share: float) -> float:
+        return round(ordered[round(last * share)] / 1e6, 3)
+
+    return Latency(quantile(0.5), quantile(0.99), round(sum(ordered) / len(ordered) / 1e6, 3))
+
+
+def run_bench(plan: Plan, progress: Progress = lambda stage: None) -> Report:
+    """Measure what the plan says, on this machine."""
+    plan.check()
+    with tempfile.TemporaryDirectory(prefix="quorumcast-bench-") as directory:
+        return Bench(plan, Path(directory), progress).run()

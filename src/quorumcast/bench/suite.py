@@ -1,0 +1,81 @@
+"""Freeman's policies side by side, and the ratio to his figures (§7.3.1, §7.3.2).
+
+His brokers had a machine each; all of ours share this one, so the ratios between policies say more
+than the ratios to him. Each line is the median of its runs, and runs of different lines alternate,
+so that a busy minute does not hit one line alone.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+import msgspec
+
+from quorumcast.bench.plan import Plan, Report
+from quorumcast.bench.run import Progress, run_bench
+
+#: (name, policy, α, brokers, Freeman's publications per second if he gives a figure).
+LINES: tuple[tuple[str, str, int, int, int], ...] = (
+    ("AB", "ab", 0, 4, 11_000),
+    ("AB α=10", "ab+history", 10, 4, 0),
+    ("AB α=100", "ab+history", 100, 4, 0),
+    ("BRB", "brb", 0, 4, 850),
+    ("Chain", "chain", 0, 4, 1_750),
+    ("Chain α=10", "chain+history", 10, 4, 0),
+    ("Chain α=100", "chain+history", 100, 4, 0),
+    ("AB", "ab", 0, 7, 7_400),
+    ("AB α=100", "ab+history", 100, 7, 0),
+)
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One policy."""
+
+    name: str
+    policy: str
+    alpha: int
+    brokers: int
+    publications_per_s: float
+    latency_p50_ms: float | None
+    freeman_pps: int
+    #: To Freeman's figure.
+    ratio: float | None
+    #: To plain AB with four brokers in the same suite.
+    to_ab: float | None
+    lost: int
+    duplicated: int
+    altered: int
+
+
+def run_freeman(plan: Plan, runs: int, progress: Progress = lambda stage: None) -> list[Line]:
+    """Every line, so many times."""
+    reports: dict[int, list[Report]] = {index: [] for index in range(len(LINES))}
+    for round_ in range(runs):
+        for index, (name, policy, alpha, brokers, _) in enumerate(LINES):
+            progress(f"{name}, {brokers} brokers, run {round_ + 1} of {runs}")
+            single = msgspec.structs.replace(
+                plan, policy=policy, alpha=alpha or plan.alpha, brokers=brokers, f=None
+            )
+            reports[index].append(run_bench(single))
+    base = median(report.publications_per_s for report in reports[0])
+    return [_line(index, found, base) for index, found in reports.items()]
+
+
+def _line(index: int, reports: list[Report], base: float) -> Line:
+    name, policy, alpha, brokers, freeman = LINES[index]
+    rate = median(report.publications_per_s for report in reports)
+    latencies = [r.latency_ms.p50 for r in reports if r.latency_ms.p50 is not None]
+    return Line(
+        name=name,
+        policy=policy,
+        alpha=alpha,
+        brokers=brokers,
+        publications_per_s=round(rate, 1),
+        latency_p50_ms=median(latencies) if latencies else None,
+        freeman_pps=freeman,
+        ratio=round(rate / freeman, 2) if freeman else None,
+        to_ab=round(rate / base, 2) if base else None,
+        lost=sum(report.lost for report in reports),
+        duplicated=sum(report.duplicated for report in reports),
+        altered=sum(report.altered for report in reports),
+    )

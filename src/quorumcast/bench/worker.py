@@ -1,0 +1,324 @@
+"""`python -m quorumcast.bench.worker DIRECTORY ROLE INDEX`: one publisher or subscriber process.
+
+The directory holds the cell's files, the plan and the board. A worker connects like any program,
+says on the board that it is ready, and works from the start signal to the end; what it found is
+left as `NAME.result.json`.
+
+A *publisher* keeps at most a window of events un-accepted by the slowest subscriber: brokers never
+stall for a subscriber, so a publisher that went as fast as brokers take would measure how fast
+subscribers fall behind. With a rate it publishes on a schedule instead and never waits for anybody.
+A *subscriber* checks every event (`bench.events`) and samples latencies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from quorumcast.bench import events
+from quorumcast.bench.board import Board, Signal
+from quorumcast.bench.plan import SKIP, Plan, WorkerResult
+from quorumcast.client import run
+from quorumcast.client.events import Batch, BufferFull, Gap
+from quorumcast.client.node import Node
+from quorumcast.client.publishing import Publisher
+from quorumcast.client.subscription import Subscription
+from quorumcast.core.errors import UsageError
+from quorumcast.faults.catalogue import make_fault
+from quorumcast.faults.contract import Fault, FaultContext
+from quorumcast.manifest.files import read_identity, read_manifest
+from quorumcast.runtime.driver import Driver
+from quorumcast.runtime.trace import ParquetRecorder, RecordingDriver
+
+CONNECT_TIMEOUT_S = 20.0
+POLL_S = 0.002
+#: How long a publisher whose window is full looks away.
+PAUSE_S = 0.002
+LONGEST_WAIT_S = 0.05
+#: Events posted between two turns of the event loop: singly, and packed by the client.
+BURST = 64
+NATURAL_BURST = 512
+#: Publications that a subscriber takes at a time.
+TAKE = 512
+#: Latencies sampled from each take, and kept in all.
+SAMPLES_PER_TAKE = 16
+MOST_SAMPLES = 200_000
+
+
+class MeasuredNode(Node):
+    """A node that can misbehave and take notes."""
+
+    faults: tuple[Fault, ...] = ()
+    recorder: ParquetRecorder | None = None
+
+    def _driver(self, machine: Any, application: dict[type, Callable[[Any], None]]) -> Driver:
+        driver = super()._driver(machine, application)
+        driver.faults = self.faults
+        if self.recorder is not None:
+            driver.__class__ = RecordingDriver
+            driver.recorder = self.recorder  # type: ignore[attr-defined]
+        return driver
+
+
+class Worker:
+    """What publishers and subscribers have in common."""
+
+    def __init__(self, directory: Path, role: str, index: int) -> None:
+        self.directory = directory
+        self.index = index
+        self.plan = msgspec.json.decode((directory / "plan.json").read_bytes(), type=Plan)
+        self.board = Board(directory / "board", self.plan)
+        publishes = role == "publisher"
+        name = (self.plan.publisher_name if publishes else self.plan.subscriber_name)(index)
+        self.result = WorkerResult(role=role, name=name)
+        self._place = index if publishes else self.plan.publishers + index
+
+    async def connect(self) -> MeasuredNode:
+        """This worker's node, connected."""
+        manifest_path = self.directory / "manifest.json"
+        manifest = read_manifest(manifest_path)
+        identity = read_identity(self.directory / f"{self.result.name}.identity")
+        node = MeasuredNode(manifest, identity, manifest_path)
+        skipped = self.plan.skipped(list(manifest.broker_ids))
+        if self.result.role == "publisher" and skipped:
+            context = FaultContext(
+                identity.name,
+                manifest,
+                manifest.keyring(identity),
+                _rng(self.index),
+                victims=tuple(skipped),
+            )
+            node.faults = (make_fault(SKIP, context),)
+        if self.plan.trace:
+            path = Path(self.plan.trace) / f"{identity.name}.parquet"
+            node.recorder = ParquetRecorder(path, self.result.role, identity.name)
+        await node.start(CONNECT_TIMEOUT_S)
+        return node
+
+    async def until(self, signal: Signal, pause_s: float = POLL_S) -> int:
+        """Wait for the coordinator; ends the process if the coordinator is gone."""
+        parent = os.getppid()
+        while not (when := self.board.signalled(signal)):
+            await asyncio.sleep(pause_s)
+            if os.getppid() != parent:
+                raise UsageError("the benchmark was interrupted")
+        return when
+
+    async def work(self) -> None:
+        """Connect, work, leave the result."""
+        try:
+            node = await self.connect()
+            await self.prepare(node)
+            self.board.set_ready(self._place)
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(50_000, 20, 50)  # events are acyclic
+            await self.until(Signal.START)
+            await self.measure()
+            await self.until(Signal.END, 0.02)
+            await self.finish()
+            for suspect, reasons in node.suspicions.items():
+                self.result.suspicions[suspect] = dict(reasons)
+            self.result.evidence = len(node.evidence)
+            await node.close()
+            if node.recorder is not None:
+                node.recorder.close()
+        except UsageError as error:
+            self.result.failure = str(error)
+        path = self.directory / f"{self.result.name}.result.json"
+        path.write_bytes(msgspec.json.encode(self.result))
+        self.board.close()
+
+    async def prepare(self, node: MeasuredNode) -> None:
+        """Before the start."""
+        raise NotImplementedError
+
+    async def measure(self) -> None:
+        """Between start and stop."""
+        raise NotImplementedError
+
+    async def finish(self) -> None:
+        """After the end."""
+
+
+class Publishing(Worker):
+    """A publisher process: one publisher on each channel, in turns."""
+
+    async def prepare(self, node: MeasuredNode) -> None:
+        """Open every channel."""
+        plan = self.plan
+        window = plan.events_under_way()
+        self._publishers: list[Publisher] = [
+            node.publisher(
+                plan.channel_name(channel), batching=plan.batch == 0, buffer=max(window, 65_536)
+            )
+            for channel in range(plan.channels)
+        ]
+        self._posted = [0] * plan.channels
+        #: Events posted at once: a publication, or what one turn of the loop is worth.
+        self._burst = plan.batch if plan.batch > 1 else BURST if plan.batch else NATURAL_BURST
+        self._burst = min(self._burst, max(window, plan.batch))
+
+    async def measure(self) -> None:
+        """Publish until the stop signal, then say how much it was."""
+        start = self.board.signalled(Signal.START)
+        while not self.board.signalled(Signal.STOP):
+            if self.plan.rate:
+                await asyncio.sleep(self._on_schedule(start))
+            else:
+                busy = self._as_fast_as_accepted()
+                await asyncio.sleep(0 if busy else PAUSE_S)
+        for channel in range(self.plan.channels):
+            self.board.set_finished(self.plan.lane(self.index, channel))
+
+    def _as_fast_as_accepted(self) -> bool:
+        window = self.plan.events_under_way()
+        busy = False
+        for channel in range(self.plan.channels):
+            lane = self.plan.lane(self.index, channel)
+            under_way = self._posted[channel] - self.board.accepted_by_all(lane)
+            if window - under_way >= self._burst:
+                busy |= self._post(channel, self._burst)
+        return busy
+
+    def _on_schedule(self, start: int) -> float:
+        """Post what is due; how long until the next is."""
+        rate, channels = self.plan.rate, self.plan.channels
+        due = int((time.monotonic_ns() - start) / 1e9 * rate) + 1
+        for channel in range(channels):
+            share = (due + channels - 1 - channel) // channels
+            while (count := min(share - self._posted[channel], self._burst)) > 0:
+                if not self._post(channel, count):
+                    break
+        wait = start / 1e9 + due / rate - time.monotonic_ns() / 1e9
+        return min(max(wait, 0.0), LONGEST_WAIT_S)
+
+    def _post(self, channel: int, count: int) -> bool:
+        """Post a burst; whether the publisher took any of it."""
+        plan, publisher = self.plan, self._publishers[channel]
+        lane = plan.lane(self.index, channel)
+        first = self._posted[channel] + 1
+        block = events.make_block(lane, first, count, plan.size, time.monotonic_ns())
+        posted = 0
+        try:
+            if plan.batch > 1:
+                publisher.post_batch(events.as_batch(block, plan.size))
+                posted = count
+            else:
+                for payload in events.split(block, plan.size):
+                    publisher.post(payload)
+                    posted += 1
+        except BufferFull:
+            pass  # what was not posted is made again with a later time
+        self._posted[channel] += posted
+        self.board.set_posted(lane, self._posted[channel])
+        return posted > 0
+
+
+class Subscribing(Worker):
+    """A subscriber process: one subscription for each channel."""
+
+    async def prepare(self, node: MeasuredNode) -> None:
+        """Subscribe, and wait until all subscriptions stand."""
+        plan = self.plan
+        self._lanes: dict[tuple[str, str], events.LaneCheck] = {
+            (plan.publisher_name(publisher), plan.channel_name(channel)): events.LaneCheck(
+                plan.lane(publisher, channel), plan.size
+            )
+            for publisher in range(plan.publishers)
+            for channel in range(plan.channels)
+        }
+        subscriptions = [node.subscribe(plan.channel_name(i)) for i in range(plan.channels)]
+        for subscription in subscriptions:
+            await subscription.wait_joined(CONNECT_TIMEOUT_S)
+        self._tasks = [asyncio.create_task(self._listen(s)) for s in subscriptions]
+
+    async def measure(self) -> None:
+        """The tasks do it."""
+
+    async def finish(self) -> None:
+        """Sum up."""
+        for task in self._tasks:
+            task.cancel()
+        for outcome in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(outcome, Exception) and not isinstance(outcome, asyncio.CancelledError):
+                raise UsageError(f"a subscription ended: {outcome!r}")
+        for check in self._lanes.values():
+            verdict = check.verdict
+            self.result.accepted += verdict.accepted
+            self.result.duplicated += verdict.duplicated
+            self.result.altered += verdict.altered
+            self.result.disordered += verdict.disordered
+
+    async def _listen(self, subscription: Subscription) -> None:
+        while True:
+            items = await subscription.take(TAKE)
+            if not items:
+                return
+            now = time.monotonic_ns()
+            blocks: dict[tuple[str, str], list[bytes | pa.Buffer]] = {}
+            publications: dict[tuple[str, str], int] = {}
+            for item in items:
+                if isinstance(item, Gap):
+                    self.result.gaps += 1
+                    continue
+                key: tuple[str, str] = (item.publisher, item.channel)
+                blocks.setdefault(key, []).append(_contents(item))
+                publications[key] = publications.get(key, 0) + 1
+                self.result.by_history += item.by_history
+            for key, block in blocks.items():
+                self._take(key, block, publications[key], now)
+
+    def _take(
+        self, key: tuple[str, str], blocks: list[bytes | pa.Buffer], publications: int, now: int
+    ) -> None:
+        check = self._lanes[key]
+        before = check.verdict.accepted
+        block = blocks[0] if len(blocks) == 1 else b"".join(blocks)
+        check.check(block)
+        self.board.add_accepted(
+            self.index, check.lane, check.verdict.accepted - before, publications
+        )
+        warm, samples = self.board.signalled(Signal.WARM), self.result.latencies_ns
+        if warm and len(samples) < MOST_SAMPLES:
+            step = max(len(memoryview(block)) // self.plan.size // SAMPLES_PER_TAKE, 1)
+            times = events.sent_times(block, self.plan.size, step)
+            samples.extend([now - sent for sent in times if sent >= warm])
+
+
+def _contents(batch: Batch) -> bytes | pa.Buffer:
+    """The payloads of a publication, end to end."""
+    if len(batch) == 1:
+        return batch.payloads[0]
+    column = batch.data.column(0)
+    _, offsets, values = column.buffers()
+    ends = memoryview(offsets).cast("i")
+    start, stop = ends[column.offset], ends[column.offset + len(column)]
+    return values.slice(start, stop - start)
+
+
+def _rng(seed: int) -> Any:
+    import random
+
+    return random.Random(seed)
+
+
+def main() -> None:
+    """Run one worker."""
+    pa.set_cpu_count(1)
+    directory, role, index = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    kind = Publishing if role == "publisher" else Subscribing
+    run(kind(directory, role, index).work())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""What commands share: options, where files are, how results are printed, the status pages."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from quorumcast.manifest.manifest import BrokerEntry, Manifest
+
+MANIFEST = "manifest.json"
+IDENTITY = ".identity"
+OPERATOR = "operator"
+
+#: A broker's status page is on its own port plus this, unless it is told otherwise.
+STATUS_OFFSET = 1000
+STATUS_TIMEOUT_S = 5.0
+#: Columns where nobody's terminal says how many there are.
+PLAIN_WIDTH = 160
+
+ManifestOption = Annotated[
+    Path,
+    typer.Option(
+        "--manifest",
+        "-m",
+        envvar="QUORUMCAST_MANIFEST",
+        help="The cell's manifest, or the directory that 'init' made.",
+    ),
+]
+IdentityOption = Annotated[
+    str,
+    typer.Option(
+        "--identity",
+        "-i",
+        envvar="QUORUMCAST_IDENTITY",
+        help="Who you are: an identity file, or a name whose identity lies beside the manifest.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+StatusOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--url", help="BROKER=http://HOST:PORT of a status page that is not on this machine."
+    ),
+]
+
+
+def manifest_path(given: Path) -> Path:
+    """The manifest file, given itself or its directory."""
+    return given / MANIFEST if given.is_dir() else given
+
+
+def identity_path(given: str, manifest: Path) -> Path:
+    """An identity file, given itself or by the name of a node beside the manifest."""
+    if not given:
+        names = sorted(path.stem for path in manifest.parent.glob(f"*{IDENTITY}"))
+        known = f"; {manifest.parent} has: {', '.join(names)}" if names else ""
+        raise UsageError(f"who are you? name an identity with --identity{known}")
+    path = Path(given)
+    beside = manifest.parent / f"{given}{IDENTITY}"
+    return beside if not path.exists() and beside.exists() else path
+
+
+def print_json(value: object) -> None:
+    """One line of JSON on standard output."""
+    print(json.dumps(value, default=str), flush=True)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where people read."""
+    from rich.console import Console
+
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, highlight=False, width=None if terminal else PLAIN_WIDTH)
+
+
+# ------------------------------------------------------------------ status pages
+
+
+def status_urls(manifest: Manifest, given: list[str] | None) -> dict[str, str]:
+    """Where each broker's status page is."""
+    result: dict[str, str] = {}
+    for broker in manifest.brokers:
+        result[broker.id] = default_status_url(broker)
+    for entry in given or ():
+        name, separator, url = entry.partition("=")
+        if not separator or name not in result:
+            raise UsageError(f"--url takes BROKER=http://HOST:PORT, not {entry!r}")
+        result[name] = url.rstrip("/")
+    return result
+
+
+def default_status_url(broker: BrokerEntry) -> str:
+    """The convention of `up` and `broker`: this machine, the broker's port plus an offset."""
+    return f"http://127.0.0.1:{broker.port + STATUS_OFFSET}"
+
+
+def ask(url: str, method: str = "GET", body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A broker's answer; a sentence if it gives none."""
+    import urllib.error
+    import urllib.request
+
+    try:
+        request = urllib.request.Request(
+            url,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=STATUS_TIMEOUT_S) as answer:
+            result: dict[str, Any] = json.load(answer)
+            return result
+    except urllib.error.HTTPError as error:
+        try:
+            sentence = json.load(error)["error"]
+        except (ValueError, KeyError):
+            sentence = f"{url} answers {error.code}; is it a broker's status page?"
+        raise UsageError(sentence) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise UsageError(
+            f"no status page answers at {url} ({reason}); start the broker with a metrics port, "
+            "or say where it is with --url"
+        ) from None

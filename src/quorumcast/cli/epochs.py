@@ -1,0 +1,166 @@
+"""`quorumcast epoch …`: the next epoch of a manifest, signed by its operator.
+
+Brokers look at their manifest file every second and take a newer epoch without a restart; where a
+broker has a copy of its own, copy the new manifest there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quorumcast.cli.cells import parse_channel, summary
+from quorumcast.cli.common import (
+    IDENTITY,
+    OPERATOR,
+    JsonOption,
+    ManifestOption,
+    console,
+    manifest_path,
+    print_json,
+)
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from quorumcast.manifest.manifest import Manifest
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Show a manifest, or make its next epoch.",
+    epilog="Example:  quorumcast epoch add-client carol -m cell",
+)
+
+OperatorOption = Annotated[
+    Path | None,
+    typer.Option("--operator", help="The operator's identity; beside the manifest by default."),
+]
+Change = Callable[["Manifest"], "Manifest"]
+
+
+@app.command(epilog="Example:  quorumcast epoch show -m cell")
+def show(manifest: ManifestOption = Path(), json_: JsonOption = False) -> None:
+    """Say what the manifest says."""
+    from quorumcast.manifest.files import read_manifest
+
+    path = manifest_path(manifest)
+    _report(read_manifest(path), path, json_)
+
+
+@app.command(epilog="Example:  quorumcast epoch add-client carol -m cell")
+def add_client(
+    name: Annotated[str, typer.Argument(help="The new client.")],
+    manifest: ManifestOption = Path(),
+    operator: OperatorOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Give a new client an identity and a place in the cell."""
+    from quorumcast.core.ids import NodeId
+    from quorumcast.crypto.identity import Identity
+    from quorumcast.manifest import build
+    from quorumcast.manifest.files import write_identity
+
+    path = manifest_path(manifest)
+    if name == OPERATOR:
+        raise UsageError(f"no node can be called {OPERATOR!r}; choose another name")
+    identity = Identity.generate(NodeId(name))
+
+    def add(old: Manifest) -> Manifest:
+        new = build.add_client(old, identity.name, identity)
+        write_identity(path.parent / f"{name}{IDENTITY}", identity)
+        return new
+
+    _advance(path, operator, add, json_)
+
+
+@app.command(epilog="Example:  quorumcast epoch add-channel audit:brb::alice:bob -m cell")
+def add_channel(
+    channel: Annotated[
+        str, typer.Argument(metavar="NAME[:POLICY[:ALPHA[:PUBLISHERS[:SUBSCRIBERS]]]]")
+    ],
+    manifest: ManifestOption = Path(),
+    operator: OperatorOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Open a new channel."""
+    from quorumcast.manifest.build import next_epoch
+
+    entry = parse_channel(channel)
+    _advance(
+        manifest_path(manifest),
+        operator,
+        lambda old: next_epoch(old, channels=(*old.channels, entry)),
+        json_,
+    )
+
+
+@app.command(epilog="Example:  quorumcast epoch rotate alice -m cell")
+def rotate(
+    name: Annotated[str, typer.Argument(help="The node whose keys are replaced.")],
+    manifest: ManifestOption = Path(),
+    operator: OperatorOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Give a node new keys; its old identity is kept beside the new one and is worth nothing.
+
+    A broker must be started again with its new identity.
+    """
+    from quorumcast.core.ids import NodeId
+    from quorumcast.crypto.identity import Identity
+    from quorumcast.manifest import build
+    from quorumcast.manifest.files import write_identity
+    from quorumcast.runtime.tls import make_certificate
+
+    path = manifest_path(manifest)
+    identity = Identity.generate(NodeId(name))
+    file = path.parent / f"{name}{IDENTITY}"
+
+    def change(old: Manifest) -> Manifest:
+        entry = old.broker(name)
+        certificate = make_certificate(identity) if entry and entry.certificate else ""
+        new = build.rotate(old, identity.name, identity, certificate=certificate)
+        if file.exists():
+            file.rename(file.with_name(f"{name}.epoch-{old.epoch}.old"))
+        write_identity(file, identity)
+        return new
+
+    _advance(path, operator, change, json_)
+
+
+def _advance(path: Path, operator: Path | None, change: Change, json_: bool) -> None:
+    from quorumcast.manifest.files import (
+        read_identity,
+        read_manifest,
+        sign_manifest,
+        write_manifest,
+    )
+
+    old = read_manifest(path)
+    signer = read_identity(operator or path.parent / f"{OPERATOR}{IDENTITY}")
+    if signer.verify_key != old.operator:
+        raise UsageError(
+            f"{signer.name!r} is not the operator of cell {old.cell!r}; name the operator's "
+            "identity with --operator"
+        )
+    new = change(old)
+    write_manifest(path, sign_manifest(new, signer))
+    _report(new, path, json_)
+
+
+def _report(manifest: Manifest, path: Path, json_: bool) -> None:
+    facts = summary(manifest, path.parent)
+    if json_:
+        print_json(facts)
+        return
+    out = console()
+    for name, value in facts.items():
+        match value:
+            case dict():
+                shown = ", ".join(f"{key} ({entry})" for key, entry in value.items())
+            case list():
+                shown = ", ".join(map(str, value))
+            case _:
+                shown = str(value)
+        out.print(f"{name:10} {shown}", markup=False)

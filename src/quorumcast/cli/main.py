@@ -1,0 +1,105 @@
+"""The entry point: all commands, and one way to fail.
+
+A command that the user got wrong ends with one sentence on standard error and exit code 2, whoever
+found out: the option parser, a room below (`UsageError`), or the operating system. Ctrl-C ends with
+130. A traceback is a bug of ours. Modules that commands need are imported when the command runs, so
+that `quorumcast --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from quorumcast import __version__
+from quorumcast.cli import bench, cells, clients, demo, epochs, operations, running, sim, verify
+from quorumcast.core.errors import UsageError
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="quorumcast",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start here:  quorumcast init cell && quorumcast up cell",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"quorumcast {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show it.")
+    ] = False,
+) -> None:
+    """Publish/subscribe for people who cannot trust every broker."""
+
+
+app.command("init", epilog=cells.INIT_EXAMPLE)(cells.init)
+app.command("up", epilog=running.UP_EXAMPLE)(running.up)
+app.command("broker", epilog=running.BROKER_EXAMPLE)(running.broker)
+app.command("publish", epilog=clients.PUBLISH_EXAMPLE)(clients.publish)
+app.command("subscribe", epilog=clients.SUBSCRIBE_EXAMPLE)(clients.subscribe)
+app.command("status", epilog=operations.STATUS_EXAMPLE)(operations.status)
+app.add_typer(operations.faults, name="faults")
+app.add_typer(epochs.app, name="epoch")
+app.command("verify", epilog=verify.EXAMPLE)(verify.verify)
+app.command("sim", epilog=sim.EXAMPLE)(sim.sim)
+app.command("bench", epilog=bench.EXAMPLE)(bench.bench)
+app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
+
+#: The option parser's own error, wherever this version of Typer keeps it.
+_ParserError: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+
+
+def _fail(sentence: str, code: int = USAGE_ERROR) -> int:
+    print(f"quorumcast: {' '.join(sentence.split())}", file=sys.stderr)
+    return code
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command line; the exit code."""
+    try:
+        code = app(arguments, standalone_mode=False, prog_name="quorumcast")
+        sys.stdout.flush()
+    except UsageError as error:
+        return _fail(str(error))
+    except _ParserError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(getattr(error, "message", ""))
+            return USAGE_ERROR
+        return _fail(_parser_sentence(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; nothing more can be said to them.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return _fail(f"{error.strerror or error} ({error.filename or 'no file'})")
+    return code if isinstance(code, int) else 0
+
+
+def _parser_sentence(error: BaseException) -> str:
+    message: str = getattr(error, "format_message", lambda: str(error))().rstrip(".")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "quorumcast"
+    return f"{message}; see '{command} --help'"
+
+
+def run() -> None:
+    """The console script."""
+    sys.exit(main())

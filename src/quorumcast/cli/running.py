@@ -1,0 +1,195 @@
+"""`quorumcast up` and `quorumcast broker`: cells and brokers in the foreground."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quorumcast.cli.common import (
+    STATUS_OFFSET,
+    IdentityOption,
+    JsonOption,
+    ManifestOption,
+    ask,
+    console,
+    default_status_url,
+    identity_path,
+    manifest_path,
+    print_json,
+)
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from quorumcast.cli.supervisor import Supervisor
+
+UP_EXAMPLE = "Example:  quorumcast up cell --allow-faults"
+BROKER_EXAMPLE = "Example:  quorumcast broker -m cell/manifest.json -i cell/broker-1.identity"
+
+TICK_S = 0.1
+TABLE_S = 1.0
+LEVELS = ("debug", "info", "warning", "error")
+
+LogOption = Annotated[str, typer.Option("--log", help=f"One of {', '.join(LEVELS)}.")]
+FaultsOption = Annotated[
+    bool,
+    typer.Option("--allow-faults", help="Let 'quorumcast faults' make brokers lie; for tests."),
+]
+
+
+def up(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made by 'init'.")],
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Start this broker only; may be repeated.")
+    ] = None,
+    allow_faults: FaultsOption = False,
+    log: LogOption = "info",
+    json_: JsonOption = False,
+) -> None:
+    """Run the brokers of a cell on this machine until Ctrl-C, and restart those that die.
+
+    Each broker's log is DIR/logs/NAME.log, its status page on its port plus 1000.
+    """
+    from quorumcast.cli.supervisor import Supervisor
+    from quorumcast.manifest.files import read_manifest
+
+    _check_level(log)
+    manifest = read_manifest(manifest_path(directory))
+    supervisor = Supervisor(
+        directory, manifest, only=only, allow_faults=allow_faults, log_level=log
+    )
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        supervisor.start()
+        if sys.stdout.isatty() and not json_:
+            _watch_live(supervisor, manifest.cell)
+        else:
+            _watch_plainly(supervisor, json_)
+    except _Stopped:
+        return
+    finally:
+        supervisor.stop()
+
+
+class _Stopped(Exception):
+    """Somebody sent SIGTERM."""
+
+
+def _stop(number: int, frame: Any) -> None:
+    raise _Stopped
+
+
+def _check_level(level: str) -> None:
+    if level not in LEVELS:
+        raise UsageError(f"--log is one of {', '.join(LEVELS)}, not {level!r}")
+
+
+def _watch_plainly(supervisor: Supervisor, json_: bool) -> None:
+    """One line for everything that happens."""
+    waiting = {child.entry.id for child in supervisor.children}
+    while True:
+        for child, happened in supervisor.poll():
+            if json_:
+                print_json({"broker": child.entry.id, "event": happened, "pid": child.pid})
+            else:
+                print(f"{child.entry.id} {happened} ({child.entry.address})", flush=True)
+            if happened == "ready" and waiting:
+                waiting.discard(child.entry.id)
+                if not waiting:
+                    names = [child.entry.id for child in supervisor.children]
+                    print_json({"event": "up", "brokers": names}) if json_ else print(
+                        "the cell is up; Ctrl-C stops it", flush=True
+                    )
+        time.sleep(TICK_S)
+
+
+def _watch_live(supervisor: Supervisor, cell: str) -> None:
+    from rich.live import Live
+
+    with Live(console=console(), auto_refresh=False) as live:
+        due = 0.0
+        while True:
+            changed = bool(list(supervisor.poll()))
+            if changed or time.monotonic() >= due:
+                due = time.monotonic() + TABLE_S
+                live.update(_table(supervisor, cell), refresh=True)
+            time.sleep(TICK_S)
+
+
+def _table(supervisor: Supervisor, cell: str) -> Table:
+    from quorumcast.cli.operations import status_table
+
+    rows: dict[str, dict[str, Any]] = {}
+    for child in supervisor.children:
+        row: dict[str, Any] = {"up": False, "trouble": child.state}
+        if child.ready:
+            try:
+                row = {"up": True, **ask(f"{default_status_url(child.entry)}/status")}
+            except UsageError as error:
+                row["trouble"] = str(error)
+        row["restarts"] = child.restarts
+        rows[child.entry.id] = row
+    return status_table(cell, rows)
+
+
+def broker(
+    manifest: ManifestOption = Path(),
+    identity: IdentityOption = "",
+    bind: Annotated[str, typer.Option(help="Listen here, not at the manifest's host.")] = "",
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(help="Status page and /metrics; 0 for none. The broker's port + 1000."),
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="Where the status page is.")] = "127.0.0.1",
+    evidence: Annotated[Path | None, typer.Option(help="Write evidence of lies here.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Keep the journal here.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a Parquet trace here.")] = None,
+    allow_faults: FaultsOption = False,
+    fault: Annotated[
+        list[str] | None, typer.Option(help="Misbehave from the start; needs --allow-faults.")
+    ] = None,
+    log: LogOption = "info",
+    json_: JsonOption = False,
+) -> None:
+    """Run one broker in the foreground; it logs JSON lines to standard error.
+
+    SIGTERM or Ctrl-C stops it; it takes new epochs of its manifest while it runs.
+    """
+    from quorumcast.manifest.files import read_identity, read_manifest
+    from quorumcast.runtime.broker import BrokerSettings, serve_broker
+
+    _check_level(log)
+    path = manifest_path(manifest)
+    cell = read_manifest(path)
+    file = identity_path(identity, path)
+    name = read_identity(file).name
+    entry = cell.broker(name)
+    port = metrics_port
+    if port is None and entry is not None:
+        port = entry.port + STATUS_OFFSET
+    for directory in (evidence, data, trace):
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+    if json_ and entry is not None:
+        print_json({"broker": name, "cell": cell.cell, "address": entry.address, "status": port})
+    serve_broker(
+        BrokerSettings(
+            manifest=path,
+            identity=file,
+            bind=bind,
+            http_host=metrics_host,
+            http_port=port or None,
+            allow_faults=allow_faults,
+            faults=tuple(fault or ()),
+            evidence=evidence,
+            data=data,
+            trace=trace,
+            log_level=log,
+        )
+    )

@@ -1,0 +1,108 @@
+"""`quorumcast sim`: seeds in, violations out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quorumcast.cli.common import JsonOption, console, print_json
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from quorumcast.sim.campaign import Report
+
+EXAMPLE = "Example:  quorumcast sim --seeds 200 --policy ab+history --adversary alter"
+
+ALL = "all"
+#: Failing seeds that are shown to people.
+SHOWN = 10
+
+
+def sim(
+    seeds: Annotated[int, typer.Option(help="How many scenarios.")] = 100,
+    start: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    policy: Annotated[str, typer.Option(help="A policy by name, or all of them.")] = ALL,
+    adversary: Annotated[str, typer.Option(help="A fault by name, or all of them.")] = ALL,
+    known_bad: Annotated[
+        bool, typer.Option("--known-bad", help="Break the code on purpose; checkers must notice.")
+    ] = False,
+    workers: Annotated[int, typer.Option(help="Processes; 0 is one per core.")] = 0,
+    json_: JsonOption = False,
+) -> None:
+    """Run whole cells in the simulator: network, disks, crashes and liars drawn from a seed.
+
+    Exit code 1 if any property was violated, or if a known-bad variant got away.
+    """
+    if known_bad:
+        _known_bad(json_)
+    else:
+        _campaign(seeds, start, policy, adversary, workers, json_)
+
+
+def _campaign(
+    seeds: int, start: int, policy: str, adversary: str, workers: int, json_: bool
+) -> None:
+    import msgspec
+
+    from quorumcast.sim.campaign import run_campaign
+
+    if seeds < 1 or start < 0 or workers < 0:
+        raise UsageError("--seeds is 1 or more, --start and --workers 0 or more")
+    report = run_campaign(
+        seeds,
+        start,
+        _named(policy),
+        _named(adversary),
+        workers=workers or None,
+    )
+    if json_:
+        print_json(msgspec.to_builtins(report))
+    else:
+        _print(report)
+    if report.violations:
+        raise typer.Exit(1)
+
+
+def _named(name: str) -> str | None:
+    return None if name == ALL else name
+
+
+def _print(report: Report) -> None:
+    out = console()
+    colour = "red" if report.violations else "green"
+    out.print(
+        f"[{colour}]{report.violations} violations[/] in {report.scenarios:,} scenarios: "
+        f"{report.simulated_s:,.0f} simulated seconds, {report.messages:,} messages, "
+        f"{report.faults_injected:,} faults, {report.evidence:,} pieces of evidence, "
+        f"{report.false_accusations} false accusations"
+    )
+    for failure in report.failures[:SHOWN]:
+        out.print(f"{failure.property}: {failure.detail}", markup=False)
+        out.print(f"  {failure.replay}", markup=False)
+
+
+def _known_bad(json_: bool) -> None:
+    import msgspec
+
+    from quorumcast.sim.variants import run_known_bad
+
+    catches = run_known_bad()
+    missed = [catch for catch in catches if not (catch.caught and catch.clean)]
+    if json_:
+        print_json(
+            {
+                "variants": len(catches),
+                "caught": len(catches) - len(missed),
+                "catches": msgspec.to_builtins(catches),
+            }
+        )
+    else:
+        out = console()
+        for catch in catches:
+            verdict = f"caught by {catch.by}" if catch.caught else "NOT CAUGHT"
+            unfair = "" if catch.clean else ", but the correct code fails as well"
+            out.print(f"{catch.name:32} {verdict}{unfair}", markup=False)
+        out.print(f"{len(catches) - len(missed)} of {len(catches)} caught")
+    if missed:
+        raise typer.Exit(1)

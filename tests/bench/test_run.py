@@ -1,0 +1,111 @@
+"""The benchmark with real processes: what it promises is that its account is right, not its speed.
+
+Freeman's scenarios (§7.3.4) are here: one liar, and publishers that skip another broker. With AB
+or chain alone nothing arrives; with history everything does, exactly once.
+"""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from quorumcast.bench.plan import Plan
+from quorumcast.bench.run import latency, run_bench
+from quorumcast.core.errors import UsageError
+
+pytestmark = pytest.mark.runtime
+
+SECONDS = 0.8
+WARMUP = 0.2
+
+
+def brief(**settings: object) -> Plan:
+    return Plan(**{"seconds": SECONDS, "warmup": WARMUP, **settings})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        brief(policy="ab", subscribers=2),
+        brief(policy="ab+history", batch=0, publishers=2, channels=2),
+        brief(policy="brb", size=57),
+        brief(policy="chain"),
+        brief(policy="direct", brokers=3, batch=100),
+        brief(policy="direct-crash", brokers=2, rate=200),
+    ],
+    ids=lambda plan: plan.policy,
+)
+def test_bench_honest_brokers_nothing_is_lost_repeated_or_altered(plan: Plan) -> None:
+    report = run_bench(plan)
+    assert report.published > 0
+    assert report.delivered == report.published
+    assert (report.lost, report.duplicated, report.altered, report.disordered) == (0, 0, 0, 0)
+    assert report.events_per_s > 0
+    assert report.latency_ms.p50 is not None
+
+
+@pytest.mark.parametrize("fault", ["drop", "alter"])
+@pytest.mark.parametrize("policy", ["ab", "chain"])
+def test_bench_liar_and_skipped_broker_without_history_nothing_arrives(
+    policy: str, fault: str
+) -> None:
+    plan = brief(policy=policy, fault=fault, patience=1.0, window=64)
+    report = run_bench(plan)
+    assert not plan.promises_delivery()
+    assert report.delivered == 0
+    assert report.lost == report.published > 0
+
+
+@pytest.mark.parametrize("fault", ["drop", "alter"])
+@pytest.mark.parametrize("policy", ["ab+history", "chain+history"])
+def test_bench_liar_and_skipped_broker_with_history_all_arrives_once(
+    policy: str, fault: str
+) -> None:
+    plan = brief(policy=policy, fault=fault, alpha=20)
+    report = run_bench(plan)
+    assert plan.promises_delivery()
+    assert report.delivered == report.published > 0
+    assert (report.lost, report.duplicated, report.altered, report.disordered) == (0, 0, 0, 0)
+    assert report.by_history > 0
+
+
+def test_bench_killed_and_restarted_broker_nothing_is_lost_or_repeated() -> None:
+    report = run_bench(brief(fault="kill", seconds=2.0))
+    assert report.delivered == report.published > 0
+    assert (report.lost, report.duplicated, report.altered, report.disordered) == (0, 0, 0, 0)
+
+
+def test_bench_trace_tells_the_way_of_every_publication(tmp_path: Path) -> None:
+    report = run_bench(brief(policy="ab", rate=100, seconds=0.5, trace=str(tmp_path)))
+    files = {path.stem: pq.read_table(path).to_pylist() for path in tmp_path.glob("*.parquet")}
+    assert set(files) == {"publisher-1", "subscriber-1", *(f"broker-{i}" for i in range(1, 5))}
+    published = {row["number"] for row in files["publisher-1"] if row["kind"] == "published"}
+    accepted = {row["number"] for row in files["subscriber-1"] if row["kind"] == "accepted"}
+    forwarded = {row["number"] for row in files["broker-1"] if row["kind"] == "forwarded"}
+    assert published == accepted == forwarded == set(range(1, report.published + 1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"policy": "nonsense"}, "there is no policy 'nonsense'"),
+        ({"fault": "nonsense"}, "brokers have no fault 'nonsense'"),
+        ({"fault": "skip-broker"}, "brokers have no fault 'skip-broker'"),
+        ({"size": 8}, "choose a size of 24 or more"),
+        ({"brokers": 3, "f": 1}, "needs 4 brokers to tolerate f=1"),
+        ({"publishers": 0}, "--publishers must be 1 or more"),
+        ({"seconds": 0}, "--seconds must be more than 0"),
+        ({"digest": "md5"}, "unknown digest 'md5'"),
+    ],
+)
+def test_bench_impossible_plan_is_refused_in_a_sentence(
+    settings: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        run_bench(brief(**settings))
+
+
+def test_latency_of_samples_is_in_milliseconds() -> None:
+    result = latency([n * 1_000_000 for n in range(1, 102)])
+    assert (result.p50, result.p99, result.mean) == (51.0, 100.0, 51.0)
+    assert latency([]).p50 is None

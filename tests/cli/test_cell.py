@@ -1,0 +1,205 @@
+"""From `init` to `verify` with real processes, as a newcomer would do it."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quorumcast.cli.main import main
+
+pytestmark = pytest.mark.runtime
+
+QUORUMCAST = [sys.executable, "-m", "quorumcast"]
+BROKERS = 4
+STATUS_OFFSET = 1000
+
+
+def free(port: int) -> bool:
+    with closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def base_port() -> int:
+    while True:
+        base = random.randrange(16_000, 30_000)
+        wanted = [base + i + offset for i in range(BROKERS) for offset in (0, STATUS_OFFSET)]
+        if all(map(free, wanted)):
+            return base
+
+
+@contextmanager
+def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A command in a process of its own, which does not outlive the test."""
+    with subprocess.Popen(
+        [*QUORUMCAST, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def line(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next line of JSON that a process prints."""
+    assert process.stdout is not None
+    text = process.stdout.readline()
+    assert text, process.stderr.read() if process.stderr else ""
+    result: dict[str, Any] = json.loads(text)
+    return result
+
+
+def said(process: subprocess.Popen[str], words: str) -> None:
+    """Wait until a process says these words on standard error."""
+    assert process.stderr is not None
+    for text in process.stderr:
+        if words in text:
+            return
+    raise AssertionError(f"it never said {words!r}")
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> Any:
+    """What a command prints as JSON."""
+    assert main([*map(str, arguments), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("cells") / "cell"
+    channels = ["orders:ab+history:20", "audit:brb", "private:ab:0:alice:alice"]
+    options = [text for channel in channels for text in ("--channel", channel)]
+    place = ["init", str(directory), "--base-port", str(base_port())]
+    assert main([*place, "--clients", "alice,bob", *options]) == 0
+    with started("up", directory, "--allow-faults", "--json") as up:
+        while line(up).get("event") != "up":
+            pass
+        yield directory
+        up.send_signal(signal.SIGINT)
+        _, errors = up.communicate(timeout=20)
+    assert up.returncode == 130
+    assert errors == ""
+
+
+def test_files_of_a_cell_are_private_and_signed(
+    cell: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("alice", "broker-1", "operator"):
+        assert (cell / f"{name}.identity").stat().st_mode & 0o777 == 0o600
+    shown = answer(capsys, "epoch", "show", "-m", cell)
+    assert (shown["cell"], shown["epoch"], shown["f"]) == ("cell", 1, 1)
+    assert shown["channels"]["orders"] == "ab+history"
+
+
+def test_event_from_publish_to_verify(
+    cell: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    receipt = tmp_path / "receipt.json"
+    options = ["--count", 3, "--receipt", receipt, "--json"]
+    with started("subscribe", "audit", "-m", cell, "-i", "bob", *options) as listener:
+        said(listener, "subscribed to audit")
+        done = answer(capsys, "publish", "audit", "one", "two", "three", "-m", cell, "-i", "alice")
+        assert done["published"] == 3
+        events = [line(listener) for _ in range(3)]
+        assert [event["payload"] for event in events] == ["one", "two", "three"]
+        assert {event["publisher"] for event in events} == {"alice"}
+        assert all(len(event["votes"]) >= 3 for event in events)
+        assert listener.wait(20) == 0
+
+    verdict = answer(capsys, "verify", receipt, "-m", cell)
+    assert verdict["valid"]
+    assert (verdict["channel"], verdict["publisher"]) == ("audit", "alice")
+    forged = json.loads(receipt.read_text())
+    forged["number"] += 1
+    receipt.write_text(json.dumps(forged))
+    assert not answer(capsys, "verify", receipt, "-m", cell, code=1)["valid"]
+
+
+def test_lines_of_a_file_and_of_standard_input(cell: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("a\nb\n")
+    with started("subscribe", "orders", "-m", cell, "-i", "bob", "--count", 6) as listener:
+        said(listener, "subscribed to orders")
+        publisher = subprocess.run(
+            [*QUORUMCAST, "publish", "orders", "-", "-m", str(cell), "-i", "alice", "--json"],
+            input="x\ny\n", capture_output=True, text=True, timeout=30, check=True,
+        )  # fmt: skip
+        assert json.loads(publisher.stdout)["published"] == 2
+        arguments = ["-m", str(cell), "-i", "alice", "--rate", "100", "--count", "2"]
+        assert main(["publish", "orders", "--file", str(lines), *arguments]) == 0
+        output, errors = listener.communicate(timeout=20)
+    assert (output.split(), errors) == (["x", "y", "a", "b", "a", "b"], "")
+
+
+def test_missing_right_and_unknown_channel(cell: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, expected in (
+        (["publish", "private", "x", "-i", "bob"], "'bob' may not publish on channel 'private'"),
+        (["subscribe", "private", "-i", "bob"], "'bob' may not subscribe to channel 'private'"),
+        (["publish", "nowhere", "x", "-i", "bob"], "there is no channel 'nowhere'"),
+        (["subscribe", "nowhere", "-i", "bob"], "there is no channel 'nowhere'"),
+    ):
+        assert main([*arguments, "-m", str(cell)]) == 2
+        assert expected in capsys.readouterr().err
+
+
+def test_status_and_faults_of_running_brokers(
+    cell: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(capsys, "faults", "set", "broker-2", "alter", "--percent", 50, "-m", cell)
+    brokers = answer(capsys, "status", "-m", cell)["brokers"]
+    assert {name: row["up"] for name, row in brokers.items()} == dict.fromkeys(brokers, True)
+    assert brokers["broker-2"]["faults"] == ["alter"]
+    assert main(["status", "-m", str(cell)]) == 0
+    assert "broker-2" in capsys.readouterr().out
+    assert answer(capsys, "faults", "clear", "broker-2", "-m", cell)["faults"] == []
+    assert main(["faults", "set", "broker-1", "dance", "-m", str(cell)]) == 2
+    assert "there is no fault 'dance'" in capsys.readouterr().err
+
+
+def test_killed_broker_is_started_again(cell: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = answer(capsys, "status", "-m", cell)["brokers"]["broker-4"]["pid"]
+    os.kill(before, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        row = answer(capsys, "status", "-m", cell)["brokers"]["broker-4"]
+        if row["up"] and row["pid"] != before:
+            return
+        time.sleep(0.1)
+    raise AssertionError("broker-4 did not come back")
+
+
+def test_new_client_of_a_running_cell_publishes_after_its_epoch(
+    cell: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer(capsys, "epoch", "add-client", "carol", "-m", cell)["epoch"] == 2
+    assert answer(capsys, "epoch", "add-channel", "news:ab:0:carol", "-m", cell)["epoch"] == 3
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        brokers = answer(capsys, "status", "-m", cell)["brokers"]
+        if all(row["up"] and row["epoch"] == 3 for row in brokers.values()):
+            break
+        time.sleep(0.1)
+    assert answer(capsys, "publish", "news", "x", "-m", cell, "-i", "carol")["published"] == 1
+    answer(capsys, "epoch", "rotate", "carol", "-m", cell)
+    assert answer(capsys, "publish", "news", "y", "-m", cell, "-i", "carol")["published"] == 1
+
+
+def test_interrupted_subscriber_ends_with_130(cell: Path) -> None:
+    with started("subscribe", "audit", "-m", cell, "-i", "bob") as listener:
+        said(listener, "subscribed to audit")
+        listener.send_signal(signal.SIGINT)
+        output, errors = listener.communicate(timeout=20)
+    assert (listener.returncode, output, errors) == (130, "", "")

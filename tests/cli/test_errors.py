@@ -1,0 +1,217 @@
+"""Whatever a user gets wrong: one sentence that says what to do, exit code 2, no traceback."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quorumcast.cli.main import main
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("cells") / "cell"
+    assert main(["init", str(directory), "--channel", "orders:brb", "--digest", "sha256"]) == 0
+    return directory
+
+
+@pytest.fixture(scope="module")
+def other_cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("cells") / "other"
+    assert main(["init", str(directory), "--digest", "sha256"]) == 0
+    return directory
+
+
+def sentence(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that a wrong command says."""
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert code == 2, captured
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("quorumcast: ")
+    return line
+
+
+def test_init_f_too_large_for_n(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = sentence(capsys, "init", tmp_path / "x", "--brokers", 4, "--f", 2)
+    assert "needs 7 brokers to tolerate f=2" in line
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--channel", "orders:gossip"], "there is no policy 'gossip'"),
+        (["--channel", "orders:ab+history:many"], "alpha must be a number"),
+        (["--channel", "a:ab:1:x:y:z"], "says too much about a channel"),
+        (["--channel", "a:brb::nobody"], "gives rights to 'nobody'"),
+        (["--digest", "md5"], "unknown digest 'md5'"),
+        (["--clients", "operator"], "no node can be called 'operator'"),
+        (["--clients", "alice,alice"], "appears twice"),
+        (["--base-port", "65534"], "choose one from 1 to 65535"),
+        (["--brokers", "0"], "has no brokers"),
+        (["--brokers", "four"], "Invalid value for '--brokers'"),
+        (["--nonsense"], "No such option"),
+    ],
+)
+def test_init_wrong_option(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    assert expected in sentence(capsys, "init", tmp_path / "x", *arguments)
+
+
+def test_init_existing_cell_needs_force(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["init", str(tmp_path), "--digest", "sha256"]) == 0
+    before = (tmp_path / "alice.identity").read_text()
+    capsys.readouterr()
+    assert "--force" in sentence(capsys, "init", tmp_path)
+    assert (tmp_path / "alice.identity").read_text() == before
+    assert main(["init", str(tmp_path), "--force", "--digest", "sha256", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["brokers"]["broker-1"] == "127.0.0.1:7100"
+    assert (tmp_path / "alice.identity").read_text() != before
+
+
+@pytest.mark.parametrize("command", [["up"], ["status", "-m"], ["publish", "c", "x", "-m"]])
+def test_manifest_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: list[str]
+) -> None:
+    extra = ["-i", "alice"] if command[0] == "publish" else []
+    assert "there is no manifest at" in sentence(capsys, *command, tmp_path, *extra)
+
+
+def test_manifest_altered(capsys: pytest.CaptureFixture[str], cell: Path, tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text((cell / "manifest.json").read_text().replace('"f": 1', '"f": 0'))
+    assert "was altered after its operator signed it" in sentence(capsys, "up", tmp_path)
+    path.write_text("{}")
+    assert "is not a manifest of this version" in sentence(capsys, "epoch", "show", "-m", path)
+    path.write_text("no")
+    assert "is not JSON" in sentence(capsys, "verify", path, "-m", path).replace(
+        "is neither a receipt nor evidence", "is not JSON"
+    )
+
+
+def test_identity_of_another_cell(
+    capsys: pytest.CaptureFixture[str], cell: Path, other_cell: Path
+) -> None:
+    for command in (["publish", "orders", "x"], ["subscribe", "orders"]):
+        line = sentence(capsys, *command, "-m", cell, "-i", other_cell / "alice.identity")
+        assert "has other keys than epoch 1 of cell 'cell'" in line
+    line = sentence(capsys, "broker", "-m", cell, "-i", other_cell / "broker-1.identity")
+    assert "has other keys" in line
+
+
+def test_identity_missing_unnamed_or_readable_by_others(
+    capsys: pytest.CaptureFixture[str], cell: Path, tmp_path: Path
+) -> None:
+    assert "who are you?" in sentence(capsys, "publish", "orders", "x", "-m", cell)
+    line = sentence(capsys, "publish", "orders", "x", "-m", cell, "-i", "nobody")
+    assert "there is no identity at nobody" in line
+    open_ = tmp_path / "alice.identity"
+    open_.write_text((cell / "alice.identity").read_text())
+    open_.chmod(0o644)
+    assert "chmod 600" in sentence(capsys, "publish", "orders", "x", "-m", cell, "-i", open_)
+
+
+def test_client_identity_as_broker_and_the_reverse(
+    capsys: pytest.CaptureFixture[str], cell: Path
+) -> None:
+    assert "is a client of the cell" in sentence(capsys, "broker", "-m", cell, "-i", "alice")
+    line = sentence(capsys, "publish", "orders", "x", "-m", cell, "-i", "broker-1")
+    assert "is a broker of the cell" in line
+
+
+def test_address_where_no_broker_listens(capsys: pytest.CaptureFixture[str], cell: Path) -> None:
+    arguments = ["publish", "orders", "x", "-m", cell, "-i", "alice", "--timeout", "0.3"]
+    assert "brokers can be reached and 3 are needed" in sentence(capsys, *arguments)
+    assert "no status page answers" in sentence(capsys, "status", "-m", cell)
+    line = sentence(capsys, "faults", "set", "broker-1", "alter", "-m", cell)
+    assert "no status page answers" in line
+    assert "there is no broker 'x'" in sentence(capsys, "faults", "clear", "x", "-m", cell)
+
+
+def test_port_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        main(["init", str(tmp_path), "--base-port", str(port), "--digest", "sha256"])
+        capsys.readouterr()
+        done = subprocess.run(
+            [sys.executable, "-m", "quorumcast", "up", str(tmp_path), "--only", "broker-1"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "broker-1 cannot start" in line
+    assert str(port) in line
+
+
+def test_publish_nothing_or_too_often(capsys: pytest.CaptureFixture[str], cell: Path) -> None:
+    assert "--rate is 0 or more" in sentence(
+        capsys, "publish", "orders", "x", "-m", cell, "-i", "alice", "--count", "0"
+    )
+    assert "--receipt needs an end" in sentence(
+        capsys, "subscribe", "orders", "-m", cell, "-i", "bob", "--receipt", "r.json"
+    )
+
+
+def test_verify_missing_file(capsys: pytest.CaptureFixture[str], cell: Path) -> None:
+    assert "cannot be read" in sentence(capsys, "verify", cell / "none.json", "-m", cell)
+
+
+def test_bench_and_sim_and_demo_wrong_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no policy 'x'" in sentence(capsys, "bench", "--policy", "x")
+    assert "there is no suite 'x'" in sentence(capsys, "bench", "--suite", "x")
+    assert "--seeds is 1 or more" in sentence(capsys, "sim", "--seeds", "0")
+    assert "--seconds is 1 to 600" in sentence(capsys, "demo", "--seconds", "0")
+
+
+def test_unknown_command_and_log_level(capsys: pytest.CaptureFixture[str], cell: Path) -> None:
+    assert "No such command" in sentence(capsys, "dance")
+    assert "--log is one of" in sentence(capsys, "up", cell, "--log", "loud")
+
+
+COMMANDS = [
+    ["init"], ["up"], ["broker"], ["publish"], ["subscribe"], ["status"], ["verify"], ["sim"],
+    ["bench"], ["demo"], ["faults", "list"], ["faults", "set"], ["faults", "clear"],
+    ["epoch", "show"], ["epoch", "add-client"], ["epoch", "add-channel"], ["epoch", "rotate"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_has_an_example_and_json(
+    capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    assert main([*command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Example:" in text
+    assert f"quorumcast {' '.join(command)}" in " ".join(text.split())
+    assert "--json" in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("quorumcast 0.")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from quorumcast.cli.main import main; main(['--help']); "
+        "print([m for m in ('pyarrow', 'cryptography', 'asyncio', 'uvloop') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
+    loaded = done.stdout.splitlines()[-1]
+    assert "pyarrow" not in loaded
+    assert "cryptography" not in loaded

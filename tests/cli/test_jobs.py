@@ -1,0 +1,47 @@
+"""`sim`, `bench` and `demo` from the command line, as short as they get."""
+
+import json
+from typing import Any
+
+import pytest
+
+from quorumcast.cli.main import main
+
+pytestmark = pytest.mark.runtime
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_sim_seeds_print_the_account_of_a_campaign(capsys: pytest.CaptureFixture[str]) -> None:
+    report = answer(capsys, "sim", "--seeds", "4", "--workers", "1")
+    assert report["scenarios"] == 4
+    assert report["violations"] == 0
+    assert {"simulated_s", "messages", "faults_injected", "false_accusations"} <= report.keys()
+
+
+def test_bench_prints_the_figures_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    report = answer(
+        capsys, "bench", "--policy", "direct", "--brokers", "3", "--seconds", "0.5",
+        "--warmup", "0.1", "--rate", "200",
+    )  # fmt: skip
+    assert {"publications_per_s", "events_per_s", "cpu_us_per_event"} <= report.keys()
+    assert set(report["latency_ms"]) == {"p50", "p99", "mean"}
+    assert (report["lost"], report["duplicated"], report["altered"]) == (0, 0, 0)
+
+
+def test_demo_names_the_liar_and_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = answer(capsys, "demo", "--seconds", "6", "--rate", "400")
+    assert summary["ok"]
+    assert summary["liars"] == ["broker-3"]
+    assert (summary["lost"], summary["duplicated"], summary["altered"]) == (0, 0, 0)
+    assert summary["evidence"]["valid"]
+    assert summary["receipt"]["valid"]
+    assert set(summary["accepted"]) == {"carol", "dave", "erin"}
+
+
+def test_faults_list_shows_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
+    names = {entry["name"] for entry in answer(capsys, "faults", "list")}
+    assert {"alter", "drop", "silent", "skip-broker"} <= names
