@@ -43,6 +43,7 @@ class Interest:
         "seen",
         "source",
         "ticks",
+        "withheld",
     )
 
     def __init__(self, manifest: Manifest, entry: ChannelEntry, keyring: Keyring) -> None:
@@ -72,6 +73,8 @@ class Interest:
         self.source: NodeId | None = None
         #: Cursors at the last request for a replay, to know when to ask for more.
         self.requested: dict[Stream, int] = {}
+        #: How often the source voted without the body and it had to be pulled.
+        self.withheld = 0
         #: How often bodies of a stream were pulled in a row.
         self.pulls: dict[Stream, int] = {}
         #: For how many refreshes a broker has not voted although others did.
@@ -101,6 +104,10 @@ class Interest:
             Cursor(stream, acceptor.next) for stream, acceptor in self.acceptors.items()
         )
         return Subscribe(self.channel, cursors[-MAX_STREAMS_NAMED:], broker == self.source)
+
+    def chained(self, lane: Lane) -> bool:
+        """Whether this lane comes by a chain."""
+        return lane is Lane.DATA and self.entry.policy.broadcast is Broadcast.CHAIN
 
     def answered(self, broker: NodeId) -> bool:
         """Whether a broker has said what it holds."""

@@ -217,6 +217,7 @@ class Subscriber:
             interest.source = None if old not in self._up else old
             return []
         interest.source = brokers[(brokers.index(old) + 1) % len(brokers)]
+        interest.withheld = 0
         return [
             Send((broker,), interest.subscribe_to(broker))
             for broker in (old, interest.source)
@@ -244,7 +245,7 @@ class Subscriber:
         acceptor = interest.acceptors.get(stream)
         if acceptor is None:
             return self._on_unknown_stream(interest, sender, vote)
-        chained = stream.lane is Lane.DATA and interest.entry.policy.broadcast is Broadcast.CHAIN
+        chained = interest.chained(stream.lane)
         if chained != bool(vote.order) or (chained and not self._is_chain(vote.order)):
             return [Drop(DropReason.BAD_CHAIN, sender)]
         effects = acceptor.vote(sender, vote.first, vote.digests, event.bodies, vote.order)
@@ -345,9 +346,15 @@ class Subscriber:
             count = (lacking[-1] if last is None else last) - first + 1
             holder = holders[(pulls - 1) % len(holders)]
             effects.append(Send((holder,), Pull(stream, first, min(count, MAX_RUN))))
-        if pulls % PULLS_BEFORE_CHANGE == 0 and interest.source is not None:
-            if interest.source in voters:
-                effects.append(Suspect(interest.source, Suspicion.WITHHOLDS, stream, lacking[0]))
+        source = interest.source
+        if source in voters and not interest.chained(stream.lane):
+            # It voted, and the body should have come with the vote. (On a chain only the last
+            # broker sends bodies, whoever the source is.)
+            interest.withheld += 1
+        if source is not None and interest.withheld >= PULLS_BEFORE_CHANGE:
+            effects.append(Suspect(source, Suspicion.WITHHOLDS, stream, lacking[0]))
+            effects += self._change_source(interest)
+        elif pulls % PULLS_BEFORE_CHANGE == 0:
             effects += self._change_source(interest)
         effects.append(self._await_bodies(acceptor, PULL_MS * min(2 + pulls, 16)))
         return effects
