@@ -196,6 +196,16 @@ def test_interest_liar_cannot_announce_a_gap() -> None:
     assert made.acceptors[STREAM].next == 5
 
 
+def test_interest_no_gap_as_long_as_a_broker_not_heard_may_hold_the_numbers() -> None:
+    """Trusted publishers, n = 3: one of two answers is a broker's that lost its memory."""
+    made = interest(Policy.named("direct"), n=3)
+    assert say(made, B1, 5)[0] is False
+    say(made, B2, 5)
+    assert made.acceptors[STREAM].next == 5
+    assert say(made, B2, 20, base=16) == (False, [])
+    assert say(made, B3, 20, base=16)[1] == [Gap(STREAM, 5, 15)]
+
+
 def test_interest_gap_is_announced_once() -> None:
     made = following()
     for broker in (B1, B2):

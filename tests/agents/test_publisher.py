@@ -319,3 +319,26 @@ def test_publisher_buffers_are_bounded_and_named() -> None:
     sizes = made.sizes()
     assert sizes[f"{STREAM}/data/runs"] <= 5
     assert sizes[f"{STREAM}/history/runs"] <= 5
+
+
+# ------------------------------------------------------- what histories name
+
+
+def test_publisher_history_names_only_what_was_sent_and_whole_runs() -> None:
+    """One that named what waits for credit would wait for it, and the credit for the history."""
+    made = publisher(limited("ab+history", alpha=2))
+    for broker in BROKERS:
+        made.handle(ack(broker, 0, credit=4), T0)
+    effects = submit(made, *bodies(1, 7))
+    assert [(h.first, len(h.digests) // 32) for h in histories(effects)] == [(1, 2), (3, 2)]
+    tail = made.handle(TimerFired(TailHistory(STREAM)), Millis(TAIL_MS))
+    assert histories(tail) == []
+    more = [e for b in BROKERS for e in made.handle(ack(b, 4, credit=8, settled=4), T0)]
+    assert [(h.first, len(h.digests) // 32) for h in histories(more)] == [(5, 3)]
+
+
+def test_publisher_that_finishes_covers_its_tail_at_once() -> None:
+    made = publisher(limited("ab+history", alpha=10))
+    assert histories(submit(made, b"a", b"b")) == []
+    assert [h.digests for h in histories(made.finish(ORDERS))] == [digests(b"a", b"b")]
+    assert histories(made.finish(ORDERS)) == []

@@ -190,6 +190,18 @@ def test_history_with_a_bad_signature_is_refused() -> None:
     assert history().handle(told(1, forged), T0) == [Drop(DropReason.BAD_SIGNATURE, ALICE)]
 
 
+def test_history_signed_in_an_earlier_epoch_holds_and_in_a_later_one_does_not() -> None:
+    """One under way when the epoch changes must not be lost: the stream would stop at 2α."""
+    for epoch, refused in ((1, []), (2, []), (3, [DropReason.BAD_SIGNATURE])):
+        cell = Cell(CELL.policy)
+        keyring = cell.keyring(B1)
+        keyring.epoch = 2
+        broker = History(STREAM, cell.around(), Relay(STREAM, cell.around()))
+        broker.handle(publish(1, *P[1:3]), T0)
+        body = cell.history(1, 1, *P[1:3], epoch=epoch)
+        assert reasons(broker.handle(told(1, body), T0)) == refused
+
+
 def test_history_that_is_none_is_refused() -> None:
     for index, body in (
         (1, b"nonsense"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.support.cells import (
     AB,
     ALICE,
@@ -210,6 +211,19 @@ def test_fan_out_broker_that_comes_back_goes_on_where_it_says() -> None:
     outlet.disconnected(B1)
     assert outlet.connected(B1) == [Send((B1,), Open(STREAM, 1, 4))]
     assert firsts(outlet.on_ack(B1, ack(1))) == [2, 3]
+
+
+@pytest.mark.parametrize("policy", ["ab+history", "brb"])
+def test_fan_out_broker_that_forgot_takes_part_again_in_what_is_not_settled(policy: str) -> None:
+    """Received is not settled: brokers that restart in turn would never settle it."""
+    outlet = fan_out(limited(policy))
+    for number in (1, 2, 3):
+        outlet.submit(bodies(number, 1))
+    for broker in BROKERS:
+        outlet.on_ack(broker, ack(3, settled=1))
+    outlet.disconnected(B1)
+    assert outlet.connected(B1) == [Send((B1,), Open(STREAM, 1, 2))]
+    assert firsts(outlet.on_ack(B1, ack(1, settled=1))) == [2, 3]
 
 
 def test_fan_out_broker_behind_the_buffer_is_introduced_anew() -> None:

@@ -143,10 +143,16 @@ class Cell:
         *bodies: bytes,
         signer: NodeId = ALICE,
         cell: str = "demo",
+        epoch: int = 1,
     ) -> bytes:
         """The body of a history."""
         statement = HistoryStatement(
-            cell=cell, epoch=1, stream=STREAM, index=index, first=first, digests=digests(*bodies)
+            cell=cell,
+            epoch=epoch,
+            stream=STREAM,
+            index=index,
+            first=first,
+            digests=digests(*bodies),
         )
         return history_body(_identity(signer).sign(canonical(statement)))
 
