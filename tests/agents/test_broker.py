@@ -38,7 +38,7 @@ from tests.support.cells import (
 from quorumcast.agents.audience import REPLAYS, REPLAYS_MS
 from quorumcast.agents.broker import Broker
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
-from quorumcast.core.limits import Limits
+from quorumcast.core.limits import MAX_NAME, Limits
 from quorumcast.core.machine import (
     Connected,
     Disconnected,
@@ -148,7 +148,7 @@ def test_broker_unknown_channel_is_refused_with_a_reason() -> None:
 
 
 def test_broker_refusal_of_a_very_long_name_can_be_decoded() -> None:
-    effects = broker().handle(subscribe(channel=Channel("x" * 5000)), T0)
+    effects = broker().handle(subscribe(channel=Channel("x" * MAX_NAME)), T0)
     assert all(is_sendable(m) for m in messages(effects, Refuse))
 
 
@@ -448,6 +448,26 @@ def test_broker_streams_of_a_publisher_are_bounded_and_the_oldest_gives_way() ->
     for incarnation in range(1, 10):
         made.handle(publish(1, b"a", stream=Stream(ORDERS, ALICE, incarnation)), T0)
     assert [s.incarnation for s in made.streams()] == [8, 9]
+
+
+def test_broker_stream_that_gave_way_never_comes_back() -> None:
+    """Opened anew it would vouch, and sign, for other contents in place of those it forgot."""
+    made = broker(limited("ab", streams_per_publisher=2), BOB)
+    target = Stream(ORDERS, ALICE, 100)
+    made.handle(publish(1, b"x", stream=target), T0)
+    for incarnation in (1, 2, 3, 101, 102):
+        made.handle(Receive(ALICE, Open(Stream(ORDERS, ALICE, incarnation), 1, 1)), T0)
+    assert made.handle(publish(1, b"y", stream=target), T0) == [
+        Drop(DropReason.UNKNOWN_STREAM, ALICE)
+    ]
+    assert [s.incarnation for s in made.streams()] == [101, 102]
+
+
+def test_broker_older_streams_do_not_displace_younger_ones() -> None:
+    made = broker(limited("ab", streams_per_publisher=2))
+    for incarnation in (100, 101, 1, 2):
+        made.handle(publish(1, b"x", stream=Stream(ORDERS, ALICE, incarnation)), T0)
+    assert [s.incarnation for s in made.streams()] == [100, 101]
 
 
 def test_broker_streams_that_a_liar_invents_displace_only_its_own() -> None:

@@ -388,3 +388,11 @@ def test_acceptor_run_skipped_in_its_middle_is_delivered_from_there() -> None:
     at.skip_to(2)
     assert delivered(at.deliver()) == [(2, b"b"), (3, b"c")]
     assert at.sizes()["pending_bytes"] == 0
+
+
+def test_acceptor_is_crowded_when_histories_name_a_window_of_numbers() -> None:
+    made = acceptor(vote_window=4)
+    made.settle(2, digests(b"b", b"c", b"d"))
+    assert not made.crowded
+    made.settle(5, digests(b"e"))
+    assert made.crowded

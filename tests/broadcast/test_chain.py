@@ -147,6 +147,16 @@ def test_chain_other_contents_for_a_number_are_not_passed_on() -> None:
     ]
 
 
+def test_chain_run_of_numbers_that_were_forgotten_is_not_vouched_for_again() -> None:
+    """What it cannot compare with what it said before it must not put its MAC on."""
+    broker = chain(B1)
+    broker.handle(chain_run(ALICE, 1, RUN, ORDER, FROM_ALICE), T0)
+    broker.handle(Receive(ALICE, Open(STREAM, 5000, 5000)), T0)
+    other = (b"a", b"x")
+    event = chain_run(ALICE, 1, other, ORDER, macs(ALICE, B1, B2, run=other))
+    assert broker.handle(event, T0) == [Drop(DropReason.NOT_HELD, ALICE)]
+
+
 def test_chain_same_contents_by_another_chain_are_passed_on() -> None:
     broker = chain(B1)
     broker.handle(chain_run(ALICE, 1, RUN, ORDER, FROM_ALICE), T0)

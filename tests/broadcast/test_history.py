@@ -273,6 +273,14 @@ def test_history_that_waits_is_given_up_when_the_fast_lane_contradicts_it() -> N
     assert broker.sizes()["waiting"] == 0
 
 
+def test_history_that_only_waits_does_not_overrule_what_was_forwarded() -> None:
+    """A liar pushes the contents that a waiting history names: no delivery, no correction."""
+    broker = history()
+    feed(broker.handle, told(1, H1), publish(1, b"voted for"))
+    broker.handle(contents(B4, 1, *P[1:3]), T0)
+    assert broker.ledger.digest(1) == digests(b"voted for")
+
+
 def test_history_fetched_body_with_another_hash_is_suspected() -> None:
     broker = history()
     feed(broker.handle, publish(1, P[1]), told(1, H1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -250,3 +251,15 @@ def test_session_most_messages_and_bodies_that_fit_are_accepted() -> None:
     assert isinstance(opened, list)
     assert len(opened) == limits.MAX_MESSAGES
     assert isinstance(pair()[1].open(framed(1, [WORD], [[0] * limits.MAX_RUN])), list)
+
+
+def test_open_header_of_millions_of_empty_lists_is_refused_before_it_is_built() -> None:
+    caller, called = pair()
+    sizes = b"\xdd" + (1_000_000).to_bytes(4, "big") + b"\x90" * 1_000_000
+    header = b"\x93\x01\x90" + sizes
+    mac = caller._outgoing(header)
+    tracemalloc.start()
+    assert called.open(len(header).to_bytes(4, "big") + mac + header) is Refusal.MALFORMED
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * len(header)

@@ -14,8 +14,9 @@ from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.build import add_client
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.limits import TransportLimits
 from quorumcast.runtime.tls import make_certificate
-from quorumcast.runtime.transport import Transport, TransportLimits, peers_to_call
+from quorumcast.runtime.transport import Transport, peers_to_call
 from quorumcast.testing.cells import CellPlan
 
 BROKER = NodeId("broker-1")

@@ -180,7 +180,7 @@ class Archive:
     def _receipt(self, acceptor: Acceptor, number: int, votes: int) -> Receipt | None:
         start = segment_start(number, self._limits.segment)
         for (first, count), filed in self._statements.items():
-            if first != start or first + count <= number:
+            if first != start or first + count <= number or len(filed) < votes:
                 continue
             digests = acceptor.accepted_run(first, count)
             if digests is None:

@@ -20,6 +20,9 @@ from quorumcast.core.quorum import Quorums
 #: two in quick succession: where are the streams, and then from there on.
 REPLAYS = 4
 REPLAYS_MS = 20
+#: So many pulls and requests for signatures of one subscriber are served in the same time.
+PULLS = 32
+ATTESTS = 64
 #: Reads per cursor of one replay; a read ends where the chain changes or a frame is full.
 REPLAY_READS = 8
 
@@ -34,8 +37,9 @@ class Audience:
         self._quorums = quorums
         #: Who listens to a channel, and whether with bodies; only those with the right to.
         self._readers: dict[Channel, dict[NodeId, bool]] = {}
-        #: Since when, and how often since then, a subscriber asked for replays of a channel.
-        self._served: dict[tuple[NodeId, Channel], tuple[Millis, int]] = {}
+        #: Since when, and how often since then, a subscriber asked for replays of a channel, for
+        #: contents, or for signatures.
+        self._served: dict[tuple[NodeId, Channel | type], tuple[Millis, int]] = {}
 
     def readers(self, channel: Channel) -> tuple[NodeId, ...]:
         """Who listens to a channel right now."""
@@ -55,11 +59,15 @@ class Audience:
     def enter(self, reader: NodeId, channel: Channel, bodies: bool, now: Millis) -> bool:
         """A subscriber asks for votes; False if it asks for replays too often."""
         self._readers.setdefault(channel, {})[reader] = bodies
-        since, count = self._served.get((reader, channel), (now, 0))
+        return self.may_ask(reader, channel, REPLAYS, now)
+
+    def may_ask(self, reader: NodeId, what: Channel | type, limit: int, now: Millis) -> bool:
+        """Whether a subscriber has asked for this less often than `limit` in a short while."""
+        since, count = self._served.get((reader, what), (now, 0))
         if now - since >= REPLAYS_MS:
             since, count = now, 0
-        self._served[reader, channel] = (since, count + 1)
-        return count < REPLAYS
+        self._served[reader, what] = (since, count + 1)
+        return count < limit
 
     def leave(self, reader: NodeId, channel: Channel) -> None:
         """A subscriber has heard enough."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quorumcast.agents.audience import Audience
+from quorumcast.agents.audience import ATTESTS, PULLS, Audience
 from quorumcast.agents.desks import Desk, Desks
 from quorumcast.broadcast.contract import answer_pull
 from quorumcast.broadcast.signed_history import read_history
@@ -47,6 +47,7 @@ from quorumcast.core.messages import (
     Subscribe,
     Unsubscribe,
 )
+from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
 
@@ -146,14 +147,16 @@ class Broker:
         own = sender == data.publisher
         if not own and sender not in self._manifest.broker_ids:
             return [Drop(DropReason.WRONG_SENDER, sender)]
+        if not self._manifest.may_publish(data.publisher, data.channel):
+            known = self._manifest.channel(data.channel) is not None
+            reason = DropReason.NO_RIGHT if known else DropReason.UNKNOWN_CHANNEL
+            return self._refuse(sender, data.channel, reason)
         desk = self._desks.get(data)
         if desk is None or (own and desk.introducer != sender):
             entry = self._manifest.channel(data.channel)
-            if entry is None:
-                return self._refuse(sender, data.channel, DropReason.UNKNOWN_CHANNEL)
-            if not self._manifest.may_publish(data.publisher, data.channel):
-                return self._refuse(sender, data.channel, DropReason.NO_RIGHT)
-            desk = self._desks.open(data, entry, sender)
+            desk = None if entry is None else self._desks.open(data, entry, sender)
+            if desk is None:
+                return [Drop(DropReason.UNKNOWN_STREAM, sender)]
         if stream.lane is Lane.HISTORY and not desk.entry.policy.has_history:
             return [Drop(DropReason.UNEXPECTED, sender)]
         if _highest(message) > MAX_NUMBER:
@@ -195,7 +198,7 @@ class Broker:
             blocked |= isinstance(effect, Drop) and effect.reason is DropReason.BLOCKED
         statements = desk.notary.newly_whole(desk.carrier)
         if statements and (readers := self._audience.readers(desk.stream.channel)):
-            out += [Send(readers, Checkpoint(signed)) for signed in statements]
+            out += [self._testify(desk, signed, readers) for signed in statements]
         out += desk.ack(lane, told=told, blocked=blocked)
         return out
 
@@ -262,6 +265,8 @@ class Broker:
             return self._on_stream(event, now)
         if refusal := self._may_not_listen(sender, message.stream.channel):
             return refusal
+        if not self._audience.may_ask(sender, Pull, PULLS, now):
+            return [Drop(DropReason.OVER_LIMIT, sender)]
         desk = self._desks.get(message.stream.data)
         if desk is None:
             return [Drop(DropReason.UNKNOWN_STREAM, sender)]
@@ -283,11 +288,25 @@ class Broker:
             return []
         if refusal := self._may_not_listen(sender, message.stream.channel):
             return refusal
+        if not self._audience.may_ask(sender, Attest, ATTESTS, now):
+            return [Drop(DropReason.OVER_LIMIT, sender)]
         desk = self._desks.get(message.stream.data)
         signed = None if desk is None else desk.notary.attest(desk.carrier, message.number)
-        if signed is None:
+        if desk is None or signed is None:
             return [Drop(DropReason.NOT_HELD, sender)]
-        return [Send((sender,), Checkpoint(signed))]
+        return [self._testify(desk, signed, (sender,))]
+
+    def _testify(self, desk: Desk, signed: Signed, readers: tuple[NodeId, ...]) -> Effect:
+        """A signed statement leaves only once the journal holds what it says.
+
+        A broker that signed, forgot and signed otherwise would be convicted by its own words.
+        """
+        testimony = Send(readers, Checkpoint(signed))
+        statement = parse_statement(signed.payload)
+        if not desk.entry.policy.journal or not isinstance(statement, SegmentStatement):
+            return testimony
+        digests = desk.carrier.ledger.digests(statement.first, statement.count) or b""
+        return Persist(Vouched(desk.stream, statement.first, digests), (testimony,))
 
 
 def _highest(message: AnyMessage) -> int:

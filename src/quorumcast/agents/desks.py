@@ -122,7 +122,7 @@ class Desk:
 class Desks:
     """All streams of a broker."""
 
-    __slots__ = ("_by_stream", "_keyring", "_manifest", "_readers")
+    __slots__ = ("_by_stream", "_keyring", "_manifest", "_over", "_readers")
 
     #: The broker side of each protocol; a new protocol is added here.
     carriers: ClassVar[dict[Broadcast, Callable[[Stream, Surroundings], Carrier]]] = {
@@ -144,6 +144,8 @@ class Desks:
         self._readers = readers
         #: Desks by the data lane of their stream; bounded per channel, publisher and introducer.
         self._by_stream: dict[Stream, Desk] = {}
+        #: Incarnations up to this one are over, per channel and publisher of the manifest.
+        self._over: dict[tuple[Channel, NodeId], int] = {}
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> None:
         """Go on in a new epoch; streams that are there already stay as they are."""
@@ -161,17 +163,20 @@ class Desks:
         """Every desk, oldest stream first."""
         return list(self._by_stream.values())
 
-    def open(self, data: Stream, entry: ChannelEntry, introducer: NodeId) -> Desk:
-        """The desk of a stream that somebody entitled speaks of."""
+    def open(self, data: Stream, entry: ChannelEntry, introducer: NodeId) -> Desk | None:
+        """The desk of a stream that somebody entitled speaks of; None if the stream is over."""
+        owner = (data.channel, data.publisher)
         desk = self._by_stream.get(data)
+        if desk is None and data.incarnation <= self._over.get(owner, -1):
+            return None
         if desk is None:
             policy = entry.policy
             notary = Notary(data, self._keyring, policy.basis, policy.limits.segment)
             desk = Desk(data, entry, self._make_carrier(data, entry), notary)
             self._by_stream[data] = desk
         desk.introducer = introducer
-        self._displace(desk, entry.policy.limits.streams_per_publisher)
-        return desk
+        self._make_room(desk, entry.policy.limits.streams_per_publisher)
+        return self._by_stream.get(data)
 
     def _make_carrier(self, data: Stream, entry: ChannelEntry) -> Carrier:
         around = Surroundings(
@@ -186,17 +191,28 @@ class Desks:
         carrier = type(self).carriers[entry.policy.broadcast](data, around)
         return type(self).history(data, around, carrier) if entry.policy.has_history else carrier
 
-    def _displace(self, new: Desk, limit: int) -> None:
-        others = [
-            desk.stream
+    def _make_room(self, new: Desk, limit: int) -> None:
+        """Streams that the publisher opened give way by age, and never come back.
+
+        A broker that forgot what it vouched for and opened the stream anew would contradict
+        itself. Streams known by hearsay alone have nothing to contradict: of those each introducer
+        may have a few, and displaces only its own.
+        """
+        rivals = [
+            desk
             for desk in self._by_stream.values()
-            if desk is not new
-            and desk.introducer == new.introducer
-            and desk.stream.channel == new.stream.channel
+            if desk.stream.channel == new.stream.channel
             and desk.stream.publisher == new.stream.publisher
+            and desk.genuine == new.genuine
+            and (new.genuine or desk.introducer == new.introducer)
         ]
-        for stale in others[: max(0, len(others) - limit + 1)]:
-            del self._by_stream[stale]
+        if new.genuine:
+            rivals.sort(key=lambda desk: desk.stream.incarnation)
+        for stale in rivals[: max(0, len(rivals) - limit)]:
+            del self._by_stream[stale.stream]
+            if stale.genuine:
+                owner = (stale.stream.channel, stale.stream.publisher)
+                self._over[owner] = max(self._over.get(owner, -1), stale.stream.incarnation)
 
     def positions(self, channel: Channel) -> tuple[Position, ...]:
         """What is held of a channel's streams, histories included."""

@@ -84,8 +84,15 @@ class Interest:
         self.ticks = 0
 
     def adopt(self, manifest: Manifest) -> None:
-        """Go on in a new epoch with other rights."""
+        """Go on in a new epoch with other rights; who lost the right to publish is not heard."""
         self._manifest = manifest
+        for stream in [
+            s for s in self.acceptors if not manifest.may_publish(s.publisher, s.channel)
+        ]:
+            del self.acceptors[stream]
+            self.archives.pop(stream, None)
+            floor = self._floor.get(stream.publisher, -1)
+            self._floor[stream.publisher] = max(floor, stream.incarnation)
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""

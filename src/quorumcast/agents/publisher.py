@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import deque
 
+from quorumcast.agents.refusals import Refusals, channel_entry
 from quorumcast.broadcast.chain_outlet import ChainOut
 from quorumcast.broadcast.outlet import FanOut
 from quorumcast.broadcast.signed_history import history_body
-from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import (
@@ -27,7 +27,6 @@ from quorumcast.core.machine import (
     Effect,
     Event,
     Receive,
-    Refused,
     SetTimer,
     Submit,
     Timer,
@@ -36,7 +35,6 @@ from quorumcast.core.machine import (
 from quorumcast.core.messages import Ack, Refuse
 from quorumcast.core.quorum import Broadcast
 from quorumcast.core.statements import HistoryStatement, canonical
-from quorumcast.core.tally import Ballot, Tally
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 
@@ -232,8 +230,7 @@ class Publisher:
         self._incarnation = incarnation
         #: One line per channel that the application publishes on.
         self._lines: dict[Channel, Line] = {}
-        #: Brokers that refuse us, per channel.
-        self._refusals: dict[Channel, Tally[str]] = {}
+        self._refusals = Refusals()
         #: Brokers that can be reached, in the order in which they came.
         self._up: dict[NodeId, None] = {}
 
@@ -302,12 +299,7 @@ class Publisher:
         """The line of a channel; a new one is introduced to brokers with its first `open`."""
         line = self._lines.get(channel)
         if line is None:
-            entry = self._manifest.channel(channel)
-            if entry is None:
-                raise UsageError(
-                    f"there is no channel {channel!r} in cell {self._manifest.cell!r}; it has "
-                    f"{', '.join(c.name for c in self._manifest.channels) or 'none'}"
-                )
+            entry = channel_entry(self._manifest, channel)
             line = Line(self._manifest, entry, self._keyring, self._incarnation)
             self._lines[channel] = line
         return line
@@ -370,10 +362,4 @@ class Publisher:
         return effects + line.timers()
 
     def _on_refuse(self, broker: NodeId, refuse: Refuse) -> list[Effect]:
-        if broker not in self._manifest.broker_ids or refuse.channel not in self._lines:
-            return [Drop(DropReason.UNEXPECTED, broker)]
-        tally = self._refusals.setdefault(refuse.channel, Tally())
-        counted = tally.vote(broker, refuse.reason) is Ballot.COUNTED
-        if counted and tally.count(refuse.reason) == self._manifest.quorums.one_correct:
-            return [Refused(refuse.channel, refuse.reason)]
-        return []
+        return self._refusals.hear(self._manifest, self._lines, broker, refuse)

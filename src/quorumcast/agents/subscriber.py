@@ -14,11 +14,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 from quorumcast.agents.interest import Interest
+from quorumcast.agents.refusals import Refusals, channel_entry
 from quorumcast.broadcast.acceptance import Acceptor
 from quorumcast.broadcast.chain import is_chain
 from quorumcast.broadcast.signed_history import read_history
-from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import (
     CancelTimer,
@@ -34,7 +34,6 @@ from quorumcast.core.machine import (
     Leave,
     Prove,
     Receive,
-    Refused,
     Send,
     SetTimer,
     Suspect,
@@ -55,7 +54,6 @@ from quorumcast.core.messages import (
 )
 from quorumcast.core.quorum import Broadcast, receipt_votes
 from quorumcast.core.statements import SegmentStatement, parse_statement
-from quorumcast.core.tally import Ballot, Tally
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
 
@@ -104,9 +102,7 @@ class Subscriber:
         self._up: dict[NodeId, None] = {}
         #: Streams for which PullDue is set, and the number that was lacking then.
         self._pulling: dict[Stream, int] = {}
-
-        #: Brokers that refuse us, per channel.
-        self._refusals: dict[Channel, Tally[str]] = {}
+        self._refusals = Refusals()
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
         """Go on in a new epoch: other clients, rights, keys and channels, the same brokers."""
@@ -163,12 +159,7 @@ class Subscriber:
     # ------------------------------------------------- joining and leaving
 
     def _on_join(self, channel: Channel) -> list[Effect]:
-        entry = self._manifest.channel(channel)
-        if entry is None:
-            raise UsageError(
-                f"there is no channel {channel!r} in cell {self._manifest.cell!r}; it has "
-                f"{', '.join(c.name for c in self._manifest.channels) or 'none'}"
-            )
+        entry = channel_entry(self._manifest, channel)
         if channel in self._interests:
             return []
         interest = self._interests[channel] = Interest(self._manifest, entry, self._keyring)
@@ -240,7 +231,7 @@ class Subscriber:
         interest = self._interest(stream, sender)
         if interest is None:
             return [Drop(DropReason.UNKNOWN_CHANNEL, sender)]
-        if len(vote.digests) % 32:
+        if len(vote.digests) % DIGEST_SIZE:
             return [Drop(DropReason.BAD_RUN, sender)]
         acceptor = interest.acceptors.get(stream)
         if acceptor is None:
@@ -284,10 +275,16 @@ class Subscriber:
 
     def _advance(self, interest: Interest, acceptor: Acceptor) -> list[Effect]:
         """Deliver what is due, settle what histories name, see to bodies that are lacking."""
-        effects: list[Effect] = acceptor.deliver()
         stream = acceptor.stream
         if stream.lane is Lane.HISTORY:
-            effects = self._settle(interest, effects)
+            data = interest.acceptors.get(stream.data)
+            if data is not None and data.crowded:
+                # What histories name must not pile up: they stay in the window of their own lane
+                # until a refresh finds that there is room.
+                return []
+            effects = self._settle(interest, acceptor.deliver())
+        else:
+            effects = acceptor.deliver()
         if stream not in self._pulling and acceptor.lacking(1):
             effects.append(self._await_bodies(acceptor, PULL_MS))
         if effects and interest.behind(stream):
@@ -389,6 +386,9 @@ class Subscriber:
                 if not interest.answered(broker)
             ]
         effects += self._notice_silence(interest)
+        for stream, acceptor in list(interest.acceptors.items()):
+            if stream.lane is Lane.HISTORY and acceptor.stuck:
+                effects += self._advance(interest, acceptor)
         moved = any(a.next != interest.seen.get(s) for s, a in interest.acceptors.items())
         stuck = any(a.stuck for a in interest.acceptors.values())
         interest.seen = {s: a.next for s, a in interest.acceptors.items()}
@@ -420,13 +420,7 @@ class Subscriber:
         return effects
 
     def _on_refuse(self, broker: NodeId, refuse: Refuse) -> list[Effect]:
-        if broker not in self._manifest.broker_ids or refuse.channel not in self._interests:
-            return [Drop(DropReason.UNEXPECTED, broker)]
-        tally = self._refusals.setdefault(refuse.channel, Tally())
-        counted = tally.vote(broker, refuse.reason) is Ballot.COUNTED
-        if counted and tally.count(refuse.reason) == self._manifest.quorums.one_correct:
-            return [Refused(refuse.channel, refuse.reason)]
-        return []
+        return self._refusals.hear(self._manifest, self._interests, broker, refuse)
 
     # ------------------------------------------------------------- receipts
 

@@ -145,6 +145,11 @@ class Acceptor:
         """Whether something beyond `next` is known but its turn does not come."""
         return bool(self._boxes)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits for its turn that histories should wait, too."""
+        return self._top - self.next >= self._window
+
     def lacking(self, limit: int) -> list[int]:
         """Decided numbers, from the next one on, whose bodies are lacking."""
         found: list[int] = []

@@ -97,6 +97,9 @@ class Chain(Forwarder):
             return dropped(event, DropReason.WRONG_SENDER)
         if run.first > self.ledger.next:
             return dropped(event, DropReason.OUT_OF_TURN)
+        if run.first < self.ledger.base:
+            # What it said of forgotten numbers it cannot compare, so it says nothing again.
+            return dropped(event, DropReason.NOT_HELD)
         unvouched = self._unvouched(run, place)
         if unvouched:
             # Either made its MAC wrong or the sender broke it; nobody in between could verify it.

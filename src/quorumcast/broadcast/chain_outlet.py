@@ -128,7 +128,7 @@ class ChainOut(FanOut):
         for broker, progress in members.items():
             if not progress.connected:
                 return (broker,)
-        wanted = next(run.last for run in self._runs.values() if run.last > done)
+        wanted = next((run.last for run in self._runs.values() if run.last > done), done)
         short = tuple(broker for broker, progress in members.items() if progress.credit < wanted)
         if short:
             # More than f of them: one is correct, so it is we who owe something (a history).

@@ -13,7 +13,15 @@ from typing import Protocol
 import msgspec
 
 from quorumcast.broadcast.ledger import Ledger
-from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream, split_digests
+from quorumcast.core.ids import (
+    DIGEST_SIZE,
+    Channel,
+    Digest,
+    Millis,
+    NodeId,
+    Stream,
+    split_digests,
+)
 from quorumcast.core.limits import MAX_FRAME_BYTES
 from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Send, TimerFired
 from quorumcast.core.messages import Contents, Pull
@@ -91,8 +99,11 @@ def check_run(
     """The digests of a run whose bodies match them, or why it is no run."""
     bodies = event.bodies
     parts = split_digests(digests)
-    if len(digests) % 32 or len(parts) != len(bodies):
+    if len(digests) % DIGEST_SIZE or len(parts) != len(bodies):
         return DropReason.BAD_RUN
+    if sum(map(len, bodies)) > MAX_FRAME_BYTES // 2:
+        # It must fit into a frame again, with whatever MACs travel with it then.
+        return DropReason.OVER_LIMIT
     hash_ = surroundings.hash
     for digest, body in zip(parts, bodies, strict=True):
         if hash_(body) != digest:

@@ -44,10 +44,7 @@ from quorumcast.core.machine import (
     Vouch,
 )
 from quorumcast.core.messages import ChainRun, Contents, Echo, Open, Publish, Pull
-from quorumcast.core.statements import (
-    HistoryStatement,
-    Signed,
-)
+from quorumcast.core.statements import HistoryStatement, Signed
 from quorumcast.crypto.digest import root
 
 #: How long a broker waits for the fast path before it fetches what a history names.
@@ -212,7 +209,7 @@ class History:
 
     def _blocked(self, run: Publish | ChainRun) -> bool:
         """No more than 2α publications beyond what is settled (Freeman §6.2, line 21)."""
-        last = run.first + len(run.digests) // 32 - 1
+        last = run.first + len(run.digests) // DIGEST_SIZE - 1
         return last > self.settled + 2 * self._around.policy.alpha_ceiling
 
     def _on_contents(self, event: Receive, run: Contents) -> list[Effect]:
@@ -232,7 +229,9 @@ class History:
                 break
             if number == self.ledger.next:
                 self.ledger.append(digest, body)
-            elif self.ledger.digest(number) != digest:
+            elif self._learned.get(number) == digest:
+                # Only what the cell has settled overrules what this broker vouched for; a history
+                # that merely waits is no more than its publisher's word.
                 self.ledger.correct(number, digest, body)
         self._forget_learned()
         return effects

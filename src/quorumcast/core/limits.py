@@ -16,6 +16,8 @@ MAX_NUMBER = 2**61
 MAX_RUN = 1024
 #: Contents of one publication.
 MAX_BODY_BYTES = 16 * 1024 * 1024
+#: Events of one publication: half a megabyte can hold four million rows of one bit.
+MAX_ROWS = 1 << 20
 #: A node's or channel's name.
 MAX_NAME = 128
 #: Streams named in one message.

@@ -22,7 +22,9 @@ from quorumcast.core.statements import Signed
 
 Digests = Annotated[bytes, Meta(min_length=DIGEST_SIZE, max_length=DIGEST_SIZE * limits.MAX_RUN)]
 RunDigest = Annotated[bytes, Meta(min_length=DIGEST_SIZE, max_length=DIGEST_SIZE)]
-Order = Annotated[tuple[NodeId, ...], Meta(max_length=limits.MAX_CHAIN)]
+ChannelName = Annotated[Channel, Meta(max_length=limits.MAX_NAME)]
+NodeName = Annotated[NodeId, Meta(max_length=limits.MAX_NAME)]
+Order = Annotated[tuple[NodeName, ...], Meta(max_length=limits.MAX_CHAIN)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -55,8 +57,8 @@ class Publish(Message, frozen=True, array_like=True):
 class Voucher(msgspec.Struct, frozen=True, array_like=True):
     """A chain broker's MAC over a run for one node further down the chain."""
 
-    author: NodeId
-    reader: NodeId
+    author: NodeName
+    reader: NodeName
     mac: Annotated[bytes, Meta(max_length=64)]
 
 
@@ -92,7 +94,7 @@ class Ack(Message, frozen=True, array_like=True):
 class Refuse(Message, frozen=True, array_like=True):
     """I will not serve you on this channel, and why."""
 
-    channel: Channel
+    channel: ChannelName
     reason: Annotated[str, Meta(max_length=200)]
 
 
@@ -136,7 +138,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
 class Subscribe(Message, frozen=True, array_like=True):
     """Send me votes on this channel, from these cursors on; repeated whenever in doubt."""
 
-    channel: Channel
+    channel: ChannelName
     cursors: Annotated[tuple[Cursor, ...], Meta(max_length=limits.MAX_STREAMS_NAMED)]
     bodies: bool
 
@@ -144,13 +146,13 @@ class Subscribe(Message, frozen=True, array_like=True):
 class Unsubscribe(Message, frozen=True, array_like=True):
     """Send me nothing more on this channel."""
 
-    channel: Channel
+    channel: ChannelName
 
 
 class Positions(Message, frozen=True, array_like=True):
     """The answer to a subscription: every stream of the channel that this broker knows."""
 
-    channel: Channel
+    channel: ChannelName
     positions: Annotated[tuple[Position, ...], Meta(max_length=limits.MAX_STREAMS_NAMED)]
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pyarrow as pa
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.limits import MAX_BODY_BYTES
+from quorumcast.core.limits import MAX_BODY_BYTES, MAX_ROWS
 
 #: The schema of a channel that names none: opaque bytes.
 _BINARY = pa.binary()
@@ -34,6 +34,11 @@ _U16, _U32, _I32 = (struct.Struct(code).unpack_from for code in ("<H", "<I", "<i
 
 def encode_batch(batch: pa.RecordBatch) -> bytes:
     """The contents of a publication."""
+    if batch.num_rows > MAX_ROWS:
+        raise UsageError(
+            f"this publication has {batch.num_rows:,} events; at most {MAX_ROWS:,} fit into one: "
+            "publish smaller batches"
+        )
     body: bytes = batch.serialize().to_pybytes()
     if len(body) > MAX_BODY_BYTES:
         raise UsageError(
@@ -49,6 +54,8 @@ def decode_batch(body: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
         if not body.startswith(_CONTINUATION) or _compressed(body):
             return None
         batch = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
+        if batch.num_rows > MAX_ROWS:
+            return None
         batch.validate(full=True)
     except (pa.ArrowException, struct.error, ValueError, OSError, EOFError, MemoryError):
         return None
@@ -59,7 +66,7 @@ def batch_of_payloads(payloads: Sequence[bytes]) -> pa.RecordBatch:
     """Opaque events as a batch of the default schema."""
     try:
         column = pa.array(payloads, _BINARY)
-    except (pa.ArrowException, TypeError) as error:
+    except (pa.ArrowException, TypeError, OverflowError) as error:
         raise UsageError(f"events of this channel are bytes: {error}") from None
     if column.null_count:
         raise UsageError("column 'payload' must have a value in every event")
@@ -77,7 +84,7 @@ def batch_of_rows(rows: Sequence[Mapping[str, object]], schema: pa.Schema) -> pa
             )
     try:
         return _complete(pa.RecordBatch.from_pylist(list(rows), schema=schema), schema)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"an event does not fit the channel's schema: {error}") from None
 
 

@@ -1,4 +1,4 @@
-"""The one place where votes are counted: one vote per member, each threshold reported once."""
+"""The one place where votes are counted: one vote per member, and the first one stands."""
 
 from __future__ import annotations
 

@@ -62,6 +62,14 @@ class Court:
         claimed = receipt.digests[place * DIGEST_SIZE : (place + 1) * DIGEST_SIZE]
         if self._hash(receipt.contents) != claimed:
             return "the contents do not have the digest that was signed"
+        signers = self.receipt_signers(receipt)
+        if len(signers) < votes:
+            return f"only {len(signers)} of the {votes} brokers needed signed for these contents"
+        return None
+
+    def receipt_signers(self, receipt: Receipt) -> list[NodeId]:
+        """The brokers whose signatures on a receipt are genuine and say what it says."""
+        count = len(receipt.digests) // DIGEST_SIZE
         expected = root(receipt.first, receipt.digests)
         signers: dict[NodeId, None] = {}
         for signed in receipt.statements:
@@ -75,9 +83,7 @@ class Court:
                 and statement.root == expected
             ):
                 signers[signed.signer] = None
-        if len(signers) < votes:
-            return f"only {len(signers)} of the {votes} brokers needed signed for these contents"
-        return None
+        return list(signers)
 
     def _authentic(self, signed: Signed) -> Statement | None:
         """The statement, if the node named in it signed it in this cell."""

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from quorumcast.core import limits
 from quorumcast.core.ids import NodeId
@@ -28,7 +30,6 @@ from quorumcast.crypto.mac import MAC_SIZE, Mac, same
 
 PROTOCOL = 1
 NONCE_SIZE = 16
-LENGTH_SIZE = 4
 _PREFIX = 4 + MAC_SIZE
 #: Bodies of this size on average are written as they lie instead of being copied into one frame.
 WORTH_A_PIECE = 8192
@@ -73,8 +74,12 @@ class Packet(msgspec.Struct, frozen=True, array_like=True):
     """The authenticated part of a frame."""
 
     sequence: int
-    messages: list[AnyMessage]
-    sizes: list[list[int]]
+    # Counted before anything is built: four million empty lists fit into a header.
+    messages: Annotated[list[AnyMessage], Meta(max_length=limits.MAX_MESSAGES)]
+    sizes: Annotated[
+        list[Annotated[list[int], Meta(max_length=limits.MAX_RUN)]],
+        Meta(max_length=limits.MAX_MESSAGES),
+    ]
 
 
 #: A message encoded once, with its bodies; what an outbox collects for each peer.

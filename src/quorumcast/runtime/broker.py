@@ -35,12 +35,13 @@ from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.control import Control, FaultOrder
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.http import HttpServer
+from quorumcast.runtime.limits import TransportLimits
 from quorumcast.runtime.logs import note, start_logging
 from quorumcast.runtime.loop import run
 from quorumcast.runtime.store import Journal
 from quorumcast.runtime.telemetry import Telemetry
 from quorumcast.runtime.trace import ParquetRecorder, RecordingDriver
-from quorumcast.runtime.transport import Transport, TransportLimits
+from quorumcast.runtime.transport import Transport
 
 MANIFEST_CHECK_S = 1.0
 

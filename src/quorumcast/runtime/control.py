@@ -15,15 +15,18 @@ from __future__ import annotations
 import os
 import random
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from quorumcast import __version__
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
+from quorumcast.crypto.keyring import Keyring
 from quorumcast.faults.catalogue import CATALOGUE, make_fault
 from quorumcast.faults.contract import FaultContext, Role
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.http import (
     Handler,
     Request,
@@ -32,10 +35,7 @@ from quorumcast.runtime.http import (
     json_response,
 )
 from quorumcast.runtime.logs import note
-from quorumcast.runtime.telemetry import Collector, Rates, exposition
-
-if TYPE_CHECKING:
-    from quorumcast.runtime.broker import BrokerNode
+from quorumcast.runtime.telemetry import Collector, Rates, Telemetry, exposition
 
 
 class FaultOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,10 +47,40 @@ class FaultOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
 
 
+class Controlled(Protocol):
+    """The broker behind a status page."""
+
+    manifest: Manifest
+    keyring: Keyring
+    telemetry: Telemetry
+    driver: Driver
+
+    @property
+    def name(self) -> NodeId:
+        """Who this is."""
+        ...
+
+    def peers(self) -> list[NodeId]:
+        """Peers with an open link."""
+        ...
+
+    def trouble(self, peer: NodeId) -> str:
+        """Why a peer that we call has no link."""
+        ...
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+        ...
+
+    def streams(self) -> list[dict[str, object]]:
+        """What this broker holds, stream by stream."""
+        ...
+
+
 class Control:
     """The handlers of one broker's status page."""
 
-    def __init__(self, node: BrokerNode, *, allow_faults: bool) -> None:
+    def __init__(self, node: Controlled, *, allow_faults: bool) -> None:
         self._node = node
         self._allow_faults = allow_faults
         self._rates = Rates(node.telemetry)
@@ -127,7 +157,7 @@ class Control:
         if entry is not None and entry.role is not Role.BROKER:
             raise UsageError(f"{order.name!r} is a {entry.role.value}'s fault, not a broker's")
         context = FaultContext(
-            NodeId(node.name),
+            node.name,
             node.manifest,
             node.keyring,
             random.Random(order.seed),

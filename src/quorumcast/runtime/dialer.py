@@ -12,14 +12,12 @@ import contextlib
 import random
 import socket
 import ssl
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from quorumcast.core.ids import NodeId
 from quorumcast.manifest.manifest import BrokerEntry
+from quorumcast.runtime.limits import TransportLimits
 from quorumcast.runtime.link import Link, Phase
-
-if TYPE_CHECKING:
-    from quorumcast.runtime.transport import TransportLimits
 
 
 class Caller(Protocol):
@@ -48,8 +46,6 @@ class Dialer:
         self._rng = rng
         #: Why there is no link, in a sentence.
         self.trouble = "no answer yet"
-        #: Connection attempts so far.
-        self.attempts = 0
         self._link: Link | None = None
         self._lost = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -80,7 +76,6 @@ class Dialer:
         """Connect, greet, wait for the end; whether the link was ever open."""
         entry, limits = self._entry, self._limits
         loop = asyncio.get_running_loop()
-        self.attempts += 1
         self._lost.clear()
         link = self._link = self._caller.calling(entry.id)
         try:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Millis, NodeId
+from quorumcast.core.ids import DIGEST_SIZE, Millis, NodeId
 from quorumcast.core.machine import (
     Accuse,
     CancelTimer,
@@ -45,7 +45,6 @@ from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.links import Links
 from quorumcast.runtime.telemetry import Telemetry
 
-_DIGEST = 32
 #: Timers that ran out while a machine was held fire so long after its release.
 AFTER_HOLD_MS = 250
 #: With fewer armed handles than this, one whose timer was cancelled is left to run out.
@@ -207,7 +206,7 @@ class Driver:
     def _on_send(self, effect: Send) -> None:
         message = effect.message
         if type(message) is Vote:
-            self.telemetry.publications += len(message.digests) // _DIGEST
+            self.telemetry.publications += len(message.digests) // DIGEST_SIZE
         self._send(effect.to, message, effect.bodies)
 
     def _on_later(self, later: Later) -> None:

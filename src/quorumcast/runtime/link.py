@@ -53,7 +53,7 @@ KEPT_BUFFER = 4 * 1024 * 1024
 #: Above this many bytes in the socket's own buffer we stop sealing.
 WRITE_HIGH = 512 * 1024
 #: One packet carries at most this much, so that a large backlog does not travel as one huge frame.
-PACKET_BYTES = 4 * 1024 * 1024
+PACKET_BYTES = limits.MAX_HEADER_BYTES // 2
 #: A link that ends gets this long to write what waits.
 CLOSE_GRACE_S = 2.0
 
@@ -77,7 +77,6 @@ class Lost(enum.Enum):
     TOO_MANY_CONNECTIONS = "too-many-connections"
     OUTBOX_FULL = "outbox-full"
     NOT_CONNECTED = "not-connected"
-    UNSENDABLE = "unsendable"
 
 
 class Phase(enum.Enum):
@@ -182,9 +181,8 @@ class Link(asyncio.BufferedProtocol):
         self.phase = Phase.CLOSED
         self.outbox.clear()
         self.outbox_bytes = 0
-        self._take = (
-            _ignore  # a bound method would keep a dead link alive until the next collection
-        )
+        # A bound method would keep a dead link alive until the next collection.
+        self._take = _ignore
         self.gone.set()
         self._owner.link_closed(self)
 

@@ -2,14 +2,13 @@
 
 Nothing here is a metric object: a `dict` increment costs tens of nanoseconds, a labelled Prometheus
 counter more than a microsecond. `Collector` turns the numbers into Prometheus families when
-somebody asks for `/metrics`, and `snapshot` into JSON for `/status`. Every key
-comes from an enumeration or the manifest, never from what a peer sent: no peer can make them grow.
+somebody asks for `/metrics`, and `snapshot` into JSON for `/status`. Every key comes from an
+enumeration or the manifest, never from what a peer sent: no peer can make them grow.
 """
 
 from __future__ import annotations
 
 import resource
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -39,7 +38,7 @@ class Telemetry:
     )
 
     def __init__(self) -> None:
-        #: Everything ignored, by reason: `Refusal`, `DropReason` or one of `links.Lost`.
+        #: Everything ignored, by reason: `Refusal`, `DropReason` or one of `link.Lost`.
         self.drops: Counter[str] = Counter()
         #: Suspicions voiced by the machine, by (node, reason); nodes are those of the manifest.
         self.suspicions: Counter[tuple[NodeId, str]] = Counter()
@@ -173,8 +172,3 @@ def exposition(collector: Collector) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return generate_latest(registry)
-
-
-def python_version() -> str:
-    """For `/status`."""
-    return ".".join(map(str, sys.version_info[:3]))

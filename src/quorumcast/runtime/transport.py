@@ -19,8 +19,6 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-import msgspec
-
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Bodies
@@ -30,28 +28,11 @@ from quorumcast.crypto.session import encode_parcel
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.dialer import Dialer
 from quorumcast.runtime.greeting import Greeter
+from quorumcast.runtime.limits import TransportLimits
 from quorumcast.runtime.link import Link, Lost, Phase
 from quorumcast.runtime.links import Listener
 from quorumcast.runtime.telemetry import Telemetry
 from quorumcast.runtime.tls import client_context, server_context
-
-
-class TransportLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What peers and strangers may cost."""
-
-    #: Bytes and messages that wait for one peer.
-    outbox_bytes: int = 32 * 1024 * 1024
-    outbox_messages: int = 16_384
-    #: Connections whose greeting is not finished, in all and from one address.
-    strangers: int = 512
-    strangers_per_address: int = 128
-    #: How long a greeting may take.
-    greeting_timeout_s: float = 5.0
-    #: How long a connection attempt may take.
-    connect_timeout_s: float = 3.0
-    #: Pauses between attempts: the first, and the longest.
-    retry_first_s: float = 0.05
-    retry_longest_s: float = 2.0
 
 
 def peers_to_call(manifest: Manifest, me: NodeId) -> list[NodeId]:

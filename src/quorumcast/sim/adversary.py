@@ -44,10 +44,6 @@ class Adversary:
         """Whether this node follows the protocol for the whole run."""
         return node not in self.faulty
 
-    def is_faulty_broker(self, node: NodeId) -> bool:
-        """Whether this node counts against f."""
-        return node in self.faulty and self._cell.manifest.broker(node) is not None
-
     def declare(self, node: NodeId, how: str) -> None:
         """Count a node among the faulty ones, before the run starts or as it goes."""
         manifest = self._cell.manifest

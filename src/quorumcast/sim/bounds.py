@@ -1,9 +1,8 @@
 """The limit of every container that a machine reports in `sizes()`, by the container's name.
 
 Machines report sizes under paths ("orders: orders/pub-1@1/ledger"); the last word names the
-container. A
-container that is not here is reported by the Boundedness checker: whoever adds one says what bounds
-it.
+container. A container that is not here is reported by the Boundedness checker: whoever adds one
+says what bounds it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
         # brokers
         "streams": streams,
         "subscribers": len(channels) * len(clients),
-        "served": len(channels) * len(clients),
+        "served": (len(channels) + 2) * len(clients),
         **bracha,
         **{f"history_{name}": size for name, size in bracha.items()},
         "vouchers": MAX_VOUCHERS,

@@ -16,27 +16,23 @@ from quorumcast.sim.scheduler import Scheduler
 class Disk:
     """The journal of one node."""
 
-    __slots__ = ("_life", "_scheduler", "durable", "sync_ms", "syncing")
+    __slots__ = ("_life", "_scheduler", "durable", "sync_ms")
 
     def __init__(self, scheduler: Scheduler, sync_ms: int) -> None:
         self._scheduler = scheduler
         self.sync_ms = sync_ms
         #: What a restart finds, oldest first.
         self.durable: list[Record] = []
-        #: How many records are under way.
-        self.syncing = 0
         #: Grows with every crash, so that a sync of an earlier life never completes.
         self._life = 0
 
     def write(self, record: Record, done: Callable[[], None]) -> None:
         """Make a record durable, then call `done`; a crash in between forgets both."""
         life = self._life
-        self.syncing += 1
 
         def synced() -> None:
             if life != self._life:
                 return
-            self.syncing -= 1
             self.durable.append(record)
             done()
 
@@ -46,6 +42,5 @@ class Disk:
     def crash(self, *, wipe: bool) -> None:
         """Lose what is not durable, and with `wipe` everything."""
         self._life += 1
-        self.syncing = 0
         if wipe:
             self.durable.clear()

@@ -119,11 +119,6 @@ class Node:
         """The machine (the first copy of a twin)."""
         return self._copies[0]
 
-    @property
-    def copies(self) -> Sequence[Machine]:
-        """Every machine behind this identity."""
-        return self._copies
-
     # ------------------------------------------------------------- life
 
     def split(self, second_side: Sequence[NodeId]) -> None:

@@ -1,0 +1,23 @@
+"""What the transport lets peers and strangers cost, and how patiently it calls."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class TransportLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What peers and strangers may cost."""
+
+    #: Bytes and messages that wait for one peer.
+    outbox_bytes: int = 32 * 1024 * 1024
+    outbox_messages: int = 16_384
+    #: Connections whose greeting is not finished, in all and from one address.
+    strangers: int = 512
+    strangers_per_address: int = 128
+    #: How long a greeting may take.
+    greeting_timeout_s: float = 5.0
+    #: How long a connection attempt may take.
+    connect_timeout_s: float = 3.0
+    #: Pauses between attempts: the first, and the longest.
+    retry_first_s: float = 0.05
+    retry_longest_s: float = 2.0
