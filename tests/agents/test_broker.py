@@ -36,7 +36,7 @@ from tests.support.cells import (
 )
 
 from quorumcast.agents.audience import REPLAYS, REPLAYS_MS
-from quorumcast.agents.broker import Broker
+from quorumcast.agents.broker import Broker, Vouched
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_NAME, Limits
 from quorumcast.core.machine import (
@@ -431,7 +431,30 @@ def test_broker_pledge_is_kept_towards_histories_too() -> None:
     assert sent(effects, Echo) == []
     assert suspects(effects) == [ALICE]
     truth = publish(1, cell.history(1, 1, b"a"), stream=LANE)
-    assert len(sent(feed(made.handle, publish(1, b"a"), truth), Echo)) == 1
+    assert len(sent(synced(feed(made.handle, publish(1, b"a"), truth)), Echo)) == 1
+
+
+def test_broker_with_a_journal_echoes_only_what_the_disk_holds() -> None:
+    """A broker that forgot its echo could echo another run: two of its words would count."""
+    policy = Policy.named("brb", journal=True)
+    effects = broker(policy).handle(publish(1, b"a"), T0)
+    assert sent(effects, Echo) == []
+    (record,) = [e.record for e in effects if isinstance(e, Persist)]
+    assert record == Vouched(STREAM, 1, digests(b"a"))
+    assert len(sent(synced(effects), Echo)) == 1
+
+
+def test_broker_with_a_journal_signs_only_what_the_disk_holds() -> None:
+    made = broker(Policy.named("ab", journal=True), BOB)
+    made.handle(publish(1, b"a"), T0)
+    effects = made.handle(Receive(BOB, Attest(STREAM, 1)), T0)
+    assert sent(effects, Checkpoint) == []
+    assert len(sent(synced(effects), Checkpoint)) == 1
+
+
+def synced(effects: list[Effect]) -> list[Effect]:
+    """What follows once the disk holds everything."""
+    return [e for effect in effects if isinstance(effect, Persist) for e in effect.then]
 
 
 def test_broker_forged_run_against_a_pledge_does_not_make_the_publisher_a_suspect() -> None:

@@ -209,13 +209,18 @@ class Broker:
         return votes
 
     def _journaled(self, desk: Desk, effect: Effect) -> Effect:
-        """On a chain the MACs that travel on vouch as well."""
+        """On a chain the MACs that travel on vouch as well, and in Bracha's broadcast echoes do."""
         if not desk.entry.policy.journal or not isinstance(effect, Send):
             return effect
-        run = effect.message
-        if not isinstance(run, ChainRun):
-            return effect
-        return Persist(Vouched(run.stream, run.first, run.digests), (effect,))
+        bound: tuple[int, bytes] | None = None
+        match effect.message:
+            case ChainRun(first=first, digests=digests):
+                bound = (first, digests)
+            case Echo() as echo:
+                bound = desk.echoed(echo)
+            case _:
+                pass
+        return effect if bound is None else Persist(Vouched(desk.stream, *bound), (effect,))
 
     def _refuse(self, sender: NodeId, channel: Channel, reason: DropReason) -> list[Effect]:
         said = (

@@ -17,10 +17,11 @@ from quorumcast.broadcast.chain import Chain
 from quorumcast.broadcast.contract import Carrier, Surroundings
 from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import Ledger
+from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_STREAMS_NAMED
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import Ack, Position
+from quorumcast.core.messages import Ack, Echo, Position
 from quorumcast.core.quorum import Broadcast
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
@@ -77,6 +78,17 @@ class Desk:
         if lane is Lane.HISTORY and isinstance(self.carrier, History):
             return self.carrier.history_ledger
         return self.carrier.ledger
+
+    def echoed(self, echo: Echo) -> tuple[int, bytes] | None:
+        """The publications that an echo of ours binds us to: first number and digests."""
+        if isinstance(self.carrier, Bracha):
+            run = self.carrier.echoed(echo.first)
+            return None if run is None else (echo.first, run[0])
+        if not isinstance(self.carrier, History):
+            return None
+        run = self.carrier.history_carrier.echoed(echo.first)
+        found = None if run is None else read_history(run[1][0], self.stream)
+        return None if found is None else (found[1].first, found[1].digests)
 
     def note_missed(self, first: int, last: int) -> None:
         """Several subscribers miss the same publications: each counts once."""

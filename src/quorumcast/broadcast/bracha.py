@@ -162,6 +162,14 @@ class Bracha:
             effects.append(SetTimer(BrachaRetry(self.stream), RETRY_MS))
         return effects
 
+    def echoed(self, first: int) -> tuple[bytes, tuple[bytes, ...]] | None:
+        """The run at a number that this broker echoes, with its bodies."""
+        instance = self._instances.get(first)
+        if instance is None or instance.echoed is None:
+            return None
+        found = instance.contents.get(instance.echoed)
+        return None if found is None else (b"".join(found[0]), found[1])
+
     def sizes(self) -> dict[str, int]:
         return {
             "ledger": len(self.ledger),

@@ -113,7 +113,7 @@ class History:
         return self._bracha.ledger
 
     @property
-    def history_carrier(self) -> Carrier:
+    def history_carrier(self) -> Bracha:
         """What carries the histories; its progress is acknowledged on the history lane."""
         return self._bracha
 
