@@ -395,6 +395,14 @@ def restarted(policy: Policy, *before: Receive, me: NodeId = B1) -> Broker:
     return made
 
 
+def test_broker_pledges_are_bounded_however_long_the_journal_is() -> None:
+    made = broker(limited("ab", retained_publications=3))
+    for number in range(1, 9):
+        made.handle(Restored(Vouched(STREAM, number, digests(b"%d" % number))), T0)
+    assert made.sizes()["pledges"] == 3
+    assert reasons(made.handle(publish(8, b"other"), T0)) == [DropReason.CONFLICT]
+
+
 def test_broker_with_a_journal_votes_only_after_the_disk_has_it() -> None:
     effects = broker(JOURNAL, BOB).handle(publish(1, b"a"), T0)
     (persist,) = [e for e in effects if isinstance(e, Persist)]

@@ -486,6 +486,15 @@ def test_subscriber_refusal_is_believed_at_f_plus_1_and_reported_once() -> None:
     assert effects == [Refused(ORDERS, "no right")]
 
 
+def test_subscriber_that_left_and_joins_again_hears_the_refusal_again() -> None:
+    made = subscriber()
+    for _ in range(2):
+        told = [made.handle(Receive(b, Refuse(ORDERS, "no right")), T0) for b in (B1, B2)]
+        assert told == [[], [Refused(ORDERS, "no right")]]
+        made.handle(Leave(ORDERS), T0)
+        made.handle(Join(ORDERS), T0)
+
+
 def test_subscriber_refusal_by_a_client_or_of_another_channel_is_dropped() -> None:
     made = subscriber()
     for event in (

@@ -109,14 +109,14 @@ class Broker:
                 self._audience.lose(peer)
                 return []
             case Restored(record=Vouched(stream=stream, first=first, digests=digests)):
-                pledges = self._pledges.setdefault(stream, {})
-                pledges.update(enumerate(split_digests(digests), first))
+                self._pledge(stream, first, digests)
                 return []
             case _:
                 return []
 
     def sizes(self) -> dict[str, int]:
         sizes = {"streams": len(self._desks), **self._audience.sizes()}
+        sizes["pledges"] = sum(map(len, self._pledges.values()))
         for desk in self._desks.all():
             for name, size in desk.carrier.sizes().items():
                 sizes[f"{desk.stream}/{name}"] = size
@@ -167,6 +167,16 @@ class Broker:
             return [Drop(DropReason.CONFLICT, sender), *blame]
         told = isinstance(message, Publish | ChainRun | Open)
         return self._finish(desk, desk.carrier.handle(event, now), stream.lane, told=told)
+
+    def _pledge(self, stream: Stream, first: int, digests: bytes) -> None:
+        """Remember what the journal says; of the newest publications, as many as are retained."""
+        entry = self._manifest.channel(stream.channel)
+        if entry is None:
+            return
+        pledges = self._pledges.setdefault(stream, {})
+        pledges.update(enumerate(split_digests(digests), first))
+        for stale in sorted(pledges)[: -entry.policy.limits.retained_publications]:
+            del pledges[stale]
 
     def _breaks_pledge(self, event: Receive, data: Stream) -> bool:
         """Whether a run, or a history, denies what was vouched for before a restart."""

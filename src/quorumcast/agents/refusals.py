@@ -36,6 +36,10 @@ class Refusals:
         """A new epoch: whoever refused before may serve us now."""
         self._by_channel.clear()
 
+    def forget(self, channel: Channel) -> None:
+        """The client has given the channel up; it may ask again."""
+        self._by_channel.pop(channel, None)
+
     def hear(
         self, manifest: Manifest, used: Collection[Channel], broker: NodeId, refuse: Refuse
     ) -> list[Effect]:

@@ -169,6 +169,7 @@ class Subscriber:
     def _on_leave(self, channel: Channel) -> list[Effect]:
         if self._interests.pop(channel, None) is None:
             return []
+        self._refusals.forget(channel)
         return [
             Send(tuple(self._up), Unsubscribe(channel)),
             CancelTimer(Refresh(channel)),

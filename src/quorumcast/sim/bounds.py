@@ -31,6 +31,7 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
     return {
         # brokers
         "streams": streams,
+        "pledges": streams * limits.retained_publications,
         "subscribers": len(channels) * len(clients),
         "served": (len(channels) + 2) * len(clients),
         **bracha,
