@@ -1,5 +1,6 @@
 """From `init` to `verify` with real processes, as a newcomer would do it."""
 
+import io
 import json
 import os
 import random
@@ -125,7 +126,8 @@ def test_event_from_publish_to_verify(
     forged = json.loads(receipt.read_text())
     forged["number"] += 1
     receipt.write_text(json.dumps(forged))
-    assert not answer(capsys, "verify", receipt, "-m", cell, code=1)["valid"]
+    verdict = answer(capsys, "verify", receipt, "-m", cell, code=1)
+    assert (verdict["valid"], verdict["says"]) == (False, None)
 
 
 def test_lines_of_a_file_and_of_standard_input(cell: Path, tmp_path: Path) -> None:
@@ -144,6 +146,99 @@ def test_lines_of_a_file_and_of_standard_input(cell: Path, tmp_path: Path) -> No
     assert (output.split(), errors) == (["x", "y", "a", "b", "a", "b"], "")
 
 
+def test_bytes_that_are_not_utf_8_arrive_as_they_are(cell: Path) -> None:
+    for options, expected in (
+        ([], [b"\xff\x80", b"plain"]),
+        (["--json"], [{"payload_base64": "/4A="}, {"payload": "plain"}]),
+    ):
+        arguments = ["subscribe", "orders", "-m", cell, "-i", "bob", "--count", 2, *options]
+        with started(*arguments) as listener:
+            said(listener, "subscribed to orders")
+            subprocess.run(
+                [*QUORUMCAST, "publish", "orders", b"\xff\x80", "plain", "-m", cell, "-i", "alice"],
+                timeout=30, check=True, capture_output=True,
+            )  # fmt: skip
+            assert isinstance(listener.stdout, io.TextIOWrapper)
+            lines = listener.stdout.buffer.read().splitlines()
+            assert listener.wait(20) == 0
+        if options:
+            events = [json.loads(text) for text in lines]
+            payloads = [{key: event[key] for key in event if "payload" in key} for event in events]
+            assert payloads == expected
+        else:
+            assert lines == expected
+
+
+def test_evidence_of_a_subscriber_is_saved_and_holds(
+    cell: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    answer(capsys, "faults", "set", "broker-1", "alter", "-m", cell)
+    options = ["--evidence", tmp_path / "proofs"]
+    with started("subscribe", "orders", "-m", cell, "-i", "bob", *options) as listener:
+        said(listener, "subscribed to orders")
+        publishing = ["publish", "orders", "x", "--count", 600, "--rate", 200, "-m", cell]
+        answer(capsys, *publishing, "-i", "alice")
+        said(listener, f"saved to {tmp_path / 'proofs' / 'broker-1.evidence.json'}")
+        listener.send_signal(signal.SIGINT)
+        listener.communicate(timeout=20)
+    answer(capsys, "faults", "clear", "broker-1", "-m", cell)
+    verdict = answer(capsys, "verify", tmp_path / "proofs" / "broker-1.evidence.json", "-m", cell)
+    assert (verdict["valid"], verdict["accused"]) == (True, "broker-1")
+
+
+def test_one_interrupt_ends_a_publisher_that_waits_for_a_terminal(cell: Path) -> None:
+    ours, theirs = os.openpty()
+    with (
+        started("subscribe", "orders", "-m", cell, "-i", "bob", "--count", 1) as listener,
+        subprocess.Popen(
+            [*QUORUMCAST, "publish", "orders", "-", "-m", str(cell), "-i", "alice"],
+            stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        ) as publisher,
+    ):  # fmt: skip
+        try:
+            said(listener, "subscribed to orders")
+            said(publisher, "type events, one per line; Ctrl-D ends")
+            os.write(ours, b"typed\n")
+            output, _ = listener.communicate(timeout=20)  # before any further line is typed
+            assert output == "typed\n"
+            publisher.send_signal(signal.SIGINT)
+            _, errors = publisher.communicate(timeout=20)
+        finally:
+            publisher.kill()
+            os.close(ours)
+            os.close(theirs)
+    assert (publisher.returncode, errors) == (130, "")
+
+
+def test_second_up_says_that_the_cell_runs(cell: Path) -> None:
+    done = subprocess.run(
+        [*QUORUMCAST, "up", str(cell)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 2
+    (text,) = done.stderr.splitlines()
+    assert "cell 'cell' seems to be running already" in text
+    assert "Ctrl-C" in text
+    assert "manifest" not in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_brokers_end_with_their_supervisor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    assert main(["init", str(tmp_path / "c"), "--base-port", str(base_port())]) == 0
+    capsys.readouterr()
+    with started("up", tmp_path / "c", "--json") as up:
+        while line(up).get("event") != "up":
+            pass
+        rows = answer(capsys, "status", "-m", tmp_path / "c")["brokers"]
+        up.send_signal(number)
+        up.wait(20)
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{row['pid']}").exists() for row in rows.values()):
+        assert time.monotonic() < deadline, "brokers outlived their supervisor"
+        time.sleep(0.05)
+
+
 def test_missing_right_and_unknown_channel(cell: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, expected in (
         (["publish", "private", "x", "-i", "bob"], "'bob' may not publish on channel 'private'"),
@@ -158,7 +253,9 @@ def test_missing_right_and_unknown_channel(cell: Path, capsys: pytest.CaptureFix
 def test_status_and_faults_of_running_brokers(
     cell: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer(capsys, "faults", "set", "broker-2", "alter", "--percent", 50, "-m", cell)
+    answer(capsys, "faults", "set", "broker-2", "alter", "-m", cell)
+    again = answer(capsys, "faults", "set", "broker-2", "alter", "--percent", 50, "-m", cell)
+    assert again["faults"] == ["alter"]
     brokers = answer(capsys, "status", "-m", cell)["brokers"]
     assert {name: row["up"] for name, row in brokers.items()} == dict.fromkeys(brokers, True)
     assert brokers["broker-2"]["faults"] == ["alter"]

@@ -49,6 +49,8 @@ def test_init_f_too_large_for_n(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     [
         (["--channel", "orders:gossip"], "there is no policy 'gossip'"),
         (["--channel", "orders:ab+history:many"], "alpha must be a number"),
+        (["--channel", "orders:ab:10"], "'ab' has no alpha; did you mean ab+history:10?"),
+        (["--channel", "orders:brb:10"], "'brb' has no alpha; write orders:brb"),
         (["--channel", "a:ab:1:x:y:z"], "says too much about a channel"),
         (["--channel", "a:brb::nobody"], "gives rights to 'nobody'"),
         (["--digest", "md5"], "unknown digest 'md5'"),
@@ -112,7 +114,11 @@ def test_identity_missing_unnamed_or_readable_by_others(
 ) -> None:
     assert "who are you?" in sentence(capsys, "publish", "orders", "x", "-m", cell)
     line = sentence(capsys, "publish", "orders", "x", "-m", cell, "-i", "nobody")
-    assert "there is no identity at nobody" in line
+    assert "there is no identity 'nobody'; cell 'cell' has the clients alice, bob" in line
+    assert "epoch add-client" in line
+    line = sentence(capsys, "publish", "orders", "x", "-m", cell, "-i", tmp_path / "nobody")
+    assert "there is no identity at" in line
+    assert "has the brokers broker-1" in sentence(capsys, "broker", "-m", cell, "-i", "nobody")
     open_ = tmp_path / "alice.identity"
     open_.write_text((cell / "alice.identity").read_text())
     open_.chmod(0o644)
@@ -130,7 +136,8 @@ def test_client_identity_as_broker_and_the_reverse(
 def test_address_where_no_broker_listens(capsys: pytest.CaptureFixture[str], cell: Path) -> None:
     arguments = ["publish", "orders", "x", "-m", cell, "-i", "alice", "--timeout", "0.3"]
     assert "brokers can be reached and 3 are needed" in sentence(capsys, *arguments)
-    assert "no status page answers" in sentence(capsys, "status", "-m", cell)
+    line = sentence(capsys, "status", "-m", cell)
+    assert f"no broker of cell 'cell' is up; start it with 'quorumcast up {cell}'" in line
     line = sentence(capsys, "faults", "set", "broker-1", "alter", "-m", cell)
     assert "no status page answers" in line
     assert "there is no broker 'x'" in sentence(capsys, "faults", "clear", "x", "-m", cell)
@@ -163,6 +170,61 @@ def test_publish_nothing_or_too_often(capsys: pytest.CaptureFixture[str], cell: 
     assert "--receipt needs an end" in sentence(
         capsys, "subscribe", "orders", "-m", cell, "-i", "bob", "--receipt", "r.json"
     )
+
+
+def test_subscribe_receipt_or_evidence_in_no_directory(
+    capsys: pytest.CaptureFixture[str], cell: Path, tmp_path: Path
+) -> None:
+    command = ["subscribe", "orders", "-m", cell, "-i", "bob", "--count", "1"]
+    line = sentence(capsys, *command, "--receipt", tmp_path / "none" / "r.json")
+    assert "has no directory" in line
+    assert "is a directory" in sentence(capsys, *command, "--receipt", tmp_path)
+    (tmp_path / "file").write_text("")
+    assert "cannot be used" in sentence(capsys, *command, "--evidence", tmp_path / "file")
+
+
+def test_fault_that_no_broker_commits(capsys: pytest.CaptureFixture[str], cell: Path) -> None:
+    for fault, expected in (
+        ("dance", "there is no fault 'dance'; a broker can commit "),
+        ("skip-broker", "'skip-broker' is a publisher's fault; a broker can commit "),
+    ):
+        line = sentence(capsys, "faults", "set", "broker-1", fault, "-m", cell)
+        assert expected in line
+        assert "skip-broker" not in line.partition("can commit")[2]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["publish", b"\xff", "x", "-i", "alice"],
+        ["publish", "orders", "x", "-i", b"\xff"],
+        ["subscribe", b"\xff", "-i", "bob"],
+        ["faults", "set", b"\xff", "alter"],
+        ["faults", "set", "broker-1", b"\xff"],
+        [b"\xff"],
+        ["epoch", "add-client", b"\xff"],
+        ["epoch", "add-channel", b"\xff"],
+    ],
+    ids=str,
+)
+def test_argument_that_is_not_utf_8(cell: Path, arguments: list[str | bytes]) -> None:
+    manifest = ["-m", str(cell)] if len(arguments) > 1 else []
+    done = subprocess.run(
+        [sys.executable, "-m", "quorumcast", *arguments, *manifest,
+         *(["--timeout", "0.3"] if arguments[0] in ("publish", "subscribe") else [])],
+        capture_output=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(b"quorumcast: ")
+
+
+def test_init_hides_a_cell_from_git(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "README").write_text("")
+    for name, expected in (("cell", "*"), ("project", "*.identity")):
+        assert main(["init", str(tmp_path / name), "--digest", "sha256"]) == 0
+        assert (tmp_path / name / ".gitignore").read_text().splitlines()[0] == expected
 
 
 def test_verify_missing_file(capsys: pytest.CaptureFixture[str], cell: Path) -> None:

@@ -22,6 +22,16 @@ def test_sim_seeds_print_the_account_of_a_campaign(capsys: pytest.CaptureFixture
     assert {"simulated_s", "messages", "faults_injected", "false_accusations"} <= report.keys()
 
 
+def test_sim_counts_on_standard_error_when_it_takes_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quorumcast.cli.sim.QUIET_S", 0.0)
+    assert main(["sim", "--seeds", "3", "--workers", "1", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["scenarios"] == 3
+    assert captured.err == "1 of 3 scenarios\n"
+
+
 def test_bench_prints_the_figures_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     report = answer(
         capsys, "bench", "--policy", "direct", "--brokers", "3", "--seconds", "0.5",

@@ -3,6 +3,7 @@
 DIR/manifest.json       the signed manifest, for everybody
 DIR/operator.identity   signs this manifest and its successors: keep it away from the brokers
 DIR/NAME.identity       one per broker and client, readable by its owner alone
+DIR/.gitignore          keeps all of it out of a repository
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def parse_channel(spec: str) -> ChannelEntry:
     """A channel as the command line writes it."""
     from quorumcast.core.ids import Channel
     from quorumcast.manifest.manifest import EVERYONE, ChannelEntry
-    from quorumcast.manifest.policy import Policy
+    from quorumcast.manifest.policy import POLICY_NAMES, Policy
 
     name, policy, alpha, publishers, subscribers, *rest = [*spec.split(":"), "", "", "", ""]
     if any(rest):
@@ -95,9 +96,18 @@ def parse_channel(spec: str) -> ChannelEntry:
         )
     if alpha and not alpha.isdecimal():
         raise UsageError(f"alpha must be a number, not {alpha!r}; write {name}:{policy}:100")
+    chosen = Policy.named(policy or "ab+history", alpha=int(alpha or 100))
+    if int(alpha or 0) and not chosen.has_history:
+        history = f"{policy}+history"
+        advice = (
+            f"did you mean {history}:{alpha}?"
+            if history in POLICY_NAMES
+            else f"write {name}:{policy}"
+        )
+        raise UsageError(f"{policy!r} has no alpha; {advice}")
     return ChannelEntry(
         Channel(name),
-        Policy.named(policy or "ab+history", alpha=int(alpha or 100)),
+        chosen,
         tuple(filter(None, publishers.split(","))) or (EVERYONE,),
         tuple(filter(None, subscribers.split(","))) or (EVERYONE,),
     )
@@ -130,6 +140,7 @@ def _write(directory: Path, manifest: Manifest, identities: list[Identity], *, f
         for path in old:
             path.unlink()
         directory.mkdir(parents=True, exist_ok=True)
+        _hide_from_git(directory)
     except OSError as error:
         raise UsageError(
             f"{directory} cannot be used ({error.strerror}); choose another directory"
@@ -137,6 +148,15 @@ def _write(directory: Path, manifest: Manifest, identities: list[Identity], *, f
     for identity in identities:
         write_identity(directory / f"{identity.name}{IDENTITY}", identity)
     write_manifest(directory / MANIFEST, sign_manifest(manifest, identities[0]))
+
+
+def _hide_from_git(directory: Path) -> None:
+    """Keys never belong into a repository; in a directory with other files only they are hidden."""
+    ignore = directory / ".gitignore"
+    if not ignore.exists():
+        ours = {"logs", "data", "evidence"}
+        alone = all(path.name in ours or path.suffix == ".old" for path in directory.iterdir())
+        ignore.write_text("*\n" if alone else f"*{IDENTITY}\n*.old\n")
 
 
 def summary(manifest: Manifest, directory: Path) -> dict[str, object]:

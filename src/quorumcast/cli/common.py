@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +24,7 @@ OPERATOR = "operator"
 
 #: A broker's status page is on its own port plus this, unless it is told otherwise.
 STATUS_OFFSET = 1000
-STATUS_TIMEOUT_S = 5.0
+STATUS_TIMEOUT_S = 2.0
 #: Columns where nobody's terminal says how many there are.
 PLAIN_WIDTH = 160
 
@@ -58,15 +60,39 @@ def manifest_path(given: Path) -> Path:
     return given / MANIFEST if given.is_dir() else given
 
 
-def identity_path(given: str, manifest: Path) -> Path:
+def identity_path(given: str, manifest: Path, *, of_broker: bool = False) -> Path:
     """An identity file, given itself or by the name of a node beside the manifest."""
-    if not given:
-        names = sorted(path.stem for path in manifest.parent.glob(f"*{IDENTITY}"))
-        known = f"; {manifest.parent} has: {', '.join(names)}" if names else ""
-        raise UsageError(f"who are you? name an identity with --identity{known}")
     path = Path(given)
+    if given and (path.exists() or len(path.parts) > 1):
+        return path
     beside = manifest.parent / f"{given}{IDENTITY}"
-    return beside if not path.exists() and beside.exists() else path
+    if given and beside.exists():
+        return beside
+    from quorumcast.manifest.files import read_manifest
+
+    cell = read_manifest(manifest)
+    names: list[str] = sorted(cell.broker_ids if of_broker else (c.id for c in cell.clients))
+    kind = "brokers" if of_broker else "clients"
+    known = f"cell {cell.cell!r} has the {kind} {', '.join(names)}" if names else f"no {kind} yet"
+    if not given:
+        raise UsageError(f"who are you? name an identity with --identity; {known}")
+    if of_broker:
+        raise UsageError(f"there is no identity {given!r}; {known}")
+    raise UsageError(
+        f"there is no identity {given!r}; {known}, and "
+        f"'quorumcast epoch add-client NAME -m {manifest.parent}' makes another"
+    )
+
+
+def this_command() -> str:
+    """How this very program is called from the shell that called it."""
+    called = Path(sys.argv[0])
+    if called.name != "quorumcast":
+        return f"{shlex.quote(sys.executable)} -m quorumcast"
+    found = shutil.which("quorumcast")
+    if found is not None and Path(found).resolve() == called.resolve():
+        return "quorumcast"
+    return shlex.quote(str(called))
 
 
 def print_json(value: object) -> None:
@@ -101,6 +127,23 @@ def status_urls(manifest: Manifest, given: list[str] | None) -> dict[str, str]:
 def default_status_url(broker: BrokerEntry) -> str:
     """The convention of `up` and `broker`: this machine, the broker's port plus an offset."""
     return f"http://127.0.0.1:{broker.port + STATUS_OFFSET}"
+
+
+def ask_all(urls: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Every broker's status, asked at the same time; `up` says whether it answered."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def look(url: str) -> dict[str, Any]:
+        try:
+            answer: Any = ask(f"{url}/status")
+        except UsageError as error:
+            return {"up": False, "state": "down", "trouble": str(error)}
+        if not isinstance(answer, dict) or "node" not in answer:
+            return {"up": False, "state": "no broker", "trouble": f"no broker is at {url}"}
+        return {"up": True, **answer}
+
+    with ThreadPoolExecutor(max(len(urls), 1)) as pool:
+        return dict(zip(urls, pool.map(look, urls.values()), strict=True))
 
 
 def ask(url: str, method: str = "GET", body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ receipt of one event, both judged by the code of `quorumcast verify`.
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 import tempfile
 import time
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorumcast.cli.common import JsonOption, console, print_json
+from quorumcast.cli.common import JsonOption, console, print_json, this_command
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -346,7 +347,10 @@ def _print_summary(summary: dict[str, Any]) -> None:
     out.print(f"[bold]liar[/]        {', '.join(summary['liars']) or 'nobody was convicted'}")
     for kind in ("evidence", "receipt"):
         if proof := summary.get(kind):
-            verdict = "[green]valid[/]" if proof["valid"] else f"[red]{proof['reason']}[/]"
-            out.print(f"[bold]{kind:11}[/] {verdict}: {proof['says']}")
-            command = f"quorumcast verify {proof['file']} -m {summary['manifest']}"
-            out.print(f"            {command}", markup=False)
+            verdict = f"[red]not valid: {proof['reason']}[/]"
+            if proof["valid"]:
+                verdict = f"[green]valid[/]: {proof['says']}"
+            out.print(f"[bold]{kind:11}[/] {verdict}", soft_wrap=True)
+            file, manifest = shlex.quote(proof["file"]), shlex.quote(summary["manifest"])
+            command = f"{this_command()} verify {file} -m {manifest}"
+            out.print(f"            {command}", markup=False, soft_wrap=True)

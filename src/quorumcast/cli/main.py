@@ -8,6 +8,7 @@ that `quorumcast --help` answers at once.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -66,12 +67,16 @@ _ParserError: type[Exception] = next(
 
 
 def _fail(sentence: str, code: int = USAGE_ERROR) -> int:
-    print(f"quorumcast: {' '.join(sentence.split())}", file=sys.stderr)
+    line = f"quorumcast: {' '.join(sentence.split())}"
+    print(line.encode(errors="backslashreplace").decode(), file=sys.stderr)
     return code
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Arguments need not be UTF-8, and may be part of what is said.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = app(arguments, standalone_mode=False, prog_name="quorumcast")
         sys.stdout.flush()
@@ -88,6 +93,8 @@ def main(arguments: list[str] | None = None) -> int:
         # Whoever read our output has gone; nothing more can be said to them.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except UnicodeEncodeError as error:
+        return _fail(f"{error.object!r} is not UTF-8; only events may be other bytes")
     except OSError as error:
         return _fail(f"{error.strerror or error} ({error.filename or 'no file'})")
     return code if isinstance(code, int) else 0

@@ -13,6 +13,7 @@ from quorumcast.cli.common import (
     ManifestOption,
     StatusOption,
     ask,
+    ask_all,
     console,
     manifest_path,
     print_json,
@@ -38,15 +39,13 @@ def status(
     """Show the brokers of a cell: who is up, what they hold, whom they suspect."""
     from quorumcast.manifest.files import read_manifest
 
-    cell = read_manifest(manifest_path(manifest))
-    rows: dict[str, dict[str, Any]] = {}
-    for name, address in status_urls(cell, url).items():
-        try:
-            rows[name] = {"up": True, **ask(f"{address}/status")}
-        except UsageError as error:
-            rows[name] = {"up": False, "trouble": str(error)}
+    path = manifest_path(manifest)
+    cell = read_manifest(path)
+    rows = ask_all(status_urls(cell, url))
     if not any(row["up"] for row in rows.values()):
-        raise UsageError(str(next(iter(rows.values()))["trouble"]))
+        raise UsageError(
+            f"no broker of cell {cell.cell!r} is up; start it with 'quorumcast up {path.parent}'"
+        )
     if json_:
         print_json({"cell": cell.cell, "epoch": cell.epoch, "brokers": rows})
     else:
@@ -67,7 +66,7 @@ def status_table(cell: str, rows: dict[str, dict[str, Any]]) -> Table:
         table.add_column(column)
     for name, row in rows.items():
         if not row["up"]:
-            table.add_row(name, f"[red]{row.get('trouble', 'down')}[/]")
+            table.add_row(name, f"[red]{row['state']}[/]")
             continue
         peers = [peer for peer, state in row["brokers"].items() if state["up"]]
         rates = row["rates"]
@@ -128,7 +127,24 @@ def set_fault(
     json_: JsonOption = False,
 ) -> None:
     """Make a broker misbehave; it must have been started with --allow-faults."""
+    from quorumcast.faults.catalogue import CATALOGUE
+    from quorumcast.faults.contract import Role
+
+    names = [entry.name for entry in CATALOGUE.values() if entry.role is Role.BROKER]
+    if fault not in names:
+        other = CATALOGUE.get(fault)
+        wrong = (
+            f"{fault!r} is a {other.role.value}'s fault"
+            if other
+            else f"there is no fault {fault!r}"
+        )
+        raise UsageError(f"{wrong}; a broker can commit {', '.join(names)}")
+    if not 1 <= percent <= 100:
+        raise UsageError("--percent is 1 to 100")
     address = _address(broker, manifest, url)
+    if fault in ask(f"{address}/faults")["installed"]:
+        # The new order takes the place of the old one.
+        ask(f"{address}/faults?name={quote(fault)}", "DELETE")
     order = {"name": fault, "percent": percent, "victims": victim or []}
     _report(broker, ask(f"{address}/faults", "POST", order), json_)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ from quorumcast.cli.common import (
     IdentityOption,
     JsonOption,
     ManifestOption,
-    ask,
+    ask_all,
     console,
     default_status_url,
     identity_path,
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from quorumcast.cli.supervisor import Supervisor
+    from quorumcast.manifest.manifest import BrokerEntry
 
 UP_EXAMPLE = "Example:  quorumcast up cell --allow-faults"
 BROKER_EXAMPLE = "Example:  quorumcast broker -m cell/manifest.json -i cell/broker-1.identity"
 
 TICK_S = 0.1
+STOPPING = (signal.SIGTERM, signal.SIGHUP)
 TABLE_S = 1.0
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -64,8 +67,12 @@ def up(
     supervisor = Supervisor(
         directory, manifest, only=only, allow_faults=allow_faults, log_level=log
     )
-    signal.signal(signal.SIGTERM, _stop)
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _stop)
     try:
+        refuse_running(directory, manifest.cell, [child.entry for child in supervisor.children])
         supervisor.start()
         if sys.stdout.isatty() and not json_:
             _watch_live(supervisor, manifest.cell)
@@ -74,11 +81,39 @@ def up(
     except _Stopped:
         return
     finally:
+        for number in STOPPING:
+            signal.signal(number, signal.SIG_IGN)
         supervisor.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def refuse_running(directory: Path, cell: str, brokers: Sequence[BrokerEntry]) -> None:
+    """Say so if brokers of this cell are up already."""
+    rows = ask_all({broker.id: default_status_url(broker) for broker in brokers})
+    for name, row in rows.items():
+        if row["up"] and (row["node"], row["cell"]) == (name, cell):
+            pid = _supervisor_of(row["pid"])
+            kill = f", or with 'kill {pid}'" if pid else ""
+            raise UsageError(
+                f"cell {cell!r} seems to be running already ({name} answers); stop it with Ctrl-C "
+                f"where 'quorumcast up {directory}' runs{kill}"
+            )
+
+
+def _supervisor_of(pid: int) -> int | None:
+    """The process `quorumcast up` that started a broker, where /proc tells."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        parent = int(fields[1])
+        command = Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError, IndexError):
+        return None
+    return parent if b"up" in command and any(b"quorumcast" in word for word in command) else None
 
 
 class _Stopped(Exception):
-    """Somebody sent SIGTERM."""
+    """Somebody sent SIGTERM, or the terminal is gone."""
 
 
 def _stop(number: int, frame: Any) -> None:
@@ -125,16 +160,12 @@ def _watch_live(supervisor: Supervisor, cell: str) -> None:
 def _table(supervisor: Supervisor, cell: str) -> Table:
     from quorumcast.cli.operations import status_table
 
+    entries = [child.entry for child in supervisor.children if child.ready]
+    answers = ask_all({entry.id: default_status_url(entry) for entry in entries})
     rows: dict[str, dict[str, Any]] = {}
     for child in supervisor.children:
-        row: dict[str, Any] = {"up": False, "trouble": child.state}
-        if child.ready:
-            try:
-                row = {"up": True, **ask(f"{default_status_url(child.entry)}/status")}
-            except UsageError as error:
-                row["trouble"] = str(error)
-        row["restarts"] = child.restarts
-        rows[child.entry.id] = row
+        row = answers.get(child.entry.id) or {"up": False, "state": child.state}
+        rows[child.entry.id] = {**row, "restarts": child.restarts}
     return status_table(cell, rows)
 
 
@@ -167,7 +198,7 @@ def broker(
     _check_level(log)
     path = manifest_path(manifest)
     cell = read_manifest(path)
-    file = identity_path(identity, path)
+    file = identity_path(identity, path, of_broker=True)
     name = read_identity(file).name
     entry = cell.broker(name)
     port = metrics_port

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +19,36 @@ EXAMPLE = "Example:  quorumcast sim --seeds 200 --policy ab+history --adversary 
 ALL = "all"
 #: Failing seeds that are shown to people.
 SHOWN = 10
+
+
+#: Work shorter than this needs no counter; without a terminal a line comes so much more rarely.
+QUIET_S, LINE_S = 2.0, 20.0
+
+
+class Progress:
+    """Counts on standard error what is done, for work that takes its time."""
+
+    def __init__(self, total: int, what: str) -> None:
+        self._total = total
+        self._what = what
+        self._done = 0
+        self._terminal = sys.stderr.isatty()
+        self._every_s = 0.2 if self._terminal else LINE_S
+        self._due = time.monotonic() + QUIET_S
+        self._shown = False
+
+    def __call__(self, outcome: object = None) -> None:
+        """One more is done."""
+        self._done += 1
+        last = self._done == self._total
+        if last and self._shown and self._terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        elif not last and time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._every_s
+            self._shown = True
+            line = f"{self._done:,} of {self._total:,} {self._what}"
+            start, end = ("\r\x1b[K", "") if self._terminal else ("", "\n")
+            print(f"{start}{line}", end=end, file=sys.stderr, flush=True)
 
 
 def sim(
@@ -55,6 +87,7 @@ def _campaign(
         _named(policy),
         _named(adversary),
         workers=workers or None,
+        progress=Progress(seeds, "scenarios"),
     )
     if json_:
         print_json(msgspec.to_builtins(report))
@@ -85,9 +118,13 @@ def _print(report: Report) -> None:
 def _known_bad(json_: bool) -> None:
     import msgspec
 
-    from quorumcast.sim.variants import run_known_bad
+    from quorumcast.sim.variants import VARIANTS, run_known_bad
 
-    catches = run_known_bad()
+    catches = []
+    progress = Progress(len(VARIANTS), "variants")
+    for variant in VARIANTS:
+        catches += run_known_bad([variant.name])
+        progress()
     missed = [catch for catch in catches if not (catch.caught and catch.clean)]
     if json_:
         print_json(

@@ -3,7 +3,8 @@
 A broker that ends by itself comes back after a pause that doubles with each quick death and starts
 over once it has lived for a while. One that ends with exit code 2 was asked for something
 impossible (a port in use, a wrong key): its sentence is the answer, and trying again would not
-help.
+help. Brokers hold the reading end of a pipe, the lifeline, and stop when it closes: they end with
+their supervisor, however it ends.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Child:
         self.log = log
         self.restarts = 0
         self._settings = settings
+        self._lifeline = [] if settings.lifeline_fd is None else [settings.lifeline_fd]
         self._process: subprocess.Popen[bytes] | None = None
         self._ready_pipe = -1
         self._pause_s = FIRST_PAUSE_S
@@ -71,7 +73,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=[writing],
+                pass_fds=[writing, *self._lifeline],
                 start_new_session=True,  # Ctrl-C is for the supervisor, which stops brokers in turn
             )
         os.close(writing)
@@ -158,6 +160,7 @@ class Supervisor:
             )
         logs = directory / "logs"
         logs.mkdir(exist_ok=True)
+        self._lifeline = os.pipe()
         self.children = [
             Child(
                 entry,
@@ -168,6 +171,7 @@ class Supervisor:
                     allow_faults=allow_faults,
                     evidence=directory / "evidence",
                     data=directory / "data",
+                    lifeline_fd=self._lifeline[0],
                     log_level=log_level,
                 ),
                 logs / f"{entry.id}.log",
@@ -194,3 +198,6 @@ class Supervisor:
             child.terminate()
         for child in self.children:
             child.wait()
+        for descriptor in self._lifeline:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

@@ -26,15 +26,17 @@ def verify(
 
     Exit code 0 if it holds, 1 if it does not.
     """
+    from rich.markup import escape
+
     from quorumcast.manifest.files import read_manifest
 
     verdict = judge(read_document(file), read_manifest(manifest_path(manifest)))
     if json_:
         print_json(verdict)
     elif verdict["valid"]:
-        console().print(f"[green]valid[/]: {verdict['says']}")
+        console().print(f"[green]valid[/]: {escape(verdict['says'])}", soft_wrap=True)
     else:
-        console().print(f"[red]not valid[/]: {verdict['reason']}")
+        console().print(f"[red]not valid[/]: {escape(verdict['reason'])}", soft_wrap=True)
     if not verdict["valid"]:
         raise typer.Exit(1)
 
@@ -80,7 +82,7 @@ def judge(document: Receipt | Evidence, manifest: Manifest) -> dict[str, Any]:
         else:
             votes = receipt_votes(manifest.quorums, channel.policy.protection)
             reason = court.why_receipt_fails(document, votes)
-        signers = [signed.signer for signed in document.statements]
+        signers = court.receipt_signers(document)
         facts = {
             "kind": "receipt",
             "says": (
@@ -100,4 +102,6 @@ def judge(document: Receipt | Evidence, manifest: Manifest) -> dict[str, Any]:
             "accused": document.accused,
             "proof": document.kind.value,
         }
+    if reason is not None:
+        facts["says"] = None  # what does not hold claims nothing
     return {"valid": reason is None, "reason": reason, **facts}
