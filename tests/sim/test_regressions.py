@@ -16,6 +16,8 @@ FOUND = [
     # and said nothing, so the broker had no reason to say it again.
     (37, "ab+history", "crash"),
     (151, "ab+history", "crash"),
+    # Two liars and their neighbours in the chain took turns at standing aside, for ever.
+    (201024, "chain+history", "alter-body"),
 ]
 
 

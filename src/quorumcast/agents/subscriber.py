@@ -280,8 +280,7 @@ class Subscriber:
         if stream.lane is Lane.HISTORY:
             data = interest.acceptors.get(stream.data)
             if data is not None and data.crowded:
-                # What histories name must not pile up: they stay in the window of their own lane
-                # until a refresh finds that there is room.
+                # They wait in the window of their own lane until a refresh finds room.
                 return []
             effects = self._settle(interest, acceptor.deliver())
         else:

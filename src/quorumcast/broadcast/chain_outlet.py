@@ -20,7 +20,16 @@ from quorumcast.manifest.policy import Policy
 class ChainOut(FanOut):
     """Every run to the head of a chain."""
 
-    __slots__ = ("_blamed", "_keyring", "_missed", "_order", "_points", "_quorums", "_stalls")
+    __slots__ = (
+        "_blamed",
+        "_changes",
+        "_keyring",
+        "_missed",
+        "_order",
+        "_points",
+        "_quorums",
+        "_stalls",
+    )
 
     def __init__(
         self,
@@ -37,6 +46,8 @@ class ChainOut(FanOut):
         pool = brokers[: quorums.chain_pool]
         #: How often each broker was next to a break; the f worst stand aside.
         self._points = dict.fromkeys(pool, 0)
+        #: How often the chain was changed.
+        self._changes = 0
         #: The chain in use.
         self._order = pool[: quorums.chain_length]
         #: What subscribers were said to have missed when the chain was last changed for it.
@@ -145,13 +156,24 @@ class ChainOut(FanOut):
         rank = {broker: place for place, broker in enumerate(self._order)}
         standing = sorted(self._points, key=lambda b: (self._points[b], rank.get(b, -1)))
         chosen = standing[: self._quorums.chain_length]
-        order = tuple(broker for broker in self._points if broker in chosen)
+        self._changes += 1
+        order = self._arranged(chosen)
         effects: list[Effect] = [
             Suspect(broker, Suspicion.BROKEN_CHAIN, self.stream, self._blamed + 1)
             for broker in suspects
         ]
         self._order = order
         return effects + self._restart()
+
+    def _arranged(self, chosen: list[NodeId]) -> tuple[NodeId, ...]:
+        """Other neighbours with every change.
+
+        A liar always gets the point for a break, its neighbour shares it: if the two stayed
+        neighbours they would come and go together, and two such pairs could take turns for ever.
+        """
+        pool = list(self._points)
+        stride = 1 + (self._changes - 1) % max(1, len(pool) - 1)
+        return tuple(sorted(chosen, key=lambda b: (pool.index(b) * stride % len(pool), b)))
 
     def _restart(self) -> list[Effect]:
         """Send again whatever the whole chain has not acknowledged."""
