@@ -321,6 +321,20 @@ def test_subscriber_source_that_withholds_bodies_is_suspected_and_replaced() -> 
     assert asked == {B4: False, B1: True}
 
 
+def test_subscriber_source_that_votes_for_other_contents_is_replaced() -> None:
+    """Its bodies are of no use: every number would have to be pulled."""
+    made = subscriber()
+    asked: list[Effect] = []
+    for number in range(1, PULLS_BEFORE_CHANGE + 1):
+        made.handle(vote(B4, number, b"altered"), T0)
+        feed(made.handle, *(vote(b, number, b"a") for b in (B1, B2, B3)))
+        asked += made.handle(DUE, T0)
+        made.handle(contents(B1, number, b"a"), T0)
+        made.handle(DUE, T0)
+    assert [s.to for s in sent(asked, Subscribe)] == [(B4,), (B1,)]
+    assert Suspect(B4, Suspicion.WITHHOLDS, STREAM, PULLS_BEFORE_CHANGE) not in asked
+
+
 def test_subscriber_source_that_has_not_voted_yet_is_replaced_without_suspicion() -> None:
     made = lacking()
     effects = [e for _ in range(PULLS_BEFORE_CHANGE) for e in made.handle(DUE, T0)]

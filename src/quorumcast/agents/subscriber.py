@@ -344,12 +344,12 @@ class Subscriber:
             holder = holders[(pulls - 1) % len(holders)]
             effects.append(Send((holder,), Pull(stream, first, min(count, MAX_RUN))))
         source = interest.source
-        if source in voters and not interest.chained(stream.lane):
-            # It voted, and the body should have come with the vote. (On a chain only the last
-            # broker sends bodies, whoever the source is.)
+        if acceptor.voted(source, lacking[0]) and not interest.chained(stream.lane):
+            # The body should have come with its vote. (On a chain the last broker sends bodies.)
             interest.withheld += 1
         if source is not None and interest.withheld >= PULLS_BEFORE_CHANGE:
-            effects.append(Suspect(source, Suspicion.WITHHOLDS, stream, lacking[0]))
+            if source in voters:
+                effects.append(Suspect(source, Suspicion.WITHHOLDS, stream, lacking[0]))
             effects += self._change_source(interest)
         elif pulls % PULLS_BEFORE_CHANGE == 0:
             effects += self._change_source(interest)

@@ -169,6 +169,11 @@ class Acceptor:
             return []
         return [broker for broker, v in box.tally.votes().items() if v[0] == box.decided]
 
+    def voted(self, broker: NodeId | None, number: int) -> bool:
+        """Whether a broker has voted on a lacking number, for whatever contents."""
+        box = self._boxes.get(number)
+        return box is not None and broker in box.tally.votes()
+
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
         boxes = self._boxes.values()
