@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
@@ -179,7 +179,26 @@ class SyncPublisher:
             self._thread.run(self._publisher.__aexit__(kind, error, traceback))
 
 
-class SyncSubscription:
+class Closes:
+    """Leaving its `with` block closes it."""
+
+    def close(self) -> None:
+        """End it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class SyncSubscription(Closes):
     """Accepted events, one after another."""
 
     def __init__(self, thread: LoopThread, subscription: Subscription) -> None:
@@ -231,19 +250,8 @@ class SyncSubscription:
         """Listen no more."""
         self._thread.call(self._subscription.close)
 
-    def __enter__(self) -> SyncSubscription:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class SyncNode:
+class SyncNode(Closes):
     """A connected client."""
 
     def __init__(self, thread: LoopThread, node: Node, *, owns_thread: bool = False) -> None:
@@ -281,17 +289,6 @@ class SyncNode:
         self._thread.run(self._node.close())
         if self._owns_thread:
             self._thread.stop()
-
-    def __enter__(self) -> SyncNode:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def connect(manifest: str | Path, identity: str | Path, *, timeout_s: float = 10.0) -> SyncNode:

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from quorumcast.agents.broker import Broker
 from quorumcast.client.node import Node
-from quorumcast.client.sync import LoopThread, SyncNode
+from quorumcast.client.sync import Closes, LoopThread, SyncNode
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Bodies
@@ -301,7 +301,7 @@ class MemoryCell:
         await self.close()
 
 
-class SyncMemoryCell:
+class SyncMemoryCell(Closes):
     """A `MemoryCell` for tests without an event loop: it runs in a thread of its own."""
 
     def __init__(
@@ -340,14 +340,3 @@ class SyncMemoryCell:
         """Stop everybody."""
         self._thread.run(self.cell.close())
         self._thread.stop()
-
-    def __enter__(self) -> SyncMemoryCell:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
