@@ -17,6 +17,7 @@ Source: Freeman §3 (algorithms 3, 6, 9). Ours: votes without bodies, pulls, box
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from quorumcast.broadcast.chain import last_of_chain
@@ -125,7 +126,8 @@ class Acceptor:
         #: Bytes of bodies in the boxes.
         self._pending_bytes = 0
         #: Digests delivered lately: to recognise dissent, and for receipts.
-        self._accepted: dict[int, Digest] = {}
+        # Ordered: finding the oldest key of a dict that loses its front all the time takes a walk.
+        self._accepted: OrderedDict[int, Digest] = OrderedDict()
         #: The highest number that each broker voted on.
         self.last_vote: dict[NodeId, int] = {}
 
@@ -412,7 +414,7 @@ class Acceptor:
             ]
         self.next = box.first + box.count
         while len(self._accepted) > self._keep:
-            del self._accepted[next(iter(self._accepted))]
+            self._accepted.popitem(last=False)
         return effects
 
     def skip_to(self, number: int) -> None:

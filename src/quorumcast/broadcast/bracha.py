@@ -18,6 +18,8 @@ itself, and one that is done answers such repetitions.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from quorumcast.broadcast.contract import Surroundings, check_run, dropped, publisher_of
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.core.ids import Digest, Lane, Millis, NodeId, Stream
@@ -97,7 +99,7 @@ class Bracha:
         #: Bytes of contents in _instances; beyond `retained_bytes` only the next run is taken.
         self._pending_bytes = 0
         #: Runs delivered lately (digest and length by first number), for those still stuck.
-        self._done: dict[int, tuple[bytes, int]] = {}
+        self._done: OrderedDict[int, tuple[bytes, int]] = OrderedDict()
         #: The next number that the publisher should send us.
         self._expected = 1
         #: Last number of the last run that gathered 2f+1 readies in order.
@@ -361,7 +363,7 @@ class Bracha:
         self._forget(first)
         self._done[first] = (value, count)
         while len(self._done) > self._around.policy.limits.window:
-            del self._done[next(iter(self._done))]
+            self._done.popitem(last=False)
 
     def _on_retry(self) -> list[Effect]:
         self._retrying = False
