@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.support.cells import (
     AB,
     B1,
@@ -18,7 +19,8 @@ from tests.support.cells import (
     suspects,
 )
 
-from quorumcast.agents.archive import MAX_PENDING, RANGES, Archive
+from quorumcast.agents import archive as keeping
+from quorumcast.agents.archive import MAX_PENDING, PATIENCE, RANGES, Archive
 from quorumcast.broadcast.acceptance import Acceptor, rule_for
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.limits import Limits
@@ -74,7 +76,27 @@ def test_archive_receipt_needs_f_plus_1_equal_statements() -> None:
     assert isinstance(proven, Proven)
     assert CELL.court.why_receipt_fails(proven.receipt, 2) is None
     assert CELL.court.why_receipt_fails(proven.receipt, 3) is not None
-    assert at.pending == []
+    assert at.refresh() == []
+
+
+def test_archive_receipt_that_does_not_come_is_given_up() -> None:
+    """Its application has stopped waiting: brokers must not be asked for ever."""
+    at = archive()
+    assert at.want(2, P[1])
+    assert [at.refresh() for _ in range(PATIENCE)] == [[2]] * PATIENCE
+    assert at.refresh() == []
+    assert at.sizes()["proof_bytes"] == 0
+
+
+def test_archive_receipts_awaited_are_bounded_in_number_and_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeping, "MAX_PENDING", 3)
+    monkeypatch.setattr(keeping, "MAX_PENDING_BYTES", 10)
+    at = archive()
+    assert [at.want(number, bytes(5)) for number in (1, 2, 3)] == [True, True, False]
+    at = archive()
+    assert [at.want(number, b"") for number in (1, 2, 3, 4, 3)] == [True, True, True, False, True]
 
 
 def test_archive_receipt_of_a_partial_segment_is_enough_if_it_covers_the_number() -> None:
@@ -200,6 +222,16 @@ def test_archive_forwarded_statement_against_settled_ones_is_only_suspected() ->
     effects = file(at, B2, 1, *P[:4])
     assert accused(effects) == []
     assert suspects(effects) == [B4]
+
+
+def test_archive_convicted_liar_costs_no_more_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = archive()
+    for broker in (B1, B2, B3):
+        file(at, broker, 1, *P[:4])
+    assert accused(file(at, B4, 1, b"lie", *P[1:4]))
+    monkeypatch.setattr(Archive, "_holds", lambda self, signed: pytest.fail("verified"))
+    assert reasons(file(at, B4, 5, b"lie", *P[5:8])) == [DropReason.CONFLICT]
+    assert [file(at, broker, 5, *P[4:8]) for broker in (B1, B2, B3)] == [[], [], []]
 
 
 def test_archive_one_liar_cannot_get_a_correct_broker_accused() -> None:

@@ -238,14 +238,13 @@ def test_broker_publisher_that_spoke_is_always_answered() -> None:
     ]
 
 
-def test_broker_blocked_and_history_wanted_are_told_to_the_publisher() -> None:
+def test_broker_without_history_gives_no_credit_beyond_two_alpha() -> None:
     made = broker(limited("ab+history"))
-    (ack,) = messages(made.handle(publish(1, b"a"), T0), Ack)[-1:]
-    assert ack == Ack(STREAM, 1, 4, history_wanted=False, blocked=False)
-    (ack,) = messages(made.handle(publish(2, b"b"), T0), Ack)[-1:]
-    assert ack == Ack(STREAM, 2, 4, history_wanted=True, blocked=False)
-    (ack,) = messages(made.handle(publish(3, b"c", b"d", b"e"), T0), Ack)[-1:]
-    assert ack == Ack(STREAM, 2, 4, history_wanted=True, blocked=True)
+    (ack,) = messages(made.handle(publish(1, b"a", b"b"), T0), Ack)[-1:]
+    assert ack == Ack(STREAM, 2, 4)
+    effects = made.handle(publish(3, b"c", b"d", b"e"), T0)
+    assert reasons(effects) == [DropReason.BLOCKED]
+    assert messages(effects, Ack)[-1:] == [Ack(STREAM, 2, 4)]
 
 
 def test_broker_missed_publications_are_counted_once_and_passed_on() -> None:
@@ -258,6 +257,24 @@ def test_broker_missed_publications_are_counted_once_and_passed_on() -> None:
     (ack,) = messages(made.handle(Receive(CAROL, Missed(STREAM, 2, 2)), T0), Ack)
     assert isinstance(ack, Ack)
     assert ack.missed == 3
+
+
+def test_broker_subscriber_that_always_misses_something_is_believed_ever_more_rarely() -> None:
+    """It may be lying, and its word makes publishers change their chains."""
+    made = broker(AB, BOB, CAROL)
+    believed = []
+    for number in range(1, 5001):
+        made.handle(publish(number, b"x"), T0)
+        effects = made.handle(Receive(BOB, Missed(STREAM, number, 1)), T0)
+        if reasons(effects) == [DropReason.OVER_LIMIT]:
+            assert messages(effects, Ack) == []
+        else:
+            believed.append(number)
+    assert believed == [*range(1, 9), 264, 776, 1800, 3848]
+    (ack,) = messages(made.handle(Receive(CAROL, Missed(STREAM, 5000, 1)), T0), Ack)
+    assert isinstance(ack, Ack)
+    assert ack.missed == len(believed) + 1
+    assert made.sizes()["complaints"] == 2
 
 
 def test_broker_missed_publications_that_do_not_exist_are_ignored() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from tests.support.cells import (
     AB,
     ALICE,
@@ -38,6 +39,20 @@ def ranges(signed: list[Signed]) -> list[tuple[int, int]]:
 
 def test_notary_segment_starts_are_alike_everywhere() -> None:
     assert [segment_start(n, 4) for n in (1, 4, 5, 8, 9)] == [1, 1, 5, 5, 9]
+
+
+def test_notary_word_of_an_earlier_epoch_is_not_repeated_in_the_next() -> None:
+    keys = CELL.manifest.keyring(CELL.keyring(B1).identity)
+    _, carrier = make(3)
+    notary = Notary(STREAM, keys, Basis.FORWARDED, segment=4)
+    before = notary.attest(carrier, 2)
+    assert notary.attest(carrier, 2) is before
+    keys.adopt(msgspec.structs.replace(CELL.manifest, epoch=2).keyring(keys.identity))
+    after = notary.attest(carrier, 2)
+    assert after is not None
+    statement = parse_statement(after.payload)
+    assert isinstance(statement, SegmentStatement)
+    assert (statement.epoch, statement.count) == (2, 2)
 
 
 def test_notary_segment_one_short_is_not_signed_and_whole_it_is() -> None:

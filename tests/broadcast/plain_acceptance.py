@@ -6,7 +6,8 @@ lack (`test_acceptance_twins.py`).
 
 from __future__ import annotations
 
-from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES, Rule, Value
+from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES, Rule
+from quorumcast.broadcast.boxes import Value
 from quorumcast.core.ids import Digest, NodeId, Stream, split_digests
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Deliver, Drop, DropReason, Effect, Suspect, Suspicion

@@ -23,8 +23,11 @@ QUORUMS = Quorums(4, 1)
 Either = Acceptor | PlainAcceptor
 Step = Callable[[Either], list[Effect]]
 
-#: Which contents a broker means at a number: mostly the true one.
-versions = st.lists(st.sampled_from([0, 0, 0, 0, 0, 1, 2]), min_size=1, max_size=6)
+#: Which contents a broker means at a number: mostly the true one, or the same lie all along.
+versions = st.one_of(
+    st.lists(st.sampled_from([0, 0, 0, 0, 0, 1, 2]), min_size=1, max_size=6),
+    st.builds(lambda version, count: [version] * count, st.integers(0, 2), st.integers(1, 8)),
+)
 firsts = st.integers(1, 14)
 
 

@@ -400,7 +400,7 @@ def test_bracha_done_is_bounded() -> None:
     for number in range(1, 40):
         through(broker, number, *bodies(number, 1))
     assert broker.settled == 39
-    assert broker.sizes() == {"ledger": 8, "instances": 0, "pending_bytes": 0, "done": 8}
+    assert broker.sizes() == {"ledger": 8, "instances": 0, "instance_bytes": 0, "done": 8}
 
 
 def test_bracha_echo_inside_a_run_does_not_stall_the_stream() -> None:
@@ -424,8 +424,22 @@ def test_bracha_contents_that_are_never_delivered_are_bounded_in_bytes() -> None
     effects = feed(
         broker.handle, *(publish(n, bytes([n]) * 300) for n in range(1, 50)), publish(4, b"d" * 300)
     )
-    assert broker.sizes()["pending_bytes"] <= 1000
+    assert broker.sizes()["instance_bytes"] <= 1000
     assert DropReason.OVER_LIMIT in reasons(effects)
+
+
+def test_bracha_contents_pulled_ahead_of_their_turn_are_bounded_in_bytes() -> None:
+    """Runs that others are ready for and this broker has lost."""
+    broker = bracha(limited("brb", window=100, retained_bytes=1000))
+    runs = {number: bytes([number]) * 300 for number in range(1, 9)}
+    for number, body in runs.items():
+        feed(broker.handle, ready(B2, number, body), ready(B3, number, body))
+    effects = feed(broker.handle, *(contents(B2, n, runs[n]) for n in range(2, 9)))
+    assert reasons(effects) == [DropReason.OVER_LIMIT] * 4
+    assert broker.sizes()["instance_bytes"] == 900
+    for number in (1, *range(5, 9)):
+        feed(broker.handle, contents(B2, number, runs[number]))
+    assert broker.ledger.next == 9
 
 
 def test_bracha_over_its_byte_limit_it_goes_on_when_room_is_made() -> None:
@@ -434,7 +448,7 @@ def test_bracha_over_its_byte_limit_it_goes_on_when_room_is_made() -> None:
     for number in range(1, 4):
         through(broker, number, bytes([number]) * 300)
     assert broker.settled == 3
-    assert broker.sizes()["pending_bytes"] == 0
+    assert broker.sizes()["instance_bytes"] == 0
     assert len(sent(broker.handle(publish(4, b"\4" * 300), T0), Echo)) == 1
 
 

@@ -92,17 +92,6 @@ def test_history_fast_publications_are_carried_as_without_it() -> None:
     assert history().handle(publish(1, *P[1:3]), T0) == [Vouch(STREAM, 1, digests(*P[1:3]))]
 
 
-def test_history_is_wanted_at_alpha_and_not_before() -> None:
-    """HISTORY."""
-    broker = history()
-    wanted = []
-    for number in (1, 2):
-        broker.handle(publish(number, P[number]), T0)
-        wanted.append(broker.history_wanted)
-    settle(broker, 1, H1)
-    assert [*wanted, broker.history_wanted] == [False, True, False]
-
-
 def test_history_open_that_skips_numbers_gives_no_credit() -> None:
     """A publisher that leaves numbers out must not get round its histories by it."""
     broker = history()

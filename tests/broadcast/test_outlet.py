@@ -161,7 +161,7 @@ def test_fan_out_runs_are_forgotten_when_all_hold_them() -> None:
     for broker in BROKERS:
         outlet.on_ack(broker, ack(2))
     assert outlet.base > 1
-    assert outlet.sizes()["pending_bytes"] <= 1
+    assert outlet.sizes()["run_bytes"] <= 1
 
 
 def test_fan_out_tick_repeats_what_a_broker_does_not_acknowledge() -> None:

@@ -3,96 +3,26 @@
 import io
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.cli.shell import QUORUMCAST, answer, base_port, line, running, said, started
 
 from quorumcast.cli.main import main
 
 pytestmark = pytest.mark.runtime
-
-QUORUMCAST = [sys.executable, "-m", "quorumcast"]
-BROKERS = 4
-STATUS_OFFSET = 1000
-
-
-def free(port: int) -> bool:
-    with closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return probe.connect_ex(("127.0.0.1", port)) != 0
-
-
-def base_port() -> int:
-    while True:
-        base = random.randrange(16_000, 30_000)
-        wanted = [base + i + offset for i in range(BROKERS) for offset in (0, STATUS_OFFSET)]
-        if all(map(free, wanted)):
-            return base
-
-
-@contextmanager
-def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A command in a process of its own, which does not outlive the test."""
-    with subprocess.Popen(
-        [*QUORUMCAST, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-
-
-def line(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The next line of JSON that a process prints."""
-    assert process.stdout is not None
-    text = process.stdout.readline()
-    assert text, process.stderr.read() if process.stderr else ""
-    result: dict[str, Any] = json.loads(text)
-    return result
-
-
-def said(process: subprocess.Popen[str], words: str) -> None:
-    """Wait until a process says these words on standard error."""
-    assert process.stderr is not None
-    for text in process.stderr:
-        if words in text:
-            return
-    raise AssertionError(f"it never said {words!r}")
-
-
-def answer(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> Any:
-    """What a command prints as JSON."""
-    assert main([*map(str, arguments), "--json"]) == code
-    return json.loads(capsys.readouterr().out)
 
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("cells") / "cell"
     channels = ["orders:ab+history:20", "audit:brb", "private:ab:0:alice:alice"]
-    options = [text for channel in channels for text in ("--channel", channel)]
-    place = ["init", str(directory), "--base-port", str(base_port())]
-    assert main([*place, "--clients", "alice,bob", *options]) == 0
-    with started("up", directory, "--allow-faults", "--json") as up:
-        while line(up).get("event") != "up":
-            pass
-        yield directory
-        up.send_signal(signal.SIGINT)
-        _, errors = up.communicate(timeout=20)
-    assert up.returncode == 130
-    assert errors == ""
+    with running(directory, channels, "alice,bob", "--allow-faults") as made:
+        yield made
 
 
 def test_files_of_a_cell_are_private_and_signed(

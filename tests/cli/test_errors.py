@@ -51,6 +51,11 @@ def test_init_f_too_large_for_n(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (["--channel", "orders:ab+history:many"], "alpha must be a number"),
         (["--channel", "orders:ab:10"], "'ab' has no alpha; did you mean ab+history:10?"),
         (["--channel", "orders:brb:10"], "'brb' has no alpha; write orders:brb"),
+        (["--channel", "orders:total:10"], "'total' has no alpha; write orders:total"),
+        (["--channel", "orders:ab+durable"], "'ab' keeps no publications on disk; use 'total+"),
+        (["--channel", "orders:total+journal"], "on disk; write 'total+durable'"),
+        (["--channel", "orders:total+durable+durable"], "says twice what is kept on disk"),
+        (["--channel", "orders:gossip+durable"], "there is no policy 'gossip'"),
         (["--channel", "a:ab:1:x:y:z"], "says too much about a channel"),
         (["--channel", "a:brb::nobody"], "gives rights to 'nobody'"),
         (["--digest", "md5"], "unknown digest 'md5'"),
@@ -183,6 +188,104 @@ def test_subscribe_receipt_or_evidence_in_no_directory(
     assert "cannot be used" in sentence(capsys, *command, "--evidence", tmp_path / "file")
 
 
+def test_subscribe_and_replay_from_nowhere(capsys: pytest.CaptureFixture[str], cell: Path) -> None:
+    who = ["-m", cell, "-i", "bob"]
+    line = sentence(capsys, "subscribe", "orders", "--from", "yesterday", *who)
+    assert "--from is 'earliest', 'latest' or a position of 1 or more, not 'yesterday'" in line
+    line = sentence(capsys, "replay", "orders", "--from", "latest", *who)
+    assert "--from is 'earliest' or a position of 1 or more, not 'latest'" in line
+    assert "--to is" in sentence(capsys, "replay", "orders", "--to", "0", *who)
+    line = sentence(capsys, "replay", "orders", "--from", "9", "--to", "3", *who)
+    assert "--to 3 lies before --from 9; swap them" in line
+    assert "--count is 0 or more" in sentence(capsys, "replay", "orders", "--count", "-1", *who)
+
+
+@pytest.fixture(scope="module")
+def busy_cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("cells") / "busy"
+    channels = ["orders:ab+history:20", "trades:total", "backup:total-crash+durable"]
+    options = [text for channel in channels for text in ("--channel", channel)]
+    place = ["init", str(directory), "--digest", "sha256", "--base-port", "9"]
+    assert main([*place, *options]) == 0
+    create = ["channel", "create", "prices:brb", "--column", "price:float64", "-m", str(directory)]
+    assert main(create) == 0
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["show", "nothing"], "there is no channel 'nothing' in cell 'busy'; its channels are"),
+        (["create", "orders:brb"], "there is a channel 'orders' already"),
+        (["create", "more:gossip"], "there is no policy 'gossip'"),
+        (["create", "more:brb::nobody"], "gives rights to 'nobody', which is no client"),
+        (["create", "more:brb", "--column", "price"], "--column takes NAME:TYPE"),
+        (["create", "more:brb", "--column", "price:money"], "the unknown type 'money'; choose"),
+        (["create", "more:brb", "--limit", "speed=9"], "--limit takes NAME=NUMBER, not 'speed=9'"),
+        (["create", "more:brb", "--limit", "window=9000"], "limit 'vote_window' is 8192, too few"),
+        (["create", "more:total+durable"], "was founded without a disk; make a cell"),
+        (["create", "more:total", "--limit", "pipeline=20"], "give it theirs, 8 and 64, or less"),
+        (["change", "orders"], "nothing to change; use --publishers"),
+        (["change", "nothing", "--publishers", "bob"], "there is no channel 'nothing'"),
+        (["change", "orders", "--policy", "brb"], "the policy of a channel stays"),
+        (["change", "prices", "--remove-column", "price"], "a column stays, because publications"),
+        (["change", "prices", "--column", "price:int8"], "has a column 'price' already, of type"),
+        (["change", "orders", "--column", "price:int8"], "carries bytes, and what is retained is"),
+        (["change", "orders", "--publishers", "zoe"], "gives rights to 'zoe'"),
+        (["change", "orders", "--limit", "segment=64"], "limit 'segment' of channel 'orders'"),
+        (["change", "trades", "--limit", "retained_publications=9999"], "cannot change while"),
+        (["delete", "orders"], "and everything that brokers hold of it; add --yes"),
+        (["delete", "trades", "--yes"], "channel change trades --publishers - --subscribers -"),
+        (["delete", "nothing", "--yes"], "there is no channel 'nothing'"),
+    ],
+)
+def test_channel_that_cannot_be_so(
+    capsys: pytest.CaptureFixture[str], busy_cell: Path, arguments: list[str], expected: str
+) -> None:
+    before = (busy_cell / "manifest.json").read_bytes()
+    assert expected in sentence(capsys, "channel", *arguments, "-m", busy_cell)
+    assert (busy_cell / "manifest.json").read_bytes() == before
+
+
+def test_channel_that_needs_a_larger_cell(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    cell = tmp_path / "small"
+    options = ["--brokers", "3", "--f", "1", "--channel", "a:direct", "--digest", "sha256"]
+    assert main(["init", str(cell), *options]) == 0
+    capsys.readouterr()
+    line = sentence(capsys, "channel", "create", "b:total", "-m", cell)
+    assert "policy 'total' needs 4 brokers to withstand f=1, and cell 'small' has 3" in line
+    assert "use direct or direct-crash or total-crash, or make a larger cell" in line
+
+
+def test_channel_of_a_cell_that_is_down_is_changed_at_once(
+    capsys: pytest.CaptureFixture[str], busy_cell: Path
+) -> None:
+    arguments = ["channel", "change", "orders", "--subscribers", "-", "--publishers", "alice"]
+    limit = ["--limit", "retained_publications=9000"]
+    assert main([*arguments, *limit, "-m", str(busy_cell), "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["channel"]["publishers"], done["channel"]["subscribers"]) == (["alice"], [])
+    assert (done["taken"], done["channel"]["limits"]["retained_publications"]) == ({}, 9000)
+    assert main(["channel", "list", "-m", str(busy_cell)]) == 0
+    text = capsys.readouterr().out
+    assert "nobody" in text
+    assert "publications" in text  # what is on disk
+
+
+def test_channel_without_the_operator(
+    capsys: pytest.CaptureFixture[str], cell: Path, other_cell: Path
+) -> None:
+    wrong = ["--operator", other_cell / "operator.identity"]
+    line = sentence(capsys, "channel", "create", "more:brb", "-m", cell, *wrong)
+    assert "is not the operator of cell 'cell'" in line
+
+
+def test_doctor_of_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "there is no manifest at" in sentence(capsys, "doctor", tmp_path)
+
+
 def test_fault_that_no_broker_commits(capsys: pytest.CaptureFixture[str], cell: Path) -> None:
     for fault, expected in (
         ("dance", "there is no fault 'dance'; a broker can commit "),
@@ -247,6 +350,8 @@ COMMANDS = [
     ["init"], ["up"], ["broker"], ["publish"], ["subscribe"], ["status"], ["verify"], ["sim"],
     ["bench"], ["demo"], ["faults", "list"], ["faults", "set"], ["faults", "clear"],
     ["epoch", "show"], ["epoch", "add-client"], ["epoch", "add-channel"], ["epoch", "rotate"],
+    ["replay"], ["doctor"], ["members", "list"], ["channel", "list"], ["channel", "show"],
+    ["channel", "create"], ["channel", "change"], ["channel", "delete"],
 ]  # fmt: skip
 
 

@@ -16,7 +16,9 @@ from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Deliver
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
+from quorumcast.runtime.links import Trouble
 from quorumcast.testing import MemoryCell
+from quorumcast.testing.cells import CellPlan
 
 
 def in_cell(act: Callable[[MemoryCell], Coroutine[Any, Any, None]], **options: Any) -> None:
@@ -277,3 +279,27 @@ def test_two_subscriptions_of_one_node_both_get_everything() -> None:
             assert first.payload == (await anext(two)).payload == b"x"
 
     in_cell(act)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "refused"),
+    [
+        (Trouble("the proxy refused: try again"), False),
+        (Trouble("come back tomorrow", refused=True), True),
+    ],
+)
+def test_connect_refusal_is_known_by_its_mark_and_not_by_its_words(
+    trouble: Trouble, refused: bool
+) -> None:
+    cell = CellPlan()
+
+    class Shut:
+        def troubles(self) -> dict[NodeId, Trouble]:
+            return dict.fromkeys(cell.manifest.broker_ids, trouble)
+
+    async def main() -> None:
+        node = Node(cell.manifest, cell.identities[NodeId("alice")])
+        node.attach(Shut())  # type: ignore[arg-type]
+        assert node._refused_for_good(cell.manifest.quorums.responders) is refused
+
+    run(main())

@@ -12,39 +12,60 @@ from hypothesis import strategies as st
 from quorumcast.core import limits
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Digest, Lane, NodeId, Stream, split_digests
 from quorumcast.core.messages import (
+    Accept,
     Ack,
     AnyMessage,
     Attest,
     ChainRun,
     Checkpoint,
+    Chunk,
+    ChunkQuery,
     Contents,
     Cursor,
+    Displaced,
     Echo,
+    Fetch,
+    Fetched,
+    Item,
+    LogPart,
+    LogQuery,
     Missed,
+    Offer,
     Open,
     Position,
     Positions,
+    Propose,
     Publish,
     Pull,
     Ready,
     Refuse,
+    Standing,
+    StateHead,
+    Stop,
+    StopData,
     Subscribe,
+    Sync,
     Unsubscribe,
     Vote,
     Voucher,
+    Write,
 )
+from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import Signed
 
 STREAM = Stream(Channel("orders"), NodeId("alice"), 7)
 ONE = bytes(range(DIGEST_SIZE))
 ORDER = (NodeId("b1"), NodeId("b2"))
 VOUCHER = Voucher(ORDER[0], ORDER[1], b"m" * 16)
+LOG = Protection.BYZANTINE
+ITEM = Item(STREAM, 4, ONE * 2)
+SIGNED = Signed(NodeId("b1"), b"payload", b"s" * 64)
 
 EXAMPLES: list[AnyMessage] = [
     Open(STREAM, 1, 1),
     Publish(STREAM, 1, ONE * 3),
     ChainRun(STREAM, 1, ONE, ORDER, (VOUCHER,)),
-    Ack(STREAM, 5, 9, settled=4, missed=1, history_wanted=True, blocked=True),
+    Ack(STREAM, 5, 9, settled=4, missed=1),
     Refuse(STREAM.channel, "no right to publish"),
     Echo(STREAM.history, 2, ONE),
     Ready(STREAM.history, 2, ONE),
@@ -57,6 +78,22 @@ EXAMPLES: list[AnyMessage] = [
     Missed(STREAM, 3, 2),
     Attest(STREAM, 300),
     Checkpoint(Signed(NodeId("b1"), b"payload", b"s" * 64)),
+    Displaced(),
+    Offer(STREAM, 1, ONE * 3, b"s" * 64),
+    Propose(LOG, 0, 1, (ITEM,)),
+    Write(LOG, 0, 1, ONE),
+    Accept(LOG, 3, 7, ONE),
+    Stop(LOG, 1),
+    StopData(LOG, SIGNED),
+    Sync(LOG, 1, (SIGNED, SIGNED)),
+    Standing(LOG, 1, 7, 9, synced=False, fresh=True, checkpoint=4, root=ONE, awake=ORDER),
+    Fetch(LOG, (ONE,), (Cursor(STREAM, 4),)),
+    Fetched(LOG, (ITEM,)),
+    LogQuery(LOG, 1),
+    LogPart(LOG, 1, ((ITEM,), ())),
+    StateHead(LOG, 64, (ONE,)),
+    ChunkQuery(LOG, 64, 0),
+    Chunk(LOG, 64, 0),
 ]
 
 decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
@@ -123,6 +160,28 @@ TOO_MUCH = [
     (Pull(STREAM, 1, 1), {"count": 0}),
     (Missed(STREAM, 1, 1), {"count": 0}),
     (Attest(STREAM, 1), {"number": 0}),
+    (Offer(STREAM, 1, ONE), {"digests": ONE * (limits.MAX_RUN + 1)}),
+    (Offer(STREAM, 1, ONE), {"signature": b"s" * 65}),
+    (Propose(LOG, 0, 1, ()), {"instance": 0}),
+    (Propose(LOG, 0, 1, ()), {"regency": -1}),
+    (Propose(LOG, 0, 1, ()), {"batch": (ITEM,) * (limits.MAX_BATCH + 1)}),
+    (Propose(LOG, 0, 1, ()), {"batch": (msgspec.structs.replace(ITEM, digests=b""),)}),
+    (Write(LOG, 0, 1, ONE), {"value": b""}),
+    (Accept(LOG, 0, 1, ONE), {"value": ONE + b"x"}),
+    (Accept(LOG, 0, 1, ONE), {"log": "gossip"}),
+    (Stop(LOG, 1), {"regency": 0}),
+    (Sync(LOG, 1, ()), {"statements": (SIGNED,) * (limits.MAX_CHAIN + 1)}),
+    (Standing(LOG, 0, 0, 0), {"decided": -1}),
+    (Standing(LOG, 0, 0, 0), {"root": ONE + b"x"}),
+    (Standing(LOG, 0, 0, 0), {"awake": ORDER[:1] * (limits.MAX_CHAIN + 1)}),
+    (Fetch(LOG), {"values": (ONE,) * (limits.MAX_FETCH + 1)}),
+    (Fetch(LOG), {"offers": (Cursor(STREAM, 1),) * (limits.MAX_FETCH + 1)}),
+    (Fetched(LOG, ()), {"batch": (ITEM,) * (limits.MAX_BATCH + 1)}),
+    (LogQuery(LOG, 1), {"first": 0}),
+    (LogPart(LOG, 1, ()), {"batches": ((),) * (limits.MAX_BATCH + 1)}),
+    (StateHead(LOG, 1, ()), {"chunks": (ONE,) * (limits.MAX_CHUNKS + 1)}),
+    (ChunkQuery(LOG, 1, 0), {"index": -1}),
+    (Chunk(LOG, 1, 0), {"checkpoint": 0}),
 ]
 
 

@@ -17,6 +17,7 @@ from quorumcast.core.publication import (
     batch_of_rows,
     conform,
     decode_batch,
+    decode_older,
     encode_batch,
 )
 
@@ -195,3 +196,56 @@ def test_conform_batch_of_the_schema_passes_and_another_is_refused() -> None:
     assert conform(batch, PAYLOAD) is batch
     with pytest.raises(UsageError, match=r"has the schema \(payload: binary\).* expects \(price"):
         conform(batch, TRADES)
+
+
+# ----------------------------------------------------------- added columns
+
+OLD = pa.schema([("symbol", pa.string()), ("price", pa.float64())])
+NEW = pa.schema([*OLD, pa.field("at", pa.timestamp("us", tz="UTC")), pa.field("lots", pa.int8())])
+
+
+def test_decode_older_fills_added_columns_with_nulls() -> None:
+    body = encode_batch(batch_of_rows([{"symbol": "CTT", "price": 9.5}, {}], OLD))
+    assert decode_batch(body, NEW) is None
+    batch = decode_older(body, NEW)
+    assert batch is not None
+    assert batch.schema.equals(NEW)
+    assert batch.to_pylist() == [
+        {"symbol": "CTT", "price": 9.5, "at": None, "lots": None},
+        {"symbol": None, "price": None, "at": None, "lots": None},
+    ]
+
+
+def test_decode_older_is_for_fewer_columns_that_may_be_null_only() -> None:
+    body = encode_batch(batch_of_rows([{"symbol": "CTT"}], OLD))
+    assert decode_older(body, OLD) is None
+    needed = pa.schema([*OLD, pa.field("lots", pa.int8(), nullable=False)])
+    assert decode_older(body, needed) is None
+    other = pa.schema([("price", pa.float64()), ("symbol", pa.string()), ("lots", pa.int8())])
+    assert decode_older(encode_batch(batch_of_rows([{"symbol": "ÆØÅ"}], OLD)), other) is None
+
+
+@given(st.binary(max_size=200))
+def test_decode_older_any_bytes_never_raises(body: bytes) -> None:
+    assert decode_older(b"\xff\xff\xff\xff" + body, NEW) is None
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_decode_older_mutated_body_is_none_or_a_sound_batch(data: st.DataObject) -> None:
+    body = bytearray(encode_batch(batch_of_rows([{"symbol": "CTT", "price": 9.5}] * 3, OLD)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(body) - 1))
+        body[place] = data.draw(st.integers(0, 255))
+    batch = decode_older(bytes(body), NEW)
+    if batch is not None:
+        batch.validate(full=True)
+        assert batch.schema.equals(NEW)
+        batch.to_pylist()
+
+
+def test_conform_batch_of_fewer_columns_passes_and_of_others_is_refused() -> None:
+    older = batch_of_rows([{"symbol": "CTT"}], OLD)
+    assert conform(older, NEW) is older
+    with pytest.raises(UsageError, match="the channel expects"):
+        conform(batch_of_rows([{}], pa.schema([("price", pa.float64())])), NEW)

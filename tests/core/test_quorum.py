@@ -9,12 +9,14 @@ import pytest
 from quorumcast.core.errors import UsageError
 from quorumcast.core.quorum import (
     Broadcast,
+    OrderQuorums,
     Protection,
     Quorums,
     accept_votes,
     check_cell,
     largest_f,
     minimum_brokers,
+    receipt_votes,
 )
 
 CELLS = [(n, f) for n in range(1, 8) for f in range(n)]
@@ -101,6 +103,8 @@ def test_largest_f_of_a_cell_is_the_last_that_the_minimum_allows(
         (Protection.BYZANTINE, Broadcast.AUTHENTICATED, 6),
         (Protection.BYZANTINE, Broadcast.BRACHA, 5),
         (Protection.BYZANTINE, Broadcast.CHAIN, 3),
+        (Protection.BYZANTINE, Broadcast.CONSENSUS, 3),
+        (Protection.CRASH, Broadcast.CONSENSUS, 1),
     ],
 )
 def test_accept_votes_eight_brokers_two_faulty_follow_the_table(
@@ -116,3 +120,98 @@ def test_check_cell_one_broker_short_says_what_to_do(protection: Protection, f: 
     check_cell(needed, f, protection, "orders")
     with pytest.raises(UsageError, match=rf"'orders'.* needs {needed} brokers .*add brokers or"):
         check_cell(needed - 1, f, protection, "orders")
+
+
+# -------------------------------------------------------------- total order
+
+CONSENSUS = Broadcast.CONSENSUS
+CRASH_CELLS = [(n, f) for n, f in CELLS if n >= 2 * f + 1]
+ORDERS = [OrderQuorums(n, f, True) for n, f in BYZANTINE_CELLS] + [
+    OrderQuorums(n, f, False) for n, f in CRASH_CELLS
+]
+
+
+def liars(quorums: OrderQuorums) -> int:
+    return quorums.f if quorums.byzantine else 0
+
+
+@pytest.mark.parametrize("quorums", ORDERS, ids=str)
+def test_order_two_quorums_share_a_correct_broker(quorums: OrderQuorums) -> None:
+    assert always_share(quorums.n, quorums.decide, liars(quorums) + 1)
+    assert not always_share(quorums.n, quorums.decide - 1, liars(quorums) + 1)
+
+
+@pytest.mark.parametrize("quorums", ORDERS, ids=str)
+def test_order_quorums_are_there_although_f_are_silent(quorums: OrderQuorums) -> None:
+    assert quorums.decide <= quorums.responders == quorums.n - quorums.f
+    assert quorums.believe <= quorums.responders
+    assert quorums.recall <= max(quorums.responders, quorums.n - 1)
+
+
+@pytest.mark.parametrize("quorums", ORDERS, ids=str)
+def test_order_n_minus_f_words_meet_every_quorum_in_a_correct_broker(
+    quorums: OrderQuorums,
+) -> None:
+    """What was decided is known to a correct broker among any that a new leader hears."""
+    brokers = range(quorums.n)
+    for heard in combinations(brokers, quorums.responders):
+        for quorum in combinations(brokers, quorums.decide):
+            assert len(set(heard) & set(quorum)) >= liars(quorums) + 1
+
+
+def test_order_n_minus_f_words_may_miss_every_correct_holder_of_f_plus_1_accepts() -> None:
+    """FIT-Broker decides at f+1 STRONGs: b1 and the liar b4 accepted, b2, b3 and b4 are heard."""
+    quorums = OrderQuorums(4, 1, True)
+    holders, heard, liar = {1, 4}, {2, 3, 4}, {4}
+    assert (len(holders), len(heard)) == (quorums.f + 1, quorums.responders)
+    assert not (holders & heard) - liar
+
+
+@pytest.mark.parametrize("quorums", ORDERS, ids=str)
+def test_order_believed_words_include_a_true_one(quorums: OrderQuorums) -> None:
+    assert quorums.believe - liars(quorums) == 1
+
+
+@pytest.mark.parametrize("quorums", ORDERS, ids=str)
+def test_order_anchored_decisions_can_be_learned_although_f_are_lost(
+    quorums: OrderQuorums,
+) -> None:
+    assert quorums.anchored - quorums.f == quorums.believe
+    assert quorums.anchored <= quorums.responders
+
+
+@pytest.mark.parametrize("quorums", [q for q in ORDERS if q.f], ids=str)
+def test_order_recall_meets_every_quorum_that_counted_on_a_forgetful_broker(
+    quorums: OrderQuorums,
+) -> None:
+    """Broker 0 forgot; f-1 of the others lie. One that knows the truth is always heard."""
+    others = range(1, quorums.n)
+    lying = set(range(1, quorums.f)) if quorums.byzantine else set()
+    for heard in combinations(others, quorums.recall):
+        for counted in combinations(others, quorums.decide - 1):
+            assert (set(heard) & set(counted)) - lying
+
+
+def test_order_recall_of_n_minus_f_with_itself_is_too_few_where_brokers_crash() -> None:
+    """Three brokers: 0 and 1 decided, 0 forgot and hears 2 alone."""
+    quorums = OrderQuorums(3, 1, False)
+    assert quorums.recall == 2 > quorums.responders - 1
+
+
+@pytest.mark.parametrize("f", range(4))
+def test_order_cells_need_as_many_brokers_as_the_table_says(f: int) -> None:
+    assert minimum_brokers(Protection.CRASH, f, CONSENSUS) == 2 * f + 1
+    assert minimum_brokers(Protection.BYZANTINE, f, CONSENSUS) == 3 * f + 1
+    assert minimum_brokers(Protection.CRASH, f) == f + 1
+    for protection in (Protection.CRASH, Protection.BYZANTINE):
+        needed = minimum_brokers(protection, f, CONSENSUS)
+        assert largest_f(protection, needed, CONSENSUS) == f
+        assert largest_f(protection, needed - 1, CONSENSUS) < f or needed == 1
+        check_cell(needed, f, protection, "orders", CONSENSUS)
+        with pytest.raises(UsageError, match=rf"needs {needed} brokers"):
+            check_cell(needed - 1, f, protection, "orders", CONSENSUS)
+
+
+def test_receipt_votes_include_one_of_a_correct_broker() -> None:
+    assert receipt_votes(Quorums(7, 2), Protection.CRASH) == 1
+    assert receipt_votes(Quorums(7, 2), Protection.BYZANTINE) == 3

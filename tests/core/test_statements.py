@@ -10,13 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream
+from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import (
     Basis,
+    Claim,
     HistoryStatement,
+    OfferStatement,
     SegmentStatement,
     Statement,
+    StopStatement,
     canonical,
     parse_statement,
+    parse_stop,
 )
 
 STREAM = Stream(Channel("orders"), NodeId("alice"), 7)
@@ -31,6 +36,17 @@ SEGMENT = SegmentStatement(
     basis=Basis.SETTLED,
 )
 HISTORY = HistoryStatement(cell="demo", epoch=1, stream=STREAM, index=1, first=1, digests=b"d" * 64)
+OFFER = OfferStatement(cell="demo", stream=STREAM, first=1, digests=b"d" * 64)
+STOP = StopStatement(
+    cell="demo",
+    log=Protection.BYZANTINE,
+    broker=NodeId("b1"),
+    regency=2,
+    decided=7,
+    stable=4,
+    blind=1,
+    claims=(Claim(8, 1, b"v" * 32, ((b"v" * 32, 1), (b"w" * 32, 0))),),
+)
 
 OTHER_SEGMENTS = {
     "cell": "other",
@@ -50,6 +66,22 @@ OTHER_HISTORIES = {
     "first": 2,
     "digests": b"d" * 32,
 }
+OTHER_OFFERS = {
+    "cell": "other",
+    "stream": Stream(Channel("orders"), NodeId("bob"), 7),
+    "first": 2,
+    "digests": b"d" * 32,
+}
+OTHER_STOPS = {
+    "cell": "other",
+    "log": Protection.CRASH,
+    "broker": NodeId("b2"),
+    "regency": 3,
+    "decided": 8,
+    "stable": 5,
+    "blind": 0,
+    "claims": (),
+}
 
 
 @pytest.mark.parametrize("statement", [SEGMENT, HISTORY])
@@ -63,10 +95,12 @@ def test_statement_parsed_and_encoded_again_has_the_same_bytes(statement: Statem
 @pytest.mark.parametrize(
     ("statement", "field", "value"),
     [(SEGMENT, *change) for change in OTHER_SEGMENTS.items()]
-    + [(HISTORY, *change) for change in OTHER_HISTORIES.items()],
+    + [(HISTORY, *change) for change in OTHER_HISTORIES.items()]
+    + [(OFFER, *change) for change in OTHER_OFFERS.items()]
+    + [(STOP, *change) for change in OTHER_STOPS.items()],
 )
 def test_canonical_one_field_changed_has_other_bytes(
-    statement: Statement, field: str, value: object
+    statement: Statement | OfferStatement | StopStatement, field: str, value: object
 ) -> None:
     changed = msgspec.structs.replace(statement, **{field: value})
     assert canonical(changed) != canonical(statement)
@@ -75,10 +109,39 @@ def test_canonical_one_field_changed_has_other_bytes(
 def test_changes_of_this_module_cover_every_field() -> None:
     assert set(OTHER_SEGMENTS) == set(SegmentStatement.__struct_fields__)
     assert set(OTHER_HISTORIES) == set(HistoryStatement.__struct_fields__)
+    assert set(OTHER_OFFERS) == set(OfferStatement.__struct_fields__)
+    assert set(OTHER_STOPS) == set(StopStatement.__struct_fields__)
 
 
-def test_canonical_segment_and_history_are_never_the_same_bytes() -> None:
+def test_canonical_kinds_are_never_read_as_one_another() -> None:
+    """A signature under one kind of statement says nothing under another."""
+    assert parse_stop(canonical(STOP)) == STOP
+    assert [parse_stop(canonical(other)) for other in (SEGMENT, HISTORY, OFFER)] == [None] * 3
+    assert [parse_statement(canonical(other)) for other in (STOP, OFFER)] == [None] * 2
     assert canonical(SEGMENT) != canonical(HISTORY)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"regency": 0},
+        {"decided": -1},
+        {"stable": 2**63},
+        {"blind": -1},
+        {"log": "gossip"},
+        {"claims": (Claim(0),)},
+        {"claims": (Claim(1, -1),)},
+        {"claims": (Claim(1, 0, b"", ((b"v", -1),)),)},
+    ],
+)
+def test_parse_stop_of_numbers_that_cannot_be_gives_none(changes: dict[str, Any]) -> None:
+    assert parse_stop(canonical(msgspec.structs.replace(STOP, **changes))) is None
+
+
+@given(st.binary(max_size=300))
+def test_parse_stop_any_bytes_never_raises(payload: bytes) -> None:
+    parsed = parse_stop(payload)
+    assert parsed is None or parse_stop(canonical(parsed)) == parsed
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_every_message_is_in_a_table_of_a_protocol_page() -> None:
 def test_every_protocol_has_a_page() -> None:
     pages = {path.stem for path in (ROOT / "docs/protocols").glob("*.md")}
     assert set(Desks.carriers) == set(Broadcast)
-    assert {"direct", "authenticated", "bracha", "chain", "history"} <= pages
+    assert {"direct", "authenticated", "bracha", "chain", "history", "total-order"} <= pages
 
 
 def test_suspicions_are_documented() -> None:

@@ -11,28 +11,53 @@ import pytest
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
+from quorumcast.core.labels import label
 from quorumcast.core.machine import Deliver, Effect, Send
 from quorumcast.core.messages import (
+    Accept,
     Ack,
     AnyMessage,
     ChainRun,
     Checkpoint,
+    Chunk,
     Contents,
     Echo,
+    Fetched,
+    Item,
+    LogPart,
+    Offer,
     Open,
     Position,
     Positions,
+    Propose,
     Publish,
     Ready,
+    Standing,
+    StateHead,
+    Stop,
+    StopData,
     Subscribe,
+    Sync,
     Vote,
     Voucher,
+    Write,
 )
-from quorumcast.core.statements import Basis, SegmentStatement, canonical, parse_statement
+from quorumcast.core.quorum import Protection
+from quorumcast.core.statements import (
+    Basis,
+    Claim,
+    SegmentStatement,
+    canonical,
+    parse_statement,
+    parse_stop,
+)
 from quorumcast.crypto.digest import root
 from quorumcast.faults.catalogue import CATALOGUE, make_fault, names
-from quorumcast.faults.contract import FaultContext, Later, Role
+from quorumcast.faults.contract import Fault, FaultContext, Later, Role
 from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.consensus import value_of
+from quorumcast.ordering.offers import offer_holds, sign_offer
+from quorumcast.ordering.regency import sign_word
 from quorumcast.sim.cells import Cell, channel_entry, make_simulated_cell
 
 ORDERS = Channel("orders")
@@ -91,6 +116,34 @@ def words(cell: Cell) -> list[Send]:
         Send((STREAM.publisher,), Ack(STREAM, 1, 10)),
         Send(READERS, Positions(ORDERS, (Position(STREAM, 1, 2),))),
         Send(OTHERS, Subscribe(ORDERS, (), bodies=True)),
+        *ordering_words(cell),
+    ]
+
+
+def ordering_words(cell: Cell) -> list[Send]:
+    """One of everything that is said about total order."""
+    log = Protection.BYZANTINE
+    keyring = cell.keyrings[NODE[Role.BROKER]]
+    bodies = tuple(label(STREAM, number) + b"hello" for number in (1, 2))
+    digests = b"".join(map(cell.manifest.hash, bodies))
+    item = Item(STREAM, 1, digests)
+    value = cell.manifest.hash(b"batch")
+    claims = (Claim(4, 1, value, ((value, 1),)),)
+    word = sign_word(keyring, log, 2, 3, 0, 0, claims)
+    signature = sign_offer(cell.keyrings[STREAM.publisher], STREAM, 1, digests)
+    return [
+        Send(OTHERS, Offer(STREAM, 1, digests, signature), bodies),
+        Send(OTHERS, Propose(log, 0, 1, (item, item))),
+        Send(OTHERS, Write(log, 0, 1, value)),
+        Send(OTHERS, Accept(log, 0, 1, value)),
+        Send(OTHERS, Stop(log, 2)),
+        Send(OTHERS[:1], StopData(log, word)),
+        Send(OTHERS, Sync(log, 2, (word, word, word))),
+        Send(OTHERS, Standing(log, 1, 12, 14, True, False, 12, value)),
+        Send(OTHERS[:1], Fetched(log, (item,))),
+        Send(OTHERS[:1], LogPart(log, 1, ((item,), ()))),
+        Send(OTHERS[:1], StateHead(log, 12, (value,))),
+        Send(OTHERS[:1], Chunk(log, 12, 0), (b"chunk",)),
     ]
 
 
@@ -120,7 +173,10 @@ def test_fault_changes_something(name: str, cell: Cell) -> None:
     fault = make_fault(
         name,
         context(
-            cell, CATALOGUE[name].role, victims=("sub-1", "broker-1", "Vote"), shared={x: b"y" * 32}
+            cell,
+            CATALOGUE[name].role,
+            victims=("sub-1", "pub-1", "broker-1", "Vote"),
+            shared={x: b"y" * 32},
         ),
     )
     sent: list[Effect] = list(words(cell))
@@ -183,3 +239,51 @@ def test_equivocating_publisher_tells_one_number_in_the_same_two_ways(cell: Cell
 def test_percent_zero_silent_is_honest(cell: Cell) -> None:
     fault = make_fault("silent", context(cell, Role.BROKER, percent=0))
     assert fault.tamper(list(words(cell)), Millis(0)) == words(cell)
+
+
+def sent(fault: Fault, *effects: Effect) -> list[Send]:
+    told = fault.tamper(list(effects), Millis(0))
+    return [effect for effect in told if isinstance(effect, Send)]
+
+
+def test_equivocating_leader_votes_for_what_it_told_each_broker(cell: Cell) -> None:
+    fault = make_fault("equivocating-leader", context(cell, Role.BROKER, victims=("broker-3",)))
+    log, item = Protection.BYZANTINE, Item(STREAM, 1, cell.manifest.hash(b"x"))
+    truth, lie = (value_of(cell.manifest.hash, batch) for batch in ((item,), ()))
+    told = sent(
+        fault, Send(OTHERS, Propose(log, 0, 1, (item,))), Send(OTHERS, Write(log, 0, 1, truth))
+    )
+    misled, others = (NodeId("broker-3"),), (NodeId("broker-1"), NodeId("broker-4"))
+    assert told == [
+        Send(others, Propose(log, 0, 1, (item,))),
+        Send(misled, Propose(log, 0, 1, ())),
+        Send(others, Write(log, 0, 1, truth)),
+        Send(misled, Write(log, 0, 1, lie)),
+    ]
+
+
+@pytest.mark.parametrize("how", ["nothing", "invention", "newer", "blind", "far"])
+def test_false_stop_data_is_signed_by_itself_and_false(cell: Cell, how: str) -> None:
+    fault = make_fault("false-stop-data", context(cell, Role.BROKER, victims=(how,)))
+    honest = next(send for send in words(cell) if isinstance(send.message, StopData))
+    (lie,) = sent(fault, honest)
+    assert isinstance(lie.message, StopData)
+    assert isinstance(honest.message, StopData)
+    assert cell.keyrings[NodeId("broker-1")].signature_holds(lie.message.statement)
+    told, truth = (parse_stop(m.statement.payload) for m in (lie.message, honest.message))
+    assert told is not None
+    assert truth is not None
+    assert told != truth
+    assert (told.broker, told.regency) == (truth.broker, truth.regency)
+
+
+def test_two_offers_both_versions_are_signed_and_labelled(cell: Cell) -> None:
+    fault = make_fault("two-offers", context(cell, Role.PUBLISHER, victims=("broker-1",)))
+    honest = next(send for send in words(cell) if isinstance(send.message, Offer))
+    truth, lie = sent(fault, honest)
+    assert truth.to == (NodeId("broker-3"), NodeId("broker-4"))
+    assert lie.to == (NodeId("broker-1"),)
+    assert isinstance(lie.message, Offer)
+    assert offer_holds(cell.keyrings[NodeId("broker-1")], lie.message)
+    assert all(body.startswith(label(STREAM, n)) for n, body in enumerate(lie.bodies, 1))
+    assert lie.bodies != truth.bodies

@@ -18,6 +18,7 @@ FLOORS = (
     {"crypto"},
     {"manifest"},
     {"broadcast"},
+    {"ordering"},
     {"agents"},
     {"faults"},
     {"sim", "runtime"},
@@ -28,7 +29,7 @@ FLOORS = (
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
-SANS_IO = {"core", "crypto", "manifest", "broadcast", "agents"}
+SANS_IO = {"core", "crypto", "manifest", "broadcast", "ordering", "agents"}
 IO_MODULES = {
     "asyncio", "logging", "pathlib", "random", "socket", "threading", "time", "uvloop",
 }  # fmt: skip
@@ -106,6 +107,8 @@ BAD = [
     ("sans-io", "quorumcast.crypto.mac", DOC + "import pathlib\n"),
     ("order", "quorumcast.core.ids", DOC + "import quorumcast.crypto.mac\n"),
     ("order", "quorumcast.agents.broker", DOC + "from quorumcast import cli\n"),
+    ("order", "quorumcast.broadcast.outlet", DOC + "from quorumcast.ordering import offers\n"),
+    ("sans-io", "quorumcast.ordering.patience", DOC + "import time\n"),
     ("order", "quorumcast.sim.world", DOC + "from quorumcast.runtime import node\n"),
     ("order", "quorumcast.runtime.node", DOC + "from quorumcast.sim.world import World\n"),
     ("order", "quorumcast.testing.plugin", DOC + "from quorumcast.cli.main import app\n"),

@@ -165,8 +165,8 @@ def test_manifest_signed_but_unsound_is_refused(changes: dict[str, Any], sentenc
             "unknown field `x`",
         ),
         (
-            lambda content: content["manifest"]["channels"][0]["policy"].update(order="total"),
-            "'total'",
+            lambda content: content["manifest"]["channels"][0]["policy"].update(broadcast="gossip"),
+            "'gossip'",
         ),
     ],
 )

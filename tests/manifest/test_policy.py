@@ -21,6 +21,8 @@ TABLE = [
     ("chain+history", Protection.BYZANTINE, Broadcast.CHAIN, 100, Basis.SETTLED),
     ("direct", Protection.TRUSTED, Broadcast.DIRECT, 0, Basis.SETTLED),
     ("direct-crash", Protection.CRASH, Broadcast.DIRECT, 0, Basis.FORWARDED),
+    ("total", Protection.BYZANTINE, Broadcast.CONSENSUS, 0, Basis.SETTLED),
+    ("total-crash", Protection.CRASH, Broadcast.CONSENSUS, 0, Basis.SETTLED),
 ]
 
 
@@ -36,6 +38,7 @@ def test_policy_by_name_is_the_one_of_the_table(
     assert policy == Policy(protection=protection, broadcast=broadcast, alpha=alpha)
     assert (policy.name, policy.basis, policy.has_history) == (name, basis, alpha > 0)
     assert not policy.adaptive
+    assert policy.total == (broadcast is Broadcast.CONSENSUS)
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
@@ -49,7 +52,7 @@ def test_policy_unknown_name_lists_the_known_ones() -> None:
         Policy.named("paxos")
     assert str(caught.value) == (
         "there is no policy 'paxos'; choose one of "
-        "ab, ab+history, brb, chain, chain+history, direct, direct-crash"
+        "ab, ab+history, brb, chain, chain+history, direct, direct-crash, total, total-crash"
     )
 
 
@@ -79,6 +82,11 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         {"broadcast": Broadcast.DIRECT, "protection": Protection.TRUSTED, "alpha": 1},
         "'direct' takes no history; set alpha to 0",
     ),
+    (
+        {"broadcast": Broadcast.CONSENSUS, "protection": Protection.TRUSTED},
+        "lying publishers or against crashes alone; use the protection 'byzantine' or 'crash'",
+    ),
+    ({"broadcast": Broadcast.CONSENSUS, "alpha": 1}, "'total' takes no history; set alpha to 0"),
     ({"alpha": -1}, "count publications: 0 for none, or more"),
     ({"alpha": 1, "alpha_max": -1}, "count publications: 0 for none, or more"),
     ({"alpha_max": 5}, "needs a history to adapt; set alpha to 1 or more"),
@@ -88,6 +96,22 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     *(
         ({"limits": Limits(**{name: 0})}, f"limit '{name}' must be 1 or more")
         for name in Limits.__struct_fields__
+    ),
+    (
+        {"limits": Limits(vote_window=1023)},
+        "limit 'vote_window' is 1023, too few for a 'window' .*: raise it to 1024 or more",
+    ),
+    (
+        {"limits": Limits(retained_publications=1023)},
+        "limit 'retained_publications' is 1023, too few for a 'window' .*: raise it to 1024",
+    ),
+    (
+        {"limits": Limits(window=1000, retained_publications=1100), "alpha": 600},
+        "limit 'retained_publications' is 1100, too few for a history .*: raise it to 1200",
+    ),
+    (
+        {"limits": Limits(window=8, retained_publications=255)},
+        "limit 'retained_publications' is 255, too few for a 'segment' .*: raise it to 256",
     ),
 ]
 
@@ -104,3 +128,28 @@ def test_policy_of_nonsense_is_refused_with_a_way_out(
 
 def test_policy_alpha_as_large_as_the_window_passes() -> None:
     Policy.named("ab+history", alpha=1, alpha_max=1024).check()
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_policy_on_disk_is_read_as_it_is_written(name: str) -> None:
+    for journal in (False, True):
+        policy = Policy.named(name, journal=journal)
+        assert Policy.parse(policy.title) == policy
+        assert policy.name == name
+        assert policy.durable == (journal and policy.total)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("brb+durable", "'brb' keeps no publications on disk; use 'total.durable', or write"),
+        ("total+journal", "'total' keeps its publications on disk; write 'total.durable'"),
+        ("total+durable+durable", "says twice"),
+        ("total+durable+journal", "says twice"),
+        ("total+fast", "there is no policy 'total.fast'"),
+        ("+durable", "there is no policy ''"),
+    ],
+)
+def test_policy_on_disk_that_makes_no_sense_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        Policy.parse(text)

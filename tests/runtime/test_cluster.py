@@ -298,10 +298,15 @@ def test_cluster_journal_is_written_before_votes_and_read_after_kill_9() -> None
     with LocalCluster(channels={"events": policy}) as cluster:
         run(publish(cluster, 20))
         cluster.kill("broker-1")
-        with sqlite3.connect(cluster.directory / "data" / "broker-1.journal") as journal:
-            assert journal.execute("SELECT count(*) FROM journal").fetchone()[0] >= 1
+        path = cluster.directory / "data" / "broker-1.store"
+        with contextlib.closing(sqlite3.connect(path)) as store:
+            rows = store.execute("SELECT kind, count(*) FROM records GROUP BY kind").fetchall()
+        assert len(rows) == 1
+        assert rows[0][0] == "Vouched"
+        assert rows[0][1] >= 1
         cluster.restart("broker-1")
         run(publish(cluster, 20))
+        assert cluster.status("broker-1")["store"]["full"] == 0
 
 
 def test_cluster_logs_are_json_lines(cluster: LocalCluster) -> None:

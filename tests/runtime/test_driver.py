@@ -18,6 +18,7 @@ from quorumcast.core.machine import (
     DropReason,
     Effect,
     Event,
+    Forget,
     Join,
     Persist,
     Persisted,
@@ -26,6 +27,7 @@ from quorumcast.core.machine import (
     Restored,
     Send,
     SetTimer,
+    Storage,
     Submit,
     Suspect,
     Suspicion,
@@ -35,6 +37,7 @@ from quorumcast.core.machine import (
 from quorumcast.core.messages import AnyMessage, Refuse
 from quorumcast.faults.contract import Later
 from quorumcast.runtime.driver import Driver
+from quorumcast.runtime.links import Trouble
 
 A, B = NodeId("a"), NodeId("b")
 CHANNEL = Channel("c")
@@ -76,7 +79,7 @@ class Wires:
     def peers(self) -> list[NodeId]:
         return []
 
-    def troubles(self) -> dict[NodeId, str]:
+    def troubles(self) -> dict[NodeId, Trouble]:
         return {}
 
     def pause_reading(self) -> None: ...
@@ -182,12 +185,19 @@ class SlowStore:
 
     def __init__(self) -> None:
         self.saved: list[tuple[Record, Callable[[], None]]] = []
+        self.forgotten: list[tuple[type[Record], str, int]] = []
 
     def load(self) -> list[Record]:
         return [Note("old")]
 
-    def save(self, record: Record, done: Callable[[], None]) -> None:
+    def save(self, record: Record, done: Callable[[], None], *, lazy: bool = False) -> None:
         self.saved.append((record, done))
+
+    def forget(self, kind: type[Record], owner: str, below: int) -> None:
+        self.forgotten.append((kind, owner, below))
+
+    def watch(self, on_full: Callable[[bool], None]) -> None:
+        self.on_full = on_full
 
 
 def test_driver_what_waits_for_the_disk_is_not_sent_before() -> None:
@@ -200,6 +210,29 @@ def test_driver_what_waits_for_the_disk_is_not_sent_before() -> None:
         store.saved[0][1]()
         assert [m for _, m, _ in wires.sent] == [word("now"), word("then")]
         assert toy.events == [Restored(Note("old")), Persisted(Note("n"))]
+
+    run(main())
+
+
+def test_driver_forget_goes_to_the_store_if_there_is_one() -> None:
+    async def main() -> None:
+        store = SlowStore()
+        Driver(Toy(), Wires(), store=store).carry_out([Forget(Note, "owner", 7)])
+        assert store.forgotten == [(Note, "owner", 7)]
+        Driver(Toy(), Wires()).carry_out([Forget(Note, "owner", 7)])
+
+    run(main())
+
+
+def test_driver_machine_is_told_of_a_full_disk() -> None:
+    async def main() -> None:
+        store, wires = SlowStore(), Wires()
+        toy = Toy(lambda event: [Send((B,), word("refused"))])
+        Driver(toy, wires, store=store)
+        store.on_full(True)
+        store.on_full(False)
+        assert toy.events == [Storage(full=True), Storage(full=False)]
+        assert len(wires.sent) == 2
 
     run(main())
 

@@ -11,7 +11,10 @@ from tests.runtime.world import run
 from quorumcast.core.errors import UsageError
 from quorumcast.runtime.http import MAX_CONNECTIONS, HttpServer, Request, Response, json_response
 
-POST = b"POST /echo HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+POST = (
+    b"POST /echo HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+)
 
 
 def echo(request: Request) -> Response:
@@ -40,17 +43,60 @@ def serve(act: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (b"localhost", 200),
+        (b"LOCALHOST:8100", 200),
+        (b"127.0.0.1:8100", 200),
+        (b"[::1]:8100", 200),
+        (b"evil.example", 421),
+        (b"127.0.0.1.evil.example:8100", 421),
+        (b"10.0.0.1", 421),
+        (b"", 421),
+        (b"[", 400),
+    ],
+)
+def test_request_that_a_rebound_name_led_here_is_refused(host: bytes, status: int) -> None:
+    async def act(server: HttpServer) -> None:
+        request = b"GET /echo HTTP/1.1\r\nHost: %s\r\n\r\n" % host
+        assert (await ask(server.port, request))[0] == status
+
+    serve(act)
+
+
+def test_request_for_the_name_that_the_page_listens_on_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        server = HttpServer({("GET", "/echo"): echo})
+        await server.listen("broker-1.internal", 0)
+        try:
+            request = b"GET /echo HTTP/1.1\r\nHost: broker-1.internal\r\n\r\n"
+            assert (await ask(server.port, request))[0] == 200
+        finally:
+            await server.close()
+
+    start = asyncio.start_server
+
+    async def here(act: Any, host: str, port: int, **options: Any) -> asyncio.Server:
+        return await start(act, "127.0.0.1", port, **options)
+
+    monkeypatch.setattr(asyncio, "start_server", here)
+    run(main())
+
+
+@pytest.mark.parametrize(
     ("request_", "status"),
     [
-        (b"GET /echo?a=1 HTTP/1.1\r\n\r\n", 200),
+        (b"GET /echo?a=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
         (POST % (8, b'{"a": 1}'), 200),
         (POST % (4, b"junk"), 400),
         (POST % (10**9, b""), 400),
         (POST % (-1, b""), 400),
-        (b"POST /echo HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", 400),
-        (b"GET /nothing HTTP/1.1\r\n\r\n", 404),
+        (b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}", 400),
+        (b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
         (b"junk\r\n\r\n", 400),
-        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n", 400),
+        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     ],
 )
 def test_request_is_answered_or_refused(request_: bytes, status: int) -> None:

@@ -14,6 +14,7 @@ from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.build import add_client
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.dialer import Pauses
 from quorumcast.runtime.limits import TransportLimits
 from quorumcast.runtime.tls import make_certificate
 from quorumcast.runtime.transport import Transport, peers_to_call
@@ -103,7 +104,7 @@ def test_tls_certificate_of_another_key_is_named_as_trouble() -> None:
         broker = await listening(cell, Heard())
         alice = transport(cell, "alice", Heard(), manifest=fooled)
         alice.call_peers()
-        await until(lambda: "certificate" in alice.troubles().get(BROKER, ""))
+        await until(lambda: "certificate" in str(alice.troubles().get(BROKER)))
         with pytest.raises(UsageError, match="made for another key"):
             await transport(cell, "broker-1", Heard(), manifest=fooled).listen("127.0.0.1", 1)
         await alice.close()
@@ -189,6 +190,46 @@ def test_peer_that_comes_back_replaces_its_older_link() -> None:
     run(main())
 
 
+def test_two_processes_with_one_identity_are_told_and_do_not_fight(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cell = plan(1)
+
+    async def main() -> None:
+        heard = Heard()
+        broker = await listening(cell, heard)
+        first, second = (transport(cell, "alice", Heard()) for _ in range(2))
+        first.call_peers()
+        await until(lambda: broker.peers() == [ALICE])
+        second.call_peers()
+        await until(lambda: BROKER in first.troubles())
+        await until(lambda: "another process uses" in first.troubles()[BROKER].sentence)
+        assert second.peers() == [BROKER]
+        for node in (first, second, broker):
+            await node.close()
+
+    run(main())
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == [
+        "alice connected from 127.0.0.1 while its link from 127.0.0.1 was open: unless that one "
+        "was lost, two processes use one identity",
+        "broker-1 says that another process uses the identity of alice: end one of the two, or "
+        "give it an identity of its own",
+    ]
+
+
+def test_pauses_grow_and_a_displaced_node_comes_back_ever_more_rarely() -> None:
+    limits = TransportLimits(
+        retry_first_s=1, retry_longest_s=4, displaced_first_s=8, displaced_longest_s=32
+    )
+    pauses = Pauses(limits)
+    assert [pauses.after(was_open=False, displaced=False) for _ in range(4)] == [1, 2, 4, 4]
+    assert pauses.after(was_open=True, displaced=False) == 1
+    assert [pauses.after(was_open=True, displaced=True) for _ in range(4)] == [8, 16, 32, 32]
+    assert pauses.after(was_open=False, displaced=False) == 4
+    assert pauses.after(was_open=True, displaced=False) == 1
+
+
 def test_impostor_that_only_knows_a_name_neither_replaces_nor_announces_itself() -> None:
     cell = plan(1)
     thief = Keyring(
@@ -250,7 +291,7 @@ def test_dialer_broker_that_starts_later_and_restarts_is_found_again() -> None:
         at_alice = Heard()
         alice = transport(cell, "alice", at_alice)
         alice.call_peers()
-        await until(lambda: "refuses connections" in alice.troubles()[BROKER])
+        await until(lambda: "refuses connections" in alice.troubles()[BROKER].sentence)
         for round_ in range(3):
             heard = Heard()
             broker = await listening(cell, heard)
@@ -270,7 +311,7 @@ def test_dialer_unreachable_hosts_are_told_in_a_sentence() -> None:
     async def main() -> None:
         alice = transport(cell, "alice", Heard(), manifest=lost)
         alice.call_peers()
-        await until(lambda: "no-such-host.invalid" in alice.troubles()[BROKER])
+        await until(lambda: "no-such-host.invalid" in alice.troubles()[BROKER].sentence)
         await alice.close()
 
     run(main())
@@ -292,7 +333,7 @@ def test_farewell_reason_and_newer_epoch_reach_the_caller() -> None:
         alice.call_peers()
         await until(lambda: bool(epochs))
         assert epochs[0] == 2
-        assert "fetch the current manifest" in alice.troubles()[BROKER]
+        assert "fetch the current manifest" in alice.troubles()[BROKER].sentence
         assert heard.up == []
         alice.renew(later, later.keyring(cell.identities[ALICE]))
         await until(lambda: heard.up == [ALICE])

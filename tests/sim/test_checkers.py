@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream
+from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream, total_order
+from quorumcast.core.labels import label
 from quorumcast.core.machine import (
     Accuse,
     Acknowledged,
@@ -14,24 +15,30 @@ from quorumcast.core.machine import (
     Gap,
     Join,
     Leave,
+    Proven,
+    Send,
     Submit,
     Suspect,
     Suspicion,
 )
+from quorumcast.core.messages import Ack
 from quorumcast.core.statements import (
     Basis,
     Evidence,
     EvidenceKind,
     HistoryStatement,
+    Receipt,
     SegmentStatement,
     Signed,
     Statement,
     canonical,
 )
+from quorumcast.crypto.digest import root
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cells import Cell, channel_entry, identity_of, make_simulated_cell
 from quorumcast.sim.checkers import flaw_of, safety_checkers
 from quorumcast.sim.network import Weather
+from quorumcast.sim.order import Durability, TotalOrder
 from quorumcast.sim.promises import (
     AllAcknowledged,
     Boundedness,
@@ -86,6 +93,10 @@ class Stage:
     def does(self, node: NodeId, effect: Effect) -> None:
         self.world._monitor.on_effect(node, effect, Millis(20))
 
+    def hold(self, upto: int, *brokers: NodeId) -> None:
+        for broker in brokers:
+            self.does(broker, Send((PUB,), Ack(STREAM, upto, 100)))
+
     def accepts(self, node: NodeId, number: int, body: bytes, stream: Stream = STREAM) -> None:
         self.does(node, Deliver(stream, number, self.cell.manifest.hash(body), body, ()))
 
@@ -107,6 +118,7 @@ def test_safety_honest_run_is_silent() -> None:
         for node in (SUB, OTHER):
             stage.accepts(node, 1, b"a")
             stage.accepts(node, 2, b"b")
+        stage.hold(2, B1, B3)
         stage.does(PUB, Acknowledged(STREAM, 2))
 
     assert play(script) == []
@@ -193,7 +205,147 @@ def test_fifo_announced_gap_where_allowed_is_silent() -> None:
 
 
 def test_acknowledgement_of_what_was_never_published_is_reported() -> None:
-    assert play(lambda stage: stage.does(PUB, Acknowledged(STREAM, 3))) == ["Acknowledged"]
+    def script(stage: Stage) -> None:
+        stage.hold(3, B1, B3, B4)
+        stage.does(PUB, Acknowledged(STREAM, 3))
+
+    assert play(script) == ["Acknowledged"]
+
+
+def test_acknowledgement_by_too_few_correct_brokers_is_reported() -> None:
+    """n-f brokers may be waited for, and f of those may lie: two of four must really hold it."""
+
+    def script(stage: Stage) -> None:
+        stage.hold(2, B1, B2)
+        stage.hold(1, B3)
+        stage.does(PUB, Acknowledged(STREAM, 1))
+        stage.does(PUB, Acknowledged(STREAM, 2))
+
+    assert play(script) == ["Acknowledged"]
+
+
+# ------------------------------------------------------------- total order
+
+
+class OrderedStage(Stage):
+    """The same, where the channel has one order."""
+
+    def __init__(self, *, gaps_allowed: bool = False) -> None:
+        super().__init__("total", gaps_allowed=gaps_allowed)
+        self.join(SUB, OTHER)
+        self.submit(b"a", b"b", b"c")
+
+    def places(
+        self, node: NodeId, position: int, number: int, body: bytes, stream: Stream = STREAM
+    ) -> None:
+        digest = self.cell.manifest.hash(label(stream, number) + body)
+        self.does(node, Deliver(stream, number, digest, body, (), position=position))
+
+    def end(self) -> list[str]:
+        for checker in self.world.checkers:
+            checker.at_end(self.facts)
+        return self.broken
+
+
+LIARS = Stream(ORDERS, LIAR, 1)
+
+
+def test_total_order_pieces_of_one_sequence_are_silent() -> None:
+    stage = OrderedStage()
+    stage.places(SUB, 1, 1, b"a")
+    stage.places(SUB, 2, 1, b"x", LIARS)
+    stage.places(SUB, 3, 2, b"b")
+    stage.places(OTHER, 2, 1, b"x", LIARS)
+    stage.places(OTHER, 3, 2, b"b")
+    assert stage.end() == []
+
+
+def test_total_order_two_publications_at_one_position_are_reported() -> None:
+    stage = OrderedStage()
+    stage.places(SUB, 1, 1, b"a")
+    stage.places(OTHER, 1, 1, b"x", LIARS)
+    assert stage.broken == ["Total order"]
+
+
+def test_total_order_one_publication_at_two_positions_is_reported() -> None:
+    stage = OrderedStage()
+    stage.places(SUB, 1, 1, b"a")
+    stage.places(OTHER, 2, 1, b"a")
+    assert stage.broken == ["Total order"]
+
+
+def test_total_order_other_contents_at_one_position_are_reported() -> None:
+    stage = OrderedStage()
+    stage.places(SUB, 1, 1, b"x", LIARS)
+    stage.places(OTHER, 1, 1, b"y", LIARS)
+    assert stage.broken == ["Agreement", "Total order"]
+
+
+@pytest.mark.parametrize("position", [1, 2, 4])
+def test_total_order_position_out_of_turn_is_reported(position: int) -> None:
+    stage = OrderedStage()
+    stage.places(SUB, 2, 1, b"a")
+    stage.places(SUB, position, 1, b"x", LIARS)
+    assert "Total order" in stage.broken
+
+
+def test_total_order_announced_gap_where_allowed_is_silent() -> None:
+    stage = OrderedStage(gaps_allowed=True)
+    stage.places(SUB, 1, 1, b"a")
+    stage.does(SUB, Gap(total_order(ORDERS), 2, 5))
+    stage.places(SUB, 6, 3, b"c")
+    assert stage.end() == []
+
+
+def test_total_order_gap_of_positions_that_the_cell_should_hold_is_reported() -> None:
+    stage = OrderedStage()
+    stage.places(SUB, 1, 1, b"a")
+    stage.does(SUB, Gap(total_order(ORDERS), 2, 5))
+    assert stage.broken == ["FIFO"]
+
+
+def test_total_order_publication_without_a_position_is_reported() -> None:
+    stage = OrderedStage()
+    stage.accepts(SUB, 1, b"a")
+    assert "Total order" in stage.broken
+
+
+def test_total_order_numbers_that_skip_along_the_sequence_are_reported() -> None:
+    """Neither reader sees it: one left before the skip, the other came after it."""
+    stage = OrderedStage()
+    stage.places(SUB, 1, 1, b"a")
+    stage.places(OTHER, 2, 3, b"c")
+    assert stage.broken == []
+    assert stage.end() == ["Total order"]
+
+
+def test_total_order_is_among_the_checkers() -> None:
+    assert any(isinstance(c, TotalOrder) for c in safety_checkers(gaps_allowed=False))
+
+
+def test_durability_acknowledged_and_lost_is_pending_even_if_the_publisher_is_gone() -> None:
+    stage = OrderedStage()
+    stage.hold(2, B1, B3, B4)
+    stage.does(PUB, Acknowledged(STREAM, 2))
+    stage.facts.stopped(PUB, Millis(30))
+    stage.places(SUB, 1, 1, b"a")
+    stage.places(OTHER, 1, 1, b"a")
+    stage.places(OTHER, 2, 2, b"b")
+    durability = Durability()
+    assert not pending(Validity(), stage)
+    assert pending(durability, stage)
+    stage.places(SUB, 2, 2, b"b")
+    assert not pending(durability, stage)
+
+
+def test_durability_a_gap_is_no_delivery() -> None:
+    stage = OrderedStage(gaps_allowed=True)
+    stage.hold(1, B1, B3, B4)
+    stage.does(PUB, Acknowledged(STREAM, 1))
+    for node in (SUB, OTHER):
+        stage.does(node, Gap(total_order(ORDERS), 1, 1))
+        stage.places(node, 2, 2, b"b")
+    assert pending(Durability(), stage)
 
 
 # ------------------------------------------------------------------- blame
@@ -222,6 +374,33 @@ def history(digests: bytes, index: int = 1) -> Signed:
         cell="simulated", epoch=1, stream=STREAM, index=index, first=1, digests=digests
     )
     return sign(PUB, statement)
+
+
+def receipt(contents: bytes, *signers: NodeId, number: int = 1) -> Receipt:
+    digests = b"".join(map(make_cell().manifest.hash, (b"a", b"b")))
+    statements = [segment(signer, root(1, digests), count=2) for signer in signers]
+    return Receipt(
+        stream=STREAM,
+        number=number,
+        contents=contents,
+        first=1,
+        digests=digests,
+        statements=tuple(statements),
+    )
+
+
+@pytest.mark.parametrize(
+    ("shown", "broken"),
+    [
+        (receipt(b"a", B1, B2), []),
+        (receipt(b"b", B1, B3, number=2), []),
+        (receipt(b"a", B1), ["Sound receipts"]),
+        (receipt(b"a", B1, B1), ["Sound receipts"]),
+        (receipt(b"b", B1, B2), ["Sound receipts"] * 2),
+    ],
+)
+def test_sound_receipts_void_ones_are_reported(shown: Receipt, broken: list[str]) -> None:
+    assert play(lambda stage: stage.does(SUB, Proven(shown))) == broken
 
 
 LIE, TRUTH = b"l" * 32, b"t" * 32
@@ -326,6 +505,7 @@ def test_acknowledged_publisher_left_in_doubt_is_pending() -> None:
     stage = Stage()
     stage.submit(b"a")
     assert pending(AllAcknowledged(), stage)
+    stage.hold(1, B1, B3)
     stage.does(PUB, Acknowledged(STREAM, 1))
     assert not pending(AllAcknowledged(), stage)
 

@@ -3,7 +3,9 @@
 import pytest
 
 from quorumcast.sim.campaign import replay_command
-from quorumcast.sim.scenario import run_scenario
+from quorumcast.sim.order_variants import B2, B3, B4, PUB1, siege
+from quorumcast.sim.plan import Act, Corruption, perform
+from quorumcast.sim.scenario import ORDERS, run_scenario
 
 pytestmark = pytest.mark.sim
 
@@ -18,6 +20,17 @@ FOUND = [
     (151, "ab+history", "crash"),
     # Two liars and their neighbours in the chain took turns at standing aside, for ever.
     (201024, "chain+history", "alter-body"),
+    # One liar that claimed to be far ahead when the cell began kept everybody out of the first
+    # instances for ever: each broker took it that it might have voted there in an earlier life.
+    (20018, "total", "wiped"),
+    (20010, "total", "false-standing"),
+    (20017, "total", "false-standing"),
+    # After a blackout brokers held neither the log before their newest snapshot nor that state
+    # to hand out: those that were behind could never catch up, and no leader could conclude.
+    (30006, "total", "blackout"),
+    (30008, "total", "blackout"),
+    (30031, "total", "blackout"),
+    (30037, "total-crash", "blackout"),
 ]
 
 
@@ -25,3 +38,32 @@ FOUND = [
 def test_seed_that_found_a_bug_stays_clean(seed: int, policy: str, adversary: str) -> None:
     outcome = run_scenario(seed, policy, adversary)
     assert outcome.violations == [], replay_command(outcome)
+
+
+def test_broker_that_comes_late_to_a_cell_with_one_dead_broker_takes_part_in_the_end() -> None:
+    """It heard of an instance, took it that it might have voted in it, and all waited for it."""
+    plan = siege(
+        "total",
+        acts=[
+            Act(0, "partition", peers=(B4,)),
+            Act(395, "stop", B2),
+            Act(400, "submit", PUB1, ORDERS, 1),
+            Act(900, "heal"),
+        ],
+        doomed=((B2, "crash"),),
+    )
+    assert perform(plan(0)).violations == []
+
+
+def test_liar_that_votes_and_denies_all_checkpoints_does_not_make_logs_grow_without_end() -> None:
+    """While a correct broker was away nothing became stable, and nothing was ever forgotten."""
+    plan = siege(
+        "total",
+        Corruption(B3, "false-standing", 0, 100, ("root",)),
+        acts=[
+            Act(300, "partition", peers=(B4,)),
+            *(Act(310 + 10 * n, "submit", PUB1, ORDERS, 1) for n in range(330)),
+        ],
+        calm_at_ms=4200,
+    )
+    assert perform(plan(0)).violations == []

@@ -13,6 +13,7 @@ from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.manifest.policy import POLICY_NAMES
 from quorumcast.sim.campaign import replay_command, run_campaign
 from quorumcast.sim.known_bad import Patch, mistaken
+from quorumcast.sim.plan import perform, promises_validity
 from quorumcast.sim.scenario import ADVERSARIES, WORLD, applicable, draw, run_scenario
 
 pytestmark = pytest.mark.sim
@@ -27,10 +28,13 @@ def test_scenario_adversary_breaks_no_promise(adversary: str) -> None:
     policies = partners(adversary)
     # Another policy and another seed for each adversary, and all policies over all of them.
     index = ADVERSARIES.index(adversary)
-    outcome = run_scenario(index, policies[index % len(policies)], adversary)
+    plan = draw(index, policies[index % len(policies)], adversary)
+    outcome = perform(plan)
     assert outcome.violations == [], replay_command(outcome)
     assert outcome.false_accusations == 0
-    assert outcome.deliveries > 0
+    liars = [corruption.node for corruption in plan.corruptions]
+    if promises_validity(plan) and any(name not in liars for name in plan.publishers):
+        assert outcome.deliveries > 0
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
@@ -86,7 +90,7 @@ def test_draw_naming_policy_and_adversary_replays_the_same_plan() -> None:
 
 
 def test_draw_visits_every_policy_and_adversary() -> None:
-    plans = [draw(seed) for seed in range(1500)]
+    plans = [draw(seed) for seed in range(5000)]
     assert {plan.policy.name for plan in plans} == set(POLICY_NAMES)
     assert {plan.adversary for plan in plans} == set(ADVERSARIES)
     assert {(plan.brokers, plan.f) for plan in plans} >= {(2, 1), (3, 1), (4, 1), (7, 2)}

@@ -190,6 +190,52 @@ def test_node_timer_set_again_moves_and_cancelled_never_fires() -> None:
     ]
 
 
+def test_node_paused_does_everything_at_once_when_it_goes_on() -> None:
+    little = Little()
+    little.scheduler.run_until(100)
+    node = little.nodes[1]
+    node.carry_out([SetTimer(Tick("a"), 10), Persist(Note("x"), (Send((B3,), HELLO),))])
+    node.pause()
+    little.nodes[0].carry_out([Send((B2,), HELLO)])
+    little.scheduler.run_until(200)
+    assert not little.heard(1, Receive) + little.heard(1, TimerFired) + little.heard(1, Persisted)
+    assert not little.heard(2, Receive)
+    node.resume()
+    little.scheduler.run_until(300)
+    late = [(at, type(event)) for at, event in little.machines[1].events if at >= 200]
+    assert late == [(200, Persisted), (200, Receive), (200, TimerFired)]
+    assert little.heard(2, Receive) == [(205, Receive(B2, HELLO))]
+
+
+def test_node_paused_and_crashed_forgets_what_it_had_not_done() -> None:
+    little = Little()
+    little.scheduler.run_until(100)
+    node = little.nodes[1]
+    node.pause()
+    little.nodes[0].carry_out([Send((B2,), HELLO)])
+    little.scheduler.run_until(150)
+    node.crash()
+    node.restart()
+    node.resume()
+    little.scheduler.run_until(200)
+    assert not little.heard(-1, Receive)
+
+
+def test_network_muted_one_direction_is_lost_and_no_link_breaks() -> None:
+    little = Little()
+    little.scheduler.run_until(100)
+    little.network.mute(B1, [B2])
+    little.nodes[0].carry_out([Send((B2, B3), HELLO)])
+    little.nodes[1].carry_out([Send((B1,), HELLO)])
+    little.scheduler.run_until(200)
+    assert [len(little.heard(machine, Receive)) for machine in range(3)] == [1, 0, 1]
+    assert not little.heard(0, Disconnected)
+    little.network.heal()
+    little.nodes[0].carry_out([Send((B2,), HELLO)])
+    little.scheduler.run_until(300)
+    assert len(little.heard(1, Receive)) == 1
+
+
 def test_disk_what_waits_for_it_happens_after_the_sync() -> None:
     little = Little()
     little.scheduler.run_until(100)

@@ -180,8 +180,12 @@ CHAIN = Policy.named("chain")
 
 
 def limited(name: str, alpha: int = 2, **limits: int) -> Policy:
-    """A policy with small limits."""
-    return Policy.named(name, alpha=alpha, limits=Limits(**limits))
+    """A policy with small limits; those that must be no larger than these follow them."""
+    usual = Limits()
+    retained = limits.get("retained_publications", usual.retained_publications)
+    window = min(usual.window, retained, limits.get("vote_window", usual.vote_window))
+    company = {"window": window, "segment": min(usual.segment, retained)}
+    return Policy.named(name, alpha=alpha, limits=Limits(**{**company, **limits}))
 
 
 # ------------------------------------------------------------------- runs

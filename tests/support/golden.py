@@ -34,6 +34,7 @@ from quorumcast.core.machine import (
     Deliver,
     Drop,
     Effect,
+    Forget,
     Gap,
     Join,
     Persist,
@@ -61,7 +62,6 @@ from quorumcast.core.messages import (
     Ready,
     Refuse,
     Subscribe,
-    Unsubscribe,
     Vote,
 )
 from quorumcast.core.statements import SegmentStatement, parse_statement
@@ -218,7 +218,7 @@ class Scene:
                 return f"{node} IS REFUSED: {why}"
             case Proven(receipt=receipt):
                 return f"{node} HAS A RECEIPT for {receipt.number}"
-            case SetTimer() | CancelTimer() | Persist() | Vouch():
+            case SetTimer() | CancelTimer() | Persist() | Vouch() | Forget():
                 return ""
 
 
@@ -272,10 +272,9 @@ class Names:
             case Echo(first=first, run=run) | Ready(first=first, run=run):
                 return f" {first}:{self._root(first, run)}"
             case Ack():
-                flags = " HISTORY" * message.history_wanted + " BLOCKED" * message.blocked
                 return (
                     f" upto={message.upto} credit={message.credit} settled={message.settled}"
-                    f" missed={message.missed}{flags}"
+                    f" missed={message.missed}"
                 )
             case Subscribe(cursors=cursors, bodies=wanted):
                 wants = "".join(f" {_lane(c.stream)}={c.next}" for c in cursors)
@@ -294,7 +293,7 @@ class Names:
                 return f" {statement.first}..{last} {statement.basis.value}"
             case Refuse(reason=reason):
                 return f" {reason}"
-            case Unsubscribe():
+            case _:  # whatever has no details; no script has a total order
                 return ""
 
 

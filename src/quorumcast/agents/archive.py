@@ -32,13 +32,27 @@ from quorumcast.core.statements import (
 from quorumcast.crypto.digest import root
 from quorumcast.crypto.keyring import Keyring
 
-#: Receipts that an application may wait for at a time.
+#: Receipts that an application may wait for at a time, and the bytes of their contents.
 MAX_PENDING = 1024
+MAX_PENDING_BYTES = 64 * 1024 * 1024
+#: Refreshes after which a receipt is not waited for any longer: its application has given up.
+PATIENCE = 60
 #: Ranges of one segment for which statements are kept: the whole one and some asked for.
 RANGES = 16
 
 #: First number and count of a range.
 Range = tuple[int, int]
+
+
+class Awaited:
+    """A receipt that the application awaits."""
+
+    __slots__ = ("contents", "refreshes")
+
+    def __init__(self, contents: bytes) -> None:
+        self.contents = contents
+        #: For how many refreshes it has been awaited.
+        self.refreshes = 0
 
 
 class Archive:
@@ -53,29 +67,45 @@ class Archive:
         self._limits = limits
         #: Statements by range and broker; kept_segments + RANGES of each broker.
         self._statements: dict[Range, dict[NodeId, tuple[SegmentStatement, Signed]]] = {}
-        #: Contents by number for which the application awaits a receipt; at most MAX_PENDING.
-        self._pending: dict[int, bytes] = {}
+        #: Receipts awaited by number; at most MAX_PENDING, for at most PATIENCE refreshes.
+        self._pending: dict[int, Awaited] = {}
         #: Brokers accused already; one proof is enough.
         self._accused: dict[NodeId, None] = {}
 
-    @property
-    def pending(self) -> list[int]:
-        """Numbers for which receipts are awaited."""
+    def refresh(self) -> list[int]:
+        """Numbers for which receipts are still awaited; those awaited for too long are given up."""
+        for awaited in self._pending.values():
+            awaited.refreshes += 1
+        for number in [n for n, a in self._pending.items() if a.refreshes > PATIENCE]:
+            del self._pending[number]
         return list(self._pending)
 
     def sizes(self) -> dict[str, int]:
         """How much is kept."""
-        return {"statements": len(self._statements), "proofs": len(self._pending)}
+        return {
+            "statements": len(self._statements),
+            "proofs": len(self._pending),
+            "proof_bytes": self._pending_bytes(),
+        }
+
+    def _pending_bytes(self) -> int:
+        return sum(len(awaited.contents) for awaited in self._pending.values())
 
     def want(self, number: int, contents: bytes) -> bool:
         """Await a receipt; False if too many are awaited already."""
-        if len(self._pending) >= MAX_PENDING:
+        if number not in self._pending and (
+            len(self._pending) >= MAX_PENDING
+            or self._pending_bytes() + len(contents) > MAX_PENDING_BYTES
+        ):
             return False
-        self._pending[number] = contents
+        self._pending[number] = Awaited(contents)
         return True
 
     def file(self, broker: NodeId, statement: SegmentStatement, signed: Signed) -> list[Effect]:
         """Keep a broker's statement, and see whether somebody is lying."""
+        if broker in self._accused:
+            # It goes on lying, perhaps: each time would cost the signatures of all witnesses.
+            return [Drop(DropReason.CONFLICT, broker)]
         if not self._acceptable(broker, signed, statement):
             return [Drop(DropReason.BAD_RUN, broker)]
         span = (statement.first, statement.count)
@@ -195,7 +225,7 @@ class Archive:
                 return Receipt(
                     stream=self.stream,
                     number=number,
-                    contents=self._pending[number],
+                    contents=self._pending[number].contents,
                     first=first,
                     digests=digests,
                     statements=genuine,

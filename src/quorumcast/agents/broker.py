@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from quorumcast.agents.audience import ATTESTS, PULLS, Audience
 from quorumcast.agents.desks import Desk, Desks
+from quorumcast.agents.sequencers import Sequencers
 from quorumcast.broadcast.contract import answer_pull
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream, split_digests
@@ -25,6 +26,7 @@ from quorumcast.core.machine import (
     Record,
     Restored,
     Send,
+    Storage,
     Suspect,
     Suspicion,
     TimerFired,
@@ -38,6 +40,7 @@ from quorumcast.core.messages import (
     Contents,
     Echo,
     Missed,
+    Offer,
     Open,
     Positions,
     Publish,
@@ -50,6 +53,10 @@ from quorumcast.core.messages import (
 from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.ordering.consensus import Voted
+from quorumcast.ordering.execution import Decided, Snapshot
+from quorumcast.ordering.offers import Stored
+from quorumcast.ordering.succession import Moved
 
 
 class Vouched(Record, frozen=True, tag=True):
@@ -60,18 +67,36 @@ class Vouched(Record, frozen=True, tag=True):
     digests: bytes
 
 
+#: Every kind of record that a broker asks its driver to keep.
+RECORDS: tuple[type[Record], ...] = (Vouched, Voted, Stored, Moved, Decided, Snapshot)
+
+
 class Broker:
     """The machine of a broker."""
 
-    __slots__ = ("_audience", "_desks", "_dispatch", "_manifest", "_pledges")
+    __slots__ = (
+        "_audience",
+        "_desks",
+        "_disk_full",
+        "_dispatch",
+        "_manifest",
+        "_me",
+        "_pledges",
+        "_sequencers",
+    )
 
     #: How streams are kept.
     desks: type[Desks] = Desks
+    #: How total order is kept.
+    sequencers: type[Sequencers] = Sequencers
 
     def __init__(self, manifest: Manifest, keyring: Keyring) -> None:
         self._manifest = manifest
+        self._me = keyring.identity.name
+        self._disk_full = False
         self._audience = Audience(keyring.identity.name, manifest.quorums)
         self._desks = type(self).desks(manifest, keyring, self._audience.readers)
+        self._sequencers = type(self).sequencers(manifest, keyring, self._desks)
         #: Digests vouched for before a restart: never to be contradicted.
         self._pledges: dict[Stream, dict[int, bytes]] = {}
         self._dispatch: dict[type, Callable[[Receive, Millis], list[Effect]]] = {
@@ -92,9 +117,16 @@ class Broker:
         """Go on in a new epoch: other clients, rights, keys and channels, the same brokers."""
         self._manifest = manifest
         self._desks.adopt(manifest, keyring)
+        self._sequencers.adopt(manifest)
         return []
 
     def handle(self, event: Event, now: Millis) -> list[Effect]:
+        if self._ordered(event):
+            if isinstance(event, Receive) and (refusal := self._may_not_offer(event)):
+                return refusal
+            effects = self._sequencers.handle(event, now)
+            if effects is not None:
+                return self._positioned(effects)
         match event:
             case Receive(sender=sender, message=message):
                 act = self._dispatch.get(type(message))
@@ -108,6 +140,9 @@ class Broker:
             case Disconnected(peer=peer):
                 self._audience.lose(peer)
                 return []
+            case Storage(full=full):
+                self._disk_full = full
+                return []
             case Restored(record=Vouched(stream=stream, first=first, digests=digests)):
                 self._pledge(stream, first, digests)
                 return []
@@ -117,6 +152,8 @@ class Broker:
     def sizes(self) -> dict[str, int]:
         sizes = {"streams": len(self._desks), **self._audience.sizes()}
         sizes["pledges"] = sum(map(len, self._pledges.values()))
+        sizes["complaints"] = sum(desk.complaints for desk in self._desks.all())
+        sizes |= self._sequencers.sizes()
         for desk in self._desks.all():
             for name, size in desk.carrier.sizes().items():
                 sizes[f"{desk.stream}/{name}"] = size
@@ -133,9 +170,69 @@ class Broker:
             for desk in self._desks.all()
         }
 
+    def logs(self) -> dict[str, dict[str, object]]:
+        """Who leads each log and how far this broker is in it, for people to look at."""
+        return {
+            log.value: {
+                "leader": sequencer.leader,
+                "regency": (standing := sequencer.standing()).regency,
+                "decided": standing.decided,
+                "executed": sequencer.executed,
+                "checkpoint": standing.checkpoint,
+            }
+            for log, sequencer in self._sequencers.all().items()
+        }
+
     def subscribers(self) -> dict[Channel, list[NodeId]]:
         """Who listens to what, for people to look at."""
         return self._audience.channels()
+
+    # ---------------------------------------------------------- total order
+
+    def _ordered(self, event: Event) -> bool:
+        """Whether this may concern a log: everything but what subscribers and fifo streams say."""
+        if not self._sequencers.all():
+            return False
+        return (
+            not isinstance(event, Receive)
+            or type(event.message) not in self._dispatch
+            or (isinstance(event.message, Open))
+        )
+
+    def _may_not_offer(self, event: Receive) -> list[Effect]:
+        """The refusal of what a client wants ordered, or nothing."""
+        message, sender = event.message, event.sender
+        if not isinstance(message, Offer | Open) or sender in self._manifest.broker_ids:
+            return []
+        channel = message.stream.channel
+        entry = self._manifest.channel(channel)
+        if entry is None:
+            return self._refuse(sender, channel, DropReason.UNKNOWN_CHANNEL)
+        if not entry.policy.total:
+            return []
+        if not self._manifest.may_publish(sender, channel):
+            return self._refuse(sender, channel, DropReason.NO_RIGHT)
+        if self._disk_full and entry.policy.journal and isinstance(message, Offer):
+            said = f"the disk of {self._me} is full: free some space; nothing was lost"
+            return [Drop(DropReason.OVER_LIMIT, sender), Send((sender,), Refuse(channel, said))]
+        return []
+
+    def _positioned(self, effects: list[Effect]) -> list[Effect]:
+        """Turn positions into votes and signed statements."""
+        out: list[Effect] = []
+        grown: dict[Stream, Desk] = {}
+        for effect in effects:
+            desk = self._desks.get(effect.stream) if isinstance(effect, Vouch) else None
+            if desk is None or not isinstance(effect, Vouch):
+                out.append(effect)
+                continue
+            out += self._audience.votes(desk, effect)
+            grown[desk.stream] = desk
+        for desk in grown.values():
+            statements = desk.notary.newly_whole(desk.carrier)
+            if statements and (readers := self._audience.readers(desk.stream.channel)):
+                out += [Send(readers, Checkpoint(signed)) for signed in statements]
+        return out
 
     # -------------------------------------------------------------- streams
 
@@ -199,17 +296,15 @@ class Broker:
     ) -> list[Effect]:
         """Turn a carrier's word into votes, signed statements and acknowledgements."""
         out: list[Effect] = []
-        blocked = False
         for effect in effects:
             if isinstance(effect, Vouch):
                 out += self._vouch(desk, effect)
-                continue
-            out.append(self._journaled(desk, effect))
-            blocked |= isinstance(effect, Drop) and effect.reason is DropReason.BLOCKED
+            else:
+                out.append(self._journaled(desk, effect))
         statements = desk.notary.newly_whole(desk.carrier)
         if statements and (readers := self._audience.readers(desk.stream.channel)):
             out += [self._testify(desk, signed, readers) for signed in statements]
-        out += desk.ack(lane, told=told, blocked=blocked)
+        out += desk.ack(lane, told=told)
         return out
 
     def _vouch(self, desk: Desk, vouch: Vouch) -> list[Effect]:
@@ -294,7 +389,8 @@ class Broker:
         desk = self._desks.get(message.stream.data)
         if desk is None or not self._manifest.may_subscribe(sender, message.stream.channel):
             return [Drop(DropReason.NO_RIGHT, sender)]
-        desk.note_missed(message.first, message.first + message.count - 1)
+        if not desk.note_missed(sender, message.first, message.first + message.count - 1):
+            return [Drop(DropReason.OVER_LIMIT, sender)]
         return self._finish(desk, [])
 
     def _on_attest(self, event: Receive, now: Millis) -> list[Effect]:

@@ -25,6 +25,11 @@ from quorumcast.core.messages import Ack, Echo, Position
 from quorumcast.core.quorum import Broadcast
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.ordering.log import OrderedLog
+
+#: So often a subscriber is believed at once that it missed something: more often than it takes to
+#: put f faulty brokers aside.
+COMPLAINTS = 8
 
 
 class Desk:
@@ -33,6 +38,7 @@ class Desk:
     __slots__ = (
         "_acked",
         "_acked_histories",
+        "_complaints",
         "_quarter",
         "carrier",
         "entry",
@@ -55,6 +61,9 @@ class Desk:
         #: How many publications subscribers said the fast path did not bring them.
         self.missed = 0
         self.missed_upto = 0
+        #: How often each subscriber was believed, and from which number on it will be again; only
+        #: those with the right to subscribe.
+        self._complaints: dict[NodeId, tuple[int, int]] = {}
         #: What was acknowledged last, on either lane.
         self._acked: tuple[int, ...] = ()
         self._acked_histories: tuple[int, ...] = ()
@@ -90,13 +99,32 @@ class Desk:
         found = None if run is None else read_history(run[1][0], self.stream)
         return None if found is None else (found[1].first, found[1].digests)
 
-    def note_missed(self, first: int, last: int) -> None:
-        """Several subscribers miss the same publications: each counts once."""
-        if self.missed_upto < last < self.carrier.ledger.next:
-            self.missed += last - max(self.missed_upto, first - 1)
-            self.missed_upto = last
+    @property
+    def complaints(self) -> int:
+        """How many subscribers ever missed something."""
+        return len(self._complaints)
 
-    def ack(self, lane: Lane, *, told: bool, blocked: bool) -> list[Effect]:
+    def note_missed(self, reader: NodeId, first: int, last: int) -> bool:
+        """A subscriber says that the fast path did not bring it these; False if not believed.
+
+        Nobody can check it, and it makes the publisher change its chain and lower α: a subscriber
+        that lies could keep every publisher busy with that for ever. So each is believed a few
+        times at once, and then only after twice as many publications as the time before: its
+        influence dies away, and nobody else's with it. An honest one loses speed at worst, as
+        histories bring it everything all the same. What several miss counts once.
+        """
+        if not self.missed_upto < last < self.carrier.ledger.next:
+            return True
+        times, after = self._complaints.get(reader, (0, 0))
+        if last < after:
+            return False
+        pause = 0 if times + 1 < COMPLAINTS else self._quarter << min(times + 1 - COMPLAINTS, 60)
+        self._complaints[reader] = (times + 1, last + pause)
+        self.missed += last - max(self.missed_upto, first - 1)
+        self.missed_upto = last
+        return True
+
+    def ack(self, lane: Lane, *, told: bool) -> list[Effect]:
         """Acknowledgements that are due: always to a publisher that spoke, else upon progress."""
         carrier = self.carrier
         sends: list[Effect] = []
@@ -116,8 +144,6 @@ class Desk:
                 max(0, carrier.credit),
                 carrier.settled,
                 self.missed,
-                carrier.history_wanted,
-                blocked,
             )
             sends.append(Send((self.stream.publisher,), answer))
         return sends
@@ -142,6 +168,7 @@ class Desks:
         Broadcast.AUTHENTICATED: Relay,
         Broadcast.BRACHA: Bracha,
         Broadcast.CHAIN: Chain,
+        Broadcast.CONSENSUS: OrderedLog,
     }
     history: ClassVar[Callable[[Stream, Surroundings, Carrier], Carrier]] = History
 
@@ -160,9 +187,16 @@ class Desks:
         self._over: dict[tuple[Channel, NodeId], int] = {}
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> None:
-        """Go on in a new epoch; streams that are there already stay as they are."""
+        """Go on in a new epoch; streams that are there already stay as they are.
+
+        Those of a channel that is gone go with it, and never come back under its name.
+        """
         self._manifest = manifest
         self._keyring.adopt(keyring)
+        for data in [s for s in self._by_stream if manifest.channel(s.channel) is None]:
+            del self._by_stream[data]
+            owner = (data.channel, data.publisher)
+            self._over[owner] = max(self._over.get(owner, -1), data.incarnation)
 
     def __len__(self) -> int:
         return len(self._by_stream)

@@ -12,13 +12,18 @@ from __future__ import annotations
 
 from quorumcast.agents.archive import Archive
 from quorumcast.broadcast.acceptance import Acceptor, Rule, rule_for
-from quorumcast.core.ids import Channel, Lane, NodeId, Stream
+from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED
-from quorumcast.core.machine import Effect, Gap
+from quorumcast.core.machine import Effect, Gap, Refused, Suspect, Suspicion
 from quorumcast.core.messages import Cursor, Position, Positions, Subscribe
 from quorumcast.core.quorum import Broadcast, Protection, Quorums, accept_votes
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
+
+#: Refreshes without any news after which a subscriber asks whether it missed the last word.
+QUIET_TICKS = 8
+#: Refreshes during which a broker may lag before it is suspected of silence.
+SILENT_TICKS = 6
 
 
 class Interest:
@@ -32,10 +37,12 @@ class Interest:
         "_positions",
         "_quorums",
         "_rules",
+        "_start",
         "acceptors",
         "archives",
         "begun",
         "channel",
+        "ends",
         "entry",
         "lagging",
         "pulls",
@@ -46,9 +53,17 @@ class Interest:
         "withheld",
     )
 
-    def __init__(self, manifest: Manifest, entry: ChannelEntry, keyring: Keyring) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        entry: ChannelEntry,
+        keyring: Keyring,
+        start: int | None = None,
+    ) -> None:
         self.channel: Channel = entry.name
         self.entry = entry
+        #: Where to begin: None with what comes next, 0 with the oldest, else at a position.
+        self._start = start
         self._manifest = manifest
         self._quorums: Quorums = manifest.quorums
         self._keyring = keyring
@@ -66,6 +81,9 @@ class Interest:
         self._floor: dict[NodeId, int] = {}
         #: Whether the beginnings are known.
         self.begun = False
+        #: Streams (data lanes) of which something was there when the beginnings were known, and
+        #: the number after the newest of each.
+        self.ends: dict[Stream, int] = {}
         #: One acceptor per stream and lane, one archive per stream.
         self.acceptors: dict[Stream, Acceptor] = {}
         self.archives: dict[Stream, Archive] = {}
@@ -75,8 +93,8 @@ class Interest:
         self.requested: dict[Stream, int] = {}
         #: How often the source voted without the body and it had to be pulled.
         self.withheld = 0
-        #: How often bodies of a stream were pulled in a row.
-        self.pulls: dict[Stream, int] = {}
+        #: How often bodies of a stream were pulled in a row, and up to which number.
+        self.pulls: dict[Stream, tuple[int, int]] = {}
         #: For how many refreshes a broker has not voted although others did.
         self.lagging: dict[NodeId, int] = {}
         #: `next` per stream at the last refresh, and refreshes since something moved.
@@ -86,9 +104,7 @@ class Interest:
     def adopt(self, manifest: Manifest) -> None:
         """Go on in a new epoch with other rights; who lost the right to publish is not heard."""
         self._manifest = manifest
-        for stream in [
-            s for s in self.acceptors if not manifest.may_publish(s.publisher, s.channel)
-        ]:
+        for stream in [s for s in self.acceptors if not self._may_speak(s)]:
             del self.acceptors[stream]
             self.archives.pop(stream, None)
             floor = self._floor.get(stream.publisher, -1)
@@ -140,8 +156,7 @@ class Interest:
         if not self.begun:
             if len(self._positions) < self._quorums.responders:
                 return False, []
-            self._begin()
-            return True, []
+            return True, self._begin()
         fresh = [stream for stream in self._positions[broker] if self.name(broker, stream)]
         return bool(fresh), self._gaps(broker)
 
@@ -149,22 +164,55 @@ class Interest:
         return (
             stream.channel == self.channel
             and stream.incarnation > self._floor.get(stream.publisher, -1)
-            and self._manifest.may_publish(stream.publisher, stream.channel)
+            and self._may_speak(stream)
             and (stream.lane is Lane.DATA or self.entry.policy.has_history)
         )
 
-    def _begin(self) -> None:
+    def _may_speak(self, stream: Stream) -> bool:
+        """Publishers with the right to it; where there is one order, the cell speaks for all."""
+        if self.entry.policy.total:
+            return stream == total_order(self.channel)
+        return self._manifest.may_publish(stream.publisher, stream.channel)
+
+    def _begin(self) -> list[Effect]:
         self.begun = True
+        effects: list[Effect] = []
         streams: dict[Stream, None] = {}
         for held in self._positions.values():
             streams.update(dict.fromkeys(stream.data for stream in held))
         for data in streams:
             named = [held for held in self._positions.values() if self._speaks_of(held, data)]
             if len(named) >= self._enough_to_believe:
-                self._accept_from(data, self._rank(data, highest=True))
+                first, news = self._beginning(data)
+                effects += news
+                end = self._rank(data, highest=True)
+                if first < end or news:
+                    self.ends[data] = end
+                self._accept_from(data, first)
                 if self.entry.policy.has_history:
                     # Rather one history too many than a publication that none of them names.
                     self._accept_from(data.history, self._rank(data.history, highest=False))
+        if self._start is not None and self._start > 1 and not self.acceptors:
+            effects.append(self._refuse_start(self._start, 1))
+        return effects
+
+    def _refuse_start(self, start: int, end: int) -> Effect:
+        reason = f"position {start} of {self.channel!r} does not exist yet; the next is {end}"
+        return Refused(self.channel, reason)
+
+    def _beginning(self, stream: Stream) -> tuple[int, list[Effect]]:
+        """The number to begin with, and what is to be said about those before it."""
+        end = self._rank(stream, highest=True)
+        start = self._start
+        if start is None:
+            return end, []
+        if start > end:
+            return end, [self._refuse_start(start, end)]
+        bases = sorted(held[stream].base for held in self._positions.values() if stream in held)
+        oldest = bases[min(self._needed(stream.lane), len(bases)) - 1]
+        if 0 < start < oldest:
+            return oldest, [Gap(stream, start, oldest - 1)]
+        return max(start, oldest), []
 
     def _speaks_of(self, held: dict[Stream, Position], data: Stream) -> bool:
         return data in held or data.history in held
@@ -254,7 +302,36 @@ class Interest:
             return self._quorums.one_correct
         return accept_votes(self._quorums, policy.protection, policy.broadcast)
 
-    def silent_on(self, broker: NodeId) -> Stream | None:
+    # ------------------------------------------------------------- progress
+
+    def note_progress(self) -> bool:
+        """See what moved since the last refresh; says whether to ask all brokers again."""
+        moved = any(a.next != self.seen.get(s) for s, a in self.acceptors.items())
+        stuck = any(a.stuck for a in self.acceptors.values())
+        self.seen = {s: a.next for s, a in self.acceptors.items()}
+        self.ticks = 0 if moved else self.ticks + 1
+        # Stuck: at once, then ever more rarely. Quiet: now and then, for the last word may be lost.
+        quiet = self.ticks % QUIET_TICKS == 0
+        due = quiet or self.ticks & (self.ticks - 1) == 0
+        return not moved and ((stuck and due) or quiet)
+
+    def notice_silence(self) -> list[Effect]:
+        """A broker that does not vote on what others have long voted on is suspected."""
+        if self.entry.policy.broadcast is Broadcast.CHAIN:
+            return []
+        effects: list[Effect] = []
+        for broker in self._manifest.broker_ids:
+            stream = self._silent_on(broker)
+            if stream is None:
+                self.lagging.pop(broker, None)
+                continue
+            self.lagging[broker] = self.lagging.get(broker, 0) + 1
+            if self.lagging[broker] == SILENT_TICKS:
+                number = self.seen[stream] - 1
+                effects.append(Suspect(broker, Suspicion.SILENT, stream, number))
+        return effects
+
+    def _silent_on(self, broker: NodeId) -> Stream | None:
         """A stream on which a broker has not voted for what was accepted by the last refresh."""
         for stream, acceptor in self.acceptors.items():
             last = self.seen.get(stream, 0) - 1

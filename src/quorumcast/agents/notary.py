@@ -34,8 +34,9 @@ class Notary:
         self._segment = segment
         #: End of the last whole segment that was signed, or passed over for want of its start.
         self._signed_upto = 0
-        #: The newest statement made on request, so that repeating the request costs nothing.
-        self._last: tuple[int, Signed] | None = None
+        #: The newest statement made on request, with its epoch and number, so that repeating the
+        #: request costs nothing. One of an earlier epoch is worth nothing in this.
+        self._last: tuple[int, int, Signed] | None = None
 
     def newly_whole(self, carrier: Carrier) -> list[Signed]:
         """Statements on segments that have become whole and final."""
@@ -57,12 +58,13 @@ class Notary:
         first = segment_start(number, self._segment)
         if number > carrier.final:
             return None
-        if self._last is None or self._last[0] != number:
+        epoch = self._keyring.epoch
+        if self._last is None or self._last[:2] != (epoch, number):
             signed = self._sign(carrier, first, number - first + 1)
             if signed is None:
                 return None
-            self._last = (number, signed)
-        return self._last[1]
+            self._last = (epoch, number, signed)
+        return self._last[2]
 
     def _sign(self, carrier: Carrier, first: int, count: int) -> Signed | None:
         digests = carrier.ledger.digests(first, count)

@@ -37,6 +37,7 @@ from quorumcast.core.quorum import Broadcast
 from quorumcast.core.statements import HistoryStatement, canonical
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.ordering.outlet import OfferOut
 
 RETRANSMIT_MS = 250
 #: After this much idleness the tail gets a history of its own.
@@ -87,6 +88,8 @@ class Line:
         self.data: FanOut
         if policy.broadcast is Broadcast.CHAIN:
             self.data = ChainOut(self.stream, brokers, quorums, policy, hash_, keyring)
+        elif policy.broadcast is Broadcast.CONSENSUS:
+            self.data = OfferOut(self.stream, brokers, quorums, policy, hash_, keyring)
         else:
             self.data = FanOut(self.stream, brokers, quorums, policy, hash_)
         self.history: FanOut | None = None

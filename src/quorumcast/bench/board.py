@@ -4,8 +4,9 @@
     posted      by lane: events that its publisher has posted; then whether it will post no more
     accepted    by subscriber and lane: events, then publications
 
-A publisher paces itself by the slowest subscriber of its lane. Aligned eight-byte stores are atomic
-on every machine that runs CPython, and nobody needs more than the newest value.
+A publisher paces itself by the slowest subscriber of its lane. A guest (`bench.plan`) has a lane
+for that, too, which counts for nothing else. Aligned eight-byte stores are atomic on every machine
+that runs CPython, and nobody needs more than the newest value.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Board:
 
     def __init__(self, path: Path, plan: Plan, *, create: bool = False) -> None:
         self.plan = plan
-        workers, lanes = plan.publishers + plan.subscribers, plan.lanes
+        workers, lanes = len(plan.workers()), plan.lanes
         self._ready = len(Signal)
         self._posted = self._ready + workers
         self._finished = self._posted + lanes
@@ -53,7 +54,7 @@ class Board:
         return self._view[which]
 
     def set_ready(self, worker: int) -> None:
-        """A worker is connected; publishers first, then subscribers."""
+        """A worker is connected, by its place among `Plan.workers`."""
         self._view[self._ready + worker] = 1
 
     def ready(self) -> int:
@@ -73,8 +74,8 @@ class Board:
         self._view[self._finished + lane] = 1
 
     def finished(self) -> bool:
-        """Whether no publisher will post any more."""
-        return all(self._view[self._finished : self._events])
+        """Whether no correct publisher will post any more."""
+        return all(self._view[self._finished : self._finished + self.plan.counted_lanes])
 
     def add_accepted(self, subscriber: int, lane: int, events: int, publications: int) -> None:
         """A subscriber's counts."""
@@ -87,16 +88,17 @@ class Board:
         return min(self._view[self._events + lane : self._publications : self.plan.lanes])
 
     def accepted(self, subscriber: int) -> tuple[int, int]:
-        """Events and publications of one subscriber."""
-        start, lanes = subscriber * self.plan.lanes, self.plan.lanes
+        """Events and publications of correct publishers at one subscriber."""
+        start, lanes = subscriber * self.plan.lanes, self.plan.counted_lanes
         events = self._view[self._events + start : self._events + start + lanes]
         publications = self._view[self._publications + start : self._publications + start + lanes]
         return sum(events), sum(publications)
 
     def complete(self) -> bool:
-        """Whether every subscriber has every event posted."""
+        """Whether every subscriber has every event that correct publishers posted."""
         return self.finished() and all(
-            self.accepted_by_all(lane) >= self.posted(lane) for lane in range(self.plan.lanes)
+            self.accepted_by_all(lane) >= self.posted(lane)
+            for lane in range(self.plan.counted_lanes)
         )
 
     def close(self) -> None:

@@ -1,15 +1,22 @@
-"""What is to be measured, and what came out."""
+"""What is to be measured, and what came out.
+
+Who misbehaves: f brokers, the first of them the one from which the first subscriber gets its
+contents, so that a lie hurts most; or, where the fault is a client's, one more client, the *guest*.
+Its events and what it accepts are not counted: nothing is promised to a liar.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
+from quorumcast.agents.fetching import first_source
 from quorumcast.bench.events import check_size
 from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import Limits
 from quorumcast.core.quorum import largest_f
 from quorumcast.crypto.digest import hasher
-from quorumcast.faults.catalogue import CATALOGUE, names
+from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Role
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.digests import choose_digest
@@ -19,6 +26,8 @@ KILL = "kill"
 #: With these the publishers skip another broker, as in Freeman §7.3.4.
 WITH_SKIPPING = ("drop", "alter")
 SKIP = "skip-broker"
+#: Whom or what these aim at, where the catalogue would draw: what hurts a subscriber most.
+AIMS = {"drop-kind": ("Vote",), "censor-node": ("subscriber-1",)}
 
 #: Un-accepted publications that a publisher keeps under way, unless told otherwise.
 WINDOW = 512
@@ -46,10 +55,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rate: float = 0.0
     #: Events that a publisher keeps un-accepted on a channel; 0 chooses.
     window: int = 0
-    #: A broker's fault by the catalogue's name, or KILL.
+    #: What goes wrong, by the catalogue's name, or KILL.
     fault: str = ""
+    #: Whether publishers skip a broker where WITH_SKIPPING says so.
+    skip: bool = True
+    #: The role of one more client that is not counted; where the fault is a client's, its role.
+    guest: str = ""
     digest: str = "auto"
     tls: bool = False
+    #: Whether brokers have on disk what they vouch for; with total order, the publications too.
+    durable: bool = False
     trace: str = ""
     #: Without progress for so long after the end, what has not come is lost.
     patience: float = 4.0
@@ -66,22 +81,27 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError("--seconds must be more than 0 and --warmup 0 or more")
         self.channel_policy()
         hasher(choose_digest(self.digest))
-        if self.fault and self.fault != KILL:
-            entry = CATALOGUE.get(self.fault)
-            if entry is None or entry.role is not Role.BROKER:
-                known = ", ".join((*names(Role.BROKER), KILL))
-                raise UsageError(f"brokers have no fault {self.fault!r}; choose one of {known}")
+        if self.fault and self.fault != KILL and self.fault not in CATALOGUE:
+            known = ", ".join((*CATALOGUE, KILL))
+            raise UsageError(f"there is no fault {self.fault!r}; choose one of {known}")
 
     def channel_policy(self) -> Policy:
         """The policy of every channel of the run."""
-        window = max(Limits().window, 2 * self.alpha)
-        return Policy.named(self.policy, alpha=self.alpha, limits=Limits(window=window))
+        usual = Limits()
+        window = max(usual.window, 2 * self.alpha)
+        limits = Limits(
+            window=window,
+            vote_window=max(usual.vote_window, window),
+            retained_publications=max(usual.retained_publications, window),
+        )
+        return Policy.named(self.policy, alpha=self.alpha, journal=self.durable, limits=limits)
 
     def tolerated(self) -> int:
         """f: as given, or the most that this policy tolerates with so many brokers."""
         if self.f is not None:
             return self.f
-        return largest_f(self.channel_policy().protection, self.brokers)
+        policy = self.channel_policy()
+        return largest_f(policy.protection, self.brokers, policy.broadcast)
 
     def events_under_way(self) -> int:
         """The window in events."""
@@ -95,43 +115,86 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             return True
         if self.fault == KILL:
             return self.policy != "chain"
-        if self.fault in WITH_SKIPPING and self.policy in ("ab", "chain"):
+        if self.skips and self.policy in ("ab", "chain"):
             return False
         return self.policy in CATALOGUE[self.fault].valid_under
 
     # ------------------------------------------------------------- who is who
-
-    def publisher_name(self, index: int) -> str:
-        """The client that publisher process `index` is."""
-        return f"publisher-{index + 1}"
-
-    def subscriber_name(self, index: int) -> str:
-        """The client that subscriber process `index` is."""
-        return f"subscriber-{index + 1}"
 
     def channel_name(self, index: int) -> str:
         """A channel of the run."""
         return f"bench-{index + 1}"
 
     def lane(self, publisher: int, channel: int) -> int:
-        """Every publisher has a lane of its own on every channel."""
+        """Every publisher has a lane of its own on every channel; a guest's come last."""
         return publisher * self.channels + channel
+
+    @property
+    def counted_lanes(self) -> int:
+        """Lanes of correct publishers."""
+        return self.publishers * self.channels
 
     @property
     def lanes(self) -> int:
         """Lanes in all."""
-        return self.publishers * self.channels
+        return self.lane(self.publishers + (self.guest_role == Role.PUBLISHER.value), 0)
+
+    @property
+    def guest_role(self) -> str:
+        """The role of one more client, if there is one."""
+        entry = CATALOGUE.get(self.fault)
+        if entry is None or entry.role is Role.BROKER:
+            return self.guest
+        return str(entry.role.value)
+
+    def workers(self) -> list[tuple[str, int]]:
+        """Role and index of every client process; a guest comes last."""
+        found = [("publisher", index) for index in range(self.publishers)]
+        found += [("subscriber", index) for index in range(self.subscribers)]
+        if self.guest_role == Role.PUBLISHER.value:
+            found.append(("publisher", self.publishers))
+        elif self.guest_role == Role.SUBSCRIBER.value:
+            found.append(("subscriber", self.subscribers))
+        return found
+
+    def name_of(self, role: str, index: int) -> str:
+        """The client that a process is."""
+        return f"{role}-{index + 1}"
+
+    def is_guest(self, role: str, index: int) -> bool:
+        """Whether a process is not counted."""
+        return index >= (self.publishers if role == "publisher" else self.subscribers)
+
+    @property
+    def skips(self) -> bool:
+        """Whether publishers leave out some brokers."""
+        return self.skip and self.fault in WITH_SKIPPING
 
     def liars(self, brokers: list[str]) -> list[str]:
         """The brokers that misbehave, or that are killed: as many as are tolerated."""
-        return brokers[: max(self.tolerated(), 1)] if self.fault else []
+        entry = CATALOGUE.get(self.fault)
+        if not self.fault or (entry is not None and entry.role is not Role.BROKER):
+            return []
+        return self._from_the_source(brokers)[: self._misbehaving()]
 
     def skipped(self, brokers: list[str]) -> list[str]:
         """The brokers that publishers leave out."""
-        if self.fault not in WITH_SKIPPING:
-            return []
-        count = max(self.tolerated(), 1)
-        return brokers[count : 2 * count]
+        count = self._misbehaving()
+        return self._from_the_source(brokers)[count : 2 * count] if self.skips else []
+
+    def aims(self, brokers: list[str]) -> list[str]:
+        """Whom or what lying brokers aim at; empty: they choose for themselves."""
+        # Freeman's altering broker changes contents, and lies to the skipped brokers as well.
+        skipped = [*self.skipped(brokers), *(["contents"] if self.fault == "alter" else [])]
+        return skipped if self.skips else list(AIMS.get(self.fault, ()))
+
+    def _misbehaving(self) -> int:
+        return max(self.tolerated(), 1)
+
+    def _from_the_source(self, brokers: list[str]) -> list[str]:
+        names = [NodeId(broker) for broker in brokers]
+        start = names.index(first_source(NodeId(self.name_of("subscriber", 0)), names))
+        return brokers[start:] + brokers[:start]
 
 
 class WorkerResult(msgspec.Struct, kw_only=True):
@@ -192,3 +255,9 @@ class Report(msgspec.Struct, kw_only=True):
     suspicions: dict[str, dict[str, int]]
     evidence: int
     trace: str = ""
+
+    def sound(self, plan: Plan) -> bool:
+        """Whether the cell kept what it promises under this plan."""
+        if self.duplicated or self.altered or self.disordered:
+            return False
+        return self.lost == 0 or not plan.promises_delivery()

@@ -98,10 +98,7 @@ class Bench:
         self._cluster = LocalCluster(
             brokers=plan.brokers,
             f=plan.tolerated(),
-            clients=[
-                *(plan.publisher_name(i) for i in range(plan.publishers)),
-                *(plan.subscriber_name(i) for i in range(plan.subscribers)),
-            ],
+            clients=[plan.name_of(role, index) for role, index in plan.workers()],
             channels={plan.channel_name(i): policy for i in range(plan.channels)},
             directory=directory,
             tls=plan.tls,
@@ -128,7 +125,8 @@ class Bench:
                 warm, stop = self._measure()
                 self._drain()
                 results = self._collect()
-            return self._report(warm, stop, results)
+                suspicions = self._suspicions(results)
+            return self._report(warm, stop, results, suspicions)
         finally:
             for _, worker in self._workers:
                 if worker.poll() is None:
@@ -140,27 +138,24 @@ class Bench:
 
     def _misbehave(self) -> None:
         plan, brokers = self.plan, list(map(str, self._cluster.brokers))
-        if plan.fault and plan.fault != KILL:
-            victims = [*plan.skipped(brokers), *(["contents"] if plan.fault == "alter" else [])]
+        if plan.fault != KILL:
             for liar in plan.liars(brokers):
-                self._cluster.make_lie(liar, plan.fault, victims=victims)
+                self._cluster.make_lie(liar, plan.fault, victims=plan.aims(brokers))
 
     def _start_workers(self) -> None:
-        plan = self.plan
-        for role, count in (("publisher", plan.publishers), ("subscriber", plan.subscribers)):
-            for index in range(count):
-                name = f"{role}-{index + 1}"
-                arguments = [str(self._directory), role, str(index)]
-                with (self._directory / f"{name}.log").open("wb") as log:
-                    worker = subprocess.Popen(
-                        [sys.executable, "-m", "quorumcast.bench.worker", *arguments],
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        start_new_session=True,
-                    )
-                self._workers.append((name, worker))
-                self._processes.watch(role, worker.pid)
+        for role, index in self.plan.workers():
+            name = self.plan.name_of(role, index)
+            arguments = [str(self._directory), role, str(index)]
+            with (self._directory / f"{name}.log").open("wb") as log:
+                worker = subprocess.Popen(
+                    [sys.executable, "-m", "quorumcast.bench.worker", *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            self._workers.append((name, worker))
+            self._processes.watch(role, worker.pid)
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
@@ -255,7 +250,8 @@ class Bench:
             if result.failure:
                 raise UsageError(f"{name} failed: {result.failure}")
             results.append(result)
-        return results
+        guests = len(self._workers) - self.plan.publishers - self.plan.subscribers
+        return results[: len(results) - guests]
 
     def _result(self, name: str) -> WorkerResult:
         data = (self._directory / f"{name}.result.json").read_bytes()
@@ -263,10 +259,28 @@ class Bench:
 
     # ------------------------------------------------------------------- account
 
-    def _report(self, warm: Sample, stop: Sample, results: list[WorkerResult]) -> Report:
+    def _suspicions(self, results: list[WorkerResult]) -> dict[str, dict[str, int]]:
+        """What correct clients and brokers hold against others."""
+        brokers = list(map(str, self._cluster.brokers))
+        liars = self.plan.liars(brokers)
+        voiced = [result.suspicions for result in results]
+        voiced += [self._cluster.status(b)["suspicions"] for b in brokers if b not in liars]
+        total: dict[str, Counter[str]] = {}
+        for suspicions in voiced:
+            for suspect, reasons in suspicions.items():
+                total.setdefault(suspect, Counter()).update(reasons)
+        return {suspect: dict(reasons) for suspect, reasons in total.items()}
+
+    def _report(
+        self,
+        warm: Sample,
+        stop: Sample,
+        results: list[WorkerResult],
+        suspicions: dict[str, dict[str, int]],
+    ) -> Report:
         plan, board = self.plan, self._board
         subscribers = [result for result in results if result.role == "subscriber"]
-        published = sum(board.posted(lane) for lane in range(plan.lanes))
+        published = sum(board.posted(lane) for lane in range(plan.counted_lanes))
         seconds = (stop.at_ns - warm.at_ns) / 1e9
         rates = [
             ((after[0] - before[0]) / seconds, (after[1] - before[1]) / seconds)
@@ -275,10 +289,7 @@ class Bench:
         slowest = min(rates)
         used = {role: stop.cpu_s[role] - warm.cpu_s.get(role, 0.0) for role in stop.cpu_s}
         handled = sum(events for events, _ in rates) / len(rates) * seconds
-        suspicions: dict[str, Counter[str]] = {}
-        for result in results:
-            for suspect, reasons in result.suspicions.items():
-                suspicions.setdefault(suspect, Counter()).update(reasons)
+        by_brokers = len(list((self._directory / "evidence").glob("*.evidence")))
         return Report(
             policy=plan.policy,
             alpha=plan.channel_policy().alpha,
@@ -305,8 +316,8 @@ class Bench:
             altered=sum(result.altered for result in subscribers),
             disordered=sum(result.disordered for result in subscribers),
             by_history=sum(result.by_history for result in subscribers),
-            suspicions={suspect: dict(reasons) for suspect, reasons in suspicions.items()},
-            evidence=sum(result.evidence for result in results),
+            suspicions=suspicions,
+            evidence=sum(result.evidence for result in results) + by_brokers,
             trace=plan.trace,
         )
 

@@ -7,7 +7,9 @@ left as `NAME.result.json`.
 A *publisher* keeps at most a window of events un-accepted by the slowest subscriber: brokers never
 stall for a subscriber, so a publisher that went as fast as brokers take would measure how fast
 subscribers fall behind. With a rate it publishes on a schedule instead and never waits for anybody.
-A *subscriber* checks every event (`bench.events`) and samples latencies.
+A *subscriber* checks every event (`bench.events`) and samples latencies. A *guest* (`bench.plan`)
+is one or the other, commits the plan's fault if it is a client's, and is not counted; a publisher
+as guest begins after the warm-up, so that what it does falls into the time that is measured.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -33,9 +36,11 @@ from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
+from quorumcast.crypto.identity import Identity
 from quorumcast.faults.catalogue import make_fault
 from quorumcast.faults.contract import Fault, FaultContext
 from quorumcast.manifest.files import read_identity, read_manifest
+from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.trace import ParquetRecorder, RecordingDriver
 
@@ -79,10 +84,9 @@ class Worker:
         self.index = index
         self.plan = msgspec.json.decode((directory / "plan.json").read_bytes(), type=Plan)
         self.board = Board(directory / "board", self.plan)
-        publishes = role == "publisher"
-        name = (self.plan.publisher_name if publishes else self.plan.subscriber_name)(index)
-        self.result = WorkerResult(role=role, name=name)
-        self._place = index if publishes else self.plan.publishers + index
+        self.result = WorkerResult(role=role, name=self.plan.name_of(role, index))
+        self.guest = self.plan.is_guest(role, index)
+        self._place = self.plan.workers().index((role, index))
 
     async def connect(self) -> MeasuredNode:
         """This worker's node, connected."""
@@ -90,21 +94,34 @@ class Worker:
         manifest = read_manifest(manifest_path)
         identity = read_identity(self.directory / f"{self.result.name}.identity")
         node = MeasuredNode(manifest, identity, manifest_path)
-        skipped = self.plan.skipped(list(manifest.broker_ids))
-        if self.result.role == "publisher" and skipped:
-            context = FaultContext(
-                identity.name,
-                manifest,
-                manifest.keyring(identity),
-                _rng(self.index),
-                victims=tuple(skipped),
-            )
-            node.faults = (make_fault(SKIP, context),)
+        node.faults = self._faults(manifest, identity)
         if self.plan.trace:
             path = Path(self.plan.trace) / f"{identity.name}.parquet"
             node.recorder = ParquetRecorder(path, self.result.role, identity.name)
         await node.start(CONNECT_TIMEOUT_S)
+        # All of them: whoever joins with fewer may choose another source than the plan says.
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        while len(node.links.peers()) < len(manifest.brokers):
+            if time.monotonic() > deadline:
+                raise UsageError(f"{identity.name} could not reach every broker")
+            await asyncio.sleep(POLL_S)
         return node
+
+    def _faults(self, manifest: Manifest, identity: Identity) -> tuple[Fault, ...]:
+        victims = tuple(self.plan.skipped(list(manifest.broker_ids)))
+        name = SKIP if victims and self.result.role == "publisher" else ""
+        if self.guest:
+            name = self.plan.fault
+        if not name:
+            return ()
+        context = FaultContext(
+            identity.name,
+            manifest,
+            manifest.keyring(identity),
+            random.Random(self.index),
+            victims=victims,
+        )
+        return (make_fault(name, context),)
 
     async def until(self, signal: Signal, pause_s: float = POLL_S) -> int:
         """Wait for the coordinator; ends the process if the coordinator is gone."""
@@ -124,7 +141,7 @@ class Worker:
             gc.collect()
             gc.freeze()
             gc.set_threshold(50_000, 20, 50)  # events are acyclic
-            await self.until(Signal.START)
+            await self.until(Signal.WARM if self.guest else Signal.START)
             await self.measure()
             await self.until(Signal.END, 0.02)
             await self.finish()
@@ -236,10 +253,11 @@ class Subscribing(Worker):
         """Subscribe, and wait until all subscriptions stand."""
         plan = self.plan
         self._lanes: dict[tuple[str, str], events.LaneCheck] = {
-            (plan.publisher_name(publisher), plan.channel_name(channel)): events.LaneCheck(
-                plan.lane(publisher, channel), plan.size
+            (plan.name_of(role, index), plan.channel_name(channel)): events.LaneCheck(
+                plan.lane(index, channel), plan.size
             )
-            for publisher in range(plan.publishers)
+            for role, index in plan.workers()
+            if role == "publisher"
             for channel in range(plan.channels)
         }
         subscriptions = [node.subscribe(plan.channel_name(i)) for i in range(plan.channels)]
@@ -257,12 +275,14 @@ class Subscribing(Worker):
         for outcome in await asyncio.gather(*self._tasks, return_exceptions=True):
             if isinstance(outcome, Exception) and not isinstance(outcome, asyncio.CancelledError):
                 raise UsageError(f"a subscription ended: {outcome!r}")
-        for check in self._lanes.values():
-            verdict = check.verdict
+        for verdict in [c.verdict for c in self._lanes.values() if self._counts(c)]:
             self.result.accepted += verdict.accepted
             self.result.duplicated += verdict.duplicated
             self.result.altered += verdict.altered
             self.result.disordered += verdict.disordered
+
+    def _counts(self, check: events.LaneCheck) -> bool:
+        return check.lane < self.plan.counted_lanes
 
     async def _listen(self, subscription: Subscription) -> None:
         while True:
@@ -277,9 +297,11 @@ class Subscribing(Worker):
                     self.result.gaps += 1
                     continue
                 key: tuple[str, str] = (item.publisher, item.channel)
+                if key not in self._lanes:
+                    continue  # a guest publishes although its role is to listen
                 blocks.setdefault(key, []).append(_contents(item))
                 publications[key] = publications.get(key, 0) + 1
-                self.result.by_history += item.by_history
+                self.result.by_history += item.by_history and self._counts(self._lanes[key])
             for key, block in blocks.items():
                 self._take(key, block, publications[key], now)
 
@@ -290,11 +312,13 @@ class Subscribing(Worker):
         before = check.verdict.accepted
         block = blocks[0] if len(blocks) == 1 else b"".join(blocks)
         check.check(block)
+        if self.guest:
+            return
         self.board.add_accepted(
             self.index, check.lane, check.verdict.accepted - before, publications
         )
         warm, samples = self.board.signalled(Signal.WARM), self.result.latencies_ns
-        if warm and len(samples) < MOST_SAMPLES:
+        if warm and self._counts(check) and len(samples) < MOST_SAMPLES:
             step = max(len(memoryview(block)) // self.plan.size // SAMPLES_PER_TAKE, 1)
             times = events.sent_times(block, self.plan.size, step)
             samples.extend([now - sent for sent in times if sent >= warm])
@@ -309,12 +333,6 @@ def _contents(batch: Batch) -> bytes | pa.Buffer:
     ends = memoryview(offsets).cast("i")
     start, stop = ends[column.offset], ends[column.offset + len(column)]
     return values.slice(start, stop - start)
-
-
-def _rng(seed: int) -> Any:
-    import random
-
-    return random.Random(seed)
 
 
 def main() -> None:

@@ -6,10 +6,8 @@ which overrules nothing: it can only name what votes could have decided too. Con
 whichever broker sends them first with the right hash; a decided number whose body does not come is
 pulled from a broker that voted for it.
 
-Votes are counted per *box*: a whole run as long as every broker that spoke of it said the same of
-the same numbers, which is the normal case; as soon as somebody says something else the box is split
-into single numbers. `tests/broadcast/plain_acceptance.py` is the plain twin that counts per number
-from the start; the two must never differ.
+Votes are counted per box of consecutive numbers (`boxes`), normally a run. The plain twin in
+`tests/broadcast/plain_acceptance.py` counts per number; the two must never differ.
 
 Thresholds: `core.quorum.accept_votes`; on a chain all of the last f+1 brokers of the chain.
 Source: Freeman §3 (algorithms 3, 6, 9). Ours: votes without bodies, pulls, boxes.
@@ -18,8 +16,9 @@ Source: Freeman §3 (algorithms 3, 6, 9). Ours: votes without bodies, pulls, box
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+from quorumcast.broadcast.boxes import Box, Boxes, Value, part_of
 from quorumcast.broadcast.chain import last_of_chain
 from quorumcast.core.ids import DIGEST_SIZE, Digest, NodeId, Stream, split_digests
 from quorumcast.core.limits import Limits
@@ -28,8 +27,6 @@ from quorumcast.core.quorum import Broadcast, Protection, Quorums, accept_votes
 from quorumcast.core.tally import Ballot, Tally
 from quorumcast.crypto.digest import Hasher
 
-#: What a broker votes for: digests and, on a chain, the chain that brought them.
-Value = tuple[bytes, tuple[NodeId, ...]]
 #: Whether the votes so far decide for a value.
 Rule = Callable[[Tally[Value], Value], bool]
 
@@ -49,43 +46,6 @@ def _all_voted(tally: Tally[Value], value: Value, brokers: tuple[NodeId, ...]) -
     return bool(brokers) and all(tally.vote_of(broker) == value for broker in brokers)
 
 
-class Box:
-    """Consecutive numbers of which everybody has said the same so far, or one number."""
-
-    __slots__ = ("bodies", "by_history", "count", "decided", "first", "tally")
-
-    def __init__(self, first: int, count: int) -> None:
-        self.first = first
-        self.count = count
-        #: If count > 1 all votes in it are equal.
-        self.tally: Tally[Value] = Tally()
-        #: The digests that won.
-        self.decided: bytes | None = None
-        #: Whether a history decided.
-        self.by_history = False
-        #: Bodies with the right hashes, by digests.
-        self.bodies: dict[bytes, tuple[bytes, ...]] = {}
-
-    def split(self) -> list[Box]:
-        """The same, number by number."""
-        singles = []
-        for place in range(self.count):
-            part = slice(place * DIGEST_SIZE, (place + 1) * DIGEST_SIZE)
-            single = Box(self.first + place, 1)
-            for broker, (digests, order) in self.tally.votes().items():
-                single.tally.vote(broker, (digests[part], order))
-            single.decided = None if self.decided is None else self.decided[part]
-            single.by_history = self.by_history
-            single.bodies = {d[part]: (bodies[place],) for d, bodies in self.bodies.items()}
-            singles.append(single)
-        return singles
-
-    @property
-    def size(self) -> int:
-        """Bytes of bodies kept."""
-        return sum(len(body) for bodies in self.bodies.values() for body in bodies)
-
-
 class Acceptor:
     """A subscriber's view of one stream."""
 
@@ -96,8 +56,6 @@ class Acceptor:
         "_keep",
         "_pending_bytes",
         "_rule",
-        "_top",
-        "_wide",
         "_window",
         "last_vote",
         "next",
@@ -116,13 +74,8 @@ class Acceptor:
         self._hash = hash_
         self._window = limits.vote_window
         self._keep = limits.segment * limits.kept_segments
-        #: Boxes by first number; they do not overlap and lie in [next, next + window), but for
-        #: what histories name beyond it.
-        self._boxes: dict[int, Box] = {}
-        #: Those with more than one number.
-        self._wide: dict[int, Box] = {}
-        #: No box reaches beyond this number.
-        self._top = 0
+        #: What was said of the numbers in [next, next + window), and what histories name beyond.
+        self._boxes = Boxes()
         #: Bytes of bodies in the boxes.
         self._pending_bytes = 0
         #: Digests delivered lately: to recognise dissent, and for receipts.
@@ -150,7 +103,7 @@ class Acceptor:
     @property
     def crowded(self) -> bool:
         """Whether so much waits for its turn that histories should wait, too."""
-        return self._top - self.next >= self._window
+        return self._boxes.top - self.next >= self._window
 
     def lacking(self, limit: int) -> list[int]:
         """Decided numbers, from the next one on, whose bodies are lacking."""
@@ -178,7 +131,7 @@ class Acceptor:
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
-        boxes = self._boxes.values()
+        boxes = self._boxes.all()
         return {
             "tallies": sum(box.count for box in boxes),
             "decided": sum(box.count for box in boxes if box.decided is not None),
@@ -217,13 +170,14 @@ class Acceptor:
         if not count:
             return effects
         box = self._boxes.get(first)
-        if box is None and first > self._top:
-            box = self._add(Box(first, count))
+        if box is None and first > self._boxes.top:
+            box = self._boxes.add(Box(first, count))
         if box is not None and box.count == count:
             return effects + self._vote_in_box(broker, box, digests, bodies, order)
-        for box, start, stop in self._region(first, count, create=True):
-            part = digests[start * DIGEST_SIZE : stop * DIGEST_SIZE]
-            effects += self._vote_in_box(broker, box, part, bodies[start:stop], order)
+        for box in self._boxes.region(first, count, create=True):
+            part = part_of(box, first, digests)
+            here = slice(box.first - first, box.first - first + box.count)
+            effects += self._vote_in_box(broker, box, part, bodies[here], order)
         return effects
 
     def _on_late_vote(self, broker: NodeId, first: int, digests: bytes) -> list[Effect]:
@@ -245,25 +199,22 @@ class Acceptor:
     ) -> list[Effect]:
         value = (digests, order)
         tally = box.tally
-        if box.count > 1 and len(tally) and not tally.count(value):
-            # Not everybody says the same: from here on every number is counted by itself.
-            return [
-                effect
-                for place, single in enumerate(self._split(box))
-                for effect in self._vote_in_box(
-                    broker,
-                    single,
-                    digests[place * DIGEST_SIZE : (place + 1) * DIGEST_SIZE],
-                    bodies[place : place + 1],
-                    order,
-                )
-            ]
         effects: list[Effect] = []
+        if not tally.count(value) and (cuts := box.disputed(digests)):
+            start = box.first
+            for part in self._boxes.cut(box, cuts):
+                here = slice(part.first - start, part.first - start + part.count)
+                word = part_of(part, start, digests)
+                effects += self._vote_in_box(broker, part, word, bodies[here], order)
+            return effects
         ballot = tally.vote(broker, value)
         if ballot is Ballot.CONFLICTING:
             earlier = tally.vote_of(broker)
             if earlier is None or earlier[0] != digests:
-                effects = [Suspect(broker, Suspicion.EQUIVOCATION, self.stream, box.first)]
+                effects = [
+                    Suspect(broker, Suspicion.EQUIVOCATION, self.stream, number)
+                    for number in range(box.first, box.first + box.count)
+                ]
             else:
                 # The same contents by another chain: the publisher has re-selected.
                 tally.revote(broker, value)
@@ -275,63 +226,15 @@ class Acceptor:
         """A history names these digests; returns the numbers that votes had not decided."""
         missed: list[int] = []
         late = max(0, self.next - first)
-        digests = digests[late * DIGEST_SIZE :]
-        if not digests:
-            return missed
-        for box, start, stop in self._region(
-            first + late, len(digests) // DIGEST_SIZE, create=True
-        ):
-            if box.decided is None:
-                missed.extend(range(box.first, box.first + box.count))
-                self._settle_box(box, digests[start * DIGEST_SIZE : stop * DIGEST_SIZE])
-        return missed
-
-    def _settle_box(self, box: Box, digests: bytes) -> None:
-        singles = [box]
-        if any(value[0] != digests for value in box.tally.values()):
-            # Whoever is wrong about one number of a run may be right about the others.
-            singles = self._split(box)
-        for single in singles:
-            place = single.first - box.first
-            single.decided = digests[place * DIGEST_SIZE : (place + single.count) * DIGEST_SIZE]
-            single.by_history = True
-
-    # --------------------------------------------------------------- boxes
-
-    def _add(self, box: Box) -> Box:
-        self._boxes[box.first] = box
-        if box.count > 1:
-            self._wide[box.first] = box
-        self._top = max(self._top, box.first + box.count - 1)
-        return box
-
-    def _remove(self, box: Box) -> None:
-        del self._boxes[box.first]
-        self._wide.pop(box.first, None)
-
-    def _split(self, box: Box) -> list[Box]:
-        self._remove(box)
-        return [self._add(single) for single in box.split()]
-
-    def _region(self, first: int, count: int, *, create: bool) -> Iterator[tuple[Box, int, int]]:
-        """The boxes of a range, with where each lies in it; no box sticks out of the range."""
-        end = first + count
-        for box in list(self._wide.values()):
-            stop = box.first + box.count
-            if box.first < end and stop > first and not (first <= box.first and stop <= end):
-                self._split(box)
-        number = first
-        while number < end:
-            found = self._boxes.get(number)
-            if found is None and create:
-                found = self._add(Box(number, 1))
-            if found is None:
-                number += 1
+        first, digests = first + late, digests[late * DIGEST_SIZE :]
+        for box in self._boxes.region(first, len(digests) // DIGEST_SIZE, create=True):
+            if box.decided is not None:
                 continue
-            # Whoever is given a box may split it: its length is read before.
-            length = found.count
-            yield found, number - first, number - first + length
-            number += length
+            missed.extend(range(box.first, box.first + box.count))
+            for part in self._boxes.cut(box, box.disputed(part_of(box, first, digests))):
+                part.decided = part_of(part, first, digests)
+                part.by_history = True
+        return missed
 
     # -------------------------------------------------------------- bodies
 
@@ -344,9 +247,12 @@ class Acceptor:
             return [Drop(DropReason.BAD_RUN, broker)]
         late = max(0, self.next - first)
         effects: list[Effect] = []
-        for box, start, stop in self._region(first + late, max(0, count - late), create=False):
-            part = digests[(late + start) * DIGEST_SIZE : (late + stop) * DIGEST_SIZE]
-            effects += self._keep_bodies(broker, box, part, bodies[late + start : late + stop])
+        for box in self._boxes.region(first + late, max(0, count - late), create=False):
+            for part in self._boxes.cut(box, box.disputed(part_of(box, first, digests))):
+                here = slice(part.first - first, part.first - first + part.count)
+                effects += self._keep_bodies(
+                    broker, part, part_of(part, first, digests), bodies[here]
+                )
         return effects
 
     def _keep_bodies(
@@ -394,7 +300,7 @@ class Acceptor:
 
     def _deliver(self, box: Box, bodies: tuple[bytes, ...]) -> list[Effect]:
         digests = box.decided or b""
-        self._remove(box)
+        self._boxes.remove(box)
         self._pending_bytes -= box.size
         cast = box.tally.votes()
         votes = tuple([broker for broker, value in cast.items() if value[0] == digests])
@@ -421,10 +327,9 @@ class Acceptor:
         """Give up on what nobody holds any longer."""
         if number <= self.next:
             return
-        for box in [b for b in self._wide.values() if b.first < number < b.first + b.count]:
-            self._split(box)
+        self._boxes.cut_at(number)
         # By what is held and not by number: a lying publisher may leave out any number of them.
-        for box in [b for b in self._boxes.values() if b.first < number]:
-            self._remove(box)
+        for box in [b for b in self._boxes.all() if b.first < number]:
+            self._boxes.remove(box)
             self._pending_bytes -= box.size
         self.next = self.start = number

@@ -128,10 +128,6 @@ class Bracha:
         return self.ledger.next - 1 + self._around.policy.limits.window
 
     @property
-    def history_wanted(self) -> bool:
-        return False
-
-    @property
     def _echo_quorum(self) -> int:
         quorums, policy = self._around.quorums, self._around.policy
         if self.stream.lane is Lane.HISTORY and policy.broadcast is Broadcast.CHAIN:
@@ -176,7 +172,7 @@ class Bracha:
         return {
             "ledger": len(self.ledger),
             "instances": len(self._instances),
-            "pending_bytes": self._pending_bytes,
+            "instance_bytes": self._pending_bytes,
             "done": len(self._done),
         }
 
@@ -277,6 +273,9 @@ class Bracha:
             ]
         if root(run.first, run.digests) != instance.ready:
             return dropped(event, DropReason.BAD_RUN)
+        if run.first != self.ledger.next and self._over_limit(sum(map(len, event.bodies))):
+            # It is pulled again when its turn comes.
+            return dropped(event, DropReason.OVER_LIMIT)
         self._keep(instance, instance.ready, digests, event.bodies)
         return []
 

@@ -79,11 +79,6 @@ class Carrier(Protocol):
         """The publisher may send numbers up to this one."""
         ...
 
-    @property
-    def history_wanted(self) -> bool:
-        """Whether the publisher owes a history."""
-        ...
-
     def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
         """Take one event that concerns this stream."""
         ...

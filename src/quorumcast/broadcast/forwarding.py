@@ -44,10 +44,6 @@ class Forwarder:
     def credit(self) -> int:
         return self.upto + self._around.policy.limits.window
 
-    @property
-    def history_wanted(self) -> bool:
-        return False
-
     def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
         match event:
             case Receive(message=Open(base=base, fresh=fresh)):

@@ -10,8 +10,8 @@ A history is a statement, signed by the publisher, of the digests since the last
 echoes it only if it agrees with everything that the broker itself forwarded, and only once the
 broker holds the bodies, fetched from its peers if need be: so f+1 correct brokers hold every body
 that a delivered history names. Beyond 2α publications since the last delivered history a broker
-takes no fast ones (Freeman's BLOCKED); at α it asks for one (HISTORY). Two different histories with
-one index, both signed, are evidence against their publisher.
+takes no fast ones (Freeman's BLOCKED; its credit says so). Two different histories with one index,
+both signed, are evidence against their publisher.
 
 Why a broker may correct itself to a delivered history: a history with digest d was echoed by f+1
 correct brokers that forwarded d or nothing else, so at most f others forwarded d', too few for any
@@ -73,7 +73,6 @@ class History:
         "_fetching",
         "_floor",
         "_known_from",
-        "_last_end",
         "_learned",
         "_seen",
         "_waiting",
@@ -93,8 +92,6 @@ class History:
         self._learned: dict[int, Digest] = {}
         #: The last number of each history heard of, by index; at most REMEMBERED.
         self._ends: dict[int, int] = {}
-        #: The highest of these.
-        self._last_end = 0
         #: The first signed history seen per index; at most REMEMBERED.
         self._seen = Seen(stream)
         #: Where this broker came in: nothing before it can be settled here.
@@ -142,10 +139,6 @@ class History:
     @property
     def credit(self) -> int:
         return min(self._fast.credit, self.settled + 2 * self._around.policy.alpha_ceiling)
-
-    @property
-    def history_wanted(self) -> bool:
-        return self.upto - max(self._last_end, self._floor) >= self._around.policy.alpha_ceiling
 
     def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
         match event:
@@ -347,7 +340,6 @@ class History:
         self._ends[statement.index] = end_of(statement)
         while len(self._ends) > REMEMBERED:
             del self._ends[min(self._ends)]
-        self._last_end = max(self._last_end, end_of(statement))
         unheld = end_of(statement) - self._around.policy.limits.retained_publications
         if self.ledger.next <= unheld:
             # Nobody holds what lies before any longer; waiting for it would be for ever.

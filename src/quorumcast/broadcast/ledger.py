@@ -45,7 +45,7 @@ class Ledger:
         self._entries: dict[int, tuple[Digest, bytes, Order]] = {}
         #: Sum of the sizes of the bodies in _entries.
         self._bytes = 0
-        #: The oldest number still held; only grows.
+        #: The oldest number still held; grows, except when what was lost is fetched again.
         self.base = base
         #: The number that will be written next; only grows.
         self.next = base
@@ -92,6 +92,21 @@ class Ledger:
             self._bytes > self._limits.retained_bytes and len(self._entries) > 1
         ):
             self._forget()
+
+    def prepend(self, digests: Sequence[Digest], bodies: Sequence[bytes]) -> bool:
+        """Write what lies right before `base`; False if that is more than is retained."""
+        size = sum(map(len, bodies))
+        if (
+            len(self._entries) + len(bodies) > self._limits.retained_publications
+            or self._bytes + size > self._limits.retained_bytes
+            or len(bodies) >= self.base
+        ):
+            return False
+        self.base -= len(bodies)
+        for number, (digest, body) in enumerate(zip(digests, bodies, strict=True), self.base):
+            self._entries[number] = (digest, body, ())
+        self._bytes += size
+        return True
 
     def correct(self, number: int, digest: Digest, body: bytes) -> None:
         """Replace what a lying publisher told us by what the cell has settled on."""

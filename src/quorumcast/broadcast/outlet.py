@@ -5,7 +5,7 @@ has credit for, and repeats what got lost. Runs are never cut differently when t
 Bracha's instances and the chain's MACs are about whole runs.
 
 `FanOut` sends every run to every broker (direct, authenticated, Bracha, histories); `chain_outlet`
-has the one that sends it to the head of a chain.
+has the one that sends it to the head of a chain, and `ordering.outlet` the one for total order.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class OutRun(msgspec.Struct, frozen=True):
     digests: bytes
     bodies: Bodies
     size: int
+    #: Whatever must be made once for the run and travels with it.
+    seal: bytes = b""
 
 
 class Progress:
@@ -156,7 +158,7 @@ class FanOut:
 
     def sizes(self) -> dict[str, int]:
         """How much is kept."""
-        return {"runs": len(self._runs), "pending_bytes": self._pending_bytes}
+        return {"runs": len(self._runs), "run_bytes": self._pending_bytes}
 
     # ------------------------------------------------------------- sending
 
@@ -165,7 +167,8 @@ class FanOut:
         hash_ = self._hash
         digests = b"".join([hash_(body) for body in bodies])
         size = sum(map(len, bodies))
-        run = OutRun(self.next, self.next + len(bodies) - 1, digests, bodies, size)
+        seal = self._seal(self.next, digests)
+        run = OutRun(self.next, self.next + len(bodies) - 1, digests, bodies, size, seal)
         self._runs[run.first] = run
         self._pending_bytes += size
         self.next = run.last + 1
@@ -178,6 +181,9 @@ class FanOut:
                 progress.sent = run.last + 1
                 ready.append(broker)
         return [Send(tuple(ready), self._message(run), run.bodies)] if ready else []
+
+    def _seal(self, first: int, digests: bytes) -> bytes:
+        return b""
 
     def _message(self, run: OutRun) -> AnyMessage:
         return Publish(self.stream, run.first, run.digests)

@@ -11,17 +11,26 @@ from quorumcast.cli.common import JsonOption, console, print_json
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from quorumcast.bench import faults, fit, freeman, soak
     from quorumcast.bench.plan import Plan, Report
-    from quorumcast.bench.suite import Line
+    from quorumcast.bench.run import Progress
 
 EXAMPLE = "Example:  quorumcast bench --policy ab+history --alpha 100 --batch 0 --seconds 5 --json"
 
 FREEMAN = "freeman"
+FAULTS = "faults"
+FIT = "fit"
+SOAK = "soak"
+SUITES = (FREEMAN, FAULTS, FIT, SOAK)
 
 
 def bench(
     policy: Annotated[
-        str, typer.Option(help="ab, brb, chain, direct, direct-crash, ab+history, chain+history.")
+        str,
+        typer.Option(
+            help="ab, brb, chain, direct, direct-crash, ab+history, chain+history, total, "
+            "total-crash."
+        ),
     ] = "ab+history",
     alpha: Annotated[int, typer.Option(help="Publications between histories.")] = 100,
     brokers: Annotated[int, typer.Option(help="Broker processes.")] = 4,
@@ -41,15 +50,24 @@ def bench(
     window: Annotated[int, typer.Option(help="Events un-accepted at most; 0 chooses.")] = 0,
     fault: Annotated[
         str,
-        typer.Option(help="What broker-1 (or f brokers) does wrong; 'kill' is kill -9, restart."),
+        typer.Option(help="What f brokers or one more client do; 'kill' is kill -9, restart."),
     ] = "",
     digest: Annotated[str, typer.Option(help="auto, sha256, blake3 or blake2b.")] = "auto",
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt all links.")] = False,
+    durable: Annotated[
+        bool, typer.Option(help="Brokers write what they vouch for to disk first.")
+    ] = False,
     trace: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write Parquet traces here.")
     ] = None,
     suite: Annotated[
-        str, typer.Option(help="'freeman': his policies side by side, against his figures.")
+        str,
+        typer.Option(
+            help="'freeman': his policies side by side, against his figures. "
+            "'faults': every fault of the catalogue against the fault-free rate. "
+            "'fit': FIT-Broker's five tests of its four kinds, against its figures. "
+            "'soak': total order while brokers are killed, paused, cut off and wiped."
+        ),
     ] = "",
     runs: Annotated[int, typer.Option(help="With --suite: runs per line; the median counts.")] = 1,
     json_: JsonOption = False,
@@ -78,6 +96,7 @@ def bench(
         fault=fault,
         digest=digest,
         tls=tls,
+        durable=durable,
         trace=str(trace.resolve()) if trace else "",
     )
     if suite:
@@ -98,15 +117,8 @@ def _single(plan: Plan, json_: bool) -> None:
         with console(stderr=True).status("") as shown:
             report = run_bench(plan, lambda stage: shown.update(stage))
         _print(report)
-    if not sound(plan, report):
+    if not report.sound(plan):
         raise typer.Exit(1)
-
-
-def sound(plan: Plan, report: Report) -> bool:
-    """Whether the cell kept its promises."""
-    if report.duplicated or report.altered or report.disordered:
-        return False
-    return report.lost == 0 or not plan.promises_delivery()
 
 
 def _print(report: Report) -> None:
@@ -133,23 +145,31 @@ def _print(report: Report) -> None:
 
 
 def _suite(name: str, plan: Plan, runs: int, json_: bool) -> None:
-    import msgspec
-
-    from quorumcast.bench.suite import run_freeman
-
-    if name != FREEMAN:
-        raise UsageError(f"there is no suite {name!r}; the only one is {FREEMAN!r}")
+    if name not in SUITES:
+        raise UsageError(f"there is no suite {name!r}; choose one of {', '.join(SUITES)}")
     if runs < 1:
         raise UsageError("--runs must be 1 or more")
+    suite = {FREEMAN: _freeman, FIT: _fit, SOAK: _soak}.get(name, _faults)
     if json_:
-        print_json(msgspec.to_builtins(run_freeman(plan, runs)))
+        suite(plan, runs, True, lambda stage: console(stderr=True).print(stage, highlight=False))
         return
     with console(stderr=True).status("") as shown:
-        lines = run_freeman(plan, runs, lambda stage: shown.update(stage))
-    console().print(_suite_table(lines))
+        suite(plan, runs, False, lambda stage: shown.update(stage))
 
 
-def _suite_table(lines: list[Line]) -> Any:
+def _freeman(plan: Plan, runs: int, json_: bool, progress: Progress) -> None:
+    import msgspec
+
+    from quorumcast.bench.freeman import run_freeman
+
+    lines = run_freeman(plan, runs, progress)
+    if json_:
+        print_json(msgspec.to_builtins(lines))
+    else:
+        console().print(_freeman_table(lines))
+
+
+def _freeman_table(lines: list[freeman.Line]) -> Any:
     from rich.table import Table
 
     table = Table(title="One event of 56 bytes per publication; median of the runs")
@@ -165,5 +185,138 @@ def _suite_table(lines: list[Line]) -> Any:
             f"{line.ratio}" if line.ratio else "",
             f"{line.latency_p50_ms}",
             f"{line.to_ab}",
+        )
+    return table
+
+
+def _fit(plan: Plan, runs: int, json_: bool, progress: Progress) -> None:
+    import msgspec
+
+    from quorumcast.bench.fit import run_fit
+
+    lines = run_fit(plan, runs, progress)
+    if json_:
+        print_json(msgspec.to_builtins(lines))
+    else:
+        console().print(_fit_table(lines))
+    if not all(line.sound for line in lines):
+        raise typer.Exit(1)
+
+
+def _fit_table(lines: list[fit.Line]) -> Any:
+    from rich.table import Table
+
+    table = Table(title="FIT-Broker §5.2: events of 253 bytes, ten channels, two subscribers each")
+    table.add_column("test")
+    table.add_column("kind")
+    for column in ("brokers", "events/s", "FIT-Broker", "ratio", "to normal", "lost, dup., alt."):
+        table.add_column(column, justify="right")
+    for line in lines:
+        table.add_row(
+            line.test,
+            line.kind,
+            str(line.brokers),
+            f"{line.events_per_s:,.0f}",
+            f"{line.fit_events_per_s:,}" if line.fit_events_per_s else "",
+            f"{line.ratio}" if line.ratio else "",
+            f"{line.to_normal}" if line.to_normal else "",
+            f"{line.lost}, {line.duplicated}, {line.altered}",
+            style="" if line.sound else "red",
+        )
+    return table
+
+
+def _soak(plan: Plan, runs: int, json_: bool, progress: Progress) -> None:
+    import tempfile
+
+    import msgspec
+
+    from quorumcast.bench.soak import Plan as SoakPlan
+    from quorumcast.bench.soak import run_soak
+
+    reports = []
+    for seed in range(1, runs + 1):
+        bad_hour = SoakPlan(
+            policy=plan.policy,
+            brokers=plan.brokers,
+            f=plan.tolerated(),
+            seconds=plan.seconds,
+            rate=plan.rate or SoakPlan.rate,
+            size=plan.size,
+            seed=seed,
+        )
+        with tempfile.TemporaryDirectory(prefix="quorumcast-soak-") as directory:
+            reports.append(run_soak(bad_hour, Path(directory), progress))
+    if json_:
+        print_json(msgspec.to_builtins(reports))
+    else:
+        for report in reports:
+            console().print(_soak_table(report))
+    if not all(report.sound for report in reports):
+        raise typer.Exit(1)
+
+
+def _soak_table(report: soak.Report) -> Any:
+    from rich.table import Table
+
+    table = Table(show_header=False, title=f"{report.policy}, {report.brokers} brokers, durable")
+    suffered = ", ".join(f"{count} {harm}" for harm, count in report.harms.items())
+    shown = {
+        "suffered": f"{suffered} in {report.seconds:g} s",
+        "published, acknowledged": f"{report.published:,}, {report.acknowledged:,}",
+        "lost, duplicated, disordered": f"{sum(report.lost.values())}, "
+        f"{sum(report.duplicated.values())}, {report.disordered}",
+        "longest silence": f"{report.longest_silence_s} s",
+        "memory, early and late": "{} MB, {} MB".format(*report.memory_mb),
+        "store, early and late": "{} MB, {} MB".format(*report.store_mb),
+    }
+    for name, value in shown.items():
+        table.add_row(name, value)
+    return table
+
+
+def _faults(plan: Plan, runs: int, json_: bool, progress: Progress) -> None:
+    import msgspec
+
+    from quorumcast.bench.faults import run_faults
+
+    lines = run_faults(plan, runs, progress)
+    if json_:
+        print_json(msgspec.to_builtins(lines))
+    else:
+        console().print(_faults_table(plan, lines))
+    if not all(line.sound for line in lines):
+        raise typer.Exit(1)
+
+
+def _faults_table(plan: Plan, lines: list[faults.Line]) -> Any:
+    from rich.table import Table
+
+    from quorumcast.bench.faults import BUDGET
+
+    table = Table(
+        title=f"{plan.policy}, {plan.brokers} brokers: what a fault leaves of the fault-free rate",
+        caption=f"red: under {BUDGET:.0%} of the fault-free rate, or a promise was broken",
+    )
+    table.add_column("fault")
+    table.add_column("of a")
+    for column in ("events/s", "share", "processor", "lost, dup., alt."):
+        table.add_column(column, justify="right")
+    table.add_column("suspicions")
+    table.add_column("evidence", justify="right")
+    for line in lines:
+        under = line.share is None or line.share < BUDGET
+        table.add_row(
+            line.fault,
+            line.role,
+            f"{line.events_per_s:,.0f}",
+            f"{line.share:.0%}" if line.share is not None else "",
+            f"x {line.cpu_ratio:.2f}" if line.cpu_ratio is not None else "",
+            f"{line.lost}, {line.duplicated}, {line.altered}",
+            "; ".join(
+                f"{suspect} {', '.join(reasons)}" for suspect, reasons in line.suspicions.items()
+            ),
+            str(line.evidence),
+            style="red" if under or not line.sound else "",
         )
     return table

@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 INIT_EXAMPLE = (
     "Example:  quorumcast init cell --brokers 4 --f 1 --clients alice,bob "
-    "--channel orders:ab+history:100 --channel audit:brb"
+    "--channel orders:ab+history:100 --channel trades:total+durable"
 )
+#: A channel on the command line.
+CHANNEL = "NAME[:POLICY[:ALPHA[:PUBLISHERS[:SUBSCRIBERS]]]]"
+#: In the place of names: nobody has the right. No node can be called so.
+NOBODY = "-"
 
 
 def init(
@@ -40,8 +44,9 @@ def init(
     channel: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME[:POLICY[:ALPHA[:PUBLISHERS[:SUBSCRIBERS]]]]",
-            help="A channel; may be repeated. Rights are names with commas, everyone if left out.",
+            metavar=CHANNEL,
+            help="A channel; may be repeated. Rights are names with commas, everyone if left out. "
+            "'total+durable' keeps publications on disk.",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Where brokers listen.")] = "127.0.0.1",
@@ -85,7 +90,7 @@ def init(
 def parse_channel(spec: str) -> ChannelEntry:
     """A channel as the command line writes it."""
     from quorumcast.core.ids import Channel
-    from quorumcast.manifest.manifest import EVERYONE, ChannelEntry
+    from quorumcast.manifest.manifest import ChannelEntry
     from quorumcast.manifest.policy import POLICY_NAMES, Policy
 
     name, policy, alpha, publishers, subscribers, *rest = [*spec.split(":"), "", "", "", ""]
@@ -96,9 +101,9 @@ def parse_channel(spec: str) -> ChannelEntry:
         )
     if alpha and not alpha.isdecimal():
         raise UsageError(f"alpha must be a number, not {alpha!r}; write {name}:{policy}:100")
-    chosen = Policy.named(policy or "ab+history", alpha=int(alpha or 100))
+    chosen = Policy.parse(policy or "ab+history", alpha=int(alpha or 100))
     if int(alpha or 0) and not chosen.has_history:
-        history = f"{policy}+history"
+        history = f"{chosen.name}+history"
         advice = (
             f"did you mean {history}:{alpha}?"
             if history in POLICY_NAMES
@@ -108,9 +113,18 @@ def parse_channel(spec: str) -> ChannelEntry:
     return ChannelEntry(
         Channel(name),
         chosen,
-        tuple(filter(None, publishers.split(","))) or (EVERYONE,),
-        tuple(filter(None, subscribers.split(","))) or (EVERYONE,),
+        parse_rights(publishers),
+        parse_rights(subscribers),
     )
+
+
+def parse_rights(names: str) -> tuple[str, ...]:
+    """Who has a right: names with commas, everyone if none is named, '-' for nobody."""
+    from quorumcast.manifest.manifest import EVERYONE
+
+    if names.strip() == NOBODY:
+        return ()
+    return tuple(name.strip() for name in names.split(",") if name.strip()) or (EVERYONE,)
 
 
 def with_certificates(manifest: Manifest, identities: Mapping[NodeId, Identity]) -> Manifest:
@@ -170,7 +184,7 @@ def summary(manifest: Manifest, directory: Path) -> dict[str, object]:
         "tls": any(broker.certificate for broker in manifest.brokers),
         "brokers": {broker.id: broker.address for broker in manifest.brokers},
         "clients": [client.id for client in manifest.clients],
-        "channels": {channel.name: channel.policy.name for channel in manifest.channels},
+        "channels": {channel.name: channel.policy.title for channel in manifest.channels},
     }
 
 
@@ -182,6 +196,6 @@ def _print(manifest: Manifest, directory: Path) -> None:
     )
     for channel in manifest.channels:
         alpha = f", α={channel.policy.alpha}" if channel.policy.has_history else ""
-        out.print(f"  channel {channel.name}: {channel.policy.name}{alpha}")
+        out.print(f"  channel {channel.name}: {channel.policy.title}{alpha}")
     out.print(f"  clients {', '.join(client.id for client in manifest.clients) or 'none'}")
     out.print(f"Next:  quorumcast up {directory}")

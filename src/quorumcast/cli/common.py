@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,6 +46,9 @@ IdentityOption = Annotated[
         envvar="QUORUMCAST_IDENTITY",
         help="Who you are: an identity file, or a name whose identity lies beside the manifest.",
     ),
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", help="Seconds to wait for enough brokers.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 StatusOption = Annotated[
@@ -130,17 +134,28 @@ def default_status_url(broker: BrokerEntry) -> str:
 
 
 def ask_all(urls: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Every broker's status, asked at the same time; `up` says whether it answered."""
+    """Every broker's status, asked at the same time; `up` says whether it answered.
+
+    `clock_ahead_s` is how far its clock is ahead of ours, give or take half the round trip.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     def look(url: str) -> dict[str, Any]:
+        asked = time.time()
         try:
             answer: Any = ask(f"{url}/status")
         except UsageError as error:
             return {"up": False, "state": "down", "trouble": str(error)}
         if not isinstance(answer, dict) or "node" not in answer:
             return {"up": False, "state": "no broker", "trouble": f"no broker is at {url}"}
-        return {"up": True, **answer}
+        answered = time.time()
+        there = answer.get("time", (asked + answered) / 2)
+        return {
+            "up": True,
+            **answer,
+            "round_trip_s": round(answered - asked, 3),
+            "clock_ahead_s": round(there - (asked + answered) / 2, 3),
+        }
 
     with ThreadPoolExecutor(max(len(urls), 1)) as pool:
         return dict(zip(urls, pool.map(look, urls.values()), strict=True))

@@ -6,13 +6,13 @@ broker has a copy of its own, copy the new manifest there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quorumcast.cli.cells import parse_channel, summary
+from quorumcast.cli.advancing import Change, OperatorOption, advance
+from quorumcast.cli.cells import CHANNEL, parse_channel, summary
 from quorumcast.cli.common import (
     IDENTITY,
     OPERATOR,
@@ -32,12 +32,6 @@ app = typer.Typer(
     help="Show a manifest, or make its next epoch.",
     epilog="Example:  quorumcast epoch add-client carol -m cell",
 )
-
-OperatorOption = Annotated[
-    Path | None,
-    typer.Option("--operator", help="The operator's identity; beside the manifest by default."),
-]
-Change = Callable[["Manifest"], "Manifest"]
 
 
 @app.command(epilog="Example:  quorumcast epoch show -m cell")
@@ -77,9 +71,7 @@ def add_client(
 
 @app.command(epilog="Example:  quorumcast epoch add-channel audit:brb::alice:bob -m cell")
 def add_channel(
-    channel: Annotated[
-        str, typer.Argument(metavar="NAME[:POLICY[:ALPHA[:PUBLISHERS[:SUBSCRIBERS]]]]")
-    ],
+    channel: Annotated[str, typer.Argument(metavar=CHANNEL)],
     manifest: ManifestOption = Path(),
     operator: OperatorOption = None,
     json_: JsonOption = False,
@@ -130,23 +122,7 @@ def rotate(
 
 
 def _advance(path: Path, operator: Path | None, change: Change, json_: bool) -> None:
-    from quorumcast.manifest.files import (
-        read_identity,
-        read_manifest,
-        sign_manifest,
-        write_manifest,
-    )
-
-    old = read_manifest(path)
-    signer = read_identity(operator or path.parent / f"{OPERATOR}{IDENTITY}")
-    if signer.verify_key != old.operator:
-        raise UsageError(
-            f"{signer.name!r} is not the operator of cell {old.cell!r}; name the operator's "
-            "identity with --operator"
-        )
-    new = change(old)
-    write_manifest(path, sign_manifest(new, signer))
-    _report(new, path, json_)
+    _report(advance(path, operator, change), path, json_)
 
 
 def _report(manifest: Manifest, path: Path, json_: bool) -> None:

@@ -16,7 +16,22 @@ from typing import Annotated
 import typer
 
 from quorumcast import __version__
-from quorumcast.cli import bench, cells, clients, demo, epochs, operations, running, sim, verify
+from quorumcast.cli import (
+    bench,
+    cells,
+    channels,
+    clients,
+    demo,
+    doctor,
+    epochs,
+    members,
+    operations,
+    replay,
+    running,
+    sim,
+    subscribing,
+    verify,
+)
 from quorumcast.core.errors import UsageError
 
 USAGE_ERROR = 2
@@ -51,8 +66,12 @@ app.command("init", epilog=cells.INIT_EXAMPLE)(cells.init)
 app.command("up", epilog=running.UP_EXAMPLE)(running.up)
 app.command("broker", epilog=running.BROKER_EXAMPLE)(running.broker)
 app.command("publish", epilog=clients.PUBLISH_EXAMPLE)(clients.publish)
-app.command("subscribe", epilog=clients.SUBSCRIBE_EXAMPLE)(clients.subscribe)
+app.command("subscribe", epilog=subscribing.EXAMPLE)(subscribing.subscribe)
+app.command("replay", epilog=replay.EXAMPLE)(replay.replay)
 app.command("status", epilog=operations.STATUS_EXAMPLE)(operations.status)
+app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
+app.add_typer(channels.app, name="channel")
+app.add_typer(members.app, name="members")
 app.add_typer(operations.faults, name="faults")
 app.add_typer(epochs.app, name="epoch")
 app.command("verify", epilog=verify.EXAMPLE)(verify.verify)

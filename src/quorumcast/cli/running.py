@@ -179,7 +179,7 @@ def broker(
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="Where the status page is.")] = "127.0.0.1",
     evidence: Annotated[Path | None, typer.Option(help="Write evidence of lies here.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Keep the journal here.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Keep the store here.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a Parquet trace here.")] = None,
     allow_faults: FaultsOption = False,
     fault: Annotated[

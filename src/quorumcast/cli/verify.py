@@ -60,6 +60,18 @@ def read_document(path: Path) -> Receipt | Evidence:
         ) from None
 
 
+def _origin(receipt: Receipt) -> tuple[str, int, int | None]:
+    """Publisher, number and, where the receipt is for a place in a total order, that place."""
+    from quorumcast.core.ids import total_order
+    from quorumcast.core.labels import unlabel
+
+    stream = receipt.stream
+    found = unlabel(receipt.contents) if stream == total_order(stream.channel) else None
+    if found is None:
+        return stream.publisher, receipt.number, None
+    return found[0].publisher, found[0].number, receipt.number
+
+
 def judge(document: Receipt | Evidence, manifest: Manifest) -> dict[str, Any]:
     """Whether a document holds, and what it says."""
     from quorumcast.core.quorum import receipt_votes
@@ -83,15 +95,18 @@ def judge(document: Receipt | Evidence, manifest: Manifest) -> dict[str, Any]:
             votes = receipt_votes(manifest.quorums, channel.policy.protection)
             reason = court.why_receipt_fails(document, votes)
         signers = court.receipt_signers(document)
+        publisher, number, position = _origin(document)
+        place = "" if position is None else f" at position {position}"
         facts = {
             "kind": "receipt",
             "says": (
-                f"publication {document.number} of {stream.publisher} on {stream.channel} went "
-                f"through cell {manifest.cell}, signed by {', '.join(signers)}"
+                f"publication {number} of {publisher} on {stream.channel} went through cell "
+                f"{manifest.cell}{place}, signed by {', '.join(signers)}"
             ),
             "channel": stream.channel,
-            "publisher": stream.publisher,
-            "number": document.number,
+            "publisher": publisher,
+            "number": number,
+            "position": position,
             "signers": signers,
         }
     else:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quorumcast.client.arguments import check_times
 from quorumcast.client.events import Batch, BufferFull, Event, Gap, GapError
 from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publisher
@@ -36,6 +37,7 @@ async def connect(
     `recorder` gets a note of everything published and accepted (for measurements).
     Raises `UsageError` with one sentence if the files are wrong or too few brokers answer.
     """
+    check_times(timeout_s=timeout_s)
     path = Path(manifest)
     node = Node(read_manifest(path), read_identity(identity), path, recorder)
     await node.start(timeout_s)

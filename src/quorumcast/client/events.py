@@ -115,6 +115,11 @@ class Batch:
         return self._delivered.number
 
     @property
+    def position(self) -> int | None:
+        """Its place in the channel's total order, if there is one."""
+        return self._delivered.position or None
+
+    @property
     def digest(self) -> Digest:
         """The digest that the brokers voted on."""
         return self._delivered.digest
@@ -183,6 +188,11 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):  # made once per r
     def number(self) -> int:
         """The number of its publication; `index` is its row there."""
         return self.batch.number
+
+    @property
+    def position(self) -> int | None:
+        """The position of its publication in the channel's total order, if there is one."""
+        return self.batch.position
 
     @property
     def votes(self) -> tuple[NodeId, ...]:

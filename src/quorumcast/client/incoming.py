@@ -73,10 +73,22 @@ class Incoming:
     def add(self, subscription: Subscription) -> None:
         """Join its channel."""
         present = self._subscriptions.setdefault(subscription.channel, [])
+        if present and subscription.start is not None:
+            raise UsageError(
+                f"this node listens to {subscription.channel!r} already; to begin elsewhere, "
+                "connect a second node"
+            )
         present.append(subscription)
         if len(present) == 1:
-            self.driver.feed(Join(subscription.channel))
+            self.driver.feed(Join(subscription.channel, subscription.start))
         self._check_joined(subscription.channel)
+
+    def adopt(self, manifest: Manifest) -> None:
+        """Go on in a new epoch, in which channels may have more columns."""
+        for channel, present in self._subscriptions.items():
+            entry = manifest.channel(channel)
+            for subscription in present:
+                subscription.adopt(entry)
 
     def subscription_closed(self, subscription: Subscription) -> None:
         """Its application listens no more."""
@@ -90,7 +102,7 @@ class Incoming:
         waiting = [s for s in self._subscriptions.get(channel, ()) if not s.joined.done()]
         if waiting and self._machine.joined(channel):
             for subscription in waiting:
-                subscription.joined.set_result(None)
+                subscription.stands(self._machine.ends(channel))
 
     def _on_deliver(self, effect: Deliver) -> None:
         self._telemetry.publications += 1
@@ -147,17 +159,18 @@ class Incoming:
 
     async def prove(self, delivered: Deliver) -> Receipt:
         """Ask the brokers to sign for a publication."""
-        key = (delivered.stream, delivered.number)
+        stream, number, contents = delivered.provable
+        key = (stream, number)
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
         waiting = self._proofs.setdefault(key, [])
         waiting.append(future)
         try:
-            self.driver.feed(Prove(delivered.stream, delivered.number, delivered.body))
+            self.driver.feed(Prove(stream, number, contents))
             async with asyncio.timeout(RECEIPT_TIMEOUT_S):
                 return await future
         except TimeoutError:
             raise UsageError(
-                f"no receipt of publication {delivered.number} of {delivered.stream}: too few "
+                f"no receipt of publication {number} of {stream}: too few "
                 "brokers still hold its segment; ask sooner after it arrives"
             ) from None
         finally:

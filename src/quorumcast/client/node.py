@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from quorumcast.client.arguments import LATEST, check_start
 from quorumcast.client.incoming import Incoming
 from quorumcast.client.outgoing import Outgoing
 from quorumcast.client.packing import Packer
@@ -34,7 +35,7 @@ from quorumcast.crypto.session import Opened
 from quorumcast.manifest.files import read_manifest
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.runtime.driver import Driver
-from quorumcast.runtime.links import Links
+from quorumcast.runtime.links import Links, Trouble
 from quorumcast.runtime.telemetry import Telemetry
 from quorumcast.runtime.trace import Recorder, RecordingDriver
 from quorumcast.runtime.transport import Transport
@@ -127,13 +128,13 @@ class Node:
                 continue
 
     def _refused_for_good(self, needed: int) -> bool:
-        refused = [trouble for trouble in self.links.troubles().values() if " refused: " in trouble]
+        refused = [trouble for trouble in self.links.troubles().values() if trouble.refused]
         return len(refused) > len(self.manifest.brokers) - needed
 
     def _unreachable(self, needed: int) -> str:
         troubles = self.links.troubles()
         missing = [
-            f"{broker}: {troubles.get(broker, 'no answer yet')}"
+            f"{broker}: {troubles.get(broker, Trouble()).sentence}"
             for broker in self.manifest.broker_ids
             if broker not in self._up
         ]
@@ -191,15 +192,23 @@ class Node:
         return publisher
 
     def subscribe(
-        self, channel: str, *, queue: int = 4096, queue_bytes: int = 64 * 1024 * 1024
+        self,
+        channel: str,
+        *,
+        start: str | int = LATEST,
+        queue: int = 4096,
+        queue_bytes: int = 64 * 1024 * 1024,
     ) -> Subscription:
         """Subscribe to a channel; use it as `async with node.subscribe("orders") as orders`.
 
-        At most `queue` publications and about `queue_bytes` wait for the application.
+        `start` is "latest" (what comes from now on), "earliest" (everything that is still held)
+        or, on a channel with total order, a position. At most `queue` publications and about
+        `queue_bytes` wait for the application.
         """
         entry = self._entry(channel)
         if not self.manifest.may_subscribe(self.name, channel):
             raise self._no_right("subscribe to", channel)
+        beginning = check_start(start, entry)
         if self._incoming is None:
             self._incoming = Incoming(
                 self.manifest,
@@ -215,6 +224,7 @@ class Node:
             entry.name,
             Packer(entry.arrow_schema()),
             self._incoming.prove,
+            start=beginning,
             queue=queue,
             queue_bytes=queue_bytes,
         )
@@ -338,6 +348,9 @@ class Node:
         self.manifest, self._keyring = manifest, keyring
         for driver in self._drivers():
             driver.adopt(manifest, keyring)
+        for role in (self._outgoing, self._incoming):
+            if role is not None:
+                role.adopt(manifest)
         self._links.renew(manifest, keyring)
 
     # --------------------------------------------------------------------- ending

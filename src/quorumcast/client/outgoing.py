@@ -44,6 +44,13 @@ class Outgoing:
         self._publishers.setdefault(publisher.channel, []).append(publisher)
         self.driver.carry_out(self._machine.open(publisher.channel))
 
+    def adopt(self, manifest: Manifest) -> None:
+        """Go on in a new epoch, in which channels may have more columns."""
+        for channel, present in self._publishers.items():
+            entry = manifest.channel(channel)
+            for publisher in present:
+                publisher.adopt(entry)
+
     def room(self, channel: Channel) -> int:
         """How many more publications the machine takes now."""
         return self._machine.room(channel)

@@ -22,6 +22,7 @@ from quorumcast.core.publication import (
     batch_of_payloads,
     batch_of_rows,
     decode_batch,
+    decode_older,
     encode_batch,
 )
 
@@ -95,6 +96,10 @@ class Packer:
         #: The exact type that needs no further look when it is posted.
         self.kind: type = bytes if self.opaque else dict
 
+    def adopt(self, schema: pa.Schema) -> None:
+        """Go on with columns added behind those there are."""
+        self.schema = schema
+
     def admit(self, event: object) -> bytes | Mapping[str, object]:
         """An event that the channel takes, or a sentence why not."""
         if self.opaque:
@@ -129,6 +134,8 @@ class Packer:
             if payload is not None:
                 return None, [payload]
         batch = decode_batch(body, self.schema)
+        if batch is None and not self.opaque:
+            batch = decode_older(body, self.schema)
         if batch is None:
             return None
         if not self.opaque:

@@ -25,12 +25,14 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
+from quorumcast.client.arguments import check_counts, check_timeout, check_times
 from quorumcast.client.events import BufferFull
 from quorumcast.client.packing import Packer, too_long
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
 from quorumcast.core.limits import MAX_BODY_BYTES, MAX_RUN
 from quorumcast.core.publication import conform, encode_batch
+from quorumcast.manifest.manifest import ChannelEntry
 
 #: What may be published: bytes, a mapping of columns, or a whole record batch.
 Publishable: TypeAlias = bytes | bytearray | memoryview | Mapping[str, object] | pa.RecordBatch
@@ -81,8 +83,9 @@ class Publisher:
         buffer_bytes: int = 64 * 1024 * 1024,
         timeout_s: float | None = None,
     ) -> None:
-        if max_batch < 1 or buffer < 1 or buffer_bytes < 1 or linger_ms < 0:
-            raise UsageError("max_batch, buffer and buffer_bytes start at 1 and linger_ms at 0")
+        check_counts(max_batch=max_batch, buffer=buffer, buffer_bytes=buffer_bytes)
+        check_times(linger_ms=linger_ms)
+        check_timeout(timeout_s)
         self.channel = channel
         self._outlet = outlet
         self._packer = packer
@@ -296,6 +299,11 @@ class Publisher:
         self._bytes += len(body)
 
     # --------------------------------------------------------- what the node says
+
+    def adopt(self, entry: ChannelEntry | None) -> None:
+        """Go on in a new epoch of the channel."""
+        if entry is not None:
+            self._packer.adopt(entry.arrow_schema())
 
     def acknowledged(self, upto: int) -> None:
         """Every publication up to this number is held by enough brokers."""

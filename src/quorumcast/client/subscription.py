@@ -19,11 +19,13 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Protocol
 
+from quorumcast.client.arguments import check_counts, check_timeout
 from quorumcast.client.events import Batch, Event, Gap, GapError, Prover
 from quorumcast.client.packing import Packer
 from quorumcast.core import machine
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel
+from quorumcast.core.ids import Channel, Stream
+from quorumcast.manifest.manifest import ChannelEntry
 
 
 class Inlet(Protocol):
@@ -57,12 +59,14 @@ class Subscription:
         packer: Packer,
         prove: Prover,
         *,
+        start: int | None = None,
         queue: int = 4096,
         queue_bytes: int = 64 * 1024 * 1024,
     ) -> None:
-        if queue < 1 or queue_bytes < 1:
-            raise UsageError("queue and queue_bytes start at 1")
+        check_counts(queue=queue, queue_bytes=queue_bytes)
         self.channel = channel
+        #: Where it begins: None with what comes next, 0 with the oldest, else at a position.
+        self.start = start
         self._inlet = inlet
         self._packer = packer
         self._prove = prove
@@ -81,6 +85,9 @@ class Subscription:
         self.joined = asyncio.get_running_loop().create_future()
         #: Publications skipped because a lying publisher wrote nonsense.
         self.undecodable = 0
+        #: What `held` has yet to come to: the last number of each stream that was there when the
+        #: subscription began to stand.
+        self._ends: dict[Stream, int] = {}
 
     # --------------------------------------------------------- what the node says
 
@@ -98,6 +105,16 @@ class Subscription:
         """Queue the news of a loss."""
         self._queue.append(Gap(effect.stream, effect.first, effect.upto))
         self._wake()
+
+    def stands(self, ends: dict[Stream, int]) -> None:
+        """Enough brokers have said where their streams stand."""
+        self._ends = {stream: end - 1 for stream, end in ends.items()}
+        self.joined.set_result(None)
+
+    def adopt(self, entry: ChannelEntry | None) -> None:
+        """Go on in a new epoch of the channel."""
+        if entry is not None:
+            self._packer.adopt(entry.arrow_schema())
 
     def fail(self, error: Exception) -> None:
         """Nothing more will come; iteration raises this once the queue is empty."""
@@ -168,12 +185,39 @@ class Subscription:
                 items.append(item)
         return items
 
-    async def _next(self) -> Batch | Gap:
+    async def held(self) -> AsyncIterator[Batch | Gap]:
+        """What the cell held when the subscription began to stand, and no more.
+
+        Begin with `start="earliest"` or a position. What comes from then on waits for `items` and
+        the other iterators.
+        """
+        await self.wait_joined()
+        while self._ends:
+            try:
+                yield await self._next(held=True)
+            except StopAsyncIteration:
+                return
+
+    @property
+    def unread(self) -> dict[Stream, int]:
+        """What `held` has yet to come to: streams that were there, and the last number of each.
+
+        On a channel with total order there is one stream, and its numbers are positions.
+        """
+        return dict(self._ends)
+
+    def _passed(self, stream: Stream, number: int) -> None:
+        if self._ends.get(stream, number + 1) <= number:
+            del self._ends[stream]
+
+    async def _next(self, *, held: bool = False) -> Batch | Gap:
         while True:
             while self._queue:
                 item = self._pop()
                 if item is not None:
                     return item
+                if held and not self._ends:
+                    raise StopAsyncIteration
             if self._closed:
                 raise StopAsyncIteration
             if self._ended is not None:
@@ -191,7 +235,10 @@ class Subscription:
     def _pop(self) -> Batch | Gap | None:
         item = self._queue.popleft()
         if isinstance(item, Gap):
+            self._passed(item.stream, item.upto)
             return item
+        if self._ends:
+            self._passed(*item.provable[:2])
         self._bytes -= len(item.body)
         if (
             self.full
@@ -216,6 +263,7 @@ class Subscription:
 
     async def wait_joined(self, timeout_s: float | None = None) -> None:
         """Until the subscription stands: whatever is published from now on will come."""
+        check_timeout(timeout_s)
         async with asyncio.timeout(timeout_s):
             await asyncio.shield(self.joined)
 

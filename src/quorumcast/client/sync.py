@@ -25,6 +25,7 @@ from typing import Any, Self, TypeVar
 import pyarrow as pa
 
 from quorumcast import client
+from quorumcast.client.arguments import check_timeout
 from quorumcast.client.events import Batch, BufferFull, Event, Gap, GapError
 from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publishable, Publisher
@@ -54,6 +55,11 @@ class LoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run a coroutine there and wait for it."""
+        try:
+            check_timeout(timeout_s)
+        except BaseException:
+            coroutine.close()
+            raise
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result(timeout_s)
@@ -241,6 +247,12 @@ class SyncSubscription(Closes):
             except StopIteration:
                 return
             yield batch
+
+    def held(self, timeout_s: float | None = None) -> Iterator[Batch | Gap]:
+        """What the cell held when the subscription began to stand, and no more."""
+        found = self._subscription.held()
+        while (item := self._thread.run(anext(found, None), timeout_s)) is not None:
+            yield item
 
     def receipt(self, item: Event | Batch) -> Receipt:
         """Signed statements that prove that this event went through the cell."""

@@ -35,6 +35,10 @@ class Lane(enum.IntEnum):
     HISTORY = 1
 
 
+#: The name under which a cell itself publishes: the stream of a channel's total order.
+CELL = NodeId("*")
+
+
 class Stream(msgspec.Struct, frozen=True, array_like=True, order=True):
     """One publisher's numbered sequence on one channel.
 
@@ -63,6 +67,11 @@ class Stream(msgspec.Struct, frozen=True, array_like=True, order=True):
     def __str__(self) -> str:
         suffix = "" if self.lane is Lane.DATA else "/history"
         return f"{self.channel}/{self.publisher}@{self.incarnation}{suffix}"
+
+
+def total_order(channel: Channel) -> Stream:
+    """The stream whose numbers are the positions of a channel's total order."""
+    return Stream(channel, CELL, 0)
 
 
 def split_digests(digests: bytes) -> list[Digest]:

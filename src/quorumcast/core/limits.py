@@ -25,6 +25,11 @@ MAX_STREAMS_NAMED = 1024
 #: Broker names in a chain, and MACs that travel with a run.
 MAX_CHAIN = 64
 MAX_VOUCHERS = 4096
+#: Runs in one batch of a total order, and batches or offers asked for at once.
+MAX_BATCH = 1024
+MAX_FETCH = 256
+#: Chunks of a transferred state.
+MAX_CHUNKS = 4096
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,3 +55,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kept_segments: int = 64
     #: Publications replayed for one request of a subscriber.
     replay: int = 1024
+    #: Total order: batches under way at once, and decisions between two checkpoints. Channels with
+    #: one log share the largest.
+    pipeline: int = 8
+    checkpoint: int = 64

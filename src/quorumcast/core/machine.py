@@ -15,7 +15,8 @@ from typing import Protocol
 
 import msgspec
 
-from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream
+from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream, total_order
+from quorumcast.core.labels import label
 from quorumcast.core.messages import AnyMessage
 from quorumcast.core.statements import Evidence, Receipt
 
@@ -27,7 +28,22 @@ class Timer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Record(msgspec.Struct, frozen=True, tag=True):
-    """Base of all records that a machine asks its driver to keep on disk."""
+    """Base of all records that a machine asks its driver to keep on disk.
+
+    A record may have an address, `owner` and `place`: the next record of its kind with the same
+    address replaces it, and `Forget` removes those that are no longer needed. One without a place
+    is kept beside all earlier ones.
+    """
+
+    @property
+    def owner(self) -> str:
+        """Whose record it is, among those of its kind."""
+        return ""
+
+    @property
+    def place(self) -> int | None:
+        """Where it lies among the records of its owner; None if it has no address."""
+        return None
 
 
 # ------------------------------------------------------------------ events
@@ -71,6 +87,12 @@ class Restored(msgspec.Struct, frozen=True):
     record: Record
 
 
+class Storage(msgspec.Struct, frozen=True):
+    """The disk is full, or has room again; what a full disk did not take waits and is not lost."""
+
+    full: bool
+
+
 class Submit(msgspec.Struct, frozen=True):
     """The application publishes these contents, each a publication of its own."""
 
@@ -79,9 +101,14 @@ class Submit(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """The application subscribes to a channel."""
+    """The application subscribes to a channel.
+
+    It hears what comes from now on (`start` None), everything that is still held (0), or, where
+    there is one order, everything from a position on.
+    """
 
     channel: Channel
+    start: int | None = None
 
 
 class Leave(msgspec.Struct, frozen=True):
@@ -105,6 +132,7 @@ Event = (
     | TimerFired
     | Persisted
     | Restored
+    | Storage
     | Submit
     | Join
     | Leave
@@ -172,10 +200,23 @@ class CancelTimer(msgspec.Struct, frozen=True):
 
 
 class Persist(msgspec.Struct, frozen=True):
-    """Keep a record on disk, and carry out `then` once it is safe there."""
+    """Keep a record on disk, and carry out `then` once it is safe there.
+
+    Records reach the disk in the order given. For a *lazy* one nobody waits: it comes along with
+    the next that somebody waits for, at the latest after a moment.
+    """
 
     record: Record
     then: tuple[Effect, ...] = ()
+    lazy: bool = False
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """Records of this kind and owner below a place are no longer needed on disk."""
+
+    kind: type[Record]
+    owner: str
+    below: int
 
 
 class Vouch(msgspec.Struct, frozen=True):
@@ -198,6 +239,16 @@ class Deliver(msgspec.Struct, frozen=True):
     votes: tuple[NodeId, ...]
     dissent: tuple[NodeId, ...] = ()
     by_history: bool = False
+    #: Its place in the channel's total order; 0 where there is none.
+    position: int = 0
+
+    @property
+    def provable(self) -> tuple[Stream, int, bytes]:
+        """The stream, number and contents that brokers sign for."""
+        if not self.position:
+            return self.stream, self.number, self.body
+        contents = label(self.stream, self.number) + self.body
+        return total_order(self.stream.channel), self.position, contents
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -255,6 +306,7 @@ Effect = (
     | SetTimer
     | CancelTimer
     | Persist
+    | Forget
     | Vouch
     | Deliver
     | Gap

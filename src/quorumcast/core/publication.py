@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 import pyarrow as pa
 
@@ -62,6 +63,25 @@ def decode_batch(body: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
     return batch if _unfit(batch, schema) is None else None
 
 
+def decode_older(body: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
+    """A batch of a time when the schema had fewer columns; those that it lacks are null.
+
+    Columns are only ever added behind those there are, and may be null.
+    """
+    try:
+        columns = _columns(body)
+    except struct.error:
+        return None
+    if not 0 < columns < len(schema):
+        return None
+    later = [schema.field(index) for index in range(columns, len(schema))]
+    batch = decode_batch(body, _first_columns(schema, columns))
+    if batch is None or not all(field.nullable for field in later):
+        return None
+    missing = [pa.nulls(batch.num_rows, field.type) for field in later]
+    return pa.RecordBatch.from_arrays([*batch.columns, *missing], schema=schema)
+
+
 def batch_of_payloads(payloads: Sequence[bytes]) -> pa.RecordBatch:
     """Opaque events as a batch of the default schema."""
     try:
@@ -89,13 +109,21 @@ def batch_of_rows(rows: Sequence[Mapping[str, object]], schema: pa.Schema) -> pa
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A caller's batch, if it has exactly the channel's schema."""
-    if not batch.schema.equals(schema):
+    """A caller's batch, if it has the channel's schema; columns at its end may have come later."""
+    known = _first_columns(schema, len(batch.schema)) if len(batch.schema) else schema
+    if not batch.schema.equals(known):
         raise UsageError(
             f"the batch has the schema ({_describe(batch.schema)}), "
             f"the channel expects ({_describe(schema)})"
         )
-    return _complete(batch, schema)
+    return _complete(batch, known)
+
+
+@lru_cache(maxsize=256)
+def _first_columns(schema: pa.Schema, count: int) -> pa.Schema:
+    if count >= len(schema):
+        return schema
+    return pa.schema([schema.field(index) for index in range(count)])
 
 
 def _complete(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -168,9 +196,25 @@ def _compressed(body: bytes) -> bool:
     vtable has its own size (2 bytes), the table's (2), and one offset (2) per field, 0 if absent.
     Where the flatbuffer is unsound the answer means nothing, but then Arrow refuses it as well.
     """
+    return _field(body, _header(body), 3) != 0
+
+
+def _columns(body: bytes) -> int:
+    """How many columns a message says that it has: the length of `Message.header.nodes`.
+
+    All of our types are flat, so that each column has one node. What it says is believed no further
+    than Arrow finds it to be true.
+    """
+    header = _header(body)
+    nodes = header + _field(body, header, 1)
+    return int(_U32(body, nodes + _U32(body, nodes)[0])[0])
+
+
+def _header(body: bytes) -> int:
+    """Where the table of the record batch is."""
     message = 8 + _U32(body, 8)[0]
-    header = message + _field(body, message, 2)
-    return _field(body, header + _U32(body, header)[0], 3) != 0
+    header: int = message + _field(body, message, 2)
+    return int(header + _U32(body, header)[0])
 
 
 def _field(body: bytes, table: int, index: int) -> int:

@@ -31,6 +31,8 @@ class Broadcast(enum.Enum):
     AUTHENTICATED = "ab"
     BRACHA = "brb"
     CHAIN = "chain"
+    #: Through consensus: everybody sees everything in one order.
+    CONSENSUS = "total"
 
 
 class Quorums(msgspec.Struct, frozen=True):
@@ -104,9 +106,60 @@ class Quorums(msgspec.Struct, frozen=True):
         return self.f + 1
 
 
-def minimum_brokers(protection: Protection, f: int) -> int:
+class OrderQuorums(msgspec.Struct, frozen=True):
+    """The thresholds of total order: one engine, two quorum systems."""
+
+    n: int
+    f: int
+    #: Whether brokers may lie; otherwise they only stop.
+    byzantine: bool
+
+    @property
+    def decide(self) -> int:
+        """Equal WRITEs, and equal ACCEPTs, that any two quorums share a correct broker for.
+
+        FIT-Broker decides at f+1 STRONGs. Inside a regency that is safe; across a leader change
+        n-f brokers can be asked of whom none holds the decided value.
+        """
+        return (self.n + self.f) // 2 + 1 if self.byzantine else self.n // 2 + 1
+
+    @property
+    def responders(self) -> int:
+        """n-f brokers: all that one may wait for. So many move to a new regency."""
+        return self.n - self.f
+
+    @property
+    def believe(self) -> int:
+        """So many equal words that one is a correct broker's; so many STOPs make others join."""
+        return self.f + 1 if self.byzantine else 1
+
+    @property
+    def recall(self) -> int:
+        """Others that a broker without its memory listens to before it takes part.
+
+        A quorum that counted on its votes had decide-1 others. It is itself one of the f, so all
+        but f-1 of them tell the truth, and one of those is among any n-decide+f others. Where
+        brokers only crash nobody lies, and one of them is among any n-decide+1. That is more than
+        n-f-1: with three brokers of which one may crash, the only other one that it heard might be
+        the one that was not asked.
+        """
+        spared = self.f if self.byzantine else min(self.f, 1)
+        return max(self.n - self.decide + spared, self.responders - 1)
+
+    @property
+    def anchored(self) -> int:
+        """Brokers that have decided an instance so that others can always learn it from them.
+
+        f of them may be faulty; of the others as many are left as one needs to believe it.
+        """
+        return self.f + self.believe
+
+
+def minimum_brokers(protection: Protection, f: int, broadcast: Broadcast | None = None) -> int:
     """How many brokers a channel needs so that its promise holds with f faulty ones."""
     match protection:
+        case Protection.CRASH if broadcast is Broadcast.CONSENSUS:
+            return 2 * f + 1
         case Protection.CRASH:
             return f + 1
         case Protection.TRUSTED:
@@ -115,9 +168,11 @@ def minimum_brokers(protection: Protection, f: int) -> int:
             return 3 * f + 1
 
 
-def largest_f(protection: Protection, n: int) -> int:
+def largest_f(protection: Protection, n: int, broadcast: Broadcast | None = None) -> int:
     """How many faulty brokers a cell of n can tolerate under a protection."""
     match protection:
+        case Protection.CRASH if broadcast is Broadcast.CONSENSUS:
+            return (n - 1) // 2
         case Protection.CRASH:
             return n - 1
         case Protection.TRUSTED:
@@ -136,6 +191,8 @@ def accept_votes(quorums: Quorums, protection: Protection, broadcast: Broadcast)
             return 1
         case Protection.TRUSTED, _:
             return quorums.one_correct
+        case _, Broadcast.CONSENSUS:
+            return quorums.one_correct
         case _, Broadcast.BRACHA:
             return quorums.ready_accept
         case _, Broadcast.CHAIN:
@@ -149,12 +206,14 @@ def receipt_votes(quorums: Quorums, protection: Protection) -> int:
     return 1 if protection is Protection.CRASH else quorums.one_correct
 
 
-def check_cell(n: int, f: int, protection: Protection, channel: str) -> None:
+def check_cell(
+    n: int, f: int, protection: Protection, channel: str, broadcast: Broadcast | None = None
+) -> None:
     """Refuse a channel whose promise the cell cannot keep."""
-    needed = minimum_brokers(protection, f)
+    needed = minimum_brokers(protection, f, broadcast)
     if n < needed:
         raise UsageError(
             f"channel {channel!r} with {protection.value} protection needs {needed} brokers to "
             f"tolerate f={f}, but the cell has {n}; add brokers or lower f to "
-            f"{max(largest_f(protection, n), 0)}"
+            f"{max(largest_f(protection, n, broadcast), 0)}"
         )

@@ -12,6 +12,7 @@ import enum
 import msgspec
 
 from quorumcast.core.ids import Count, NodeId, Positive, Stream
+from quorumcast.core.quorum import Protection
 
 
 class Signed(msgspec.Struct, frozen=True, array_like=True):
@@ -57,6 +58,43 @@ class HistoryStatement(msgspec.Struct, frozen=True, tag="history", kw_only=True)
     digests: bytes
 
 
+class OfferStatement(msgspec.Struct, frozen=True, tag="offer", kw_only=True):
+    """A publisher says: these are my publications first, first+1, … to be ordered."""
+
+    cell: str
+    stream: Stream
+    first: Positive
+    digests: bytes
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True):
+    """What a broker did in one instance of consensus."""
+
+    instance: Positive
+    #: The last regency in which it accepted a value, and the value; b"": none.
+    regency: Count = 0
+    value: bytes = b""
+    #: Every value that it wrote, and the last regency in which it did.
+    written: tuple[tuple[bytes, Count], ...] = ()
+
+
+class StopStatement(msgspec.Struct, frozen=True, tag="stop", kw_only=True):
+    """A broker says, on its way into a regency: so far I am, and this I stand by."""
+
+    cell: str
+    log: Protection
+    broker: NodeId
+    regency: Positive
+    #: Every instance up to this one is decided.
+    decided: Count
+    #: A quorum has a checkpoint here.
+    stable: Count
+    #: Up to this instance it has forgotten what it did, and says nothing about it.
+    blind: Count
+    claims: tuple[Claim, ...]
+
+
+#: What evidence and receipts are made of.
 Statement = SegmentStatement | HistoryStatement
 
 
@@ -92,9 +130,10 @@ class Receipt(msgspec.Struct, frozen=True, tag="receipt", kw_only=True):
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _statements: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder(Statement)
+_stops: msgspec.msgpack.Decoder[StopStatement] = msgspec.msgpack.Decoder(StopStatement)
 
 
-def canonical(statement: Statement) -> bytes:
+def canonical(statement: Statement | OfferStatement | StopStatement) -> bytes:
     """The one encoding that is signed."""
     return _encoder.encode(statement)
 
@@ -103,5 +142,13 @@ def parse_statement(payload: bytes) -> Statement | None:
     """The statement in a signed payload, or None if these bytes are not one."""
     try:
         return _statements.decode(payload)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def parse_stop(payload: bytes) -> StopStatement | None:
+    """What a broker stands by, or None if these bytes do not say it."""
+    try:
+        return _stops.decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None

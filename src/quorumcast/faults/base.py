@@ -80,7 +80,7 @@ def channel_of(message: AnyMessage) -> Channel | None:
     if isinstance(message, Checkpoint):
         statement = parse_statement(message.statement.payload)
         return None if statement is None else statement.stream.channel
-    return message.channel
+    return getattr(message, "channel", None)
 
 
 def other_digest(digest: bytes, salt: bytes = b"") -> Digest:

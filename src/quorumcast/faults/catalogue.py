@@ -8,17 +8,19 @@ are done *to* a node by the world (or by kill -9), not by tampering with its eff
 from __future__ import annotations
 
 from quorumcast.core.errors import UsageError
-from quorumcast.faults import clients, commission, omission, statements
+from quorumcast.faults import clients, commission, offering, omission, ordering, statements
 from quorumcast.faults.base import Tampering
 from quorumcast.faults.contract import Entry, Fault, FaultContext, Role, Trace
 
 #: Policies whose brokers settle what they forward, so that one of them can be outvoted.
-SETTLING = ("ab+history", "brb", "chain+history", "direct")
+SETTLING = ("ab+history", "brb", "chain+history", "direct", "total")
 #: With at most f lying brokers these deliver what a correct publisher sends.
-LIVE = ("direct", "ab", "ab+history", "brb", "chain+history")
+LIVE = ("direct", "ab", "ab+history", "brb", "chain+history", "total")
 #: … and with brokers that merely stop or dawdle these do, too.
-ALL = ("direct-crash", *LIVE, "chain")
-CRASH_LIVE = ("direct-crash", *LIVE)
+ALL = ("direct-crash", "total-crash", *LIVE, "chain")
+CRASH_LIVE = ("direct-crash", "total-crash", *LIVE)
+#: Policies with one order for everything.
+TOTAL = ("total", "total-crash")
 
 
 def _entry(
@@ -31,6 +33,7 @@ def _entry(
     provable_under: tuple[str, ...] = (),
     valid_under: tuple[str, ...] = LIVE,
     benign: bool = False,
+    only_under: tuple[str, ...] = (),
 ) -> Entry:
     return Entry(
         name=name,
@@ -41,6 +44,30 @@ def _entry(
         provable_under=provable_under,
         valid_under=valid_under,
         benign=benign,
+        only_under=only_under,
+    )
+
+
+def _ordering(
+    name: str,
+    fault: type[Tampering],
+    trace: Trace,
+    description: str,
+    *,
+    role: Role = Role.BROKER,
+    benign: bool = False,
+) -> Entry:
+    """A fault that only means something where there is one order."""
+    return _entry(
+        name,
+        role,
+        fault,
+        trace,
+        description,
+        provable_under=("total",),
+        valid_under=TOTAL,
+        benign=benign,
+        only_under=TOTAL,
     )
 
 
@@ -95,6 +122,34 @@ _ENTRIES = (
     _entry("false-positions", _BROKER, commission.FalsePositions, Trace.NOTHING,
            "absurd numbers in everything that tells where it stands",
            valid_under=(*LIVE, "chain")),
+    _ordering("silent-leader", ordering.SilentLeader, Trace.NOTHING,
+              "orders with the others, and never proposes when it leads", benign=True),
+    _ordering("slow-leader", ordering.SlowLeader, Trace.NOTHING,
+              "proposes 50 to 550 ms late", benign=True),
+    _ordering("withhold-offers", ordering.WithholdOffers, Trace.NOTHING,
+              "gives no offer, batch, log or state to brokers that lack it", benign=True),
+    _ordering("equivocating-leader", ordering.EquivocatingLeader, Trace.NOTHING,
+              "proposes different batches to different brokers, and votes for both"),
+    _ordering("unfair-leader", ordering.UnfairLeader, Trace.NOTHING,
+              "leaves one publisher's runs out of its batches"),
+    _ordering("unfetchable-leader", ordering.UnfetchableLeader, Trace.NOTHING,
+              "proposes runs that nobody can produce"),
+    _ordering("double-vote", ordering.DoubleVote, Trace.NOTHING,
+              "writes and accepts different values towards different brokers"),
+    _ordering("false-stop-data", ordering.FalseStopData, Trace.NOTHING,
+              "stands, at a leader change, by nothing, by inventions, or by the old as new"),
+    _ordering("false-sync", ordering.FalseSync, Trace.NOTHING,
+              "leads on words that are too few, doubled, altered, or its own lies"),
+    _ordering("impatient", ordering.Impatient, Trace.NOTHING,
+              "asks for another leader all the time"),
+    _ordering("false-state", ordering.FalseState, Trace.NOTHING,
+              "gives whoever is late another log, another state or other chunks"),
+    _ordering("false-standing", ordering.FalseStanding, Trace.NOTHING,
+              "says that it is far ahead, far behind, at another checkpoint, or just awake"),
+    _ordering("lie-in-ordering", ordering.LieInOrdering, Trace.EVIDENCE,
+              "performs nothing, misorders, misinforms brokers and subscribers"),
+    _ordering("lie-to-subscribers", ordering.LieToSubscribers, Trace.EVIDENCE,
+              "orders with the others, and tells subscribers something else"),
     _entry("skip-broker", _PUBLISHER, clients.SkipBroker, Trace.NOTHING,
            "sends nothing to f brokers", valid_under=ALL),
     _entry("equivocating-publisher", _PUBLISHER, clients.EquivocatingPublisher, Trace.EVIDENCE,
@@ -108,6 +163,18 @@ _ENTRIES = (
            "leaves numbers out", valid_under=ALL),
     _entry("publisher-flood", _PUBLISHER, clients.PublisherFlood, Trace.NOTHING,
            "opens stream after stream", valid_under=ALL),
+    _ordering("offer-to-one", offering.OfferToOne, Trace.NOTHING,
+              "offers everything to one broker only", role=_PUBLISHER),
+    _ordering("two-offers", offering.TwoOffers, Trace.NOTHING,
+              "two signed versions of one run, for different brokers", role=_PUBLISHER),
+    _ordering("bad-signature", offering.BadSignature, Trace.NOTHING,
+              "offers whose signature does not hold, to some brokers", role=_PUBLISHER),
+    _ordering("bad-label", offering.BadLabel, Trace.NOTHING,
+              "contents labelled as another's or as another number", role=_PUBLISHER),
+    _ordering("overlapping-runs", offering.OverlappingRuns, Trace.NOTHING,
+              "the same publications in runs cut differently", role=_PUBLISHER),
+    _ordering("offer-flood", offering.OfferFlood, Trace.NOTHING,
+              "offers stream after stream, and numbers far ahead", role=_PUBLISHER),
     _entry("pull-flood", _SUBSCRIBER, clients.PullFlood, Trace.NOTHING,
            "asks for everything, again and again", valid_under=ALL),
     _entry("false-missed", _SUBSCRIBER, clients.FalseMissed, Trace.NOTHING,

@@ -254,20 +254,19 @@ class PullFlood(Tampering):
 class FalseMissed(Tampering):
     """Claims to have missed what it got, so that publishers give up good chains."""
 
-    __slots__ = ("_stream",)
-
-    def __init__(self, name: str, context: FaultContext) -> None:
-        super().__init__(name, context)
-        self._stream: Stream | None = None
+    __slots__ = ()
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         stream = stream_of(send.message)
+        claims = [(1, 10**9), (10**9, 10**9)]
         if isinstance(send.message, Subscribe) and send.message.cursors:
-            stream = send.message.cursors[0].stream
+            cursor = send.message.cursors[0]
+            stream = cursor.stream
+            if cursor.next > 1:
+                claims.append((cursor.next - 1, 1))
         if stream is None:
             return [send]
-        rng = self.context.rng
-        return [send, Send(send.to, Missed(stream.data, rng.choice((1, 10**9)), 10**9))]
+        return [send, Send(send.to, Missed(stream.data, *self.context.rng.choice(claims)))]
 
 
 class Unauthorised(Tampering):

@@ -186,9 +186,7 @@ class LieAcks(Tampering):
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         match send.message:
             case Ack() as ack:
-                lie = replace(
-                    ack, upto=ack.credit, settled=ack.credit, history_wanted=False, blocked=False
-                )
+                lie = replace(ack, upto=ack.credit, settled=ack.credit)
                 return [replace(send, message=lie)]
             case Vote() | ChainRun() | Echo() | Ready():
                 return []

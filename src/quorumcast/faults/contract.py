@@ -132,3 +132,5 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     valid_under: tuple[str, ...] = ()
     #: Whether it stays within what crash protection covers (stopping, never lying).
     benign: bool = False
+    #: Policies under which it means anything; empty: all of them.
+    only_under: tuple[str, ...] = ()

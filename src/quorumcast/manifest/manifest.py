@@ -240,7 +240,8 @@ class Manifest(
         except UsageError as error:
             raise UsageError(f"channel {channel.name!r}: {error}") from None
         # Byzantine protection asks for 3f+1 brokers, which is also the pool that chains need.
-        check_cell(len(self.brokers), self.f, channel.policy.protection, channel.name)
+        policy = channel.policy
+        check_cell(len(self.brokers), self.f, policy.protection, channel.name, policy.broadcast)
         chained = channel.policy.broadcast is Broadcast.CHAIN
         if chained and self.quorums.chain_length > MAX_CHAIN:
             raise UsageError(

@@ -10,6 +10,8 @@ than no channel.
     ab, ab+history  byzantine            authenticated  α or –    ⌈(n+f+1)/2⌉ votes
     brb             byzantine            Bracha         –         2f+1 readies
     chain, …        byzantine            chain          α or –    the last f+1 of the chain
+    total           byzantine            consensus      –         f+1 votes for a position
+    total-crash     crash                consensus      –         1 vote for a position
 
 History (Freeman §5) makes the fast broadcasts total: every α publications their digests go through
 Bracha. Bracha itself is total already, and direct channels have no lying publisher to guard
@@ -19,8 +21,6 @@ against, so history with either of them is refused. An adaptive channel moves α
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from quorumcast.core.errors import UsageError
@@ -29,6 +29,9 @@ from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.core.statements import Basis
 
 _HISTORY = "+history"
+#: How people ask for `journal`: where publications themselves are kept on disk it is called
+#: durable; elsewhere brokers keep no more than their word, and it must not sound like more.
+_DURABLE, _JOURNAL = "+durable", "+journal"
 
 _NAMED: dict[str, tuple[Protection, Broadcast]] = {
     "ab": (Protection.BYZANTINE, Broadcast.AUTHENTICATED),
@@ -38,6 +41,8 @@ _NAMED: dict[str, tuple[Protection, Broadcast]] = {
     "chain+history": (Protection.BYZANTINE, Broadcast.CHAIN),
     "direct": (Protection.TRUSTED, Broadcast.DIRECT),
     "direct-crash": (Protection.CRASH, Broadcast.DIRECT),
+    "total": (Protection.BYZANTINE, Broadcast.CONSENSUS),
+    "total-crash": (Protection.CRASH, Broadcast.CONSENSUS),
 }
 
 #: Every policy that a manifest, a command or a test may ask for by name.
@@ -49,12 +54,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     protection: Protection
     broadcast: Broadcast
-    order: Literal["fifo"] = "fifo"
     #: Publications between two histories; 0 means that there are none.
     alpha: int = 0
     #: Where adaptive α ends; 0 means that α stays as it is.
     alpha_max: int = 0
-    #: Whether brokers persist what they vouch for before they vouch.
+    #: Whether brokers persist what they vouch for before they vouch. With total order they persist
+    #: the publications as well: what was acknowledged survives the death of every broker.
     journal: bool = False
     limits: Limits = Limits()
 
@@ -90,18 +95,63 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         policy.check()
         return policy
 
+    @classmethod
+    def parse(cls, text: str, alpha: int = 100) -> Policy:
+        """The policy that people write as a name, with `+durable` or `+journal` behind it."""
+        name, journal = text, False
+        for suffix, other in ((_DURABLE, _JOURNAL), (_JOURNAL, _DURABLE)):
+            if not text.endswith(suffix):
+                continue
+            name, journal = text.removesuffix(suffix), True
+            if name.endswith((_DURABLE, _JOURNAL)):
+                raise UsageError(f"policy {text!r} says twice what is kept on disk; say it once")
+            policy = cls.named(name, alpha, journal=True)
+            if policy.durable != (suffix == _DURABLE):
+                raise UsageError(
+                    f"{name!r} keeps its publications on disk; write '{name}{other}'"
+                    if policy.durable
+                    else f"{name!r} keeps no publications on disk; use 'total{suffix}', or write "
+                    f"'{name}{other}' for brokers that keep their word across restarts"
+                )
+        return cls.named(name, alpha, journal=journal)
+
+    @property
+    def title(self) -> str:
+        """The name and what is kept on disk, as `parse` reads it."""
+        if not self.journal:
+            return self.name
+        return f"{self.name}{_DURABLE if self.durable else _JOURNAL}"
+
+    @property
+    def durable(self) -> bool:
+        """Whether brokers keep the publications on disk."""
+        return self.journal and self.total
+
     @property
     def name(self) -> str:
         """What people call it: one of `POLICY_NAMES`."""
+        crash = self.protection is Protection.CRASH
         if self.broadcast is Broadcast.DIRECT:
-            return "direct-crash" if self.protection is Protection.CRASH else "direct"
+            return "direct-crash" if crash else "direct"
+        if self.broadcast is Broadcast.CONSENSUS:
+            return "total-crash" if crash else "total"
         history = _HISTORY if self.has_history else ""
         return f"{self.broadcast.value}{history}"
+
+    @property
+    def total(self) -> bool:
+        """Whether everybody sees everything in one order."""
+        return self.broadcast is Broadcast.CONSENSUS
 
     @property
     def has_history(self) -> bool:
         """Whether histories vouch for what the fast path carried."""
         return self.alpha > 0
+
+    @property
+    def needs_store(self) -> bool:
+        """Whether brokers must have a disk to keep the promise."""
+        return self.journal
 
     @property
     def adaptive(self) -> bool:
@@ -121,7 +171,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bare fast path a lying publisher can tell correct brokers different things.
         """
         settled = (
-            self.broadcast is Broadcast.BRACHA
+            self.broadcast in (Broadcast.BRACHA, Broadcast.CONSENSUS)
             or self.has_history
             or self.protection is Protection.TRUSTED
         )
@@ -131,9 +181,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Refuse a combination that promises nothing sensible."""
         self._check_combination()
         self._check_alpha()
-        for limit in msgspec.structs.fields(Limits):
-            if getattr(self.limits, limit.name) < 1:
-                raise UsageError(f"limit {limit.name!r} must be 1 or more")
+        self._check_limits()
 
     def _check_combination(self) -> None:
         direct = self.broadcast is Broadcast.DIRECT
@@ -142,7 +190,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "a direct broadcast cannot withstand lying publishers; use 'ab', 'brb' or 'chain', "
                 f"or lower the protection to {Protection.TRUSTED.value!r}"
             )
-        if not direct and self.protection is not Protection.BYZANTINE:
+        if self.total and self.protection is Protection.TRUSTED:
+            raise UsageError(
+                "total order protects against lying publishers or against crashes alone; use the "
+                f"protection {Protection.BYZANTINE.value!r} or {Protection.CRASH.value!r}"
+            )
+        if not direct and not self.total and self.protection is not Protection.BYZANTINE:
             raise UsageError(
                 f"broadcast {self.broadcast.value!r} is for {Protection.BYZANTINE.value!r} "
                 f"protection; with {self.protection.value!r} use the cheaper 'direct'"
@@ -169,3 +222,25 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"alpha reaches {self.alpha_ceiling}, but brokers take only {self.limits.window} "
                 "unsettled publications; lower alpha or raise the limit 'window'"
             )
+
+    def _check_limits(self) -> None:
+        """Refuse limits under which publications or receipts would never come."""
+        limits = self.limits
+        for limit in msgspec.structs.fields(Limits):
+            if getattr(limits, limit.name) < 1:
+                raise UsageError(f"limit {limit.name!r} must be 1 or more")
+        needs = (
+            # A run is as long as the window, and a vote counts only if all of it is near enough.
+            ("vote_window", limits.window, "'window' of publications under way"),
+            # Whoever must repeat, compare or fetch what is under way must still hold it.
+            ("retained_publications", limits.window, "'window' of publications under way"),
+            ("retained_publications", 2 * self.alpha_ceiling, "history of 2α publications"),
+            # A statement covers its segment from the first number on.
+            ("retained_publications", limits.segment, "'segment' that brokers sign"),
+        )
+        for name, least, what in needs:
+            if getattr(limits, name) < least:
+                raise UsageError(
+                    f"limit {name!r} is {getattr(limits, name)}, too few for a {what}: "
+                    f"raise it to {least} or more"
+                )

@@ -1,6 +1,6 @@
 """A broker process: one broker machine, its links, its disk, its status page, its signals.
 
-    SIGTERM, SIGINT   stop: write what waits, end all links, close the journal
+    SIGTERM, SIGINT   stop: write what waits, end all links, close the store
     SIGHUP            read the manifest file again (it is also looked at every second, and when a
                       peer turns out to be in a newer epoch)
 
@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from quorumcast.agents.broker import Broker, Vouched
+from quorumcast.agents.broker import RECORDS, Broker
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Accuse, Suspect
@@ -32,18 +32,26 @@ from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.successor import check_successor
 from quorumcast.runtime.control import Control, FaultOrder
+from quorumcast.runtime.disk import look_at
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.http import HttpServer
 from quorumcast.runtime.limits import TransportLimits
 from quorumcast.runtime.logs import note, start_logging
 from quorumcast.runtime.loop import run
-from quorumcast.runtime.store import Journal
+from quorumcast.runtime.store import DiskStore
 from quorumcast.runtime.telemetry import Telemetry
 from quorumcast.runtime.trace import ParquetRecorder, RecordingDriver
 from quorumcast.runtime.transport import Transport
 
 MANIFEST_CHECK_S = 1.0
+#: A peer's word that there is a newer epoch makes us read the file so soon if it changed; if it did
+#: not, this rarely: the word may be a stranger's.
+READ_SOON_S = 0.1
+READ_AGAIN_S = 10.0
+#: Evidence that the disk did not take, in `telemetry.drops`.
+EVIDENCE_NOT_SAVED = "evidence-not-saved"
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +70,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] = ()
     #: Where evidence is written; none is kept without it.
     evidence: Path | None = None
-    #: Where the journal is kept, for channels whose policy asks for one.
+    #: Where the store is kept, for channels whose policy asks for one.
     data: Path | None = None
     #: Write a trace of forwarded publications here.
     trace: Path | None = None
@@ -105,14 +113,14 @@ class BrokerNode:
             Suspect: self._on_suspect,
             Accuse: self._on_accuse,
         }
-        self._journal = self._open_journal()
+        self._store = self._open_store(manifest)
         kind = RecordingDriver if settings.trace else Driver
         self.driver = kind(
             self.machine,
             self.transport,
             telemetry=self.telemetry,
             application=application,
-            store=self._journal,
+            store=self._store,
             on_failure=self._fail,
         )
         self._recorder: ParquetRecorder | None = None
@@ -123,18 +131,24 @@ class BrokerNode:
         self.control = Control(self, allow_faults=settings.allow_faults)
         self.http = HttpServer(self.control.routes())
 
-    def _open_journal(self) -> Journal | None:
-        """A journal, if the policy of a channel asks for one."""
-        journalled = [c.name for c in self.manifest.channels if c.policy.journal]
-        if not journalled:
+    def _open_store(self, manifest: Manifest) -> DiskStore | None:
+        """A store, if the policy of a channel needs one."""
+        kept = [channel.name for channel in manifest.channels if channel.policy.needs_store]
+        if not kept:
             return None
         directory = self.settings.data
         if directory is None:
+            raise UsageError(f"channel {kept[0]!r} wants a store: say where to keep it with --data")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
             raise UsageError(
-                f"channel {journalled[0]!r} wants a journal: say where to keep it with --data"
-            )
-        directory.mkdir(parents=True, exist_ok=True)
-        return Journal(directory / f"{self.identity.name}.journal", (Vouched,), self._fail)
+                f"there can be no store in {directory} ({error.strerror or error}): "
+                "name another directory with --data"
+            ) from None
+        holder = f"{manifest.cell}/{self.name}"
+        path = directory / f"{self.name}.store"
+        return DiskStore(path, RECORDS, holder=holder, on_failure=self._fail)
 
     @property
     def name(self) -> NodeId:
@@ -190,8 +204,8 @@ class BrokerNode:
         await self.transport.close()
         self.driver.stop()
         await self.http.close()
-        if self._journal is not None:
-            await self._journal.close()
+        if self._store is not None:
+            await self._store.close()
         if self._recorder is not None:
             self._recorder.close()
         note("stopped")
@@ -221,7 +235,9 @@ class BrokerNode:
     def _read_soon(self) -> None:
         if self._renewing is None:
             loop = asyncio.get_running_loop()
-            self._renewing = loop.call_later(0.1, self.read_manifest)
+            changed = _stamp(self.settings.manifest) != self._stamp
+            pause = READ_SOON_S if changed else READ_AGAIN_S
+            self._renewing = loop.call_later(pause, self.read_manifest)
 
     async def _watch_manifest(self) -> None:
         while True:
@@ -242,13 +258,20 @@ class BrokerNode:
                 operator=self.manifest.operator,
                 newer_than=self.manifest.epoch,
             )
-            _check_successor(self.manifest, manifest)
+            check_successor(self.manifest, manifest)
             keyring = manifest.keyring(self.identity)
+            store = self._open_store(manifest) if self._store is None else None
         except UsageError as error:
             note("keeps its manifest", level=logging.WARNING, reason=str(error))
             return
         self.manifest, self.keyring = manifest, keyring
+        if store is not None:
+            # The first channel that needs a disk: from now on promises wait for it.
+            self._store = store
+            self.driver.use(store)
         self.driver.adopt(manifest, keyring)
+        if store is not None:
+            self.driver.restore()
         self.transport.renew(manifest, keyring)
         note("took a new epoch", epoch=manifest.epoch)
 
@@ -258,13 +281,30 @@ class BrokerNode:
         """Peers with an open link."""
         return self.transport.peers()
 
+    def cut_links(self) -> None:
+        """Break every link; they are made again."""
+        self.transport.cut()
+
     def trouble(self, peer: NodeId) -> str:
         """Why a peer that we call has no link."""
-        return self.transport.troubles().get(peer, "")
+        trouble = self.transport.troubles().get(peer)
+        return "" if trouble is None else trouble.sentence
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
         return {**self.machine.sizes(), **self.transport.sizes()}
+
+    def storage(self) -> dict[str, int]:
+        """How its disk does; nothing if it keeps nothing."""
+        return {} if self._store is None else self._store.status()
+
+    def disk(self) -> dict[str, object]:
+        """Where its store is or would be, and whether there is room."""
+        return {} if self.settings.data is None else look_at(self.settings.data, self.name)
+
+    def logs(self) -> dict[str, dict[str, object]]:
+        """Who leads each log of total order, and how far this broker is."""
+        return self.machine.logs()
 
     def streams(self) -> list[dict[str, object]]:
         """What this broker holds, stream by stream."""
@@ -299,30 +339,15 @@ class BrokerNode:
             times=count,
         )
         if self.settings.evidence is not None:
-            self.settings.evidence.mkdir(parents=True, exist_ok=True)
             path = self.settings.evidence / f"{self.name}-{evidence.accused}-{count}.evidence"
-            path.write_bytes(msgspec.json.encode(evidence))
-
-
-def _check_successor(present: Manifest, following: Manifest) -> None:
-    """What a running cell cannot change: its streams stand on it."""
-    if following.cell != present.cell:
-        raise UsageError(f"the manifest is now of another cell, {following.cell!r}")
-    if (following.broker_ids, following.f) != (present.broker_ids, present.f):
-        raise UsageError(
-            f"epoch {following.epoch} has other brokers or another f: restart the cell to take it"
-        )
-    if (following.digest, following.mac) != (present.digest, present.mac):
-        raise UsageError(
-            f"epoch {following.epoch} has another digest or MAC: restart the cell to take it"
-        )
-    for channel in present.channels:
-        later = following.channel(channel.name)
-        if later is not None and later.policy != channel.policy:
-            raise UsageError(
-                f"epoch {following.epoch} changes the policy of channel {channel.name!r}: restart "
-                "the cell to take it, or make a new channel"
-            )
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(msgspec.json.encode(evidence))
+            except OSError as error:
+                # A full disk takes nothing from what this broker is for.
+                self.telemetry.drops[EVIDENCE_NOT_SAVED] += 1
+                reason = error.strerror or str(error)
+                note("cannot save evidence", level=logging.ERROR, path=str(path), reason=reason)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

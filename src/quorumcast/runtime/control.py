@@ -1,19 +1,21 @@
 """What a broker shows and takes over HTTP: `/metrics`, `/status`, and misbehaviour on request.
 
-    GET /status     JSON: peers, streams, suspicions, drops by reason, faults, rates, memory
+    GET /status     JSON: time, peers, streams, logs, suspicions, drops, faults, rates, memory, disk
     GET /metrics    the same for Prometheus
     GET /faults     the catalogue and what is installed
     POST /faults    {"name": "alter", "percent": 50, "victims": ["bob"]}
     DELETE /faults  all of them, or ?name=alter
+    DELETE /links   break every link, as a bad network would
 
-Making a broker lie is for tests and demonstrations: it is refused unless the broker was started
-with `--allow-faults`.
+Making a broker lie, or cutting it off, is for tests and demonstrations: it is refused unless the
+broker was started with `--allow-faults`.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import time
 from http import HTTPStatus
 from typing import Protocol
 
@@ -64,12 +66,28 @@ class Controlled(Protocol):
         """Peers with an open link."""
         ...
 
+    def cut_links(self) -> None:
+        """Break every link; they are made again."""
+        ...
+
     def trouble(self, peer: NodeId) -> str:
         """Why a peer that we call has no link."""
         ...
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
+        ...
+
+    def storage(self) -> dict[str, int]:
+        """How its disk does; nothing if it keeps nothing."""
+        ...
+
+    def disk(self) -> dict[str, object]:
+        """Where it keeps that, and whether there is room; nothing without a data directory."""
+        ...
+
+    def logs(self) -> dict[str, dict[str, object]]:
+        """Who leads each log of total order, and how far this broker is."""
         ...
 
     def streams(self) -> list[dict[str, object]]:
@@ -84,7 +102,7 @@ class Control:
         self._node = node
         self._allow_faults = allow_faults
         self._rates = Rates(node.telemetry)
-        self._collector = Collector(node.telemetry, node.sizes, node.peers)
+        self._collector = Collector(node.telemetry, node.sizes, node.peers, node.storage)
 
     def routes(self) -> dict[tuple[str, str], Handler]:
         """By method and path."""
@@ -94,6 +112,7 @@ class Control:
             ("GET", "/faults"): self._on_list_faults,
             ("POST", "/faults"): self._on_add_fault,
             ("DELETE", "/faults"): self._on_clear_faults,
+            ("DELETE", "/links"): self._on_cut_links,
         }
 
     def _on_status(self, request: Request) -> Response:
@@ -108,6 +127,7 @@ class Control:
             "node": node.name,
             "version": __version__,
             "pid": os.getpid(),
+            "time": time.time(),
             "cell": manifest.cell,
             "epoch": manifest.epoch,
             "f": manifest.f,
@@ -117,7 +137,10 @@ class Control:
             },
             "clients": sorted(up - set(manifest.broker_ids)),
             "streams": node.streams(),
+            "logs": node.logs(),
             "sizes": node.sizes(),
+            "store": node.storage(),
+            "disk": node.disk(),
             "faults": [fault.name for fault in node.driver.faults],
             "rates": self._rates.sample(),
             **node.telemetry.snapshot(),
@@ -151,7 +174,7 @@ class Control:
         return self._on_list_faults(request)
 
     def install(self, order: FaultOrder) -> None:
-        """Make this broker misbehave from now on."""
+        """Make this broker misbehave from now on; a fault that it has already is replaced."""
         node = self._node
         entry = CATALOGUE.get(order.name)
         if entry is not None and entry.role is not Role.BROKER:
@@ -164,7 +187,8 @@ class Control:
             percent=order.percent,
             victims=order.victims,
         )
-        node.driver.faults = (*node.driver.faults, make_fault(order.name, context))
+        others = [fault for fault in node.driver.faults if fault.name != order.name]
+        node.driver.faults = (*others, make_fault(order.name, context))
         note("misbehaves on request", fault=order.name)
 
     def _on_clear_faults(self, request: Request) -> Response:
@@ -175,6 +199,13 @@ class Control:
         driver.faults = tuple(fault for fault in driver.faults if names and fault.name not in names)
         note("misbehaves no more", still=[fault.name for fault in driver.faults])
         return self._on_list_faults(request)
+
+    def _on_cut_links(self, request: Request) -> Response:
+        if not self._allow_faults:
+            return self._forbidden()
+        self._node.cut_links()
+        note("cut its links on request")
+        return json_response({"cut": True})
 
     def _forbidden(self) -> Response:
         return error_response(

@@ -1,14 +1,17 @@
 """Keeps calling one peer until it answers, and again when the link breaks.
 
 Pauses between attempts double up to a limit and are drawn with jitter, so that the clients of a
-broker that comes back do not all call in the same instant. A link that was open resets the pause.
-`trouble` always says in one sentence why there is no link, for whoever has to tell the user.
+broker that comes back do not all call in the same instant. A link that was open resets the pause,
+unless another process with our identity displaced it: two such processes would displace each other
+for ever, so each comes back ever more rarely and says why. `trouble` always says in one sentence
+why there is no link, for whoever has to tell the user.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import socket
 import ssl
@@ -18,6 +21,8 @@ from quorumcast.core.ids import NodeId
 from quorumcast.manifest.manifest import BrokerEntry
 from quorumcast.runtime.limits import TransportLimits
 from quorumcast.runtime.link import Link, Phase
+from quorumcast.runtime.links import Trouble
+from quorumcast.runtime.logs import note
 
 
 class Caller(Protocol):
@@ -26,6 +31,25 @@ class Caller(Protocol):
     def calling(self, peer: NodeId) -> Link:
         """A fresh link to connect."""
         ...
+
+
+class Pauses:
+    """How long to wait before the next attempt, before jitter."""
+
+    def __init__(self, limits: TransportLimits) -> None:
+        self._limits = limits
+        self._last = 0.0
+
+    def after(self, *, was_open: bool, displaced: bool) -> float:
+        """The pause after an attempt that ended like this."""
+        limits = self._limits
+        first, longest = limits.retry_first_s, limits.retry_longest_s
+        if displaced:
+            first, longest = limits.displaced_first_s, limits.displaced_longest_s
+        elif was_open:
+            self._last = 0.0
+        self._last = min(max(first, 2 * self._last), longest)
+        return self._last
 
 
 class Dialer:
@@ -44,8 +68,8 @@ class Dialer:
         self._tls = tls
         self._limits = limits
         self._rng = rng
-        #: Why there is no link, in a sentence.
-        self.trouble = "no answer yet"
+        #: Why there is no link.
+        self.trouble = Trouble()
         self._link: Link | None = None
         self._lost = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -65,19 +89,20 @@ class Dialer:
             await self._task
 
     async def _run(self) -> None:
-        pause = self._limits.retry_first_s
+        pauses = Pauses(self._limits)
         while True:
-            if await self._attempt():
-                pause = self._limits.retry_first_s
+            link = self._link = self._caller.calling(self._entry.id)
+            self.trouble = await self._attempt(link)
+            pause = pauses.after(was_open=link.was_open, displaced=link.displaced)
+            if link.displaced:
+                note(self.trouble.sentence, level=logging.WARNING, calls_again_in_s=pause)
             await asyncio.sleep(pause * self._rng.uniform(0.5, 1.5))
-            pause = min(2 * pause, self._limits.retry_longest_s)
 
-    async def _attempt(self) -> bool:
-        """Connect, greet, wait for the end; whether the link was ever open."""
+    async def _attempt(self, link: Link) -> Trouble:
+        """Connect, greet, wait for the end; says why it ended."""
         entry, limits = self._entry, self._limits
         loop = asyncio.get_running_loop()
         self._lost.clear()
-        link = self._link = self._caller.calling(entry.id)
         try:
             async with asyncio.timeout(limits.connect_timeout_s):
                 await loop.create_connection(
@@ -88,17 +113,14 @@ class Dialer:
                     server_hostname="quorumcast" if self._tls else None,
                 )
         except TimeoutError:
-            self.trouble = f"{entry.address} does not answer"
-            return False
+            return Trouble(f"{entry.address} does not answer")
         except ssl.SSLError as error:
             detail = getattr(error, "verify_message", "") or error.reason or error
-            self.trouble = (
+            return Trouble(
                 f"the TLS certificate at {entry.address} is not the manifest's ({detail})"
             )
-            return False
         except OSError as error:
-            self.trouble = f"{entry.address} {_why(error)}"
-            return False
+            return Trouble(f"{entry.address} {why(error)}")
         deadline = loop.call_later(limits.greeting_timeout_s, link.expire)
         try:
             await self._lost.wait()
@@ -106,11 +128,11 @@ class Dialer:
             deadline.cancel()
             if link.phase is not Phase.OPEN:
                 link.abort("stopped")
-        self.trouble = link.farewell
-        return link.was_open
+        return Trouble(link.farewell, link.refused)
 
 
-def _why(error: OSError) -> str:
+def why(error: OSError) -> str:
+    """Why an address cannot be reached, to follow on the address."""
     match error:
         case ConnectionRefusedError():
             return "refuses connections (is the broker running?)"

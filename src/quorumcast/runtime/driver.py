@@ -25,6 +25,7 @@ from quorumcast.core.machine import (
     Drop,
     Effect,
     Event,
+    Forget,
     Machine,
     Persist,
     Persisted,
@@ -33,6 +34,7 @@ from quorumcast.core.machine import (
     Restored,
     Send,
     SetTimer,
+    Storage,
     Suspect,
     Timer,
     TimerFired,
@@ -55,11 +57,19 @@ class Store(Protocol):
     """Where records go."""
 
     def load(self) -> list[Record]:
-        """Every record that the disk holds, oldest first."""
+        """Every record that the disk held at the start, in the order of writing."""
         ...
 
-    def save(self, record: Record, done: Callable[[], None]) -> None:
-        """Keep a record, and say when it is safe."""
+    def save(self, record: Record, done: Callable[[], None], *, lazy: bool = False) -> None:
+        """Keep a record, at once or with the next that is not lazy, and say when it is safe."""
+        ...
+
+    def forget(self, kind: type[Record], owner: str, below: int) -> None:
+        """Remove the records of a kind and owner below a place, after what was saved before."""
+        ...
+
+    def watch(self, on_full: Callable[[bool], None]) -> None:
+        """Say there when the disk has become full, and when it has room again."""
         ...
 
 
@@ -92,7 +102,7 @@ class Driver:
         self._handle = machine.handle
         self._links = links
         self._send = links.send
-        self._store = store
+        self._store: Store | None = None
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         #: When each set timer is due; what is not in here does not fire.
@@ -108,6 +118,7 @@ class Driver:
             SetTimer: self._on_set_timer,
             CancelTimer: self._on_cancel_timer,
             Persist: self._on_persist,
+            Forget: self._on_forget,
             Drop: self._on_drop,
             Suspect: self._on_suspect,
             Accuse: self._on_accuse,
@@ -115,6 +126,13 @@ class Driver:
         }
         for kind, callback in (application or {}).items():
             self._table[kind] = self._both(self._table.get(kind), callback)
+        if store is not None:
+            self.use(store)
+
+    def use(self, store: Store) -> None:
+        """Keep there what the machine wants kept; `restore` follows."""
+        self._store = store
+        store.watch(lambda full: self.feed(Storage(full)))
 
     @staticmethod
     def _both(
@@ -253,7 +271,7 @@ class Driver:
         if self._store is None:
             self._persisted(effect)  # nobody promised durability: the node was given no store
         else:
-            self._store.save(effect.record, lambda: self._persisted(effect))
+            self._store.save(effect.record, lambda: self._persisted(effect), lazy=effect.lazy)
 
     def _persisted(self, effect: Persist) -> None:
         if self.stopped:
@@ -264,6 +282,10 @@ class Driver:
             self._fail(error)
             return
         self.feed(Persisted(effect.record))
+
+    def _on_forget(self, effect: Forget) -> None:
+        if self._store is not None:
+            self._store.forget(effect.kind, effect.owner, effect.below)
 
     def _on_drop(self, effect: Drop) -> None:
         self.telemetry.drops[effect.reason.value] += 1

@@ -2,11 +2,16 @@
 
 It serves a handful of short answers to a handful of trusted readers; requests are bounded in size,
 time and number, and every connection serves one request. Nothing of the data plane passes here.
+
+A request must name, in its `Host`, loopback or the address that it came to. A browser on this
+machine can be made to believe that some host of the web lives here (DNS rebinding); its requests
+then carry that host's name, and are refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 from collections.abc import Callable
 from http import HTTPStatus
@@ -29,6 +34,8 @@ class Request(msgspec.Struct, frozen=True):
     path: str
     query: dict[str, list[str]]
     body: bytes
+    #: Whom the request is for, as the client calls us; without the port.
+    host: str = ""
 
     def json(self) -> dict[str, object]:
         """The body as a JSON object."""
@@ -66,6 +73,8 @@ class HttpServer:
         self._routes = routes
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
+        #: The name or address that we were told to listen on.
+        self._host = ""
         #: Where it listens, once it does.
         self.port = 0
 
@@ -80,6 +89,7 @@ class HttpServer:
                 f"the status page cannot listen on {host}:{port} ({error.strerror or error}); "
                 "choose another port or address for it"
             ) from None
+        self._host = host
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
@@ -100,7 +110,8 @@ class HttpServer:
             task.add_done_callback(self._serving.discard)
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                response = await self._respond(reader)
+                here = str(writer.get_extra_info("sockname")[0])
+                response = await self._respond(reader, here)
                 writer.write(_head(response) + response.body)
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
@@ -108,11 +119,16 @@ class HttpServer:
         finally:
             writer.close()
 
-    async def _respond(self, reader: asyncio.StreamReader) -> Response:
+    async def _respond(self, reader: asyncio.StreamReader, here: str) -> Response:
         try:
             request = await _read_request(reader)
         except (ValueError, asyncio.LimitOverrunError):
             return error_response("this is no HTTP request", HTTPStatus.BAD_REQUEST)
+        if not _is_loopback(request.host) and request.host not in (self._host, here):
+            return error_response(
+                f"this is not {request.host or 'a host without a name'}: ask for {here}",
+                HTTPStatus.MISDIRECTED_REQUEST,
+            )
         handler = self._routes.get((request.method, request.path))
         if handler is None:
             known = ", ".join(f"{method} {path}" for method, path in self._routes)
@@ -140,7 +156,17 @@ async def _read_request(reader: asyncio.StreamReader) -> Request:
         raise ValueError(method)
     url = urlsplit(target)
     body = await reader.readexactly(length)
-    return Request(method, url.path, parse_qs(url.query), body)
+    host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+    return Request(method, url.path, parse_qs(url.query), body, host)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _head(response: Response) -> bytes:

@@ -21,3 +21,6 @@ class TransportLimits(msgspec.Struct, frozen=True, kw_only=True):
     #: Pauses between attempts: the first, and the longest.
     retry_first_s: float = 0.05
     retry_longest_s: float = 2.0
+    #: The same for a node whose place another process with its identity took.
+    displaced_first_s: float = 1.0
+    displaced_longest_s: float = 60.0

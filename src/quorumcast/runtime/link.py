@@ -27,6 +27,7 @@ from typing import Protocol, cast
 
 from quorumcast.core import limits
 from quorumcast.core.ids import NodeId
+from quorumcast.core.messages import Displaced
 from quorumcast.crypto.session import (
     Farewell,
     Hello,
@@ -35,6 +36,7 @@ from quorumcast.crypto.session import (
     Refusal,
     Session,
     Welcome,
+    encode_parcel,
 )
 from quorumcast.runtime.greeting import (
     MAX_GREETING_BYTES,
@@ -130,6 +132,10 @@ class Link(asyncio.BufferedProtocol):
         self.peer = NodeId("") if to is None else to
         #: Why the link ended, in a sentence, as far as anybody knows.
         self.farewell = ""
+        #: Whether the called side would not have us.
+        self.refused = False
+        #: Whether another process with our identity took our place.
+        self.displaced = False
         #: The epoch that a farewell named.
         self.farewell_epoch = 0
         #: Where the socket leads, for limits and logs.
@@ -259,8 +265,17 @@ class Link(asyncio.BufferedProtocol):
         telemetry.packets_in += 1
         telemetry.messages_in += len(opened)
         telemetry.bytes_in += len(frame)
-        if opened:
+        if len(opened) == 1 and type(opened[0][0]) is Displaced:
+            self._on_displaced()
+        elif opened:
             self._receive(self.peer, opened)
+
+    def _on_displaced(self) -> None:
+        self.displaced = True
+        self.close(
+            f"{self.peer} says that another process uses the identity of {self._greeter.name}: "
+            "end one of the two, or give it an identity of its own"
+        )
 
     def _on_proof(self, frame: memoryview) -> None:
         opened = self._session.open(frame)
@@ -295,6 +310,7 @@ class Link(asyncio.BufferedProtocol):
         answer = decode_greeting(bytes(frame))
         if isinstance(answer, Farewell):
             self.farewell_epoch = answer.epoch
+            self.refused = True
             self.close(f"{self.peer} refused: {sentence_of(answer)}")
             return
         session = None
@@ -369,6 +385,12 @@ class Link(asyncio.BufferedProtocol):
                 self._transport.close()
                 # A peer that reads nothing must not keep us waiting for ever.
                 asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._transport.abort)
+
+    def displace(self) -> None:
+        """The peer has proven itself on another link: tell this end of it, and end the link."""
+        self.outbox = [encode_parcel(Displaced(), ())]
+        self.outbox_bytes = 0
+        self.close(f"{self.peer} connected again")
 
     def abort(self, reason: str) -> None:
         """End the link now."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import msgspec
+
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Bodies
 from quorumcast.core.messages import AnyMessage
@@ -26,6 +28,15 @@ class Listener(Protocol):
         ...
 
 
+class Trouble(msgspec.Struct, frozen=True):
+    """Why there is no link to a peer."""
+
+    #: What is wrong, and what helps, for whoever has to tell the user.
+    sentence: str = "no answer yet"
+    #: Whether the peer answered and would not have us: waiting alone does not help.
+    refused: bool = False
+
+
 class Links(Protocol):
     """The way to the peers of one node."""
 
@@ -37,7 +48,7 @@ class Links(Protocol):
         """Peers with an open link."""
         ...
 
-    def troubles(self) -> dict[NodeId, str]:
+    def troubles(self) -> dict[NodeId, Trouble]:
         """Why the others have none, as far as is known."""
         ...
 

@@ -1,126 +1,185 @@
-"""What a machine asked to keep: one small SQLite journal, committed once per loop turn.
+"""What a machine asked to keep: changes of one loop turn are one commit, made in a thread.
 
-Records that arrive in one turn of the event loop become one transaction (group commit). It runs in
-a thread, one at a time, so the loop goes on while the disk syncs; records that arrive meanwhile
-form the next one. `done` is called on the loop only after the commit has reached the disk
-(`synchronous=FULL` in WAL mode).
+Records and removals that are asked for in one turn of the event loop become one transaction (group
+commit) of the `Database`, in the order in which they were asked for. It runs in a thread, one at a
+time, so the loop goes on while the disk syncs; what is asked for meanwhile forms the next one.
+`done` is called on the loop only after the commit has reached the disk.
 
-A record with a `key` replaces the older record with that key; one without is appended. The journal
-keeps the newest `KEPT` records: nobody asks for what lies further back than a publisher's buffer.
+A record with an address replaces the one that was there. One without is kept beside the earlier
+ones; of these the newest `KEPT` of each kind stay: nobody asks for what lies further back than a
+publisher's buffer.
+
+A full disk loses nothing and stops nobody: the batch stays, with everything behind it, and is tried
+again every `RETRY_S`. Nothing is promised meanwhile, so the machines' credits run out and what
+waits is bounded by them; the machine is told, too, so that it can say why. Whatever else goes wrong
+with the disk stops the node.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
-from quorumcast.core.errors import UsageError
 from quorumcast.core.machine import Record
+from quorumcast.runtime.changes import Change, Keep, Remove
+from quorumcast.runtime.database import Database, DiskFullError
+from quorumcast.runtime.logs import note
 
-#: Records kept; older ones are removed now and then.
+#: Records without an address that are kept, per kind; older ones are removed now and then.
 KEPT = 200_000
-#: Records between two clean-ups.
+#: Such records between two clean-ups.
 CLEAN_EVERY = 20_000
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS journal (
-    id INTEGER PRIMARY KEY,
-    key TEXT UNIQUE,
-    record BLOB NOT NULL
-)
-"""
+#: So long lazy changes wait for company, and so many bytes of them at most.
+LAZY_S = 0.05
+LAZY_BYTES = 1024 * 1024
+#: How often a full disk is tried again.
+RETRY_S = 1.0
 
 
-class Journal:
+def _nothing() -> None:
+    """Nobody waits for a removal."""
+
+
+class DiskStore:
     """The records of one node."""
 
     def __init__(
         self,
         path: Path,
-        kinds: tuple[type[Record], ...],
+        kinds: Sequence[type[Record]],
+        *,
+        holder: str = "",
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
-        self._path = path
+        """Open or create the file; `holder` names the broker whose records these are."""
+        self._database = Database(path, kinds, holder)
         self._encode = msgspec.msgpack.Encoder().encode
-        union = kinds[0]
-        for kind in kinds[1:]:
-            union = union | kind  # type: ignore[assignment]
-        self._decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(union)
         self._on_failure = on_failure
+        self._on_full: Callable[[bool], None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        #: Records of this turn and whom to tell; emptied by every commit.
-        self._waiting: list[tuple[Record, Callable[[], None]]] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        #: Changes of this turn and whom to tell; emptied by every commit.
+        self._waiting: list[tuple[Change, Callable[[], None]]] = []
+        #: Bytes of records that were given and are not safe yet, and the most there ever were.
+        self._waiting_bytes = 0
+        self._most_waiting_bytes = 0
         self._committing: asyncio.Task[None] | None = None
-        #: Records written since the last clean-up.
-        self._written = 0
-        try:
-            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=FULL")
-            self._database.execute(_SCHEMA)
-        except sqlite3.Error as error:
-            raise UsageError(
-                f"the journal {path} cannot be opened ({error}); "
-                "give the broker a directory that it may write, or move the broken file away"
-            ) from None
+        #: Set while nothing but lazy changes waits.
+        self._dawdling: asyncio.TimerHandle | None = None
+        self._closing = asyncio.Event()
+        self._full = False
+        #: After a failure nothing is written any more: it might rest on what was not.
+        self._failed = False
 
     def load(self) -> list[Record]:
-        """Every record that the disk holds, oldest first."""
-        try:
-            rows = self._database.execute("SELECT record FROM journal ORDER BY id").fetchall()
-            return [self._decoder.decode(record) for (record,) in rows]
-        except (sqlite3.Error, msgspec.MsgspecError) as error:
-            raise UsageError(
-                f"the journal {self._path} is damaged ({error}); move it away: "
-                "the broker then fetches what it lacks from the others"
-            ) from None
+        """Every record that the disk held at the start, in the order of writing; once."""
+        found, self._database.found = self._database.found, []
+        return found
 
-    def save(self, record: Record, done: Callable[[], None]) -> None:
-        """Keep a record with the next commit, and say when it is safe."""
-        self._waiting.append((record, done))
-        if self._committing is None:
+    def watch(self, on_full: Callable[[bool], None]) -> None:
+        """Say there when the disk has become full, and when it has room again."""
+        self._on_full = on_full
+
+    def save(self, record: Record, done: Callable[[], None], *, lazy: bool = False) -> None:
+        """Keep a record with the next commit, which a lazy one does not hurry; say when it is."""
+        kind, place = type(record).__name__, record.place
+        appended = self._database.appended
+        if place is None:
+            place = appended[kind] = appended.get(kind, 0) + 1
+            if place % CLEAN_EVERY == 0:
+                self._change(Remove(kind, "", place - KEPT), _nothing)
+        encoded = self._encode(record)
+        self._waiting_bytes += len(encoded)
+        self._most_waiting_bytes = max(self._most_waiting_bytes, self._waiting_bytes)
+        self._change(Keep(kind, record.owner, place, encoded), done, lazy=lazy)
+
+    def forget(self, kind: type[Record], owner: str, below: int) -> None:
+        """Remove the records of a kind and owner below a place, with the next commit."""
+        self._change(Remove(kind.__name__, owner, below), _nothing, lazy=True)
+
+    def status(self) -> dict[str, int]:
+        """How the disk does, for people to look at."""
+        return {
+            "full": int(self._full),
+            "waiting_bytes": self._waiting_bytes,
+            "most_waiting_bytes": self._most_waiting_bytes,
+            "file_bytes": self._database.file_bytes,
+            "log_bytes": self._database.log_bytes,
+        }
+
+    def _change(self, change: Change, done: Callable[[], None], *, lazy: bool = False) -> None:
+        self._waiting.append((change, done))
+        if not lazy or self._waiting_bytes > LAZY_BYTES:
+            self._hurry()
+        elif self._committing is None and self._dawdling is None:
+            self._dawdling = self._loop.call_later(LAZY_S, self._hurry)
+
+    def _hurry(self) -> None:
+        if self._dawdling is not None:
+            self._dawdling.cancel()
+            self._dawdling = None
+        if self._committing is None and not self._failed:
             self._committing = self._loop.create_task(self._commit())
 
     async def _commit(self) -> None:
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting, []
-                rows = [(getattr(record, "key", None), self._encode(record)) for record, _ in batch]
-                await self._loop.run_in_executor(self._thread, self._write, rows)
+                changes = [change for change, _ in batch]
+                try:
+                    await self._loop.run_in_executor(self._thread, self._database.write, changes)
+                except DiskFullError as error:
+                    self._waiting[:0] = batch
+                    if not await self._room_again(str(error)):
+                        return
+                    continue
+                self._waiting_bytes -= sum(len(c.record) for c in changes if isinstance(c, Keep))
+                self._tell(full=False)
                 for _, done in batch:
                     done()
-        except sqlite3.Error as error:
+                # After the promises: votes need not wait until the log has been moved.
+                if self._database.log_is_long:
+                    await self._loop.run_in_executor(self._thread, self._database.tidy)
+        except Exception as error:
             # A disk that does not keep its word: the node must stop rather than promise.
+            self._failed = True
             if self._on_failure is None:
                 raise
             self._on_failure(error)
         finally:
             self._committing = None
 
-    def _write(self, rows: list[tuple[str | None, bytes]]) -> None:
-        database = self._database
-        database.execute("BEGIN IMMEDIATE")
+    async def _room_again(self, reason: str) -> bool:
+        """Wait before the next try; False if there will be none."""
+        self._tell(full=True, reason=reason)
         try:
-            database.executemany("INSERT OR REPLACE INTO journal (key, record) VALUES (?, ?)", rows)
-            self._written += len(rows)
-            if self._written >= CLEAN_EVERY:
-                self._written = 0
-                database.execute(
-                    "DELETE FROM journal WHERE id <= (SELECT max(id) FROM journal) - ?", (KEPT,)
-                )
-        except BaseException:
-            database.execute("ROLLBACK")
-            raise
-        database.execute("COMMIT")
+            async with asyncio.timeout(RETRY_S):
+                await self._closing.wait()
+        except TimeoutError:
+            return True
+        return False
+
+    def _tell(self, *, full: bool, reason: str = "") -> None:
+        if full == self._full:
+            return
+        self._full = full
+        if full:
+            note("disk is full; tries again", level=logging.ERROR, reason=reason, **self.status())
+        else:
+            note("disk has room again", **self.status())
+        if self._on_full is not None:
+            self._on_full(full)
 
     async def close(self) -> None:
-        """Commit what waits and close the file."""
+        """Commit what waits and close the file; what a full disk does not take was not promised."""
+        self._closing.set()
+        if self._waiting:
+            self._hurry()
         while self._committing is not None:
             await self._committing
         self._thread.shutdown()

@@ -129,10 +129,12 @@ class Collector:
         telemetry: Telemetry,
         sizes: Callable[[], dict[str, int]],
         peers: Callable[[], Iterable[NodeId]],
+        storage: Callable[[], dict[str, int]],
     ) -> None:
         self._telemetry = telemetry
         self._sizes = sizes
         self._peers = peers
+        self._storage = storage
 
     def collect(self) -> Iterable[Metric]:
         """Every family that this node exports."""
@@ -163,6 +165,8 @@ class Collector:
         for container, size in self._sizes().items():
             sizes.add_metric([container], size)
         yield sizes
+        for name, value in self._storage().items():
+            yield GaugeMetricFamily(f"quorumcast_store_{name}", name.replace("_", " "), value=value)
         yield GaugeMetricFamily("quorumcast_rss_bytes", "resident memory", value=rss_bytes())
         yield CounterMetricFamily("quorumcast_cpu_seconds", "processor time", value=cpu_seconds())
 

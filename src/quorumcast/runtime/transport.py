@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import random
 import ssl
 from collections import Counter
@@ -30,7 +31,8 @@ from quorumcast.runtime.dialer import Dialer
 from quorumcast.runtime.greeting import Greeter
 from quorumcast.runtime.limits import TransportLimits
 from quorumcast.runtime.link import Link, Lost, Phase
-from quorumcast.runtime.links import Listener
+from quorumcast.runtime.links import Listener, Trouble
+from quorumcast.runtime.logs import note
 from quorumcast.runtime.telemetry import Telemetry
 from quorumcast.runtime.tls import client_context, server_context
 
@@ -173,7 +175,13 @@ class Transport:
         older = self._open.get(link.peer)
         self._open[link.peer] = link
         if older is not None:
-            older.abort(f"{link.peer} connected again")
+            note(
+                f"{link.peer} connected from {link.address} while its link from {older.address} "
+                "was open: unless that one was lost, two processes use one identity",
+                level=logging.WARNING,
+                peer=link.peer,
+            )
+            older.displace()
             self._listener.peer_down(link.peer)
         self._listener.peer_up(link.peer)
 
@@ -212,7 +220,7 @@ class Transport:
         """Peers with an open link."""
         return list(self._open)
 
-    def troubles(self) -> dict[NodeId, str]:
+    def troubles(self) -> dict[NodeId, Trouble]:
         """Why peers that we call have no open link."""
         return {
             peer: dialer.trouble for peer, dialer in self._dialers.items() if peer not in self._open
@@ -240,6 +248,11 @@ class Transport:
         self._paused = False
         for link in self._open.values():
             link.resume_reading()
+
+    def cut(self) -> None:
+        """Break every link as a bad network would; they are made again."""
+        for link in list(self._open.values()):
+            link.abort("cut on request")
 
     def renew(self, manifest: Manifest, keyring: Keyring) -> None:
         """Take a new epoch: every session is greeted anew with the new keys."""

@@ -103,18 +103,43 @@ class Adversary:
         self._network.break_all(node)
         self.injected += 1
 
-    def crash(self, node: NodeId, *, wipe: bool = False, remembers: bool = True) -> None:
+    def crash(
+        self,
+        node: NodeId,
+        *,
+        wipe: bool = False,
+        tear: int = 0,
+        corrupt: bool = False,
+        remembers: bool = True,
+    ) -> None:
         """Stop a node; `remembers` says whether what it vouched for is in its journal.
 
-        A broker that forgets what it vouched for may contradict itself: it counts as faulty.
+        A broker that forgets what it vouched for may contradict itself: it counts as faulty,
+        whether its disk was wiped or is found damaged. One whose last writes were torn does not:
+        nobody was told about them.
         """
         if self._cell.manifest.broker(node) is not None:
-            if wipe or not remembers:
+            if wipe or corrupt or not remembers:
                 self.declare(node, "amnesia")
             self.lossy[node] = None
-        self._nodes[node].crash(wipe=wipe)
+        self._nodes[node].crash(wipe=wipe, tear=tear, corrupt=corrupt)
         self._network.break_all(node)
         self.injected += 1
+
+    def damage(self, node: NodeId) -> None:
+        """Damage a running node's disk: it goes on, and forgets everything when it restarts."""
+        self.declare(node, "amnesia")
+        self._nodes[node].disk.damaged = True
+        self.injected += 1
+
+    def pause(self, node: NodeId) -> None:
+        """Let a node stand still: it is slow, and not faulty."""
+        self._nodes[node].pause()
+        self.injected += 1
+
+    def resume(self, node: NodeId) -> None:
+        """Let a node go on."""
+        self._nodes[node].resume()
 
     def restart(self, node: NodeId) -> None:
         """Start a stopped node again."""

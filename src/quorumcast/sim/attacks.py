@@ -166,6 +166,20 @@ class FalseHistory(EquivocatingPublisher):
         return super().rewrite(send, now)
 
 
+class SplitHistory(EquivocatingPublisher):
+    """A publisher that sends one thing down the chain and accounts for another to its victims."""
+
+    __slots__ = ()
+
+    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+        message = send.message
+        if isinstance(message, ChainRun):
+            # Made up for the accomplices' benefit only.
+            self._other(message, send.bodies)
+            return [send]
+        return super().rewrite(send, now)
+
+
 class SkipBoth(Tampering):
     """A publisher that leaves out one broker and all histories."""
 

@@ -8,11 +8,15 @@ says what bounds it.
 from __future__ import annotations
 
 from quorumcast.agents.archive import MAX_PENDING, RANGES
+from quorumcast.agents.archive import MAX_PENDING_BYTES as MAX_PROOF_BYTES
+from quorumcast.agents.publisher import MAX_RUN_BYTES
 from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES
 from quorumcast.broadcast.history import WAITING
 from quorumcast.broadcast.signed_history import REMEMBERED
-from quorumcast.core.limits import MAX_STREAMS_NAMED, MAX_VOUCHERS
+from quorumcast.core.limits import MAX_CHUNKS, MAX_FRAME_BYTES, MAX_VOUCHERS
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.ordering.catchup import HEADS_KEPT, LOG_REACH
+from quorumcast.ordering.regency import KEPT_VALUES
 
 
 def bounds_of(manifest: Manifest) -> dict[str, int]:
@@ -26,11 +30,13 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
         "ledger": limits.retained_publications,
         "instances": 2 * limits.window + 1,
         "done": limits.window,
-        "pending_bytes": max(limits.publisher_bytes, MAX_PENDING_BYTES) * 2,
+        # The run whose turn it is is always taken.
+        "instance_bytes": limits.retained_bytes + MAX_FRAME_BYTES // 2,
     }
     return {
         # brokers
         "streams": streams,
+        "complaints": streams * len(clients),
         "pledges": streams * limits.retained_publications,
         "subscribers": len(channels) * len(clients),
         "served": (len(channels) + 2) * len(clients),
@@ -39,19 +45,36 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
         "vouchers": MAX_VOUCHERS,
         "waiting": WAITING,
         "learned": 2 * alpha * (limits.window + 1),
-        "ends": REMEMBERED + limits.window,
+        "ends": REMEMBERED,
         "seen": REMEMBERED,
+        # total order
+        # A broker that learns what others decided may be as far ahead of itself once more.
+        "slots": 2 * (2 * limits.checkpoint + LOG_REACH) + 4 * limits.pipeline,
+        "slot_batches": 2 * KEPT_VALUES,
+        "offers": limits.window,
+        "offered_bytes": limits.retained_bytes + MAX_FRAME_BYTES,
+        "queues": streams,
+        "reports": LOG_REACH,
+        "chunks": MAX_CHUNKS,
+        "heads": HEADS_KEPT,
+        "held": 2 * (LOG_REACH // limits.checkpoint + 2) + 1,
+        "served_streams": streams,
+        "extents": limits.retained_publications,
         # publishers
         "runs": limits.publisher_buffer,
+        "run_bytes": limits.publisher_bytes + MAX_RUN_BYTES,
         # subscribers
         "interests": len(channels),
         "pulling": followed,
-        "acceptors": followed,
-        "named": MAX_STREAMS_NAMED * len(brokers),
+        "acceptors": followed // len(channels),
+        "named": len(brokers) * len(clients) * limits.streams_per_publisher,
         "statements": len(brokers) * (limits.kept_segments + RANGES),
         "proofs": MAX_PENDING,
+        "proof_bytes": MAX_PROOF_BYTES,
         "tallies": limits.vote_window,
         "decided": limits.vote_window + 2 * alpha,
         "bodies": limits.vote_window,
+        # The run whose turn it is is always taken.
+        "pending_bytes": MAX_PENDING_BYTES + MAX_FRAME_BYTES,
         "accepted": limits.segment * limits.kept_segments,
     }

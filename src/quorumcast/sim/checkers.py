@@ -12,22 +12,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from quorumcast.core.ids import DIGEST_SIZE, Digest, Lane, NodeId, Stream
-from quorumcast.core.machine import Accuse, Acknowledged, Deliver, Effect, Gap
-from quorumcast.core.quorum import Protection
+from quorumcast.core.ids import CELL, DIGEST_SIZE, Digest, Lane, NodeId, Stream, total_order
+from quorumcast.core.labels import label, unlabel
+from quorumcast.core.machine import Accuse, Acknowledged, Deliver, Effect, Gap, Proven
+from quorumcast.core.quorum import Broadcast, OrderQuorums, Protection
 from quorumcast.core.statements import (
     Basis,
     Evidence,
     EvidenceKind,
     HistoryStatement,
+    Receipt,
     SegmentStatement,
     Signed,
     Statement,
     parse_statement,
 )
+from quorumcast.crypto.digest import root
 from quorumcast.crypto.identity import signature_holds
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.facts import Facts
+from quorumcast.sim.order import TotalOrder
 
 
 class Checker(Protocol):
@@ -87,7 +91,10 @@ class Authenticity(Watching):
         if not isinstance(effect, Deliver):
             return
         what = f"{effect.stream} {effect.number}"
-        if facts.manifest.hash(effect.body) != effect.digest:
+        contents = effect.body
+        if effect.position:
+            contents = label(effect.stream, effect.number) + contents
+        if facts.manifest.hash(contents) != effect.digest:
             facts.violate(self.name, f"{node} accepted {what} with contents of another digest")
         if not facts.adversary.is_correct(effect.stream.publisher):
             return
@@ -150,7 +157,9 @@ class Fifo(Watching):
             return
         number = effect.number if isinstance(effect, Deliver) else effect.first
         known = reader.upto(effect.stream)
-        if known and number != known + 1:
+        # Positions that were given up are numbers of anybody.
+        skipped = total_order(effect.stream.channel) in reader.gaps
+        if known and (number <= known if skipped else number != known + 1):
             facts.violate(self.name, f"{node} came to {effect.stream} {number} after {known}")
         lies = not facts.adversary.is_correct(effect.stream.publisher)
         if isinstance(effect, Gap) and not self._gaps_allowed and not lies:
@@ -177,17 +186,67 @@ class SoundBlame(Watching):
             facts.violate(self.name, f"{node}'s evidence against {accused} is void: {flaw}")
 
 
+class SoundReceipts(Watching):
+    """A receipt convinces a third party, and of nothing that its publisher did not publish."""
+
+    name = "Sound receipts"
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Proven):
+            return
+        receipt = effect.receipt
+        stream, number, contents = receipt.stream, receipt.number, receipt.contents
+        what = f"{node}'s receipt of {stream} {number}"
+        flaw = flaw_of_receipt(receipt, facts.manifest)
+        if flaw:
+            facts.violate(self.name, f"{what} is void: {flaw}")
+        found = unlabel(contents) if stream.publisher == CELL else None
+        if found is not None:
+            said, contents = found
+            number = said.number
+            stream = Stream(stream.channel, NodeId(said.publisher), said.incarnation)
+        published = facts.published.get(stream, [])
+        if facts.adversary.is_correct(stream.publisher) and contents not in [
+            body for body, _ in published[number - 1 : number]
+        ]:
+            facts.violate(self.name, f"{what} proves what was never published")
+
+
 class Acknowledgement(Watching):
-    """A publisher is told of nothing as acknowledged that it never published."""
+    """A publisher is told that something is safe only once enough correct brokers hold it.
+
+    It may wait for n-f brokers (on a chain for the chain), and f of these may be faulty.
+    """
 
     name = "Acknowledged"
 
     def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
-        if not isinstance(effect, Acknowledged):
+        if not isinstance(effect, Acknowledged) or effect.stream.lane is not Lane.DATA:
             return
-        count = len(facts.published.get(effect.stream.data, ()))
-        if effect.stream.lane is Lane.DATA and effect.upto > count:
+        count = len(facts.published.get(effect.stream, ()))
+        if effect.upto > count:
             facts.violate(self.name, f"{node} was told that {effect.upto} of its {count} are safe")
+        holders = [
+            broker
+            for broker in facts.manifest.broker_ids
+            if facts.held.get((effect.stream, broker), 0) >= effect.upto
+        ]
+        if len(holders) < self._needed(facts, effect.stream):
+            held = ", ".join(holders) or "nobody"
+            facts.violate(self.name, f"{node} was told that {effect.upto} are safe with {held}")
+
+    def _needed(self, facts: Facts, stream: Stream) -> int:
+        quorums, channel = facts.manifest.quorums, facts.manifest.channel(stream.channel)
+        if channel is None:
+            return 0
+        waited_for = quorums.responders
+        if channel.policy.broadcast is Broadcast.CHAIN:
+            waited_for = min(waited_for, quorums.chain_length)
+        elif channel.policy.broadcast is Broadcast.CONSENSUS:
+            # What was decided is safe already; so many must say that it was.
+            byzantine = channel.policy.protection is not Protection.CRASH
+            waited_for = OrderQuorums(quorums.n, quorums.f, byzantine).believe
+        return waited_for - quorums.f
 
 
 def safety_checkers(*, gaps_allowed: bool) -> list[Checker]:
@@ -197,8 +256,10 @@ def safety_checkers(*, gaps_allowed: bool) -> list[Checker]:
         Authenticity(),
         Uniqueness(),
         Agreement(),
+        TotalOrder(),
         Fifo(gaps_allowed=gaps_allowed),
         SoundBlame(),
+        SoundReceipts(),
         Acknowledgement(),
     ]
 
@@ -221,6 +282,30 @@ def flaw_of(evidence: Evidence, manifest: Manifest) -> str | None:
         case EvidenceKind.OUTVOTED:
             return _flaw_of_outvoted(evidence, manifest, against, witnesses)
     return None
+
+
+def flaw_of_receipt(receipt: Receipt, manifest: Manifest) -> str | None:
+    """Why a receipt convinces nobody, or None: written apart from the code that collects it."""
+    channel = manifest.channel(receipt.stream.channel)
+    statements = _verified(receipt.statements, manifest)
+    if channel is None or statements is None:
+        return "a signature does not hold, or it is of another cell or epoch"
+    place = receipt.number - receipt.first
+    digest = receipt.digests[place * DIGEST_SIZE : (place + 1) * DIGEST_SIZE]
+    if place < 0 or manifest.hash(receipt.contents) != digest:
+        return "the contents are not what was signed for"
+    count = len(receipt.digests) // DIGEST_SIZE
+    signers = {
+        signer: None
+        for signer, statement in statements
+        if isinstance(statement, SegmentStatement)
+        and manifest.broker(signer) is not None
+        and (statement.stream, statement.first, statement.count)
+        == (receipt.stream, receipt.first, count)
+        and statement.root == root(receipt.first, receipt.digests)
+    }
+    needed = 1 if channel.policy.protection is Protection.CRASH else manifest.f + 1
+    return None if len(signers) >= needed else f"only {len(signers)} brokers signed for it"
 
 
 def _verified(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream
+from quorumcast.core.ids import CELL, Channel, Digest, Millis, NodeId, Stream
 from quorumcast.core.machine import (
     Accuse,
     Acknowledged,
@@ -23,6 +23,7 @@ from quorumcast.core.machine import (
     Submit,
     Suspect,
 )
+from quorumcast.core.messages import Ack
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.adversary import Adversary
 
@@ -46,11 +47,17 @@ class Reader(msgspec.Struct, eq=False):
     #: What was accepted of each stream, in order.
     accepted: dict[Stream, list[tuple[int, Digest]]] = msgspec.field(default_factory=dict)
     gaps: dict[Stream, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
+    #: The last position accepted, where a channel has one order.
+    position: int = 0
+    #: … and what was accepted there.
+    placed: tuple[Stream, int] | None = None
 
     def upto(self, stream: Stream) -> int:
         """The last number accepted or announced as lost."""
         accepted = self.accepted.get(stream)
         last = accepted[-1][0] if accepted else 0
+        if stream.publisher == CELL:
+            last = self.position
         return max([last, *(upto for _, upto in self.gaps.get(stream, ()))])
 
     def first(self, stream: Stream) -> int | None:
@@ -73,6 +80,7 @@ class Facts:
         "acknowledged",
         "adversary",
         "ended",
+        "held",
         "incarnations",
         "manifest",
         "published",
@@ -91,6 +99,8 @@ class Facts:
         #: Streams whose publisher has crashed since.
         self.ended: dict[Stream, None] = {}
         self.acknowledged: dict[Stream, int] = {}
+        #: How far correct brokers told a publisher that they are.
+        self.held: dict[tuple[Stream, NodeId], int] = {}
         #: Every stay of a correct subscriber.
         self.readers: list[Reader] = []
         self._current: dict[tuple[NodeId, Channel], Reader] = {}
@@ -159,6 +169,8 @@ class Facts:
                 reader = self.reader(node, stream.channel)
                 if reader is not None:
                     reader.accepted.setdefault(stream, []).append((number, digest))
+                    if effect.position:
+                        reader.position, reader.placed = effect.position, (stream, number)
             case Gap(stream=stream, first=first, upto=upto):
                 reader = self.reader(node, stream.channel)
                 if reader is not None:
@@ -172,6 +184,12 @@ class Facts:
                 self.accusations.append((node, effect))
             case _:
                 pass
+
+    def on_ack(self, broker: NodeId, ack: Ack) -> None:
+        """A broker tells a publisher how far it is."""
+        if self.adversary.is_correct(broker):
+            key = (ack.stream, broker)
+            self.held[key] = max(self.held.get(key, 0), ack.upto, ack.settled)
 
     def suspected(self, node: NodeId) -> bool:
         """Whether some correct node suspects this one."""

@@ -189,6 +189,10 @@ class Network:
                         self._rng.randrange(NOTICE_MS), partial(self._notice, link)
                     )
 
+    def mute(self, sender: NodeId, receivers: Sequence[NodeId]) -> None:
+        """Lose everything from one node to these, in this direction only, and let no link break."""
+        self._cut.update({(sender, receiver): None for receiver in receivers})
+
     def _notice(self, link: Link) -> None:
         if (link.caller, link.callee) in self._cut and link.sessions:
             self.break_link(link)

@@ -23,6 +23,7 @@ from quorumcast.core.machine import (
     Disconnected,
     Effect,
     Event,
+    Forget,
     Machine,
     Persist,
     Persisted,
@@ -66,6 +67,7 @@ class Node:
         "_copies",
         "_factory",
         "_flushing",
+        "_held",
         "_life",
         "_outbox",
         "_scheduler",
@@ -113,6 +115,8 @@ class Node:
         self._flushing = False
         #: Grows with every crash: what an earlier life had scheduled is void.
         self._life = 0
+        #: What has to wait until a paused process goes on; None: it runs.
+        self._held: list[Callable[[], None]] | None = None
 
     @property
     def machine(self) -> Machine:
@@ -126,28 +130,47 @@ class Node:
         self._copies.append(self._factory())
         self._side = dict.fromkeys(second_side, 1)
 
-    def crash(self, *, wipe: bool = False) -> None:
-        """Stop at once; memory and everything not yet on disk is lost."""
+    def crash(self, *, wipe: bool = False, tear: int = 0, corrupt: bool = False) -> None:
+        """Stop at once; memory is lost, and of the disk what `Disk.crash` says."""
         self.up = False
         self._life += 1
         self._timers.clear()
         self._outbox.clear()
         self._flushing = False
-        self.disk.crash(wipe=wipe)
+        self._held = None
+        self.disk.crash(wipe=wipe, tear=tear, corrupt=corrupt)
 
     def restart(self) -> None:
         """Start again with what the disk holds."""
         self.up = True
         self._copies = [self._factory()]
         self._side = {}
-        for record in list(self.disk.durable):
+        for record in self.disk.load():
             self.feed(Restored(record))
+
+    def pause(self) -> None:
+        """Stand still (SIGSTOP): links stay, time passes, nothing is done about either."""
+        if self.up and self._held is None:
+            self._held = []
+
+    def resume(self) -> None:
+        """Go on: everything that came meanwhile is done at once."""
+        held, self._held = self._held, None
+        for act in held or ():
+            act()
+
+    def _waits(self, act: Callable[[], None]) -> bool:
+        """Whether this process stands still; it then does this later."""
+        if self._held is None:
+            return False
+        self._held.append(act)
+        return True
 
     # ----------------------------------------------------------- events
 
     def feed(self, event: Event, copy: int = 0) -> None:
         """Give an event to a machine and carry out what it asks for."""
-        if not self.up:
+        if not self.up or self._waits(lambda: self.feed(event, copy)):
             return
         now = self._scheduler.now
         for watcher in self._watchers:
@@ -188,7 +211,7 @@ class Node:
         life = self._life
 
         def due() -> None:
-            if life == self._life:
+            if life == self._life and not self._waits(due):
                 self._do(effect, copy)
 
         self._scheduler.after(after_ms, due)
@@ -202,6 +225,8 @@ class Node:
             self._timers.pop((copy, effect.timer), None)
         elif isinstance(effect, Persist):
             self._persist(effect, copy)
+        elif isinstance(effect, Forget):
+            self.disk.forget(effect.kind, effect.owner, effect.below)
         else:
             self._scheduler.note(self.id.encode() + msgspec.msgpack.encode(effect))
         for watcher in self._watchers:
@@ -219,7 +244,7 @@ class Node:
             self._scheduler.after(self.coalesce_ms, lambda: self._flush(life))
 
     def _flush(self, life: int) -> None:
-        if life != self._life:
+        if life != self._life or self._waits(lambda: self._flush(life)):
             return
         self._flushing = False
         outbox, self._outbox = self._outbox, {}
@@ -235,7 +260,9 @@ class Node:
         life = self._life
 
         def fire() -> None:
-            if life == self._life and self._timers.get(key) == setting:
+            if life != self._life or self._waits(fire):
+                return
+            if self._timers.get(key) == setting:
                 del self._timers[key]
                 self.feed(TimerFired(effect.timer), copy)
 
@@ -243,6 +270,8 @@ class Node:
 
     def _persist(self, effect: Persist, copy: int) -> None:
         def done() -> None:
+            if self._waits(done):
+                return
             self.carry_out(list(effect.then), copy)
             self.feed(Persisted(effect.record), copy)
 

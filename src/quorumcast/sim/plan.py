@@ -204,9 +204,15 @@ class Run:
             case "leave":
                 world.leave(act.node, act.channel)
             case "crash":
-                world.stop(act.node, remembers=self.plan.policy.journal)
+                world.stop(act.node, tear=act.amount, remembers=self.plan.policy.journal)
             case "wipe":
                 world.stop(act.node, wipe=True)
+            case "damage":
+                world.stop(act.node, corrupt=True)
+            case "pause":
+                world.adversary.pause(act.node)
+            case "resume":
+                world.adversary.resume(act.node)
             case "stop":
                 # For good: a stopped broker counts against f, whatever is in its journal.
                 world.stop(act.node)
@@ -217,6 +223,8 @@ class Run:
             case "partition":
                 world.network.partition(act.peers)
                 world.adversary.injected += 1
+            case "mute":
+                world.network.mute(act.node, act.peers)
             case "heal":
                 world.network.heal()
             case "cut":
@@ -230,6 +238,8 @@ class Run:
                 call_with_stolen_key(world, act.node, act.channel)
             case "forge":
                 self._forge(act.node, act.channel)
+            case "prove":
+                world.prove(act.node, act.channel)
             case _:
                 raise ValueError(f"no such act: {act.what}")
 
@@ -275,12 +285,13 @@ class Run:
         world.network.calm()
         stopped = [act.node for act in self.plan.acts if act.what == "stop"]
         for name in world.nodes:
+            world.adversary.resume(name)
             if name not in stopped:
                 world.adversary.restart(name)
         world.lies.calm = True
 
     def _finale(self) -> None:
-        """Last publications; some at once, some when links are up again."""
+        """Last publications, some at once, some when links are up again; and receipts of them."""
         plan = self.plan
         for delay_ms in (0, 150, 300):
             for publisher in plan.publishers:
@@ -288,6 +299,10 @@ class Run:
                     if self.world.cell.manifest.may_publish(publisher, channel.name):
                         act = Act(0, "submit", publisher, channel.name, plan.finale)
                         self.world.scheduler.after(delay_ms, self._action(act))
+        for subscriber in plan.subscribers:
+            for channel in plan.channels:
+                act = Act(0, "prove", subscriber, channel.name)
+                self.world.scheduler.after(400, self._action(act))
 
     def _await(self, promises: list[Promise]) -> None:
         world = self.world
@@ -343,6 +358,8 @@ def small_limits() -> Limits:
         segment=8,
         kept_segments=8,
         replay=64,
+        pipeline=3,
+        checkpoint=6,
     )
 
 

@@ -16,6 +16,7 @@ from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Trace
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.facts import Facts, Reader
+from quorumcast.sim.order import Durability
 
 
 class Promise(Protocol):
@@ -185,7 +186,9 @@ def promised(policy: Policy, *, valid: bool, told: Mapping[NodeId, int]) -> list
     result: list[Promise] = []
     if valid:
         result += [Standing(), Validity(), AllAcknowledged()]
-    if policy.name in ("brb", "ab+history", "chain+history"):
+    if valid and policy.total:
+        result.append(Durability())
+    if policy.name in ("brb", "ab+history", "chain+history", "total", "total-crash"):
         result.append(Totality(policy))
     result.append(CompleteBlame(policy, told))
     return result

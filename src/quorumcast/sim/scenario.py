@@ -8,11 +8,12 @@ catalogue, or something that the world does: see `WORLD`.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId
 from quorumcast.core.quorum import Protection
-from quorumcast.faults.catalogue import CATALOGUE
+from quorumcast.faults.catalogue import CATALOGUE, TOTAL
 from quorumcast.faults.contract import Role
 from quorumcast.manifest.manifest import EVERYONE, ChannelEntry
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
@@ -32,7 +33,23 @@ WORLD = {
     "wire": "an attacker on the wire corrupts, repeats and replays packets",
     "conspiracy": "a publisher tells brokers different things, and f brokers are in the plot",
     "restarting-clients": "publishers and subscribers crash and come back",
+    "blackout": "every broker is killed at once and comes back with its disk, again and again",
+    "pause": "brokers, also more than f, stand still for a while and then do everything at once",
+    "wiped": "f brokers lose their disks when the others have long forgotten the log they need",
 }
+#: Adversaries of total order alone: they take their time, for leaders change by the second.
+TOTAL_WORLD = ("blackout", "pause", "wiped")
+#: What brokers do that help a lying publisher, and one that lies about what is to be ordered.
+ACCOMPLICES = ("drop", "alter", "equivocate", "withhold-bodies", "lie-acks", "silent")
+ORDERING_ACCOMPLICES = (
+    "equivocating-leader",
+    "unfetchable-leader",
+    "double-vote",
+    "withhold-offers",
+    "false-stop-data",
+    "lie-in-ordering",
+    "silent",
+)
 #: Every name that `--adversary` takes.
 ADVERSARIES = (*WORLD, *CATALOGUE)
 
@@ -47,16 +64,21 @@ SIZES = {
 def applicable(adversary: str, policy: str) -> bool:
     """Whether a policy is meant to withstand this adversary at all."""
     entry = CATALOGUE.get(adversary)
-    crash = policy == "direct-crash"
+    crash = policy in ("direct-crash", "total-crash")
+    trusting = policy in ("direct", "direct-crash", "total-crash")
+    if adversary in TOTAL_WORLD and policy not in TOTAL:
+        return False
+    if entry is not None and entry.only_under and policy not in entry.only_under:
+        return False
     if adversary == "conspiracy":
-        return policy not in ("direct", "direct-crash")
+        return not trusting
     if entry is None:
-        return not (crash and adversary in ("twin", "amnesia"))
+        return not (crash and adversary in ("twin", "amnesia", "wiped"))
     if entry.role is Role.BROKER:
         return entry.benign or not crash
     if entry.role is Role.PUBLISHER:
         # Direct channels trust their publishers.
-        return policy not in ("direct", "direct-crash")
+        return not trusting
     return True
 
 
@@ -78,7 +100,7 @@ class Draw:
             raise UsageError(f"policy {policy!r} does not claim to withstand {adversary!r}")
         # Drawn apart from the rest, so that naming both replays what was drawn with neither named.
         self.policy_name, self.adversary = random.Random(f"pair {seed}").choice(pairs)
-        journal = self.adversary == "crash-recover" or rng.randrange(4) == 0
+        journal = self.adversary in ("crash-recover", "blackout") or rng.randrange(4) == 0
         alpha = rng.choice((4, 4, 8, 16, 32))
         self.policy = Policy.named(
             self.policy_name,
@@ -87,14 +109,19 @@ class Draw:
             journal=journal,
             limits=small_limits(),
         )
-        self.brokers, self.f = rng.choice(SIZES[self.policy.protection])
+        sizes = SIZES[self.policy.protection]
+        if self.policy_name == "total-crash":
+            sizes = SIZES[Protection.TRUSTED]  # a majority of 2f+1 must be left
+        self.brokers, self.f = rng.choice(sizes)
         self.names = broker_names(self.brokers)
         entry = CATALOGUE.get(self.adversary)
         honest = entry is None or entry.role is Role.BROKER
         # Where a client lies there is another one to whom promises are made.
         self.publishers = PUBLISHERS[: rng.choice((1, 1, 2, 2, 3) if honest else (1, 2, 2, 3))]
         self.subscribers = SUBSCRIBERS[: rng.choice((1, 2, 2, 3) if honest else (2, 2, 3))]
-        self.safety_ms = rng.randrange(250, 700)
+        #: Whether it takes long enough for leaders to change and for logs to be forgotten.
+        self.long = self.adversary in TOTAL_WORLD or (entry is not None and bool(entry.only_under))
+        self.safety_ms = rng.randrange(1200, 3000) if self.long else rng.randrange(250, 700)
         self.acts: list[Act] = []
         self.corruptions: list[Corruption] = []
         self.doomed: list[tuple[NodeId, str]] = []
@@ -124,6 +151,7 @@ class Draw:
             corruptions=tuple(self.corruptions),
             doomed=tuple(self.doomed),
             calm_at_ms=self.safety_ms,
+            patience_ms=15_000 if self.long else 6000,
             sync_ms=rng.choice((0, 2, 5, 20)),
             coalesce_ms=rng.choice((0, 0, 1, 3)),
             finale=rng.choice((1, 3)),
@@ -162,7 +190,7 @@ class Draw:
             for channel in channels:
                 if EVERYONE not in channel.publishers and publisher not in channel.publishers:
                     continue
-                for _ in range(rng.randrange(4, 16)):
+                for _ in range(rng.randrange(15, 50) if self.long else rng.randrange(4, 16)):
                     at = start + rng.randrange(max(1, self.safety_ms - start))
                     amount = rng.choice((1, 1, 1, 2, 3, 8))
                     self.acts.append(Act(at, "submit", publisher, channel.name, amount))
@@ -194,6 +222,13 @@ class Draw:
             self._corrupt(self.adversary)
             return
         match self.adversary:
+            case "blackout":
+                self._black_out()
+            case "pause":
+                for _ in range(self.rng.randrange(1, 4)):
+                    self._pause(self.rng.sample(self.names, self.rng.randrange(1, self.brokers)))
+            case "wiped":
+                self._wipe()
             case "crash":
                 for victim in self.victims:
                     self.doomed.append((victim, "crash"))
@@ -239,6 +274,8 @@ class Draw:
                 aimed: tuple[str, ...] = ()
                 if fault == "censor-node":
                     aimed = (rng.choice((*self.publishers, *self.subscribers)),)
+                if self.long:
+                    self._shake(fault)
                 for victim in self.victims:
                     self.corruptions.append(Corruption(victim, fault, start, percent, aimed))
             case Role.PUBLISHER:
@@ -247,7 +284,16 @@ class Draw:
                 # A lying publisher is worst with lying brokers at its side (Freeman §7.3.4).
                 if rng.randrange(2):
                     accomplice = rng.choice(
-                        ("drop", "alter", "equivocate", "withhold-bodies", "lie-acks", "silent")
+                        ACCOMPLICES
+                        if self.long
+                        else (
+                            "drop",
+                            "alter",
+                            "equivocate",
+                            "withhold-bodies",
+                            "lie-acks",
+                            "silent",
+                        )
                     )
                     for victim in self.victims:
                         self.corruptions.append(Corruption(victim, accomplice, start, percent))
@@ -292,13 +338,62 @@ class Draw:
         rolling = bool(self.rng.randrange(2))
         # Journals keep a broker's word, not the contents: once more than f brokers have lost
         # theirs, what a subscriber still lacks may be gone, and is then announced as a gap.
-        self.gaps_allowed = rolling
+        self.gaps_allowed = rolling and not self.policy.total
         while at < self.safety_ms:
             down = self.rng.randrange(10, 120)
             for victim in self.rng.sample(self.names, self.f) if rolling else self.victims:
-                self.acts.append(Act(at, "crash", victim))
+                torn = self.rng.randrange(3) if self.policy.total else 0
+                self.acts.append(Act(at, "crash", victim, amount=torn))
                 self.acts.append(Act(at + down, "restart", victim))
             at += down + self.rng.randrange(60, 250)
+
+    def _shake(self, fault: str) -> None:
+        """Liars lead first, and correct brokers stand still now and then: leaders change."""
+        if fault.endswith("leader") and self.rng.randrange(3):
+            self.victims = list(self.names[: self.f])
+        correct = [name for name in self.names if name not in self.victims]
+        for _ in range(self.rng.randrange(3)):
+            self._pause([self.rng.choice(correct)])
+
+    def _pause(self, victims: Sequence[NodeId]) -> None:
+        at = self.rng.randrange(self.safety_ms)
+        length = self.rng.choice((50, 300, 800, 1500))
+        for victim in victims:
+            self.acts.append(Act(at + self.rng.randrange(20), "pause", victim))
+            self.acts.append(Act(at + 20 + self.rng.randrange(length), "resume", victim))
+
+    def _black_out(self) -> None:
+        """All at once, with torn disks; sometimes amid a leader change, or with liars."""
+        rng = self.rng
+        if self.policy.protection is Protection.BYZANTINE and rng.randrange(2):
+            liars = [n for n, e in CATALOGUE.items() if e.only_under and e.role is Role.BROKER]
+            fault = rng.choice(liars)
+            self.corruptions += [Corruption(victim, fault) for victim in self.victims]
+        for _ in range(rng.randrange(1, 4)):
+            at = rng.randrange(50, self.safety_ms)
+            if rng.randrange(2):
+                # Its leader's silence has just been noticed.
+                before = max(0, at - rng.randrange(600, 900))
+                self.acts.append(Act(before, "pause", rng.choice(self.names)))
+            down = rng.randrange(1, 150)
+            for name in self.names:
+                late = rng.choice((0, 0, rng.randrange(60), rng.randrange(60, 900)))
+                self.acts.append(Act(at, "crash", name, amount=rng.randrange(6)))
+                self.acts.append(Act(at + down + late, "restart", name))
+
+    def _wipe(self) -> None:
+        """Late, so that the log is no longer there to learn from; of two victims one lies."""
+        rng = self.rng
+        wiped = self.victims[:1]
+        self.doomed += [(victim, "amnesia") for victim in wiped]
+        for victim in wiped:
+            for _ in range(rng.randrange(1, 3)):
+                at = rng.randrange(self.safety_ms // 3, self.safety_ms)
+                self.acts.append(Act(at, rng.choice(("wipe", "damage")), victim))
+                self.acts.append(Act(at + rng.randrange(1, 600), "restart", victim))
+        for liar in self.victims[1:]:
+            fault = rng.choice(("false-state", "false-standing", "withhold-offers", "silent"))
+            self.corruptions.append(Corruption(liar, fault))
 
     def _partitions(self) -> None:
         everyone = [*self.names, *self.publishers, *self.subscribers]

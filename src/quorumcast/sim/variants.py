@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from quorumcast.agents import receipts
 from quorumcast.agents.archive import Archive
 from quorumcast.agents.broker import Broker
 from quorumcast.agents.interest import Interest
+from quorumcast.broadcast import acceptance
 from quorumcast.broadcast.acceptance import Acceptor
 from quorumcast.broadcast.authenticated import Relay
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.chain import Chain
 from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import Taken
+from quorumcast.broadcast.outlet import FanOut
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Persist, Send
 from quorumcast.core.messages import Echo
@@ -34,10 +37,11 @@ from quorumcast.sim.attacks import attack
 from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry, identity_of
 from quorumcast.sim.known_bad import Catch, Patch, Variant, try_variant
 from quorumcast.sim.network import Weather
+from quorumcast.sim.order_variants import ORDER_VARIANTS
 from quorumcast.sim.plan import Act, Corruption, Plan, small_limits
 from quorumcast.sim.scenario import ORDERS, QUOTES
 
-B1, B2, B3, B4 = broker_names(4)
+B1, B2, B3, B4, B5, B6 = broker_names(6)
 PUB, OWNER = PUBLISHERS[:2]
 SUB1, SUB2 = SUBSCRIBERS[:2]
 PLOT = "plot"
@@ -208,7 +212,7 @@ def _quorum(name: str, wrong: Callable[[Quorums], int]) -> list[Patch]:
     return [Patch(Quorums, name, property(wrong))]
 
 
-VARIANTS: tuple[Variant, ...] = (
+_FIFO_VARIANTS: tuple[Variant, ...] = (
     _variant(
         "echo-quorum", "a broker is ready at one echo too few",
         _quorum("echo", lambda q: q.intersecting - 1),
@@ -241,6 +245,29 @@ VARIANTS: tuple[Variant, ...] = (
         "chain-checks", "a chain broker verifies one predecessor fewer",
         [Patch(Chain, "_must_vouch", lambda self, run, place: _must_vouch(self, run, place)[1:])],
         siege("chain", Corruption(B2, "alter", 0, 100, ("contents",))), "Authenticity",
+    ),
+    _variant(
+        "chain-accept", "a subscriber accepts by the last f brokers of a chain",
+        [Patch(acceptance, "last_of_chain", lambda quorums, order: order[-quorums.f :])],
+        siege("chain", Corruption(B3, "alter", 100, 100, ("contents",))), "Authenticity",
+    ),
+    _variant(
+        "echo-over-chain", "the histories of a chain need no more echoes than others",
+        _quorum("echo_over_chain", lambda q: q.echo),
+        siege("chain+history", _liar(PUB, attacks.SplitHistory, B4, B5, B6),
+              Corruption(B3, "two-faced", 0, 100, (B4, B5, B6, SUB2), PLOT), brokers=6),
+        "Agreement",
+    ),
+    _variant(
+        "ack-quorum", "one broker's word is enough for an acknowledgement",
+        [Patch(FanOut, "_held_by_enough",
+               lambda self: max(p.acked for p in self._progress.values()))],
+        siege("ab", Corruption(B2, "lie-acks")), "Acknowledged",
+    ),
+    _variant(
+        "receipt-votes", "f brokers sign a receipt",
+        [Patch(receipts, "receipt_votes", lambda quorums, protection: quorums.f)],
+        siege("brb", acts=[Act(200, "prove", SUB1, ORDERS)]), "Sound receipts",
     ),
     _variant(
         "session-mac", "packets are not authenticated",
@@ -358,6 +385,10 @@ VARIANTS: tuple[Variant, ...] = (
         "Validity", "FIFO",
     ),
 )  # fmt: skip
+
+
+#: Every variant: of streams in publishers' order, then of total order.
+VARIANTS: tuple[Variant, ...] = (*_FIFO_VARIANTS, *ORDER_VARIANTS)
 
 
 def run_known_bad(names: Sequence[str] = ()) -> list[Catch]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from quorumcast.agents.broker import Broker
 from quorumcast.agents.publisher import Publisher
 from quorumcast.agents.subscriber import Subscriber
-from quorumcast.core.ids import Channel, Millis, NodeId
+from quorumcast.core.ids import Channel, Millis, NodeId, total_order
+from quorumcast.core.labels import label
 from quorumcast.core.machine import (
     Accuse,
     Acknowledged,
@@ -22,12 +23,14 @@ from quorumcast.core.machine import (
     Join,
     Leave,
     Machine,
+    Prove,
+    Proven,
     Receive,
     Send,
     Submit,
     Suspect,
 )
-from quorumcast.core.messages import Checkpoint, Positions
+from quorumcast.core.messages import Ack, Checkpoint, Positions
 from quorumcast.sim.adversary import Adversary
 from quorumcast.sim.blame import Lies
 from quorumcast.sim.cells import Cell
@@ -37,7 +40,7 @@ from quorumcast.sim.network import Network, Weather
 from quorumcast.sim.node import Node
 from quorumcast.sim.scheduler import Scheduler
 
-_EFFECTS = frozenset((Deliver, Gap, Acknowledged, Suspect, Accuse))
+_EFFECTS = frozenset((Deliver, Gap, Acknowledged, Proven, Suspect, Accuse))
 _EVENTS = frozenset((Submit, Join, Leave))
 
 
@@ -68,7 +71,9 @@ class Monitor:
     def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
         """A node has carried out this effect."""
         if type(effect) is Send:
-            if type(effect.message) is Checkpoint or effect.bodies:
+            if type(effect.message) is Ack:
+                self._facts.on_ack(node, effect.message)
+            elif type(effect.message) is Checkpoint or effect.bodies:
                 self._lies.on_send(self._facts, node, effect)
         elif type(effect) in _EFFECTS and self._facts.adversary.is_correct(node):
             for checker in self._checkers:
@@ -178,8 +183,34 @@ class World:
         """The application has had enough."""
         self.nodes[subscriber].feed(Leave(channel))
 
-    def stop(self, node: NodeId, *, wipe: bool = False, remembers: bool = True) -> None:
+    def prove(self, subscriber: NodeId, channel: Channel) -> None:
+        """The application wants a receipt of what it accepted last of each stream."""
+        reader = self.facts.reader(subscriber, channel)
+        if reader is not None and reader.placed is not None:
+            stream, number = reader.placed
+            digest = reader.accepted[stream][-1][1]
+            for body, _ in self.facts.published.get(stream, [])[number - 1 : number]:
+                contents = label(stream, number) + body
+                if self.cell.manifest.hash(contents) == digest:
+                    order = Prove(total_order(channel), reader.position, contents)
+                    self.nodes[subscriber].feed(order)
+            return
+        for stream, accepted in list(reader.accepted.items()) if reader is not None else ():
+            number, digest = accepted[-1]
+            for body, _ in self.facts.published.get(stream, [])[number - 1 : number]:
+                if self.cell.manifest.hash(body) == digest:
+                    self.nodes[subscriber].feed(Prove(stream, number, body))
+
+    def stop(
+        self,
+        node: NodeId,
+        *,
+        wipe: bool = False,
+        tear: int = 0,
+        corrupt: bool = False,
+        remembers: bool = True,
+    ) -> None:
         """A node crashes."""
         if self.nodes[node].up:
-            self.adversary.crash(node, wipe=wipe, remembers=remembers)
+            self.adversary.crash(node, wipe=wipe, tear=tear, corrupt=corrupt, remembers=remembers)
             self.facts.stopped(node, self.scheduler.now)

@@ -251,6 +251,23 @@ class LocalCluster:
         """Make a broker misbehave by a name of the catalogue."""
         self._request(name, "POST", "/faults", {"name": fault, **options})
 
+    def cut_links(self, name: str) -> None:
+        """Break every link of a broker, as a bad network would."""
+        self._request(name, "DELETE", "/links")
+
+    def pause(self, name: str) -> None:
+        """Stop a broker in its tracks (SIGSTOP) until `resume`."""
+        os.kill(self.pid(name), signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """Let a paused broker go on."""
+        os.kill(self.pid(name), signal.SIGCONT)
+
+    def wipe(self, name: str) -> None:
+        """Remove what a stopped broker has on disk."""
+        for path in (self.directory / "data").glob(f"{name}.store*"):
+            path.unlink()
+
     def make_honest(self, name: str) -> None:
         """The broker tells the truth from now on."""
         self._request(name, "DELETE", "/faults")

@@ -25,7 +25,7 @@ from quorumcast.faults.contract import FaultContext
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.driver import Driver
-from quorumcast.runtime.links import Listener
+from quorumcast.runtime.links import Listener, Trouble
 from quorumcast.testing.cells import CHANNELS, CLIENTS, CellPlan
 
 #: Messages that wait for one node before more are dropped, as in a full outbox.
@@ -78,10 +78,10 @@ class MemoryLinks:
         """Who can be reached."""
         return list(self.up)
 
-    def troubles(self) -> dict[NodeId, str]:
+    def troubles(self) -> dict[NodeId, Trouble]:
         """Why others cannot."""
         return {
-            peer: "it is not running in this memory cell"
+            peer: Trouble("it is not running in this memory cell")
             for peer in self._network.manifest.broker_ids
             if peer != self._me and peer not in self.up
         }

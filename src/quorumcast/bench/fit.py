@@ -1,0 +1,156 @@
+"""The five tests of FIT-Broker §5.2, for its four kinds of channels, beside its figures.
+
+Its replicas, publishers and subscribers had six servers; all of ours share this machine. As there,
+events have 253 bytes, there are ten channels, and two subscribers to each; publishers publish as
+fast as they can. Of each of its tables the best figure is shown, whatever number of publishers it
+took. Each line is the median of its runs, and runs of different lines alternate.
+
+    normal           nothing goes wrong (§5.2.1)
+    crash, recover   f brokers are killed in the middle and come back (§5.2.2)
+    lying            one broker lies to everybody (§5.2.3); crash protection does not claim that
+    f = 2            more brokers (§5.2.4)
+    batches          a hundred events in a publication (§5.2.5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+import msgspec
+
+from quorumcast.bench.plan import KILL, Plan, Report
+from quorumcast.bench.run import Progress, run_bench
+from quorumcast.core.quorum import minimum_brokers
+from quorumcast.faults.catalogue import CATALOGUE
+from quorumcast.manifest.policy import Policy
+
+SIZE = 253
+CHANNELS = 10
+SUBSCRIBERS = 2
+BATCH = 100
+
+#: Its quality of protection and of service, by our name for them.
+KINDS = {
+    "direct-crash": "crash, unordered",
+    "total-crash": "crash, ordered",
+    "direct": "Byzantine, unordered",
+    "total": "Byzantine, ordered",
+}
+NORMAL, CRASH, LYING, TWO, BATCHES = "normal", "crash, recover", "lying", "f = 2", "batches"
+#: The best events per second in its tables 5.3 to 5.7; it measured crash protection only once.
+FIGURES = {
+    (NORMAL, "direct-crash"): 12_269,
+    (NORMAL, "total-crash"): 4_555,
+    (NORMAL, "direct"): 10_362,
+    (NORMAL, "total"): 4_201,
+    (CRASH, "direct"): 10_416,
+    (CRASH, "total"): 3_960,
+    (LYING, "direct"): 10_218,
+    (LYING, "total"): 4_032,
+    (TWO, "direct"): 6_688,
+    (TWO, "total"): 2_667,
+    (BATCHES, "direct"): 641_436,
+    (BATCHES, "total"): 292_397,
+}
+#: What a lying broker does, in order of preference: what the policy withstands.
+LIES = ("lie", "alter")
+
+Run = Callable[[Plan], Report]
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One test of one kind of channel."""
+
+    test: str
+    kind: str
+    policy: str
+    durable: bool
+    brokers: int
+    f: int
+    events_per_s: float
+    latency_p50_ms: float | None
+    #: The document's figure and ours to it; None where it has none.
+    fit_events_per_s: int | None
+    ratio: float | None
+    #: To the normal test of the same kind in this suite.
+    to_normal: float | None
+    lost: int
+    duplicated: int
+    altered: int
+    disordered: int
+    sound: bool
+
+
+def plans(plan: Plan) -> dict[tuple[str, str], Plan]:
+    """One plan for every test of every kind that claims to withstand it."""
+    found: dict[tuple[str, str], Plan] = {}
+    for test in (NORMAL, CRASH, LYING, TWO, BATCHES):
+        for policy in KINDS:
+            f = 2 if test == TWO else 1
+            fault = {CRASH: KILL, LYING: _lie(policy)}.get(test, "")
+            if test == LYING and not fault:
+                continue
+            rules = Policy.named(policy)
+            found[test, policy] = msgspec.structs.replace(
+                plan,
+                policy=policy,
+                brokers=minimum_brokers(rules.protection, f, rules.broadcast),
+                f=f,
+                subscribers=SUBSCRIBERS,
+                channels=CHANNELS,
+                size=SIZE,
+                batch=BATCH if test == BATCHES else 1,
+                fault=fault,
+                skip=False,
+            )
+    return found
+
+
+def _lie(policy: str) -> str:
+    return next((f for f in LIES if f in CATALOGUE and policy in CATALOGUE[f].valid_under), "")
+
+
+def run_fit(
+    plan: Plan, runs: int, progress: Progress = lambda stage: None, run: Run = run_bench
+) -> list[Line]:
+    """Every test, so many times."""
+    todo = plans(plan)
+    reports: dict[tuple[str, str], list[Report]] = {key: [] for key in todo}
+    for round_ in range(runs):
+        for index, (key, single) in enumerate(todo.items(), 1):
+            test, policy = key
+            progress(f"{test}: {KINDS[policy]} ({index} of {len(todo)}, run {round_ + 1})")
+            reports[key].append(run(single))
+    normal = {
+        policy: median(report.events_per_s for report in found)
+        for (test, policy), found in reports.items()
+        if test == NORMAL
+    }
+    return [
+        _line(*key, todo[key], found, normal.get(key[1], 0.0)) for key, found in reports.items()
+    ]
+
+
+def _line(test: str, policy: str, plan: Plan, reports: list[Report], normal: float) -> Line:
+    rate = median(report.events_per_s for report in reports)
+    latencies = [r.latency_ms.p50 for r in reports if r.latency_ms.p50 is not None]
+    figure = FIGURES.get((test, policy))
+    return Line(
+        test=test,
+        kind=KINDS[policy],
+        policy=policy,
+        durable=plan.durable,
+        brokers=plan.brokers,
+        f=plan.tolerated(),
+        events_per_s=round(rate, 1),
+        latency_p50_ms=median(latencies) if latencies else None,
+        fit_events_per_s=figure,
+        ratio=round(rate / figure, 2) if figure else None,
+        to_normal=round(rate / normal, 2) if normal else None,
+        lost=sum(report.lost for report in reports),
+        duplicated=sum(report.duplicated for report in reports),
+        altered=sum(report.altered for report in reports),
+        disordered=sum(report.disordered for report in reports),
+        sound=all(report.sound(plan) for report in reports),
+    )

@@ -1,0 +1,101 @@
+"""The next epoch of a manifest: changed, checked against what runs, signed, written, and taken.
+
+What `quorumcast epoch` and `quorumcast channel` have in common. Nothing is written unless a running
+cell can take it. Brokers look at their manifest file every second; `wait_until_taken` asks their
+status pages until they have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quorumcast.cli.common import IDENTITY, OPERATOR, ask_all, console
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from quorumcast.manifest.manifest import Manifest
+
+OperatorOption = Annotated[
+    Path | None,
+    typer.Option("--operator", help="The operator's identity; beside the manifest by default."),
+]
+Change = Callable[["Manifest"], "Manifest"]
+
+#: How long running brokers get to take an epoch, and how long nobody is told of the wait.
+PATIENCE_S = 15.0
+QUIET_S = 2.0
+PAUSE_S = 0.1
+
+
+def advance(path: Path, operator: Path | None, change: Change) -> Manifest:
+    """Write the epoch that follows the one in a file, signed by its operator."""
+    with _alone(path):
+        return _advance(path, operator, change)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One command at a time: two epochs with one number would tear the cell apart."""
+    try:
+        directory = os.open(path.parent, os.O_RDONLY)
+    except OSError:
+        yield  # whoever reads the manifest says what is wrong
+        return
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _advance(path: Path, operator: Path | None, change: Change) -> Manifest:
+    from quorumcast.manifest.files import (
+        read_identity,
+        read_manifest,
+        sign_manifest,
+        write_manifest,
+    )
+    from quorumcast.manifest.successor import check_successor
+
+    old = read_manifest(path)
+    signer = read_identity(operator or path.parent / f"{OPERATOR}{IDENTITY}")
+    if signer.verify_key != old.operator:
+        raise UsageError(
+            f"{signer.name!r} is not the operator of cell {old.cell!r}; name the operator's "
+            "identity with --operator"
+        )
+    new = change(old)
+    check_successor(old, new)
+    write_manifest(path, sign_manifest(new, signer))
+    return new
+
+
+def wait_until_taken(manifest: Manifest, urls: dict[str, str]) -> dict[str, bool]:
+    """Whether each broker that is up has taken this epoch; asked until all have, or for long."""
+    started = time.monotonic()
+    told = False
+    while True:
+        rows = ask_all(urls)
+        taken = {
+            name: row["epoch"] >= manifest.epoch
+            for name, row in rows.items()
+            if row["up"] and (row["node"], row["cell"]) == (name, manifest.cell)
+        }
+        waited = time.monotonic() - started
+        if all(taken.values()) or waited > PATIENCE_S:
+            return taken
+        if waited > QUIET_S and not told:
+            told = True
+            waiting = ", ".join(name for name, done in taken.items() if not done)
+            console(stderr=True).print(
+                f"waiting until {waiting} takes epoch {manifest.epoch}", markup=False
+            )
+        time.sleep(PAUSE_S)

@@ -1,0 +1,123 @@
+"""A channel as people and programs see it: what the manifest says, and how far brokers are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quorumcast.cli.common import console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from quorumcast.manifest.manifest import ChannelEntry, Manifest
+
+NOBODY = "nobody"
+
+
+def channel_facts(entry: ChannelEntry) -> dict[str, Any]:
+    """Everything that the manifest says of a channel."""
+    import msgspec
+
+    policy = entry.policy
+    return {
+        "name": entry.name,
+        "policy": policy.name,
+        "durable": policy.durable,
+        "journal": policy.journal,
+        "alpha": policy.alpha,
+        "alpha_max": policy.alpha_max,
+        "publishers": list(entry.publishers),
+        "subscribers": list(entry.subscribers),
+        "schema": [{"name": name, "type": kind} for name, kind in entry.schema],
+        "limits": msgspec.to_builtins(policy.limits),
+    }
+
+
+def live_facts(entry: ChannelEntry, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """How far each broker is; None for one that does not answer.
+
+    With total order `last` is a position; otherwise it counts the publications of all streams.
+    """
+    facts: dict[str, Any] = {}
+    for broker, row in rows.items():
+        if not row["up"]:
+            facts[broker] = None
+            continue
+        streams = [s for s in row["streams"] if s["stream"].rpartition("/")[0] == entry.name]
+        facts[broker] = {
+            "streams": len(streams),
+            "last": sum(s["next"] - 1 for s in streams),
+            "held": sum(s["next"] - s["base"] for s in streams),
+        }
+    return facts
+
+
+def channel_table(cell: Manifest, facts: list[dict[str, Any]], brokers: tuple[str, ...]) -> Table:
+    """The channels at a glance."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    title = f"cell {cell.cell}, epoch {cell.epoch}"
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    for column in ("channel", "policy", "on disk", "publishers", "subscribers", "columns"):
+        table.add_column(column, overflow="fold")
+    for broker in brokers:
+        table.add_column(broker, justify="right")
+    for fact in facts:
+        table.add_row(
+            fact["name"],
+            _policy(fact),
+            _disk(fact),
+            _rights(fact["publishers"]),
+            _rights(fact["subscribers"]),
+            ", ".join(column["name"] for column in fact["schema"]) or "bytes",
+            *(_far(fact["live"][broker]) for broker in brokers),
+        )
+    return table
+
+
+def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:
+    """One channel, line by line."""
+    from quorumcast.manifest.successor import live_limits
+
+    live = live_limits(entry)
+    lines = {
+        "channel": facts["name"],
+        "policy": _policy(facts),
+        "on disk": _disk(facts) or "nothing",
+        "publishers": _rights(facts["publishers"]),
+        "subscribers": _rights(facts["subscribers"]),
+        "columns": ", ".join(f"{c['name']} {c['type']}" for c in facts["schema"]) or "bytes",
+    }
+    for name, value in facts["limits"].items():
+        lines[f"limit {name}"] = f"{value:,}" + ("" if name in live else "  (stays)")
+    for broker, far in facts.get("live", {}).items():
+        held = "" if far is None else f", of which it holds {far['held']:,}"
+        lines[f"at {broker}"] = f"{_far(far)}{held}"
+    out = console()
+    for name, text in lines.items():
+        out.print(f"{name:30} {text}", markup=False, soft_wrap=True)
+
+
+def _policy(facts: dict[str, Any]) -> str:
+    alpha = f", α={facts['alpha']}" if facts["alpha"] else ""
+    most = f"…{facts['alpha_max']}" if facts["alpha_max"] else ""
+    return f"{facts['policy']}{alpha}{most}"
+
+
+def _disk(facts: dict[str, Any]) -> str:
+    if facts["durable"]:
+        return "publications"
+    return "promises" if facts["journal"] else ""
+
+
+def _rights(names: list[str]) -> str:
+    from quorumcast.manifest.manifest import EVERYONE
+
+    if EVERYONE in names:
+        return "everyone"
+    return ", ".join(names) or NOBODY
+
+
+def _far(live: dict[str, Any] | None) -> str:
+    return "down" if live is None else f"{live['last']:,}"

@@ -1,0 +1,337 @@
+"""`quorumcast channel …`: the channels of a running cell.
+
+`list` and `show` read the manifest, and with --live the brokers' status pages. `create`, `change`
+and `delete` write the next epoch; brokers take it without a restart, and what travels on other
+channels is not disturbed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quorumcast.cli.advancing import OperatorOption, advance, wait_until_taken
+from quorumcast.cli.cells import CHANNEL, NOBODY, parse_channel, parse_rights
+from quorumcast.cli.channel_facts import channel_facts, channel_table, live_facts, show_channel
+from quorumcast.cli.common import (
+    JsonOption,
+    ManifestOption,
+    StatusOption,
+    ask_all,
+    console,
+    manifest_path,
+    print_json,
+    status_urls,
+)
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from quorumcast.core.limits import Limits
+    from quorumcast.manifest.manifest import ChannelEntry, Manifest
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look at the channels of a cell, and change them while it runs.",
+    epilog="Example:  quorumcast channel create trades:total+durable -m cell",
+)
+
+LiveOption = Annotated[bool, typer.Option("--live", help="Ask the brokers how far they are.")]
+ColumnOption = Annotated[
+    list[str] | None,
+    typer.Option("--column", metavar="NAME:TYPE", help="A column of the schema; may be repeated."),
+]
+LimitOption = Annotated[
+    list[str] | None,
+    typer.Option("--limit", metavar="NAME=NUMBER", help="A limit; may be repeated."),
+]
+WaitOption = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Wait until running brokers have taken it.")
+]
+
+
+@app.command("list", epilog="Example:  quorumcast channel list -m cell --live")
+def list_channels(
+    manifest: ManifestOption = Path(),
+    live: LiveOption = False,
+    url: StatusOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show every channel: policy, what is on disk, rights, columns."""
+    cell = _read(manifest)
+    rows = ask_all(status_urls(cell, url)) if live else {}
+    facts = [
+        {**channel_facts(entry), **({"live": live_facts(entry, rows)} if live else {})}
+        for entry in cell.channels
+    ]
+    if json_:
+        print_json({"cell": cell.cell, "epoch": cell.epoch, "channels": facts})
+    else:
+        console().print(channel_table(cell, facts, tuple(rows)))
+
+
+@app.command(epilog="Example:  quorumcast channel show trades -m cell --live")
+def show(
+    name: Annotated[str, typer.Argument(help="The channel.")],
+    manifest: ManifestOption = Path(),
+    live: LiveOption = False,
+    url: StatusOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show one channel in full: limits, columns, rights."""
+    cell = _read(manifest)
+    entry = _entry(cell, name)
+    facts = channel_facts(entry)
+    if live:
+        facts["live"] = live_facts(entry, ask_all(status_urls(cell, url)))
+    if json_:
+        print_json({"cell": cell.cell, "epoch": cell.epoch, "channel": facts})
+    else:
+        show_channel(entry, facts)
+
+
+@app.command(epilog="Example:  quorumcast channel create trades:total+durable -m cell")
+def create(
+    channel: Annotated[str, typer.Argument(metavar=CHANNEL)],
+    column: ColumnOption = None,
+    limit: LimitOption = None,
+    manifest: ManifestOption = Path(),
+    operator: OperatorOption = None,
+    url: StatusOption = None,
+    wait: WaitOption = True,
+    json_: JsonOption = False,
+) -> None:
+    """Make a channel; running brokers take it without a restart."""
+    from msgspec.structs import replace
+
+    from quorumcast.manifest.build import next_epoch
+
+    made = parse_channel(channel)
+    policy = replace(made.policy, limits=_with_limits(made.policy.limits, limit))
+    entry = replace(made, policy=policy, schema=_columns(column))
+    path = manifest_path(manifest)
+    cell = _read(manifest)
+    urls = status_urls(cell, url)
+
+    def add(old: Manifest) -> Manifest:
+        if old.channel(entry.name) is not None:
+            raise UsageError(
+                f"there is a channel {entry.name!r} already; choose another name, or change it "
+                f"with 'quorumcast channel change {entry.name}'"
+            )
+        _check_size(old, entry)
+        return next_epoch(old, channels=(*old.channels, entry))
+
+    if policy.needs_store:
+        _check_disks(entry, urls)
+    new = advance(path, operator, add)
+    _report(new, entry.name, urls if wait else {}, json_)
+
+
+@app.command(epilog="Example:  quorumcast channel change orders --publishers alice,carol -m cell")
+def change(
+    name: Annotated[str, typer.Argument(help="The channel.")],
+    publishers: Annotated[
+        str | None,
+        typer.Option(help=f"Who may publish: names with commas, '*' or '{NOBODY}' for nobody."),
+    ] = None,
+    subscribers: Annotated[
+        str | None, typer.Option(help="Who may subscribe, in the same way.")
+    ] = None,
+    column: ColumnOption = None,
+    limit: LimitOption = None,
+    policy: Annotated[str | None, typer.Option(hidden=True)] = None,
+    remove_column: Annotated[str | None, typer.Option(hidden=True)] = None,
+    manifest: ManifestOption = Path(),
+    operator: OperatorOption = None,
+    url: StatusOption = None,
+    wait: WaitOption = True,
+    json_: JsonOption = False,
+) -> None:
+    """Change rights, add columns, or change limits that each node keeps to by itself.
+
+    A new column stands behind the others and is null in what was published before. New limits hold
+    for streams that are opened from then on.
+    """
+    from msgspec.structs import replace
+
+    from quorumcast.manifest.build import next_epoch
+
+    if policy is not None or remove_column is not None:
+        wrong = "the policy of a channel" if policy is not None else "a column"
+        raise UsageError(
+            f"{wrong} stays, because publications that rest on it are retained; make a new channel "
+            "with 'quorumcast channel create'"
+        )
+    if publishers is None and subscribers is None and not column and not limit:
+        raise UsageError("nothing to change; use --publishers, --subscribers, --column or --limit")
+    path = manifest_path(manifest)
+    cell = _read(manifest)
+
+    def changed(old: Manifest) -> ChannelEntry:
+        entry = _entry(old, name)
+        new = _columns(column)
+        for title, kind in entry.schema:
+            if title in dict(new):
+                raise UsageError(f"channel {name!r} has a column {title!r} already, of type {kind}")
+        return replace(
+            entry,
+            publishers=entry.publishers if publishers is None else parse_rights(publishers),
+            subscribers=entry.subscribers if subscribers is None else parse_rights(subscribers),
+            schema=(*entry.schema, *new),
+            policy=replace(entry.policy, limits=_with_limits(entry.policy.limits, limit)),
+        )
+
+    def apply(old: Manifest) -> Manifest:
+        entry = changed(old)
+        others = tuple(entry if c.name == name else c for c in old.channels)
+        return next_epoch(old, channels=others)
+
+    same = changed(cell) == cell.channel(name)
+    new = cell if same else advance(path, operator, apply)
+    _report(new, name, status_urls(new, url) if wait else {}, json_)
+
+
+@app.command(epilog="Example:  quorumcast channel delete audit --yes -m cell")
+def delete(
+    name: Annotated[str, typer.Argument(help="The channel.")],
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Yes, with everything that brokers hold of it.")
+    ] = False,
+    manifest: ManifestOption = Path(),
+    operator: OperatorOption = None,
+    url: StatusOption = None,
+    wait: WaitOption = True,
+    json_: JsonOption = False,
+) -> None:
+    """Delete a channel and what brokers hold of it.
+
+    A channel with total order has a place in the log and cannot go; close it instead.
+    """
+    from quorumcast.manifest.build import next_epoch
+
+    path = manifest_path(manifest)
+    cell = _read(manifest)
+    if _entry(cell, name).policy.total:
+        raise UsageError(
+            f"channel {name!r} has a place in the log of the cell and cannot be deleted; close it "
+            f"with 'quorumcast channel change {name} --publishers {NOBODY} --subscribers {NOBODY}'"
+        )
+    if not yes:
+        raise UsageError(
+            f"this deletes channel {name!r} and everything that brokers hold of it; add --yes"
+        )
+
+    def remove(old: Manifest) -> Manifest:
+        _entry(old, name)
+        return next_epoch(old, channels=tuple(c for c in old.channels if c.name != name))
+
+    new = advance(path, operator, remove)
+    _report(new, name, status_urls(new, url) if wait else {}, json_)
+
+
+# ------------------------------------------------------------------- shared
+
+
+def _read(manifest: Path) -> Manifest:
+    from quorumcast.manifest.files import read_manifest
+
+    return read_manifest(manifest_path(manifest))
+
+
+def _entry(cell: Manifest, name: str) -> ChannelEntry:
+    entry = cell.channel(name)
+    if entry is None:
+        known = ", ".join(channel.name for channel in cell.channels) or "none"
+        raise UsageError(
+            f"there is no channel {name!r} in cell {cell.cell!r}; its channels are: {known}"
+        )
+    return entry
+
+
+def _columns(given: list[str] | None) -> tuple[tuple[str, str], ...]:
+    columns = []
+    for text in given or ():
+        name, separator, kind = text.partition(":")
+        if not separator or not name or not kind:
+            raise UsageError(f"--column takes NAME:TYPE, such as price:float64, not {text!r}")
+        columns.append((name, kind.strip()))
+    return tuple(columns)
+
+
+def _with_limits(limits: Limits, given: list[str] | None) -> Limits:
+    import msgspec
+
+    known = [field.name for field in msgspec.structs.fields(limits)]
+    wanted: dict[str, int] = {}
+    for text in given or ():
+        name, separator, number = text.partition("=")
+        if not separator or name not in known or not number.isdecimal():
+            raise UsageError(
+                f"--limit takes NAME=NUMBER, not {text!r}; there are {', '.join(known)}"
+            )
+        wanted[name] = int(number)
+    return msgspec.structs.replace(limits, **wanted)
+
+
+def _check_size(cell: Manifest, entry: ChannelEntry) -> None:
+    """Refuse a policy for which the cell is too small, and say which ones it can carry."""
+    from quorumcast.core.quorum import minimum_brokers
+    from quorumcast.manifest.policy import POLICY_NAMES, Policy
+
+    def needed(policy: Policy) -> int:
+        return minimum_brokers(policy.protection, cell.f, policy.broadcast)
+
+    have = len(cell.brokers)
+    if have >= needed(entry.policy):
+        return
+    possible = [name for name in POLICY_NAMES if needed(Policy.named(name)) <= have]
+    advice = f"use {' or '.join(possible)}, or " if possible else ""
+    raise UsageError(
+        f"policy {entry.policy.name!r} needs {needed(entry.policy)} brokers to withstand "
+        f"f={cell.f}, and cell {cell.cell!r} has {have}; {advice}make a larger cell with "
+        "'quorumcast init'"
+    )
+
+
+def _check_disks(entry: ChannelEntry, urls: dict[str, str]) -> None:
+    """A broker without a data directory would not take the epoch: say so before it is signed."""
+    without = [
+        name
+        for name, row in ask_all(urls).items()
+        if row["up"] and row["node"] == name and not row.get("disk")
+    ]
+    if without:
+        raise UsageError(
+            f"channel {entry.name!r} is kept on disk, and {', '.join(without)} has no data "
+            "directory; start it with --data first"
+        )
+
+
+def _report(new: Manifest, name: str, urls: dict[str, str], json_: bool) -> None:
+    """What has become of the channel, and who has taken it; exit code 1 if too few have."""
+    taken = wait_until_taken(new, urls) if urls else {}
+    entry = new.channel(name)
+    facts: dict[str, Any] = {
+        "cell": new.cell,
+        "epoch": new.epoch,
+        "channel": None if entry is None else channel_facts(entry),
+        "taken": taken,
+    }
+    if json_:
+        print_json(facts)
+    else:
+        what = "is deleted" if entry is None else f"is {entry.policy.title}"
+        up = f", which {sum(taken.values())} of {len(taken)} running brokers have" if taken else ""
+        console().print(f"channel {name} {what} in epoch {new.epoch}{up}", markup=False)
+    late = [broker for broker, done in taken.items() if not done]
+    if late:
+        console(stderr=True).print(
+            f"{', '.join(late)} has not taken epoch {new.epoch}; its log says why; where it has a "
+            "manifest of its own, copy the new one there",
+            markup=False,
+            soft_wrap=True,
+        )
+    if taken and sum(taken.values()) < new.quorums.responders and late:
+        raise typer.Exit(1)

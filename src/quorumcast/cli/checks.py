@@ -1,0 +1,181 @@
+"""What `quorumcast doctor` finds out from files alone: manifest, keys, certificates."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from quorumcast.cli.common import IDENTITY, OPERATOR
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from quorumcast.crypto.identity import Identity
+    from quorumcast.manifest.manifest import Manifest
+
+Level = Literal["ok", "warning", "error"]
+
+#: A certificate that ends sooner is worth a warning.
+EXPIRY_DAYS = 30
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line of the doctor's report."""
+
+    about: str
+    level: Level
+    says: str
+    #: What to do about it; nothing if all is well.
+    do: str = ""
+
+
+def blame(about: str, error: UsageError, level: Level = "error") -> Finding:
+    """A sentence of ours: what is wrong comes before what to do."""
+    says, _, advice = str(error).partition("; ")
+    return Finding(about, level, says, advice)
+
+
+def check_manifest(manifest: Manifest) -> list[Finding]:
+    """What the manifest promises; that it is signed and sound was found out by reading it."""
+    from quorumcast.core.quorum import minimum_brokers
+
+    have = len(manifest.brokers)
+    findings = [
+        Finding(
+            "manifest",
+            "ok",
+            f"cell {manifest.cell}, epoch {manifest.epoch}, signed by its operator; {have} brokers "
+            f"of which {manifest.f} may be faulty",
+        )
+    ]
+    if manifest.f == 0:
+        findings.append(
+            Finding(
+                "manifest",
+                "warning",
+                "f=0: no broker may fail or lie",
+                "make a cell of 4 brokers or more with 'quorumcast init'",
+            )
+        )
+    for channel in manifest.channels:
+        policy = channel.policy
+        needed = minimum_brokers(policy.protection, manifest.f, policy.broadcast)
+        says = f"{policy.title}, needs {needed} brokers and has {have}"
+        findings.append(Finding(f"channel {channel.name}", "ok", says))
+    if not manifest.channels:
+        findings.append(
+            Finding(
+                "manifest",
+                "warning",
+                "there are no channels",
+                "make one with 'quorumcast channel create'",
+            )
+        )
+    return findings
+
+
+def check_operator(manifest: Manifest, directory: Path) -> list[Finding]:
+    """Whether the operator's key, if it is here, is the one that signed."""
+    from quorumcast.manifest.files import read_identity
+
+    path = directory / f"{OPERATOR}{IDENTITY}"
+    if not path.exists():
+        return [Finding(OPERATOR, "ok", "the operator's key is kept elsewhere")]
+    try:
+        operator = read_identity(path)
+    except UsageError as error:
+        return [blame(OPERATOR, error)]
+    if operator.verify_key != manifest.operator:
+        return [
+            Finding(
+                OPERATOR,
+                "error",
+                f"{path} is not the key that signed the manifest",
+                "find the right one: nobody can make the next epoch without it",
+            )
+        ]
+    return [Finding(OPERATOR, "ok", "the key that signs the next epoch is here, and private")]
+
+
+def check_identities(
+    manifest: Manifest, directory: Path
+) -> tuple[list[Finding], dict[str, Identity]]:
+    """Every identity beside the manifest against it; those that are good."""
+    from quorumcast.manifest.files import read_identity
+
+    findings: list[Finding] = []
+    good: dict[str, Identity] = {}
+    names = {str(node.id) for node in manifest.nodes}
+    here = sorted(path for path in directory.glob(f"*{IDENTITY}") if path.stem != OPERATOR)
+    for path in here:
+        name = path.name.removesuffix(IDENTITY)
+        if name not in names:
+            findings.append(
+                Finding(
+                    name,
+                    "warning",
+                    f"{path} belongs to nobody in epoch {manifest.epoch}",
+                    f"move it away, or add it with 'quorumcast epoch add-client {name}'",
+                )
+            )
+            continue
+        try:
+            identity = read_identity(path)
+            manifest.keyring(identity)
+        except UsageError as error:
+            findings.append(blame(name, error))
+            continue
+        if identity.name != name:
+            findings.append(
+                Finding(
+                    name, "error", f"{path} is the identity of {identity.name}", "rename the file"
+                )
+            )
+            continue
+        good[name] = identity
+    elsewhere = len(names) - len(names & {path.name.removesuffix(IDENTITY) for path in here})
+    says = f"{len(good)} of {len(names)} are here, private, with the manifest's keys"
+    if elsewhere:
+        says += f"; {elsewhere} are kept elsewhere"
+    findings.append(Finding("identities", "ok", says))
+    return findings, good
+
+
+def check_certificates(manifest: Manifest, now: datetime.datetime) -> list[Finding]:
+    """Whether every broker's certificate is its own, and still holds."""
+    with_one = [broker for broker in manifest.brokers if broker.certificate]
+    if not with_one:
+        return []
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    findings: list[Finding] = []
+    ends: list[datetime.datetime] = []
+    for broker in manifest.brokers:
+        about = f"certificate of {broker.id}"
+        advice = f"make a new one with 'quorumcast epoch rotate {broker.id}'"
+        if not broker.certificate:
+            says = "it has none, and others have"
+            findings.append(Finding(about, "warning", says, advice))
+            continue
+        try:
+            certificate = x509.load_pem_x509_certificate(broker.certificate.encode())
+        except ValueError:
+            findings.append(Finding(about, "error", "it cannot be read", advice))
+            continue
+        key = certificate.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        until = certificate.not_valid_after_utc
+        ends.append(until)
+        if key != broker.verify_key:
+            says = "it was made for another key than the manifest's"
+            findings.append(Finding(about, "error", says, advice))
+        elif until <= now:
+            findings.append(Finding(about, "error", f"it ended on {until:%Y-%m-%d}", advice))
+        elif until - now < datetime.timedelta(days=EXPIRY_DAYS):
+            findings.append(Finding(about, "warning", f"it ends on {until:%Y-%m-%d}", advice))
+    if not findings:
+        says = f"{len(ends)} of them hold, the first until {min(ends):%Y-%m-%d}"
+        findings.append(Finding("certificates", "ok", says))
+    return findings

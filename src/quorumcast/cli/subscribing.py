@@ -1,0 +1,256 @@
+"""`quorumcast subscribe`, and what it shares with `quorumcast replay`: joining and printing."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quorumcast.cli.common import (
+    IdentityOption,
+    JsonOption,
+    ManifestOption,
+    TimeoutOption,
+    console,
+    identity_path,
+    manifest_path,
+    print_json,
+)
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from quorumcast.client.events import Batch, Event, Gap
+    from quorumcast.client.node import Node
+    from quorumcast.client.subscription import Subscription
+    from quorumcast.core.statements import Evidence
+
+EXAMPLE = "Example:  quorumcast subscribe orders -m cell -i bob --from earliest --count 10 --json"
+
+EARLIEST, LATEST = "earliest", "latest"
+
+
+def subscribe(
+    channel: Annotated[str, typer.Argument(help="What to subscribe to.")],
+    manifest: ManifestOption = Path(),
+    identity: IdentityOption = "",
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="earliest|latest|POSITION",
+            help="Begin with what comes now, with the oldest that is held, or at a position.",
+        ),
+    ] = LATEST,
+    count: Annotated[int, typer.Option(help="End after so many events; 0 is no end.")] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="Wait for more, or end when idle.")
+    ] = True,
+    idle: Annotated[float, typer.Option(help="With --no-follow: end after so many seconds.")] = 2.0,
+    receipt: Annotated[
+        Path | None, typer.Option(help="Save the receipt of the last event here.")
+    ] = None,
+    evidence: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Save proofs that a broker lied here.")
+    ] = None,
+    timeout: TimeoutOption = 10.0,
+    json_: JsonOption = False,
+) -> None:
+    """Print accepted events, one per line, from now on or from the past on.
+
+    Says on standard error when the subscription stands. With --receipt, which needs --count or
+    --no-follow, the last event's receipt is saved for 'quorumcast verify', and with --evidence
+    every proof of a lie. Payloads are printed as they are; with --json those that are not UTF-8
+    are "payload_base64".
+    """
+    from quorumcast.client import run
+
+    if count < 0 or idle <= 0:
+        raise UsageError("--count is 0 or more and --idle more than 0")
+    if receipt is not None and follow and not count:
+        raise UsageError("--receipt needs an end: say how many events with --count")
+    beginning = parse_start(start)
+    path = manifest_path(manifest)
+    who = identity_path(identity, path)
+    if receipt is not None and (receipt.is_dir() or not receipt.parent.is_dir()):
+        wrong = "is a directory" if receipt.is_dir() else f"has no directory {receipt.parent}"
+        raise UsageError(f"the receipt {receipt} {wrong}; name a file in a directory that exists")
+    if evidence is not None:
+        try:
+            evidence.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"{evidence} cannot be used ({error.strerror}); choose another directory"
+            ) from None
+    listener = _Listener(count, None if follow else idle, receipt, evidence, json_)
+    run(listener.listen(path, who, channel, beginning, timeout))
+
+
+class _Listener:
+    def __init__(
+        self,
+        count: int,
+        idle_s: float | None,
+        receipt: Path | None,
+        evidence: Path | None,
+        json_: bool,
+    ) -> None:
+        #: How many events are still wanted; None for no end.
+        self._left: int | None = count or None
+        self._idle_s = idle_s
+        self._receipt = receipt
+        self._evidence = evidence
+        self._printer = Printer(json_)
+
+    async def listen(
+        self, manifest: Path, identity: Path, channel: str, start: str | int, timeout_s: float
+    ) -> None:
+        from quorumcast.client import connect
+
+        async with await connect(manifest, identity, timeout_s=timeout_s) as node:
+            self._report_lies(node)
+            subscription = await join(node, channel, start, timeout_s)
+            console(stderr=True).print(f"subscribed to {channel}", markup=False)
+            last = await self._print_all(subscription)
+            if self._receipt is not None:
+                await self._save_receipt(last, self._receipt)
+
+    async def _print_all(self, subscription: Subscription) -> Event | None:
+        last: Event | None = None
+        while True:
+            try:
+                async with asyncio.timeout(self._idle_s):
+                    items: list[Batch | Gap] = await subscription.take()
+            except TimeoutError:
+                return last
+            for item in items:
+                for event in self._printer.events(item):
+                    self._printer.print(event)
+                    last = event
+                    if self._left is not None:
+                        self._left -= 1
+                        if not self._left:
+                            return last
+            if not items:
+                return last
+
+    async def _save_receipt(self, last: Event | None, path: Path) -> None:
+        import msgspec
+
+        if last is None:
+            raise UsageError("no event came, so there is no receipt to save")
+        data = msgspec.json.encode(await last.receipt()) + b"\n"
+        await asyncio.to_thread(path.write_bytes, data)
+        console(stderr=True).print(f"receipt saved to {path}", markup=False)
+
+    def _report_lies(self, node: Node) -> None:
+        err = console(stderr=True)
+
+        def report(evidence: Evidence) -> None:
+            where = "save it with --evidence DIR"
+            if self._evidence is not None:
+                try:
+                    where = f"saved to {save_evidence(evidence, self._evidence)}"
+                except OSError as error:
+                    # A full disk must not end the subscription.
+                    where = f"it could not be saved to {self._evidence} ({error.strerror})"
+            err.print(
+                f"{evidence.accused} lied, and there is proof ({evidence.kind.value}); {where}",
+                markup=False,
+                soft_wrap=True,
+            )
+
+        node.on_evidence = report
+
+
+# ------------------------------------------------------------------- shared
+
+
+def parse_start(text: str, *, option: str = "--from", words: tuple[str, ...] = ()) -> str | int:
+    """Where to begin, as the command line says it."""
+    words = words or (EARLIEST, LATEST)
+    if text in words:
+        return text
+    if not text.isdecimal() or not int(text):
+        known = ", ".join(repr(word) for word in words)
+        raise UsageError(f"{option} is {known} or a position of 1 or more, not {text!r}")
+    return int(text)
+
+
+async def join(node: Node, channel: str, start: str | int, timeout_s: float) -> Subscription:
+    """A subscription that stands."""
+    subscription = node.subscribe(channel, start=start)
+    try:
+        await subscription.wait_joined(timeout_s)
+    except TimeoutError:
+        raise UsageError(
+            f"too few brokers answered on {channel!r} within {timeout_s} s; see 'quorumcast status'"
+        ) from None
+    return subscription
+
+
+class Printer:
+    """Events on standard output, one per line, and gaps where they are seen."""
+
+    def __init__(self, json_: bool) -> None:
+        self._json = json_
+
+    def events(self, item: Batch | Gap) -> list[Event]:
+        """The events of an item; a gap has none, and is told."""
+        from quorumcast.client.events import Gap
+
+        if not isinstance(item, Gap):
+            return item.events()
+        if self._json:
+            print_json({"gap": {"publisher": item.publisher, "from": item.first, "to": item.upto}})
+        else:
+            console(stderr=True).print(f"gap: {item}", markup=False)
+        return []
+
+    def print(self, event: Event) -> None:
+        """One event."""
+        opaque = event.batch.data.schema.names == ["payload"]
+        if self._json:
+            print_json(
+                {
+                    "channel": event.channel,
+                    "publisher": event.publisher,
+                    "number": event.number,
+                    "index": event.index,
+                    **({} if event.position is None else {"position": event.position}),
+                    **(payload_fields(event.payload) if opaque else {"row": event.row}),
+                    "votes": event.votes,
+                    "dissent": event.dissent,
+                }
+            )
+        elif opaque:
+            sys.stdout.buffer.write(event.payload + b"\n")
+            sys.stdout.buffer.flush()
+        else:
+            print(json.dumps(event.row, default=str), flush=True)
+
+
+def payload_fields(payload: bytes) -> dict[str, Any]:
+    """A payload in JSON: text if it is any, and otherwise nothing that alters it."""
+    try:
+        return {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"payload_base64": base64.b64encode(payload).decode()}
+
+
+def save_evidence(evidence: Evidence, directory: Path) -> Path:
+    """Write a proof for 'quorumcast verify', beside those that are there."""
+    import msgspec
+
+    path = directory / f"{evidence.accused}.evidence.json"
+    data = msgspec.json.encode(evidence) + b"\n"
+    number = 1
+    while path.exists() and path.read_bytes() != data:
+        number += 1
+        path = directory / f"{evidence.accused}-{number}.evidence.json"
+    path.write_bytes(data)
+    return path

@@ -1,0 +1,55 @@
+"""What callers may ask for in numbers: refused here in a sentence rather than misunderstood later.
+
+A fraction where something is counted, or a time that is not a number, would otherwise be found out
+deep inside a loop, or never.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+from quorumcast.core.errors import UsageError
+from quorumcast.manifest.manifest import ChannelEntry
+
+
+def check_counts(**arguments: object) -> None:
+    """Each must be a whole number of 1 or more."""
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+            raise UsageError(f"{name} is {value!r}: give a whole number of 1 or more")
+
+
+def check_times(**arguments: object) -> None:
+    """Each must be a finite number of 0 or more."""
+    for name, value in arguments.items():
+        number = not isinstance(value, bool) and isinstance(value, Real)
+        if not number or not 0 <= float(value) < math.inf:  # type: ignore[arg-type]
+            raise UsageError(f"{name} is {value!r}: give a finite number of 0 or more")
+
+
+def check_timeout(timeout_s: object) -> None:
+    """None waits for ever; anything else is a time."""
+    if timeout_s is not None:
+        check_times(timeout_s=timeout_s)
+
+
+LATEST, EARLIEST = "latest", "earliest"
+
+
+def check_start(start: str | int, entry: ChannelEntry) -> int | None:
+    """Where a subscription begins, as machines say it."""
+    if start == LATEST:
+        return None
+    if start == EARLIEST:
+        return 0
+    if isinstance(start, bool) or not isinstance(start, int) or start < 1:
+        raise UsageError(
+            f"start is {start!r}: give {LATEST!r}, {EARLIEST!r} or a position of 1 or more"
+        )
+    if not entry.policy.total:
+        raise UsageError(
+            f"channel {entry.name!r} has no positions, because it has no total order; "
+            f"start with {LATEST!r} or {EARLIEST!r}"
+        )
+    return start

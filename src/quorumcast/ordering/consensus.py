@@ -1,0 +1,449 @@
+"""PROPOSE, WRITE, ACCEPT: one batch per instance, several instances at once.
+
+    leader ──Propose──▶ all ──Write──▶ all ──Accept──▶ all: decided at a quorum of Accepts
+
+A broker writes a value only if it holds everything in it, writes one value per instance and
+regency, and accepts the value that a quorum wrote. Any two quorums share a correct broker, so no
+two values are decided, in one regency by that alone and across regencies by what `regency` makes of
+what brokers accepted. Where brokers only crash nobody needs to write: what the leader proposed is
+accepted at once, and a majority decides.
+
+Words that must not be taken back are on disk before they leave, if the log is durable; a broker
+counts its own word only then. One that lost its disk takes no part up to `blind`: it might
+contradict itself.
+
+Source: FIT-Broker §4.4.2 (its WEAK and STRONG), appendix A. Ours: quorums of ⌈(n+f+1)/2⌉ for both
+(the document decides at f+1 STRONGs, which a leader change can undo), digests instead of batches
+in the votes, and a window of instances instead of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from quorumcast.core.ids import NodeId
+from quorumcast.core.machine import (
+    Drop,
+    DropReason,
+    Effect,
+    Persist,
+    Record,
+    Send,
+    Suspect,
+    Suspicion,
+)
+from quorumcast.core.messages import Accept, Batch, Item, Propose, Write
+from quorumcast.core.quorum import OrderQuorums, Protection
+from quorumcast.core.statements import Claim
+from quorumcast.crypto.digest import Hasher
+from quorumcast.ordering.regency import KEPT_VALUES, Conclusion
+
+Vote = tuple[int, bytes]
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def value_of(hash_: Hasher, batch: tuple[Item, ...]) -> bytes:
+    """The digest that stands for a batch."""
+    return hash_(_encode(batch))
+
+
+class Voted(Record, frozen=True, tag=True):
+    """What this broker did in one instance, and must stand by; the newest record counts."""
+
+    log: Protection
+    instance: int
+    regency: int
+    accepted: Vote
+    written: tuple[tuple[bytes, int], ...]
+    batches: tuple[Batch, ...]
+
+    @property
+    def owner(self) -> str:
+        """Whose record it is."""
+        return self.log.value
+
+    @property
+    def place(self) -> int:
+        """Later records at the same place replace earlier ones."""
+        return self.instance
+
+
+class Slot:
+    """One instance."""
+
+    __slots__ = (
+        "accepted",
+        "accepts",
+        "batches",
+        "decided",
+        "proposed",
+        "said",
+        "writes",
+        "written",
+    )
+
+    def __init__(self) -> None:
+        #: What the leader proposed: regency and value.
+        self.proposed: Vote = (-1, b"")
+        #: Batches known for this instance, by value; at most KEPT_VALUES and the decided one.
+        self.batches: dict[bytes, Batch] = {}
+        #: The last vote of each member.
+        self.writes: dict[NodeId, Vote] = {}
+        self.accepts: dict[NodeId, Vote] = {}
+        #: What this broker itself wrote (value → last regency), and accepted last.
+        self.written: dict[bytes, int] = {}
+        self.accepted: Vote = (-1, b"")
+        #: The words of ours that have left, for repeating.
+        self.said: list[Write | Accept] = []
+        self.decided = b""
+
+    def wrote(self, regency: int) -> bool:
+        """Whether this broker has written in a regency."""
+        return regency in self.written.values()
+
+    @property
+    def claim(self) -> tuple[int, bytes, tuple[tuple[bytes, int], ...]]:
+        """What this broker stands by."""
+        regency, value = self.accepted
+        return max(regency, 0), value, tuple(self.written.items())
+
+    def keep(self, value: bytes, batch: Batch) -> None:
+        """Know a batch; what was neither written nor decided gives way."""
+        self.batches[value] = batch
+        if len(self.batches) > KEPT_VALUES:
+            for stale in list(self.batches):
+                if stale not in (*self.written, value, self.decided, self.proposed[1]):
+                    del self.batches[stale]
+                    break
+
+    def leader_of(self, votes: dict[NodeId, Vote], quorum: int) -> Vote | None:
+        """The vote that a quorum cast alike."""
+        counts: dict[Vote, int] = {}
+        for vote in votes.values():
+            counts[vote] = counts.get(vote, 0) + 1
+            if counts[vote] >= quorum:
+                return vote
+        return None
+
+
+class Consensus:
+    """This broker's part in every instance of one log."""
+
+    __slots__ = (
+        "_durable",
+        "_hash",
+        "_holds",
+        "_kept",
+        "_me",
+        "_peers",
+        "_quorums",
+        "blind",
+        "conclusion",
+        "decided",
+        "forgotten",
+        "log",
+        "members",
+        "regency",
+        "slots",
+        "synced",
+        "window",
+    )
+
+    def __init__(
+        self,
+        log: Protection,
+        me: NodeId,
+        members: tuple[NodeId, ...],
+        quorums: OrderQuorums,
+        hash_: Hasher,
+        *,
+        durable: bool,
+        window: int,
+        holds: Callable[[Batch], bool],
+        kept: int | None = None,
+    ) -> None:
+        self.log = log
+        self._me = me
+        self.members = members
+        self._peers = tuple(member for member in members if member != me)
+        self._quorums = quorums
+        self._hash = hash_
+        self._durable = durable
+        #: Instances that may be under way at once.
+        self.window = window
+        #: Instances that may pile up beyond the forgotten ones, for want of a stable checkpoint.
+        self._kept = kept
+        #: Whether everything in a batch is here and genuine.
+        self._holds = holds
+        self.regency = 0
+        #: Whether the leader of this regency has shown on what its proposals rest.
+        self.synced = True
+        #: What the leader must propose first.
+        self.conclusion = Conclusion(0, {})
+        #: Instances beyond `forgotten`; at most a few checkpoints' worth and the window.
+        self.slots: dict[int, Slot] = {}
+        #: Every instance up to this one is decided; only grows.
+        self.decided = 0
+        #: Slots up to here are gone: a quorum has a checkpoint beyond.
+        self.forgotten = 0
+        #: This broker forgot what it did up to here, and takes no part.
+        self.blind = 0
+
+    @property
+    def leader(self) -> NodeId:
+        """Who proposes in this regency."""
+        return self.members[self.regency % len(self.members)]
+
+    @property
+    def leads(self) -> bool:
+        """Whether this broker may propose."""
+        return self.synced and self.leader == self._me
+
+    @property
+    def horizon(self) -> int:
+        """The last instance that may be under way.
+
+        Checkpoints that do not become stable hold it up: a liar could otherwise, while a correct
+        broker is slow, vote and deny all checkpoints, and what the others keep would never end.
+        """
+        reach = self.decided + self.window
+        return reach if self._kept is None else min(reach, self.forgotten + self._kept)
+
+    def slot(self, instance: int) -> Slot:
+        """The slot of an instance in the window."""
+        return self.slots.setdefault(instance, Slot())
+
+    # ------------------------------------------------------------ proposing
+
+    def propose(self, instance: int, batch: Batch) -> list[Effect]:
+        """The leader's part."""
+        message = Propose(self.log, self.regency, instance, batch)
+        return [Send(self._peers, message), *self._on_value(self._me, instance, batch)]
+
+    def on_propose(self, sender: NodeId, message: Propose) -> list[Effect]:
+        """What the leader wants decided."""
+        if message.regency != self.regency or not self.synced or sender != self.leader:
+            return [Drop(DropReason.OUT_OF_TURN, sender)]
+        return self._on_value(sender, message.instance, message.batch)
+
+    def _on_value(self, sender: NodeId, instance: int, batch: Batch) -> list[Effect]:
+        if not max(self.forgotten, self.conclusion.low) < instance <= self.horizon:
+            return [Drop(DropReason.OUT_OF_WINDOW, sender)]
+        value = value_of(self._hash, batch)
+        bound = self.conclusion.values.get(instance)
+        if bound is not None and value != (bound or value_of(self._hash, ())):
+            return self._lied(sender)
+        slot = self.slot(instance)
+        if slot.proposed[0] == self.regency and slot.proposed[1] != value:
+            return self._lied(sender)
+        slot.proposed = (self.regency, value)
+        slot.keep(value, batch)
+        return self.consider(instance)
+
+    def _lied(self, sender: NodeId) -> list[Effect]:
+        return [Drop(DropReason.CONFLICT, sender), Suspect(sender, Suspicion.EQUIVOCATION)]
+
+    def consider(self, instance: int) -> list[Effect]:
+        """Vote for what was proposed, once everything in it is here.
+
+        Also for what is decided already, if a new leader proposes it again: others may lack it.
+        """
+        slot = self.slots[instance]
+        regency, value = slot.proposed
+        if (
+            regency != self.regency
+            or not self.synced
+            or instance <= self.blind
+            or slot.wrote(regency)
+            or slot.decided not in (b"", value)
+            or not (slot.decided or self._holds(slot.batches[value]))
+        ):
+            return []
+        slot.written[value] = regency
+        if len(slot.written) > KEPT_VALUES:
+            del slot.written[min(slot.written, key=slot.written.__getitem__)]
+        if self._quorums.byzantine:
+            return self._say(instance, slot, Write(self.log, regency, instance, value))
+        slot.accepted = (regency, value)
+        return self._say(instance, slot, Accept(self.log, regency, instance, value))
+
+    def waiting(self) -> list[tuple[int, Batch]]:
+        """Proposals of this regency that have not been voted for, and why: something is lacking."""
+        return [
+            (instance, slot.batches[slot.proposed[1]])
+            for instance, slot in self.slots.items()
+            if slot.proposed[0] == self.regency
+            and not slot.wrote(self.regency)
+            and not slot.decided
+        ]
+
+    # --------------------------------------------------------------- voting
+
+    def _say(self, instance: int, slot: Slot, word: Write | Accept) -> list[Effect]:
+        """A vote leaves, and counts for this broker itself, once it is safe to."""
+        if not self._durable:
+            return [Send(self._peers, word), *self._said(slot, word)]
+        return [Persist(self._record(instance, slot), (Send(self._peers, word),))]
+
+    def _record(self, instance: int, slot: Slot) -> Voted:
+        batches = tuple([slot.batches[v] for v in slot.written if v in slot.batches])
+        return Voted(
+            self.log, instance, self.regency, slot.accepted, tuple(slot.written.items()), batches
+        )
+
+    def on_persisted(self, record: Voted) -> list[Effect]:
+        """A vote of ours is safe: now it counts."""
+        slot = self.slots.get(record.instance)
+        if slot is None:
+            return []
+        regency, value = record.accepted
+        if regency == record.regency:
+            word: Write | Accept = Accept(self.log, regency, record.instance, value)
+        else:
+            regency = record.regency
+            value = next((v for v, r in record.written if r == regency), b"")
+            word = Write(self.log, regency, record.instance, value)
+        return self._said(slot, word)
+
+    def _said(self, slot: Slot, word: Write | Accept) -> list[Effect]:
+        if not any(old.regency > word.regency for old in slot.said):
+            slot.said = [old for old in slot.said if old.regency == word.regency] + [word]
+        return self.on_vote(self._me, word)
+
+    def on_vote(self, sender: NodeId, word: Write | Accept) -> list[Effect]:
+        """A member's vote; its first one in a regency stands."""
+        if sender not in self.members:
+            return [Drop(DropReason.WRONG_SENDER, sender)]
+        if not self.forgotten < word.instance <= self.horizon + self.window:
+            return [Drop(DropReason.OUT_OF_WINDOW, sender)]
+        slot = self.slot(word.instance)
+        votes = slot.writes if isinstance(word, Write) else slot.accepts
+        earlier = votes.get(sender, (-1, b""))
+        if earlier[0] == word.regency and earlier[1] != word.value:
+            return self._lied(sender)
+        if earlier[0] >= word.regency:
+            return []
+        votes[sender] = (word.regency, word.value)
+        return self._progress(word.instance, slot)
+
+    def _progress(self, instance: int, slot: Slot) -> list[Effect]:
+        effects = self._maybe_accept(instance, slot) if self._quorums.byzantine else []
+        if not slot.decided:
+            won = slot.leader_of(slot.accepts, self._quorums.decide)
+            if won is not None:
+                self.decide(instance, won[1])
+        return effects
+
+    def _maybe_accept(self, instance: int, slot: Slot) -> list[Effect]:
+        won = slot.leader_of(slot.writes, self._quorums.decide)
+        if (
+            won is None
+            or won[0] != self.regency
+            or slot.accepted[0] >= self.regency
+            or not self.synced
+            or instance <= self.blind
+        ):
+            return []
+        slot.accepted = won
+        return self._say(instance, slot, Accept(self.log, won[0], instance, won[1]))
+
+    # ------------------------------------------------------------- deciding
+
+    def decide(self, instance: int, value: bytes, batch: Batch | None = None) -> None:
+        """A value is decided: by a quorum, or by the word of enough others who know it."""
+        if instance <= self.decided:
+            return
+        slot = self.slot(instance)
+        slot.decided = value
+        if batch is not None:
+            slot.keep(value, batch)
+        while (following := self.slots.get(self.decided + 1)) is not None and following.decided:
+            self.decided += 1
+
+    def batch(self, instance: int) -> Batch | None:
+        """The batch that was decided in an instance, if it is known."""
+        slot = self.slots.get(instance)
+        return None if slot is None else slot.batches.get(slot.decided)
+
+    def claims(self) -> tuple[Claim, ...]:
+        """What this broker stands by, instance by instance."""
+        return tuple(
+            Claim(instance, *slot.claim)
+            for instance, slot in sorted(self.slots.items())
+            if slot.written or slot.accepted[1]
+        )
+
+    # ------------------------------------------------------------ regencies
+
+    def enter(self, regency: int) -> None:
+        """Move to a regency whose leader has to show its words first."""
+        self.regency = regency
+        self.synced = False
+        self.conclusion = Conclusion(0, {})
+
+    def synchronise(self, conclusion: Conclusion) -> list[Effect]:
+        """The leader has shown its words: this follows from them."""
+        self.synced = True
+        self.conclusion = conclusion
+        effects: list[Effect] = []
+        for instance, slot in list(self.slots.items()):
+            effects += self._progress(instance, slot)
+        return effects
+
+    def repeat(self) -> list[Effect]:
+        """Say again what may have got lost."""
+        effects: list[Effect] = []
+        for instance in range(self.decided + 1, self.horizon + 1):
+            slot = self.slots.get(instance)
+            if slot is None:
+                continue
+            if self.leads and slot.proposed[0] == self.regency:
+                batch = slot.batches[slot.proposed[1]]
+                effects.append(Send(self._peers, Propose(self.log, self.regency, instance, batch)))
+            effects += [Send(self._peers, word) for word in slot.said]
+        return effects
+
+    # ------------------------------------------------- remembering, forgetting
+
+    def restore(self, record: Voted) -> None:
+        """What the disk says this broker did."""
+        if record.instance <= self.forgotten:
+            return
+        slot = self.slot(record.instance)
+        slot.accepted = record.accepted
+        slot.written = dict(record.written)
+        for batch in record.batches:
+            slot.batches[value_of(self._hash, batch)] = batch
+        for value, regency in record.written:
+            if self._quorums.byzantine and regency == record.regency:
+                slot.said.append(Write(self.log, regency, record.instance, value))
+                slot.writes[self._me] = (regency, value)
+        if record.accepted[0] == record.regency:
+            slot.said.append(Accept(self.log, record.regency, record.instance, record.accepted[1]))
+            slot.accepts[self._me] = record.accepted
+        if record.regency > self.regency:
+            self.enter(record.regency)
+
+    def forget(self, upto: int) -> None:
+        """Nobody needs to know any more what this broker did up to here."""
+        self.forgotten = max(self.forgotten, upto)
+        for instance in [i for i in self.slots if i <= upto]:
+            del self.slots[instance]
+
+    def skip_to(self, instance: int) -> None:
+        """Go on after a state that was fetched from others."""
+        if instance > self.decided:
+            self.decided = instance
+            self.forget(instance)
+            while (slot := self.slots.get(self.decided + 1)) is not None and slot.decided:
+                self.decided += 1
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+        return {
+            "slots": len(self.slots),
+            "slot_batches": max((len(slot.batches) for slot in self.slots.values()), default=0),
+        }

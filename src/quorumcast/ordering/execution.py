@@ -1,0 +1,265 @@
+"""From decided batches to positions: what waits, what has been ordered, and the state of it.
+
+Everything here is deterministic in the decided batches, so that brokers which execute the same ones
+agree byte for byte; checkpoints compare exactly that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Millis, NodeId, Stream, total_order
+from quorumcast.core.limits import Limits
+from quorumcast.core.machine import Bodies, Effect, Forget, Persist, Record, Send
+from quorumcast.core.messages import Ack, Batch, Item, Offer
+from quorumcast.core.quorum import Protection
+from quorumcast.crypto.digest import Hasher
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.ordering.backfill import Backfill
+from quorumcast.ordering.catchup import Checkpoint
+from quorumcast.ordering.consensus import Voted
+from quorumcast.ordering.log import OrderedLog
+from quorumcast.ordering.offers import Offers, Stored
+from quorumcast.ordering.state import State
+
+
+class Decided(Record, frozen=True, tag=True):
+    """This batch was decided in this instance."""
+
+    log: Protection
+    instance: int
+    batch: Batch
+
+    @property
+    def owner(self) -> str:
+        """Whose record it is."""
+        return self.log.value
+
+    @property
+    def place(self) -> int:
+        """Later records at the same place replace earlier ones."""
+        return self.instance
+
+
+class Snapshot(Record, frozen=True, tag=True):
+    """The state at a checkpoint."""
+
+    log: Protection
+    instance: int
+    image: bytes
+
+    @property
+    def owner(self) -> str:
+        """Whose record it is."""
+        return self.log.value
+
+    @property
+    def place(self) -> int:
+        """Later records at the same place replace earlier ones."""
+        return self.instance
+
+
+class Surroundings:
+    """What a log knows of the world."""
+
+    __slots__ = ("hash", "keyring", "limits", "log_of", "may_publish", "me", "members")
+
+    def __init__(
+        self,
+        members: tuple[NodeId, ...],
+        keyring: Keyring,
+        hash_: Hasher,
+        *,
+        limits: Callable[[Stream], Limits],
+        may_publish: Callable[[Stream], bool],
+        log_of: Callable[[Channel], OrderedLog | None],
+    ) -> None:
+        self.me = keyring.identity.name
+        self.members = members
+        self.keyring = keyring
+        self.hash = hash_
+        #: The limits of a stream's channel.
+        self.limits = limits
+        #: Whether a stream belongs to this log and its publisher has the right to it.
+        self.may_publish = may_publish
+        #: The order of a channel.
+        self.log_of = log_of
+
+    def retained(self, channel: Channel) -> int:
+        """How many positions of a channel brokers keep."""
+        return self.limits(total_order(channel)).retained_publications
+
+    @property
+    def peers(self) -> tuple[NodeId, ...]:
+        """The other brokers."""
+        return tuple(member for member in self.members if member != self.me)
+
+
+class Execution:
+    """What one log has ordered, and what waits for it."""
+
+    __slots__ = (
+        "_around",
+        "_durable",
+        "_log",
+        "_stored",
+        "backfill",
+        "executed",
+        "offers",
+        "state",
+    )
+
+    def __init__(
+        self, log: Protection, around: Surroundings, state: State, *, signed: bool, durable: bool
+    ) -> None:
+        self._log = log
+        self._around = around
+        self._durable = durable
+        self.state = state
+        self.offers = Offers(
+            around.keyring,
+            around.hash,
+            signed=signed,
+            limits=around.limits,
+            served=lambda stream: state.served.get(stream, 0),
+            entitled=lambda stream: around.may_publish(stream),
+        )
+        self.backfill = Backfill()
+        #: Every instance up to this one has been executed; only grows.
+        self.executed = 0
+        #: Offers that the disk held when this broker started; empty once it runs.
+        self._stored: dict[tuple[Stream, int], Stored] = {}
+
+    def missing(self, batch: Batch) -> list[Item]:
+        """What of a batch is neither here nor ordered already."""
+        return [
+            item
+            for item in batch
+            if not self.offers.holds(item)
+            and item.first + len(item.digests) // DIGEST_SIZE - 1
+            > self.state.served.get(item.stream, 0)
+        ]
+
+    def lacking(self, batch: Batch) -> list[Item]:
+        """What must come before the next batch can be executed."""
+        return [item for item in self.state.takes(batch) if not self.offers.holds(item)]
+
+    def complete(self, batch: Batch, offer: Offer, bodies: Bodies) -> bool:
+        """Take an offer that the next batch lacks: what is decided needs no other authority."""
+        item = Item(offer.stream, offer.first, offer.digests)
+        if item not in self.lacking(batch) or self.offers.flaw(offer, bodies) is not None:
+            return False
+        self.offers.put_back(offer, bodies, Millis(0))
+        return True
+
+    def find(self, stream: Stream, first: int) -> tuple[Offer, Bodies] | None:
+        """An offer, whether it waits or has been ordered."""
+        held = self.offers.find(stream, first)
+        if held is not None:
+            return held.offer, held.bodies
+        log = self._around.log_of(stream.channel)
+        return None if log is None else log.find(stream, first)
+
+    def ack(self, stream: Stream) -> Send:
+        """How far a stream has been ordered, for its publisher."""
+        served = self.state.served.get(stream, 0)
+        credit = served + self._around.limits(stream).window
+        return Send((stream.publisher,), Ack(stream, served, credit, served))
+
+    def apply(self, batch: Batch) -> list[Effect]:
+        """Execute the next batch, everything of which is here."""
+        self.executed += 1
+        effects: list[Effect] = []
+        served: dict[Stream, None] = {}
+        for extent in self.state.apply(batch):
+            served[extent.stream] = None
+            held = self.offers.find(extent.stream, extent.first)
+            log = self._around.log_of(extent.stream.channel)
+            if held is not None and log is not None:
+                effects += log.append(extent, held.offer, held.bodies)
+        for stream in served:
+            self.offers.serve(stream, self.state.served.get(stream, 0))
+            effects.append(self.ack(stream))
+        self.offers.retire(self.state.over)
+        if self._durable:
+            effects.append(Persist(Decided(self._log, self.executed, batch), lazy=True))
+        return effects
+
+    def keep(self, offer: Offer, bodies: Bodies) -> list[Effect]:
+        """Have an offer on disk before anything that is said about it."""
+        return [Persist(Stored(offer, bodies), lazy=True)] if self._durable else []
+
+    def lacked(self, offer: Offer, bodies: Bodies) -> bool:
+        """Whether this was ordered without us and is genuine: the state vouches for its digests."""
+        return self.offers.flaw(offer, bodies) is None and self.backfill.take(offer, bodies)
+
+    def forget(self, upto: int, stable: int = 0) -> list[Effect]:
+        """What was voted and decided up to an instance is needed no longer, nor older states."""
+        if not self._durable:
+            return []
+        owner = self._log.value
+        effects: list[Effect] = []
+        if upto > 0:
+            effects += [Forget(Voted, owner, upto + 1), Forget(Decided, owner, upto + 1)]
+        if stable > 0:
+            effects.append(Forget(Snapshot, owner, stable))
+        return effects
+
+    # ------------------------------------------------------------ checkpoints
+
+    def checkpoint(self) -> tuple[Checkpoint, list[Effect]]:
+        """The state right now, ready to be compared and handed out."""
+        image = self.state.image()
+        return Checkpoint(self.executed, image), self._keep(image)
+
+    def _keep(self, image: bytes) -> list[Effect]:
+        return (
+            [Persist(Snapshot(self._log, self.executed, image), lazy=True)] if self._durable else []
+        )
+
+    def jump(self, instance: int, image: bytes) -> list[Effect] | None:
+        """Go on from a state that others vouch for; None if it is none."""
+        if not self.state.adopt(image):
+            return None
+        self.executed = instance
+        self._look_back()
+        effects = self._keep(image)
+        for stream, upto in self.state.served.items():
+            self.offers.serve(stream, upto)
+            effects.append(self.ack(stream))
+        return effects
+
+    # -------------------------------------------------------------- the disk
+
+    def restore_offer(self, record: Stored) -> None:
+        """An offer that the disk held; whether it waits or was ordered will turn out."""
+        self._stored[record.offer.stream, record.offer.first] = record
+
+    def restore_snapshot(self, record: Snapshot) -> bool:
+        """The state that the disk held; contents that it lacks are fetched."""
+        if not self.state.adopt(record.image):
+            return False
+        self.executed = record.instance
+        self._look_back()
+        self.backfill.fill_from(self._on_disk)
+        return True
+
+    def _on_disk(self, stream: Stream, first: int) -> tuple[Offer, Bodies] | None:
+        stored = self._stored.get((stream, first))
+        return None if stored is None else (stored.offer, stored.bodies)
+
+    def _look_back(self) -> None:
+        """Go on after the newest position of every channel, and see to what lies before."""
+        for channel, head in self.state.heads.items():
+            log = self._around.log_of(channel)
+            if log is not None:
+                log.skip_to(head.next)
+                self.backfill.want(log, self.state.extents.get(channel, ()))
+
+    def requeue(self, now: Millis) -> None:
+        """Offers from the disk that the state does not know as ordered wait again."""
+        for stored in self._stored.values():
+            # Also without the right by now: it may be part of what must be decided.
+            if not self.state.over(stored.offer.stream):
+                self.offers.put_back(stored.offer, stored.bodies, now)
+        self._stored.clear()

@@ -1,0 +1,383 @@
+"""What publishers want ordered, and the leader's fair choice among it.
+
+A publication to be ordered is *labelled* by its publisher: stream and number come before its
+contents and are covered by the same digest. What brokers decide on and vote for therefore says who
+published what, and nobody hashes contents twice.
+
+An offer is signed by its publisher, so a broker that was left out can take it from another broker;
+whoever has it from the publisher itself need not check the signature, except the leader: its
+proposal must be acceptable to everybody. Offers are bounded per stream by the channel's window.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from quorumcast.core.ids import DIGEST_SIZE, Millis, NodeId, Stream, split_digests
+from quorumcast.core.labels import label
+from quorumcast.core.limits import MAX_BATCH, Limits
+from quorumcast.core.machine import Bodies, DropReason, Record
+from quorumcast.core.messages import Batch, Item, Offer
+from quorumcast.core.statements import OfferStatement, Signed, canonical
+from quorumcast.crypto.digest import Hasher
+from quorumcast.crypto.keyring import Keyring
+
+#: Publications and bytes that one batch holds at most, or one run more.
+BATCH_PUBLICATIONS = 4096
+BATCH_BYTES = 16 * 1024 * 1024
+#: Bytes that are kept beyond what publishers may have waiting, because proposals name them.
+NAMED_BYTES = 256 * 1024 * 1024
+
+
+def sign_offer(keyring: Keyring, stream: Stream, first: int, digests: bytes) -> bytes:
+    """The publisher's signature."""
+    return keyring.identity.sign(_payload(keyring.cell, stream, first, digests)).signature
+
+
+def _payload(cell: str, stream: Stream, first: int, digests: bytes) -> bytes:
+    return canonical(OfferStatement(cell=cell, stream=stream, first=first, digests=digests))
+
+
+def offer_holds(keyring: Keyring, offer: Offer) -> bool:
+    """Whether the publisher signed this."""
+    payload = _payload(keyring.cell, offer.stream, offer.first, offer.digests)
+    return keyring.signature_holds(Signed(offer.stream.publisher, payload, offer.signature))
+
+
+class Stored(Record, frozen=True, tag=True):
+    """An offer on disk: a broker that votes for it can produce it after a restart."""
+
+    offer: Offer
+    bodies: Bodies
+
+    @property
+    def owner(self) -> str:
+        """Whose record it is."""
+        return str(self.offer.stream)
+
+    @property
+    def place(self) -> int:
+        """Later records at the same place replace earlier ones."""
+        return self.offer.first
+
+
+class Held:
+    """An offer that waits to be ordered."""
+
+    __slots__ = ("arrived", "bodies", "named", "offer", "proven", "size")
+
+    def __init__(self, offer: Offer, bodies: Bodies, arrived: Millis, *, proven: bool) -> None:
+        self.offer = offer
+        self.bodies = bodies
+        self.arrived = arrived
+        #: Whether the signature has been checked.
+        self.proven = proven
+        #: Whether it is kept because a proposal names it.
+        self.named = False
+        self.size = sum(map(len, bodies))
+
+    @property
+    def last(self) -> int:
+        """The number of its last publication."""
+        return self.offer.first + len(self.bodies) - 1
+
+    @property
+    def item(self) -> Item:
+        """Its name in a batch."""
+        return Item(self.offer.stream, self.offer.first, self.offer.digests)
+
+
+class Queue:
+    """What waits of one stream."""
+
+    __slots__ = ("bytes", "introducer", "proposed", "runs", "served")
+
+    def __init__(self, served: int, introducer: NodeId) -> None:
+        #: Who first spoke of the stream.
+        self.introducer = introducer
+        #: Runs by first number; all end beyond `served`, within the window.
+        self.runs: dict[int, Held] = {}
+        self.bytes = 0
+        #: Everything up to here has been ordered.
+        self.served = served
+        #: Everything up to here has been proposed by this broker in its regency.
+        self.proposed = served
+
+
+class Offers:
+    """Everything that waits to be ordered in one log."""
+
+    __slots__ = (
+        "_entitled",
+        "_hash",
+        "_keyring",
+        "_limits",
+        "_named_bytes",
+        "_queues",
+        "_served",
+        "_signed",
+        "_turn",
+    )
+
+    def __init__(
+        self,
+        keyring: Keyring,
+        hash_: Hasher,
+        *,
+        signed: bool,
+        limits: Callable[[Stream], Limits],
+        served: Callable[[Stream], int],
+        entitled: Callable[[Stream], bool] = lambda stream: True,
+    ) -> None:
+        self._keyring = keyring
+        self._hash = hash_
+        #: Whether offers must be signed.
+        self._signed = signed
+        self._limits = limits
+        self._served = served
+        #: Whether a stream's publisher still has the right to it.
+        self._entitled = entitled
+        #: One queue per stream that waits; emptied queues go.
+        self._queues: dict[Stream, Queue] = {}
+        #: Whose turn it is when the leader fills a batch.
+        self._turn: deque[Stream] = deque()
+        #: Bytes that are kept because proposals name them; at most NAMED_BYTES.
+        self._named_bytes = 0
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+        return {
+            "offers": max((len(queue.runs) for queue in self._queues.values()), default=0),
+            "offered_bytes": max((queue.bytes for queue in self._queues.values()), default=0),
+            "queues": len(self._queues),
+        }
+
+    def __bool__(self) -> bool:
+        return any(queue.runs for queue in self._queues.values())
+
+    # ------------------------------------------------------------------ in
+
+    def add(
+        self, sender: NodeId, offer: Offer, bodies: Bodies, now: Millis, *, named: bool = False
+    ) -> DropReason | Held:
+        """Keep an offer until it is ordered.
+
+        One that the leader's proposal names is kept whatever its publisher has waiting: what a
+        correct leader proposes must not fail because a publisher tells everybody something else.
+        """
+        stream, limits = offer.stream, self._limits(offer.stream)
+        queue = self._queues.get(stream) or Queue(self._served(stream), sender)
+        last = offer.first + len(bodies) - 1
+        if last <= queue.served:
+            return DropReason.DUPLICATE
+        beyond = offer.first > queue.served + limits.window or len(queue.runs) >= limits.window
+        if beyond and not named:
+            return DropReason.OUT_OF_WINDOW
+        known = queue.runs.get(offer.first)
+        if known is not None and known.offer.digests == offer.digests:
+            return DropReason.DUPLICATE
+        size = sum(map(len, bodies))
+        if queue.bytes + size > limits.retained_bytes:
+            return DropReason.OVER_LIMIT
+        if self._named_bytes + size > NAMED_BYTES if named else self._crowded(sender, stream):
+            return DropReason.OVER_LIMIT
+        flaw = self.flaw(offer, bodies)
+        if flaw is not None:
+            return flaw
+        direct = sender == stream.publisher
+        if self._signed and not direct and not offer_holds(self._keyring, offer):
+            return DropReason.BAD_SIGNATURE
+        if known is not None and direct:
+            # The publisher tells another story now; the first one stands until a batch needs this.
+            return DropReason.CONFLICT
+        held = Held(offer, bodies, now, proven=not self._signed or not direct)
+        held.named = named
+        self._keep(held, sender)
+        return held
+
+    def _crowded(self, sender: NodeId, stream: Stream) -> bool:
+        """Whether this sender has spoken of as many incarnations of the publisher as it may.
+
+        Counted by sender: a publisher that tells every broker of other streams must not keep a
+        leader from hearing of those that brokers pass on to it.
+
+        An older one gives way if something before it is lacking: nothing of it can be ordered, and
+        its publisher has restarted. Others stay: a batch that brokers voted for may name them.
+        """
+        if stream in self._queues:
+            return False
+        owner = (stream.channel, stream.publisher)
+        known = sorted(
+            other
+            for other, queue in self._queues.items()
+            if (other.channel, other.publisher) == owner and queue.introducer == sender
+        )
+        if len(known) < self._limits(stream).streams_per_publisher:
+            return False
+        for other in known:
+            queue = self._queues[other]
+            if other < stream and not any(first <= queue.served + 1 for first in queue.runs):
+                self._drop_queue(other)
+                return False
+        return True
+
+    def _drop_queue(self, stream: Stream) -> None:
+        queue = self._queues.pop(stream)
+        self._named_bytes -= sum(held.size for held in queue.runs.values() if held.named)
+        self._turn.remove(stream)
+
+    def retire(self, over: Callable[[Stream], bool]) -> None:
+        """Streams that have ended wait for nothing any more."""
+        for stream in [stream for stream in self._queues if over(stream)]:
+            self._drop_queue(stream)
+
+    def put_back(self, offer: Offer, bodies: Bodies, now: Millis) -> None:
+        """An offer that was checked before this broker restarted, or that was decided on."""
+        held = Held(offer, bodies, now, proven=not self._signed)
+        if held.last > self._served(offer.stream):
+            self._keep(held, offer.stream.publisher)
+
+    def flaw(self, offer: Offer, bodies: Bodies) -> DropReason | None:
+        """What is wrong with an offer, whoever sent it."""
+        digests = split_digests(offer.digests)
+        if len(offer.digests) % DIGEST_SIZE or len(digests) != len(bodies):
+            return DropReason.BAD_RUN
+        for number, (digest, body) in enumerate(zip(digests, bodies, strict=True), offer.first):
+            if not body.startswith(label(offer.stream, number)):
+                return DropReason.BAD_RUN
+            if self._hash(body) != digest:
+                return DropReason.BAD_BODY
+        return None
+
+    def _keep(self, held: Held, sender: NodeId) -> None:
+        queue = self._queue(held.offer.stream, sender)
+        self._drop(queue, held.offer.first)
+        queue.runs[held.offer.first] = held
+        queue.bytes += held.size
+        self._named_bytes += held.size if held.named else 0
+
+    def _drop(self, queue: Queue, first: int) -> None:
+        held = queue.runs.pop(first, None)
+        if held is not None:
+            queue.bytes -= held.size
+            self._named_bytes -= held.size if held.named else 0
+
+    def _queue(self, stream: Stream, introducer: NodeId) -> Queue:
+        queue = self._queues.get(stream)
+        if queue is None:
+            queue = self._queues[stream] = Queue(self._served(stream), introducer)
+            self._turn.append(stream)
+        return queue
+
+    # ------------------------------------------------------------- looking up
+
+    def find(self, stream: Stream, first: int) -> Held | None:
+        """The offer of a stream that begins there."""
+        queue = self._queues.get(stream)
+        return None if queue is None else queue.runs.get(first)
+
+    def holds(self, item: Item) -> bool:
+        """Whether this very run is here."""
+        held = self.find(item.stream, item.first)
+        return held is not None and held.offer.digests == item.digests
+
+    def oldest(self) -> Millis | None:
+        """Since when the oldest offer that could be ordered has waited."""
+        return min([held.arrived for held in self.waiting()], default=None)
+
+    def waiting(self) -> Iterator[Held]:
+        """Everything that could be ordered: whatever has no gap before it.
+
+        No leader can be blamed for the rest: its publisher left something out, or has lost the
+        right. What was offered before that stays: a batch that brokers have voted for may name it.
+        """
+        for stream, queue in list(self._queues.items()):
+            if not self._entitled(stream):
+                continue
+            following = queue.served + 1
+            while (held := queue.runs.get(following)) is not None:
+                yield held
+                following = held.last + 1
+
+    def genuine(self, most: int) -> list[Held]:
+        """The oldest of what could be ordered, its signatures checked; false ones are let go."""
+        oldest = sorted(self.waiting(), key=lambda held: held.arrived)[:most]
+        return [held for held in oldest if self._acceptable(held)]
+
+    # ---------------------------------------------------------------- choosing
+
+    def begin(self, under_way: list[Batch]) -> None:
+        """This broker leads now: what is under way already is not proposed again."""
+        for queue in self._queues.values():
+            queue.proposed = queue.served
+        for batch in under_way:
+            for item in batch:
+                queue = self._queue(item.stream, item.stream.publisher)
+                last = item.first + len(item.digests) // DIGEST_SIZE - 1
+                queue.proposed = max(queue.proposed, last)
+
+    def choose(self) -> Batch:
+        """The next batch: from every stream in turn, so that nobody crowds out the others.
+
+        Whose turn has not come when a batch is full is the first in the next one.
+        """
+        batch: list[Item] = []
+        room, space = BATCH_PUBLICATIONS, BATCH_BYTES
+        streams = max(1, len(self._turn))
+        share = max(1, BATCH_PUBLICATIONS // streams)
+        runs = max(1, MAX_BATCH // streams)
+        for stream in list(self._turn):
+            if len(batch) >= MAX_BATCH or room <= 0 or space <= 0:
+                break
+            taken = self._take(stream, share, min(runs, MAX_BATCH - len(batch)), space // streams)
+            batch += [held.item for held in taken]
+            room -= sum(len(held.bodies) for held in taken)
+            space -= sum(held.size for held in taken)
+            if stream in self._queues:
+                self._turn.rotate(-1)
+        return tuple(batch)
+
+    def _take(self, stream: Stream, publications: int, runs: int, space: int) -> list[Held]:
+        """What comes next of one stream: so many runs, and as much of the rest or one run more."""
+        queue = self._queues[stream]
+        taken: list[Held] = []
+        if not self._entitled(stream):
+            return taken
+        while publications > 0 and space >= 0 and len(taken) < runs:
+            held = queue.runs.get(queue.proposed + 1)
+            if held is None or not self._acceptable(held):
+                break
+            taken.append(held)
+            queue.proposed = held.last
+            publications -= len(held.bodies)
+            space -= held.size
+        return taken
+
+    def _acceptable(self, held: Held) -> bool:
+        """Whether the publisher signed it; what it did not sign is let go."""
+        if not held.proven and not offer_holds(self._keyring, held.offer):
+            stream = held.offer.stream
+            self._drop(self._queues[stream], held.offer.first)
+            self._tidy(stream)
+            return False
+        held.proven = True
+        return True
+
+    def serve(self, stream: Stream, upto: int) -> None:
+        """Everything of a stream up to a number has been ordered."""
+        queue = self._queues.get(stream)
+        if queue is None:
+            return
+        queue.served = max(queue.served, upto)
+        queue.proposed = max(queue.proposed, queue.served)
+        for first in [first for first, held in queue.runs.items() if held.last <= upto]:
+            self._drop(queue, first)
+        self._tidy(stream)
+
+    def _tidy(self, stream: Stream) -> None:
+        """A queue that holds nothing and remembers nothing goes."""
+        queue = self._queues[stream]
+        if not queue.runs and queue.proposed <= queue.served:
+            del self._queues[stream]
+            self._turn.remove(stream)

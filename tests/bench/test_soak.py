@@ -1,0 +1,48 @@
+"""The bad hour, shortened to seconds: real brokers are harmed while work goes on."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from quorumcast.bench.soak import Plan, Report, run_soak
+from quorumcast.core.errors import UsageError
+
+GOOD = Report(
+    policy="total",
+    brokers=4,
+    f=1,
+    seconds=1.0,
+    seed=1,
+    harms={},
+    published=10,
+    acknowledged=10,
+    lost={"carol": 0, "dave": 0},
+    duplicated={"carol": 0, "dave": 0},
+    disordered=0,
+    longest_silence_s=0.1,
+    memory_mb=(1.0, 1.0),
+    store_mb=(1.0, 1.0),
+)
+
+
+def test_report_with_anything_wrong_is_not_sound() -> None:
+    assert GOOD.sound
+    assert not replace(GOOD, lost={"carol": 0, "dave": 1}).sound
+    assert not replace(GOOD, duplicated={"carol": 1, "dave": 0}).sound
+    assert not replace(GOOD, disordered=1).sound
+
+
+def test_plan_without_total_order_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="total order"):
+        run_soak(Plan(policy="ab"), tmp_path)
+
+
+@pytest.mark.runtime
+def test_a_short_bad_hour_loses_nothing(tmp_path: Path) -> None:
+    stages: list[str] = []
+    report = run_soak(Plan(seconds=12.0, rate=20.0, seed=4), tmp_path, stages.append)
+    assert report.sound
+    assert report.acknowledged == report.published > 0
+    assert sum(report.harms.values()) > 0
+    assert stages

@@ -1,0 +1,91 @@
+"""Commands as a shell runs them: in processes of their own, or in this one."""
+
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quorumcast.cli.main import main
+
+QUORUMCAST = [sys.executable, "-m", "quorumcast"]
+BROKERS = 4
+STATUS_OFFSET = 1000
+
+
+def free(port: int) -> bool:
+    with closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def base_port() -> int:
+    while True:
+        base = random.randrange(16_000, 30_000)
+        wanted = [base + i + offset for i in range(BROKERS) for offset in (0, STATUS_OFFSET)]
+        if all(map(free, wanted)):
+            return base
+
+
+@contextmanager
+def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A command in a process of its own, which does not outlive the test."""
+    with subprocess.Popen(
+        [*QUORUMCAST, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def line(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next line of JSON that a process prints."""
+    assert process.stdout is not None
+    text = process.stdout.readline()
+    assert text, process.stderr.read() if process.stderr else ""
+    result: dict[str, Any] = json.loads(text)
+    return result
+
+
+def said(process: subprocess.Popen[str], words: str) -> None:
+    """Wait until a process says these words on standard error."""
+    assert process.stderr is not None
+    for text in process.stderr:
+        if words in text:
+            return
+    raise AssertionError(f"it never said {words!r}")
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> Any:
+    """What a command prints as JSON."""
+    assert main([*map(str, arguments), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+@contextmanager
+def running(
+    directory: Path, channels: Sequence[str], clients: str = "alice,bob", *options: object
+) -> Iterator[Path]:
+    """A cell in a directory, up until the test is over; it ends with the first Ctrl-C."""
+    specs = [text for channel in channels for text in ("--channel", channel)]
+    place = ["init", str(directory), "--base-port", str(base_port())]
+    assert main([*place, "--clients", clients, *specs]) == 0
+    with started("up", directory, "--json", *options) as up:
+        while line(up).get("event") != "up":
+            pass
+        yield directory
+        up.send_signal(signal.SIGINT)
+        _, errors = up.communicate(timeout=30)
+    assert up.returncode == 130
+    assert errors == ""

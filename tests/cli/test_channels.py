@@ -1,0 +1,249 @@
+"""Channels that come, change and go while a cell runs: nothing that is published gets lost."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.shell import QUORUMCAST, answer, running
+from tests.runtime.world import eventually, run, until
+
+from quorumcast.cli.main import main
+from quorumcast.client import Node, Publisher, connect
+from quorumcast.core.errors import UsageError
+from quorumcast.manifest.files import read_manifest
+
+pytestmark = pytest.mark.runtime
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("cells") / "cell"
+    with running(directory, ["orders:ab+history:20", "audit:brb"], "alice,bob,carol") as made:
+        yield made
+
+
+async def command(*arguments: object) -> Any:
+    """What a command in a process of its own prints as JSON."""
+    process = await asyncio.create_subprocess_exec(
+        *QUORUMCAST, *map(str, arguments), "--json",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    output, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    return json.loads(output)
+
+
+async def known(node: Node, channel: str, *, there: bool = True) -> None:
+    """Until a node that was connected before has heard of the new epoch."""
+    await until(lambda: (node.manifest.channel(channel) is not None) == there)
+
+
+async def refused(out: Publisher) -> None:
+    """Publish until the cell says no."""
+    for _ in range(1000):
+        await out.publish(b"more")
+        await asyncio.sleep(0.02)
+
+
+class Traffic:
+    """A publisher and a subscriber on a channel that nobody changes, which go on all the time."""
+
+    def __init__(self, alice: Node, bob: Node) -> None:
+        self._alice = alice
+        self._bob = bob
+        self._stop = False
+        self.sent = 0
+        self.got: list[bytes] = []
+
+    async def __aenter__(self) -> "Traffic":
+        self._inbox = self._bob.subscribe("orders")
+        await self._inbox.wait_joined(20)
+        self._tasks = [asyncio.create_task(self._publish()), asyncio.create_task(self._take())]
+        return self
+
+    async def _publish(self) -> None:
+        async with self._alice.publisher("orders") as out:
+            while not self._stop:
+                await out.publish(b"%d" % self.sent)
+                self.sent += 1
+
+    async def _take(self) -> None:
+        async for event in self._inbox:
+            self.got.append(event.payload)
+
+    async def __aexit__(self, *error: object) -> None:
+        self._stop = True
+        await asyncio.wait_for(self._tasks[0], 30)
+        await until(lambda: len(self.got) >= self.sent)
+        self._inbox.close()
+        await self._tasks[1]
+
+    async def go_on(self) -> None:
+        before = self.sent
+        await until(lambda: self.sent >= before + 20)
+
+    def check(self) -> None:
+        assert self.sent > 0
+        assert self.got == [b"%d" % number for number in range(self.sent)]
+
+
+def test_channel_is_created_and_used_while_others_go_on(
+    cell: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def main() -> None:
+        manifest = cell / "manifest.json"
+        alice = await connect(manifest, cell / "alice.identity", timeout_s=20)
+        bob = await connect(manifest, cell / "bob.identity", timeout_s=20)
+        async with alice, bob, Traffic(alice, bob) as traffic:
+            done = await command("channel", "create", "trades:total+durable", "-m", cell)
+            assert done["channel"]["durable"]
+            assert set(done["taken"].values()) == {True}
+            await known(alice, "trades")
+            await known(bob, "trades")
+            async with bob.subscribe("trades") as inbox, alice.publisher("trades") as out:
+                for number in range(1, 21):
+                    await out.publish(b"trade %d" % number)
+                    event = await anext(inbox)
+                    assert (event.position, event.payload) == (number, b"trade %d" % number)
+            await traffic.go_on()
+        traffic.check()
+
+    run(main(), 120)
+    # It is on disk, although brokers had no store when they started.
+    brokers = answer(capsys, "status", "-m", cell)["brokers"]
+    for row in brokers.values():
+        os.kill(row["pid"], signal.SIGKILL)
+
+    def whole() -> bool:
+        rows = answer(capsys, "channel", "show", "trades", "-m", cell, "--live")["channel"]["live"]
+        return all(row is not None and row["last"] == 20 for row in rows.values())
+
+    assert eventually(whole, 60)
+    done = subprocess.run(
+        [*QUORUMCAST, "replay", "trades", "-m", str(cell), "-i", "bob", "--json"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    events = [json.loads(text) for text in done.stdout.splitlines()]
+    assert [(e["position"], e["payload"]) for e in events] == [
+        (number, f"trade {number}") for number in range(1, 21)
+    ]
+
+
+def test_rights_change_while_others_go_on(cell: Path) -> None:
+    async def main() -> None:
+        manifest = cell / "manifest.json"
+        alice = await connect(manifest, cell / "alice.identity", timeout_s=20)
+        bob = await connect(manifest, cell / "bob.identity", timeout_s=20)
+        async with alice, bob, Traffic(alice, bob) as traffic:
+            async with alice.publisher("audit") as out:
+                await out.publish(b"mine")
+                await command("channel", "change", "audit", "--publishers", "bob", "-m", cell)
+                with pytest.raises(UsageError, match="has no right"):
+                    await refused(out)
+            async with bob.publisher("audit") as other:
+                await asyncio.wait_for(other.publish(b"his"), 20)
+            await traffic.go_on()
+        traffic.check()
+
+    run(main(), 120)
+
+
+def test_columns_are_added_and_what_was_published_before_has_nulls(cell: Path) -> None:
+    async def main() -> None:
+        created = await command(
+            "channel", "create", "prices:total", "--column", "symbol:string",
+            "--column", "price:float64", "-m", cell,
+        )  # fmt: skip
+        assert [column["name"] for column in created["channel"]["schema"]] == ["symbol", "price"]
+        manifest = cell / "manifest.json"
+        alice = await connect(manifest, cell / "alice.identity", timeout_s=20)
+        bob = await connect(manifest, cell / "bob.identity", timeout_s=20)
+        async with alice, bob, alice.publisher("prices") as out, bob.subscribe("prices") as inbox:
+            await out.publish({"symbol": "CTT", "price": 9.5})
+            assert (await anext(inbox)).row == {"symbol": "CTT", "price": 9.5}
+            await command(
+                "channel", "change", "prices", "--column", "at:timestamp[us, UTC]", "-m", cell
+            )
+            epoch = read_manifest(manifest).epoch
+            await until(lambda: alice.manifest.epoch == bob.manifest.epoch == epoch)
+            # Neither the publisher nor the subscriber is made anew.
+            await out.publish({"symbol": "CTT", "price": 9.6})
+            assert (await anext(inbox)).row == {"symbol": "CTT", "price": 9.6, "at": None}
+        replayed = await asyncio.create_subprocess_exec(
+            *QUORUMCAST, "replay", "prices", "-m", str(cell), "-i", "carol",
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        output, errors = await replayed.communicate()
+        rows = [json.loads(text) for text in output.splitlines()]
+        assert rows == [
+            {"symbol": "CTT", "price": 9.5, "at": None},
+            {"symbol": "CTT", "price": 9.6, "at": None},
+        ], errors
+
+    run(main(), 120)
+
+
+def test_channel_is_deleted_and_its_name_used_again(
+    cell: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def main() -> None:
+        manifest = cell / "manifest.json"
+        await command("channel", "create", "news:ab", "-m", cell)
+        alice = await connect(manifest, cell / "alice.identity", timeout_s=20)
+        bob = await connect(manifest, cell / "bob.identity", timeout_s=20)
+        async with alice, bob, Traffic(alice, bob) as traffic:
+            async with alice.publisher("news") as out:
+                await out.publish(b"old")
+                gone = await command("channel", "delete", "news", "--yes", "-m", cell)
+                assert gone["channel"] is None
+                with pytest.raises(UsageError, match="there is no channel 'news'"):
+                    await refused(out)
+            await known(bob, "news", there=False)
+            await command("channel", "create", "news:total", "-m", cell)
+            await known(bob, "news")
+            async with bob.subscribe("news", start="earliest") as inbox:
+                async with bob.publisher("news") as other:
+                    await asyncio.wait_for(other.publish(b"new"), 20)
+                event = await asyncio.wait_for(anext(inbox), 20)
+                assert (event.position, event.payload) == (1, b"new")
+        traffic.check()
+
+    run(main(), 120)
+    live = answer(capsys, "channel", "show", "news", "-m", cell, "--live")["channel"]["live"]
+    assert {row["last"] for row in live.values()} == {1}
+
+
+def test_channels_and_members_at_a_glance(cell: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = answer(capsys, "channel", "list", "-m", cell, "--live")
+    names = {channel["name"]: channel for channel in listed["channels"]}
+    assert {"orders", "audit"} <= names.keys()
+    assert names["orders"]["policy"] == "ab+history"
+    assert set(names["orders"]["live"]) == {f"broker-{number}" for number in range(1, 5)}
+    assert names["orders"]["limits"]["window"] == 1024
+    members = answer(capsys, "members", "list", "-m", cell, "--live")["members"]
+    assert [m["name"] for m in members[:4]] == [f"broker-{number}" for number in range(1, 5)]
+    assert all(m["up"] and m["epoch"] == listed["epoch"] for m in members[:4])
+    assert {m["name"] for m in members[4:]} == {"alice", "bob", "carol"}
+    assert len({m["fingerprint"] for m in members}) == len(members)
+    for arguments in (
+        ["channel", "list", "-m", cell, "--live"],
+        ["channel", "show", "orders", "-m", cell, "--live"],
+        ["members", "list", "-m", cell, "--live"],
+    ):
+        assert main([str(argument) for argument in arguments]) == 0
+        text = capsys.readouterr().out
+        assert "orders" in text or "broker-4" in text
+
+
+def test_change_that_changes_nothing_makes_no_epoch(
+    cell: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = answer(capsys, "epoch", "show", "-m", cell)["epoch"]
+    done = answer(capsys, "channel", "change", "orders", "--publishers", "*", "-m", cell)
+    assert done["epoch"] == before

@@ -1,0 +1,281 @@
+"""`quorumcast doctor`: a well cell, cells with something wrong, and cells that are down."""
+
+import datetime
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.cli.shell import answer, base_port, line, running, started
+from tests.runtime.world import run
+
+from quorumcast.cli.checks import check_certificates
+from quorumcast.cli.live_checks import check_brokers, unsettled
+from quorumcast.cli.main import main
+from quorumcast.manifest.files import read_manifest
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.http import HttpServer, json_response
+from quorumcast.runtime.probe import probe
+
+pytestmark = pytest.mark.runtime
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("cells") / "cell"
+    channels = ["trades:total+durable", "orders:ab"]
+    with running(directory, channels, "alice", "--allow-faults") as made:
+        yield made
+
+
+def make(directory: Path, *options: object) -> Path:
+    """A cell that nobody starts."""
+    place = ["init", str(directory), "--base-port", str(base_port()), "--digest", "sha256"]
+    assert main([*place, *map(str, options)]) == 0
+    return directory
+
+
+def found(report: Any, level: str) -> dict[str, str]:
+    """What was found, by whom it is about."""
+    return {f["about"]: f["says"] for f in report["findings"] if f["level"] == level}
+
+
+def test_running_cell_is_well(cell: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(capsys, "publish", "trades", "x", "-m", cell, "-i", "alice")
+    report = answer(capsys, "doctor", cell)
+    assert (report["healthy"], found(report, "error"), found(report, "warning")) == (True, {}, {})
+    well = found(report, "ok")
+    assert well["quorum"] == "4 of 4 brokers answer; 1 more may fail"
+    assert well["log byzantine"].startswith("broker-1 leads in regency 0")
+    assert well["channel trades"] == "total+durable, needs 4 brokers and has 4"
+    assert main(["doctor", str(cell)]) == 0
+    text = capsys.readouterr().out
+    assert "what to do" in text
+    assert "0 errors, 0 warnings" in text
+
+
+def test_lying_broker_is_a_warning(cell: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(capsys, "faults", "set", "broker-2", "alter", "-m", cell)
+    report = answer(capsys, "doctor", cell)
+    answer(capsys, "faults", "clear", "broker-2", "-m", cell)
+    assert found(report, "warning")["broker-2"] == "it misbehaves on request (alter)"
+
+
+def test_store_set_aside_and_strange_identity_are_warnings(
+    cell: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aside, strange = cell / "data" / "broker-3.store.damaged-1", cell / "mallory.identity"
+    for path in (aside, strange):
+        path.touch()
+    try:
+        report = answer(capsys, "doctor", cell)
+    finally:
+        aside.unlink()
+        strange.unlink()
+    assert "damaged and set aside: broker-3.store.damaged-1" in found(report, "warning")["broker-3"]
+    assert "belongs to nobody in epoch 1" in found(report, "warning")["mallory"]
+
+
+def test_broker_that_is_down_is_a_warning_and_two_are_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = make(tmp_path / "c")
+    capsys.readouterr()
+    three = [text for number in (1, 2, 3) for text in ("--only", f"broker-{number}")]
+    with started("up", made, *three, "--json") as up:
+        while line(up).get("event") != "up":
+            pass
+        report = answer(capsys, "doctor", made)
+        assert "refuses connections" in found(report, "warning")["broker-4"]
+        assert found(report, "ok")["quorum"] == "3 of 4 brokers answer; no other may fail"
+        stopped = answer(capsys, "status", "-m", made)["brokers"]["broker-3"]["pid"]
+        os.kill(stopped, signal.SIGSTOP)  # neither dead nor alive
+        try:
+            began = time.monotonic()
+            report = answer(capsys, "doctor", made, code=1)
+            assert time.monotonic() - began < 20
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        assert "does not answer" in found(report, "warning")["broker-3"]
+        assert "2 of 4 brokers answer, and 3 are needed" in found(report, "error")["quorum"]
+
+
+def test_cell_that_is_down_says_how_to_start_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = make(tmp_path / "c")
+    capsys.readouterr()
+    report = answer(capsys, "doctor", made, code=1)
+    (quorum,) = [f for f in report["findings"] if f["about"] == "quorum"]
+    assert (quorum["level"], quorum["says"]) == (
+        "error",
+        "0 of 4 brokers answer, and 3 are needed",
+    )
+    assert f"quorumcast up {made}" in quorum["do"]
+    assert len(found(report, "warning")) == 4
+
+
+def test_files_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, other = make(tmp_path / "c"), make(tmp_path / "other")
+    (made / "alice.identity").chmod(0o644)
+    (made / "bob.identity").write_text((other / "bob.identity").read_text())
+    (made / "operator.identity").write_text((other / "operator.identity").read_text())
+    (made / "broker-1.identity").write_text((made / "broker-2.identity").read_text())
+    capsys.readouterr()
+    wrong = found(answer(capsys, "doctor", made, code=1), "error")
+    assert "others than its owner have access" in wrong["alice"]
+    assert "has other keys than epoch 1" in wrong["bob"]
+    assert "is not the key that signed the manifest" in wrong["operator"]
+    assert "is the identity of broker-2" in wrong["broker-1"]
+    text = (made / "manifest.json").read_text()
+    (made / "manifest.json").write_text(text.replace('"f": 1', '"f": 0'))
+    wrong = found(answer(capsys, "doctor", made, code=1), "error")
+    assert "was altered after its operator signed it" in wrong["manifest"]
+
+
+def test_certificates_have_an_end(tmp_path: Path) -> None:
+    manifest = read_manifest(make(tmp_path / "c", "--tls") / "manifest.json")
+    now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    (fine,) = check_certificates(manifest, now)
+    assert (fine.level, fine.about) == ("ok", "certificates")
+    late = now.replace(year=2069, month=12)
+    assert {finding.level for finding in check_certificates(manifest, late)} == {"warning"}
+    assert {f.level for f in check_certificates(manifest, now.replace(year=2080))} == {"error"}
+    swapped = msgspec.structs.replace(
+        manifest.brokers[0], certificate=manifest.brokers[1].certificate
+    )
+    mixed = msgspec.structs.replace(manifest, brokers=(swapped, *manifest.brokers[1:]))
+    (wrong,) = check_certificates(mixed, now)
+    assert "made for another key" in wrong.says
+
+
+# ---------------------------------------------------------- without processes
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    directory = tmp_path_factory.mktemp("cells") / "cell"
+    return read_manifest(make(directory, "--channel", "trades:total") / "manifest.json")
+
+
+def rows(manifest: Manifest) -> dict[str, Any]:
+    """Status pages of brokers that are well."""
+    return {
+        name: {
+            "up": True, "node": name, "cell": manifest.cell, "epoch": manifest.epoch,
+            "clock_ahead_s": 0.01, "round_trip_s": 0.02, "disk": {}, "store": {}, "faults": [],
+            "accusations": {}, "suspicions": {},
+            "brokers": {peer: {"up": True, "trouble": ""} for peer in manifest.broker_ids},
+            "logs": {
+                "byzantine": {
+                    "leader": "broker-1", "regency": 0, "decided": 500, "executed": 500,
+                    "checkpoint": 448,
+                }
+            },
+        }
+        for name in manifest.broker_ids
+    }  # fmt: skip
+
+
+def judge(manifest: Manifest, answers: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Everything that is not well."""
+    troubles = dict.fromkeys(map(str, manifest.broker_ids), "")
+    findings = check_brokers(manifest, Path("cell"), troubles, answers)
+    return [(f.about, f.level, f.says) for f in findings if f.level != "ok"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "about", "level", "says"),
+    [
+        ({"clock_ahead_s": 3.0}, "broker-2", "warning", "its clock is 3.0 s ahead of the one here"),
+        ({"clock_ahead_s": -9.0}, "broker-2", "warning", "its clock is 9.0 s behind the one here"),
+        ({"epoch": 9}, "broker-2", "error", "it runs epoch 9, and the manifest here is epoch 1"),
+        ({"epoch": 0}, "broker-2", "error", "it still runs epoch 0, and the manifest is epoch 1"),
+        ({"accusations": {"alice": 1}}, "broker-2", "warning", "it has proof that alice lied"),
+        ({"node": "broker-7"}, "broker-2", "warning",
+         "the status page is that of broker-7 of cell cell"),
+        ({"up": False}, "broker-2", "warning", "its status page does not"),
+        ({"brokers": {"broker-3": {"up": False, "trouble": "why"}}}, "broker-2", "warning",
+         "it has no link to broker-3 (why)"),
+    ],
+)  # fmt: skip
+def test_status_of_one_broker_is_judged(
+    manifest: Manifest, changes: dict[str, Any], about: str, level: str, says: str
+) -> None:
+    answers = rows(manifest)
+    assert judge(manifest, answers) == []
+    answers["broker-2"] |= changes
+    ((who, how, what),) = judge(manifest, answers)
+    assert (who, how) == (about, level)
+    assert says in what
+
+
+def test_brokers_that_follow_different_leaders(manifest: Manifest) -> None:
+    answers = rows(manifest)
+    assert not unsettled(manifest, answers)
+    answers["broker-4"]["logs"] = {
+        "byzantine": {"leader": "broker-2", "regency": 1, "decided": 500, "executed": 300}
+    }
+    assert unsettled(manifest, answers)
+    says = [says for _, level, says in judge(manifest, answers) if level == "warning"]
+    assert says == [
+        "it follows broker-2 in regency 1 of log byzantine",
+        "it has executed 300 of 500 batches of log byzantine",
+    ]
+    answers["broker-3"]["logs"] = answers["broker-4"]["logs"]
+    levels = {about: level for about, level, _ in judge(manifest, answers)}
+    assert levels["log byzantine"] == "error"
+
+
+def test_suspicion_of_one_is_not_told_and_of_two_is(manifest: Manifest) -> None:
+    answers = rows(manifest)
+    answers["broker-1"]["suspicions"] = {"broker-3": {"dissent": 1}}
+    assert judge(manifest, answers) == []
+    answers["broker-2"]["suspicions"] = {"broker-3": {"silent": 4}}
+    assert judge(manifest, answers) == [
+        ("broker-3", "warning", "broker-1, broker-2 suspect it (dissent, silent)")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("disk", "store", "level", "says"),
+    [
+        ({}, {}, "error", "it has no data directory"),
+        ({"writable": False}, {}, "error", "it may not write to data"),
+        ({"free_bytes": 5e8}, {}, "warning", "500 MB are free at data"),
+        ({"free_bytes": 5e6}, {}, "error", "5 MB are free at data"),
+        ({"set_aside": ["x"]}, {}, "warning", "damaged and set aside: x in data"),
+        ({"set_aside": ["x", "y", "z"]}, {}, "error", "damaged and set aside: x, y, z"),
+        ({"free_bytes": 5e9}, {"full": 1}, "error", "the disk of data is full"),
+    ],
+)
+def test_disk_of_a_broker_is_judged(
+    tmp_path: Path, disk: dict[str, Any], store: dict[str, int], level: str, says: str
+) -> None:
+    made = make(tmp_path / "c", "--channel", "trades:total+durable", "--cell", "cell")
+    manifest = read_manifest(made / "manifest.json")
+    answers = rows(manifest)
+    fine = {"directory": "data", "writable": True, "free_bytes": 9e9, "set_aside": []}
+    for row in answers.values():
+        row["disk"] = fine
+    assert judge(manifest, answers) == []
+    answers["broker-2"] |= {"disk": {**fine, **disk} if disk else {}, "store": store}
+    ((who, how, what),) = judge(manifest, answers)
+    assert (who, how) == ("broker-2", level)
+    assert says in what
+
+
+def test_probe_of_something_that_is_no_broker(manifest: Manifest) -> None:
+    async def main() -> None:
+        server = HttpServer({("GET", "/"): lambda request: json_response({})})
+        await server.listen("127.0.0.1", 0)
+        entry = msgspec.structs.replace(manifest.brokers[0], host="127.0.0.1", port=server.port)
+        assert await probe(entry, None, 5) == ""
+        await server.close()
+        assert "refuses connections" in await probe(entry, None, 5)
+
+    run(main())

@@ -1,0 +1,123 @@
+"""`subscribe --from` and `replay` with real processes."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.shell import QUORUMCAST, answer, line, running, said, started
+
+pytestmark = pytest.mark.runtime
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("cells") / "cell"
+    channels = ["trades:total", "empty:total", "logs:ab+history:20"]
+    with running(directory, channels, "alice,bob") as made:
+        # Publications of two events each; brokers keep four incarnations of a fifo publisher.
+        for channel, publications in (("trades", 5), ("logs", 4)):
+            for number in range(1, publications + 1):
+                subprocess.run(
+                    [*QUORUMCAST, "publish", channel, f"{number}a", f"{number}b",
+                     "-m", str(made), "-i", "alice"],
+                    check=True, timeout=60, capture_output=True,
+                )  # fmt: skip
+        yield made
+
+
+def replay(cell: Path, *arguments: object, code: int = 0) -> tuple[list[Any], Any]:
+    """The events and the summary."""
+    done = subprocess.run(
+        [*QUORUMCAST, "replay", *map(str, arguments), "-m", str(cell), "-i", "bob", "--json"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    if code == 2:
+        return [], done.stderr
+    return [json.loads(text) for text in done.stdout.splitlines()], json.loads(done.stderr)
+
+
+def payloads(events: list[Any]) -> list[str]:
+    return [event["payload"] for event in events]
+
+
+ALL = [f"{number}{letter}" for number in range(1, 6) for letter in "ab"]
+
+
+def test_replay_reads_everything_and_ends(cell: Path) -> None:
+    events, summary = replay(cell, "trades")
+    assert payloads(events) == ALL
+    first, last = events[0]["position"], events[-1]["position"]
+    assert (summary["events"], summary["from"], summary["to"]) == (10, first, last)
+    assert (summary["gaps"], summary["lacking"], first) == ([], {}, 1)
+
+
+def test_replay_from_position_to_position(cell: Path) -> None:
+    events, summary = replay(cell, "trades", "--from", 2, "--to", 3)
+    assert {event["position"] for event in events} == {2, 3}
+    assert (summary["from"], summary["to"]) == (2, 3)
+    assert payloads(events) == ALL[events[0]["position"] * 2 - 2 :][: len(events)]
+
+
+def test_replay_of_so_many_events(cell: Path) -> None:
+    events, summary = replay(cell, "trades", "--count", 3)
+    assert (payloads(events), summary["events"]) == (ALL[:3], 3)
+
+
+def test_replay_of_nothing_ends_at_once(cell: Path) -> None:
+    events, summary = replay(cell, "empty")
+    assert (events, summary["events"], summary["from"]) == ([], 0, None)
+
+
+def test_replay_of_a_channel_without_positions(cell: Path) -> None:
+    events, summary = replay(cell, "logs")
+    assert sorted(payloads(events)) == ALL[:8]
+    assert "position" not in events[0]
+    assert summary["from"] is None
+
+
+def test_replay_says_in_words_what_it_read(cell: Path) -> None:
+    done = subprocess.run(
+        [*QUORUMCAST, "replay", "trades", "-m", str(cell), "-i", "bob"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ALL
+    assert done.stderr.startswith("10 events in 5 publications on trades, position 1 to 5")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["trades", "--from", 99], "position 99 of 'trades' does not exist yet; the next is 6"),
+        (["trades", "--to", 99], "position 99 of 'trades' does not exist yet; the last is 5"),
+        (["empty", "--from", 4], "position 4 of 'empty' does not exist yet; the next is 1"),
+        (["empty", "--to", 4], "position 4 of 'empty' does not exist yet; nothing has been"),
+        (["logs", "--from", 3], "channel 'logs' has no positions"),
+        (["logs", "--to", 3], "channel 'logs' has no positions"),
+    ],
+)
+def test_replay_of_positions_that_are_not_there(
+    cell: Path, arguments: list[object], expected: str
+) -> None:
+    _, error = replay(cell, *arguments, code=2)
+    assert expected in error
+
+
+def test_subscribe_begins_in_the_past_and_goes_on(
+    cell: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--from", 5, "--count", 3, "--json"]
+    with started("subscribe", "trades", "-m", cell, "-i", "bob", *options) as listener:
+        said(listener, "subscribed to trades")
+        events = [line(listener) for _ in range(2)]
+        assert payloads(events) == ["5a", "5b"]
+        answer(capsys, "publish", "trades", "6a", "-m", cell, "-i", "alice")
+        last = line(listener)
+        assert (last["payload"], last["position"]) == ("6a", 6)
+        assert listener.wait(20) == 0
+    arguments = ["--from", "earliest", "--count", 4, "--json"]
+    with started("subscribe", "trades", "-m", cell, "-i", "bob", *arguments) as listener:
+        assert payloads([line(listener) for _ in range(4)]) == ALL[:4]

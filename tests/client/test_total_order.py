@@ -1,0 +1,224 @@
+"""Total order through the client: one sequence for everybody, positions, replays and receipts."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any
+
+import pytest
+from tests.runtime.world import run
+
+from quorumcast.client import Gap, GapError, Node
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import total_order
+from quorumcast.core.limits import Limits
+from quorumcast.manifest.policy import Policy
+from quorumcast.testing import MemoryCell, SyncMemoryCell
+
+TOTAL = ("total", "total-crash")
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an asynchronous test."""
+
+    @wraps(test)
+    def running(*args: Any, **options: Any) -> None:
+        run(test(*args, **options))
+
+    return running
+
+
+async def publish(node: Node, channel: str, count: int, name: str = "") -> None:
+    async with node.publisher(channel, batching=False) as out:
+        for number in range(1, count + 1):
+            await out.publish(f"{name}{number}".encode())
+
+
+async def take(node: Node, channel: str, count: int, start: str | int) -> list[tuple[int, bytes]]:
+    found: list[tuple[int, bytes]] = []
+    async with node.subscribe(channel, start=start) as events:
+        async for event in events:
+            assert event.position is not None
+            found.append((event.position, event.payload))
+            if len(found) == count:
+                return found
+    raise AssertionError
+
+
+@pytest.mark.parametrize("policy", TOTAL)
+@in_a_loop
+async def test_everybody_sees_one_order(policy: str) -> None:
+    async with MemoryCell(channels={"trades": policy}) as cell:
+        alice, bob, carol, dave = [
+            await cell.connect(name) for name in ("alice", "bob", "carol", "dave")
+        ]
+        listening = [
+            asyncio.ensure_future(take(node, "trades", 40, "earliest")) for node in (carol, dave)
+        ]
+        await asyncio.gather(publish(alice, "trades", 20, "a"), publish(bob, "trades", 20, "b"))
+        one, other = await asyncio.gather(*listening)
+    assert one == other
+    assert [position for position, _ in one] == list(range(1, 41))
+    for name in ("a", "b"):
+        mine = [payload.decode() for _, payload in one if payload.startswith(name.encode())]
+        assert mine == [f"{name}{number}" for number in range(1, 21)]
+
+
+@pytest.mark.parametrize("policy", TOTAL)
+@in_a_loop
+async def test_reading_from_a_position(policy: str) -> None:
+    async with MemoryCell(channels={"trades": policy}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, "trades", 12)
+        assert await take(bob, "trades", 12, "earliest") == [
+            (number, str(number).encode()) for number in range(1, 13)
+        ]
+        assert await take(bob, "trades", 4, 9) == [
+            (number, str(number).encode()) for number in range(9, 13)
+        ]
+
+
+@in_a_loop
+async def test_a_fifo_channel_is_read_from_its_beginning_too() -> None:
+    async with MemoryCell(channels={"logs": "ab+history"}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, "logs", 12)
+        async with bob.subscribe("logs", start="earliest") as events:
+            assert [(await anext(events)).payload for _ in range(12)] == [
+                str(number).encode() for number in range(1, 13)
+            ]
+
+
+@in_a_loop
+async def test_what_is_no_longer_held_is_announced() -> None:
+    limits = Limits(
+        retained_publications=8, window=4, segment=4, vote_window=8, pipeline=2, checkpoint=4
+    )
+    policy = Policy.named("total", limits=limits)
+    async with MemoryCell(channels={"trades": policy}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, "trades", 40)
+        async with bob.subscribe("trades", start=3) as events:
+            with pytest.raises(GapError) as caught:
+                await anext(events)
+            assert caught.value.gap.first == 3
+            assert caught.value.gap.stream == total_order(events.channel)
+            event = await anext(events)
+            assert event.position == caught.value.gap.upto + 1
+            assert event.payload == str(event.position).encode()
+
+
+@in_a_loop
+async def test_positions_out_of_range_are_refused_with_a_sentence() -> None:
+    async with MemoryCell(channels={"trades": "total", "logs": "ab"}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, "trades", 3)
+        with pytest.raises(UsageError, match="position 9 of 'trades' does not exist yet"):
+            async with bob.subscribe("trades", start=9):
+                pass
+        with pytest.raises(UsageError, match="no positions"):
+            bob.subscribe("logs", start=5)
+        for start in (0, -1, True, "first", 1.5):
+            with pytest.raises(UsageError, match="give 'latest', 'earliest' or a position"):
+                bob.subscribe("trades", start=start)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", TOTAL)
+@in_a_loop
+async def test_a_receipt_proves_a_position(policy: str) -> None:
+    async with MemoryCell(channels={"trades": policy}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("trades") as events, alice.publisher("trades") as out:
+            await out.publish(b"sold")
+            event = await anext(events)
+            receipt = await event.batch.receipt()
+    assert (receipt.stream, receipt.number) == (total_order(events.channel), 1)
+    assert receipt.contents.endswith(event.payload) or event.payload in receipt.contents
+
+
+async def held(node: Node, channel: str, start: str | int) -> list[bytes | str]:
+    """What `held` gives before it ends; a gap in words."""
+    found: list[bytes | str] = []
+    async with node.subscribe(channel, start=start) as events:
+        async for item in events.held():
+            if isinstance(item, Gap):
+                found.append(f"gap {item.first}-{item.upto}")
+            else:
+                found += item.payloads
+        assert events.unread == {}
+    return found
+
+
+@pytest.mark.parametrize("policy", ["total", "brb", "ab+history"])
+@in_a_loop
+async def test_what_is_held_ends_although_more_is_published(policy: str) -> None:
+    async with MemoryCell(channels={"trades": policy}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        assert await held(bob, "trades", "earliest") == []
+        await publish(alice, "trades", 12)
+        expected = [str(number).encode() for number in range(1, 13)]
+        assert await held(bob, "trades", "earliest") == expected
+        assert await held(bob, "trades", "latest") == []
+        async with (
+            bob.subscribe("trades", start="earliest") as events,
+            alice.publisher("trades", batching=False) as out,
+        ):
+            found: list[bytes] = []
+            async for item in events.held():
+                await out.publish(b"more")
+                found += [] if isinstance(item, Gap) else item.payloads
+            assert found[:12] == expected
+            assert set(found[12:]) <= {b"more"}
+            assert (await anext(events)).payload == b"more"
+
+
+@in_a_loop
+async def test_what_is_held_begins_with_what_is_not() -> None:
+    limits = Limits(
+        retained_publications=8, window=4, segment=4, vote_window=8, pipeline=2, checkpoint=4
+    )
+    policy = Policy.named("total", limits=limits)
+    async with MemoryCell(channels={"trades": policy}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, "trades", 40)
+        found = await held(bob, "trades", 3)
+        assert found == ["gap 3-32", *(str(number).encode() for number in range(33, 41))]
+        assert await held(bob, "trades", 41) == []
+
+
+@in_a_loop
+async def test_what_nobody_can_read_does_not_keep_it_from_ending() -> None:
+    async with MemoryCell(channels={"trades": "total"}) as cell:
+        alice, bob, carol = [await cell.connect(name) for name in ("alice", "bob", "carol")]
+        async with carol.subscribe("trades") as others:
+            await publish(alice, "trades", 2)
+            outgoing = alice._outgoing
+            assert outgoing is not None
+            outgoing.submit(others.channel, (b"nonsense",))
+            assert [(await anext(others)).payload for _ in range(2)] == [b"1", b"2"]
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(others), 0.5)
+            assert others.undecodable == 1
+        async with bob.subscribe("trades", start="earliest") as events:
+            assert len([item async for item in events.held()]) == 2
+            assert events.undecodable == 1
+
+
+@in_a_loop
+async def test_position_of_an_empty_channel_is_refused() -> None:
+    async with MemoryCell(channels={"trades": "total"}) as cell:
+        bob = await cell.connect("bob")
+        with pytest.raises(UsageError, match="position 5 of 'trades' does not exist yet; the next"):
+            async with bob.subscribe("trades", start=5):
+                pass
+
+
+def test_what_is_held_without_an_event_loop() -> None:
+    with SyncMemoryCell(channels={"trades": "total"}) as cell:
+        alice, bob = cell.connect("alice"), cell.connect("bob")
+        with alice.publisher("trades", batching=False) as out:
+            for number in range(3):
+                out.publish(b"%d" % number)
+        with bob.subscribe("trades", start="earliest") as events:
+            items = list(events.held(timeout_s=10))
+        assert [item.position for item in items if not isinstance(item, Gap)] == [1, 2, 3]

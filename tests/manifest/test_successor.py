@@ -1,0 +1,92 @@
+"""What a running cell takes from one epoch to the next, and what it refuses with a way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from tests.manifest.cells import MANIFEST, NEWS, ORDERS, cell
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel
+from quorumcast.core.limits import Limits
+from quorumcast.manifest.build import next_epoch
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.successor import check_successor, live_limits
+
+TRADES = ChannelEntry(Channel("trades"), Policy.named("total"))
+COLUMNS = (("symbol", "string"), ("price", "float64"))
+PRICES = ChannelEntry(Channel("prices"), Policy.named("brb"), schema=COLUMNS)
+
+
+def channels(*entries: ChannelEntry) -> Manifest:
+    return replace(MANIFEST, channels=entries)
+
+
+def limited(entry: ChannelEntry, **limits: int) -> ChannelEntry:
+    return replace(entry, policy=replace(entry.policy, limits=replace(Limits(), **limits)))
+
+
+def total(name: str, *, journal: bool = False, crash: bool = False, **limits: int) -> ChannelEntry:
+    policy = Policy.named("total-crash" if crash else "total", journal=journal)
+    return limited(ChannelEntry(Channel(name), policy), **limits)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([ORDERS], [ORDERS, NEWS]),
+        ([ORDERS, NEWS], [NEWS]),
+        ([ORDERS], [replace(ORDERS, publishers=("bob",), subscribers=())]),
+        ([PRICES], [replace(PRICES, schema=(*COLUMNS, ("at", "date32")))]),
+        ([ORDERS], [limited(ORDERS, retained_publications=9000, kept_segments=3)]),
+        ([TRADES], [limited(TRADES, publisher_buffer=9)]),
+        ([], [total("a", journal=True)]),
+        ([total("a", journal=True)], [total("a", journal=True), total("b")]),
+        ([total("a")], [total("a"), total("b", crash=True, journal=True)]),
+        ([total("a", pipeline=9)], [total("a", pipeline=9), total("b")]),
+    ],
+)
+def test_successor_that_a_running_cell_takes(
+    before: list[ChannelEntry], after: list[ChannelEntry]
+) -> None:
+    check_successor(channels(*before), next_epoch(channels(*before), channels=tuple(after)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([TRADES], [], "cannot be deleted; close it instead"),
+        ([ORDERS], [replace(ORDERS, policy=Policy.named("brb"))], "changes the policy of channel"),
+        ([ORDERS], [replace(ORDERS, policy=Policy.named("ab+history", alpha=9))], "the policy"),
+        ([NEWS], [replace(NEWS, policy=Policy.named("brb", journal=True))], "the policy"),
+        ([ORDERS], [limited(ORDERS, segment=64)], "limit 'segment' of channel 'orders' cannot"),
+        ([TRADES], [limited(TRADES, retained_publications=9000)], "'retained_publications'"),
+        ([PRICES], [replace(PRICES, schema=COLUMNS[:1])], "must stay as they are"),
+        ([PRICES], [replace(PRICES, schema=COLUMNS[::-1])], "must stay as they are"),
+        ([PRICES], [replace(PRICES, schema=())], "has columns, and what is retained has them"),
+        ([NEWS], [replace(NEWS, schema=COLUMNS)], "carries bytes, and what is retained is bytes"),
+        ([total("a")], [total("a"), total("b", journal=True)], "founded without a disk"),
+        ([total("a")], [total("a"), total("b", checkpoint=99)], "give it theirs, 8 and 64"),
+    ],
+)
+def test_successor_that_a_running_cell_refuses(
+    before: list[ChannelEntry], after: list[ChannelEntry], expected: str
+) -> None:
+    present = channels(*before)
+    with pytest.raises(UsageError, match=expected):
+        check_successor(present, next_epoch(present, channels=tuple(after)))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"cell": "other"}, {"f": 0}, {"digest": "blake2b"}, {"n": 5}], ids=str
+)
+def test_successor_with_other_foundations_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="another"):
+        check_successor(MANIFEST, cell(**changes)[0])
+
+
+def test_live_limits_of_a_log_leave_out_what_its_state_depends_on() -> None:
+    assert set(live_limits(ORDERS)) - set(live_limits(TRADES)) == {"retained_publications"}

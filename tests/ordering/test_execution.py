@@ -1,0 +1,198 @@
+"""From decided batches to positions, at one broker that has a disk or none."""
+
+from __future__ import annotations
+
+from tests.support.cells import B2, ORDERS, STREAM, T0, Cell, digests, messages, sent
+from tests.support.ordering import BOBS, TOTAL, item, labelled, offer
+
+from quorumcast.core.ids import Stream, total_order
+from quorumcast.core.limits import Limits
+from quorumcast.core.machine import Effect, Forget, Persist, Record, Vouch
+from quorumcast.core.messages import Ack, Batch
+from quorumcast.core.quorum import Protection
+from quorumcast.ordering.catchup import Checkpoint
+from quorumcast.ordering.consensus import Voted
+from quorumcast.ordering.execution import Decided, Execution, Snapshot, Surroundings
+from quorumcast.ordering.log import OrderedLog
+from quorumcast.ordering.offers import Stored
+from quorumcast.ordering.state import State
+
+BYZANTINE = Protection.BYZANTINE
+CELL = Cell(TOTAL)
+POSITIONS = total_order(ORDERS)
+
+
+class Bench:
+    """An execution with the order of one channel."""
+
+    def __init__(self, *, durable: bool = False) -> None:
+        self.log = OrderedLog(POSITIONS, CELL.around(B2))
+        around = Surroundings(
+            CELL.manifest.broker_ids,
+            CELL.keyring(B2),
+            CELL.manifest.hash,
+            limits=lambda _: Limits(),
+            may_publish=lambda stream: stream.channel == ORDERS,
+            log_of=lambda channel: self.log if channel == ORDERS else None,
+        )
+        self.execution = Execution(
+            BYZANTINE, around, State(around.retained), signed=True, durable=durable
+        )
+
+    def hold(self, first: int, *contents: bytes, stream: Stream = STREAM) -> None:
+        made, bodies = offer(CELL, first, *contents, stream=stream)
+        self.execution.offers.add(stream.publisher, made, bodies, T0)
+
+    def order(self, *runs: tuple[int, bytes]) -> list[Effect]:
+        """Hold and execute a batch of alice's."""
+        batch: Batch = ()
+        for first, body in runs:
+            self.hold(first, body)
+            batch += (item(first, body),)
+        return self.execution.apply(batch)
+
+
+def records(effects: list[Effect]) -> list[Record]:
+    return [effect.record for effect in effects if isinstance(effect, Persist)]
+
+
+def test_missing_is_what_is_neither_here_nor_ordered() -> None:
+    bench = Bench()
+    bench.hold(1, b"a")
+    batch = (item(1, b"a"), item(2, b"b"), item(1, b"x", stream=BOBS))
+    assert bench.execution.missing(batch) == [item(2, b"b"), item(1, b"x", stream=BOBS)]
+    assert bench.execution.missing((item(1, b"other"),)) == [item(1, b"other")]
+    bench.execution.apply((item(1, b"a"),))
+    assert bench.execution.missing((item(1, b"a"),)) == []
+
+
+def test_apply_writes_positions_and_acknowledges_each_stream_once() -> None:
+    bench = Bench()
+    bench.hold(1, b"a", b"b")
+    bench.hold(3, b"c")
+    bench.hold(1, b"x", stream=BOBS)
+    effects = bench.execution.apply(
+        (item(1, b"a", b"b"), item(1, b"x", stream=BOBS), item(3, b"c"))
+    )
+    assert [e for e in effects if isinstance(e, Vouch)] == [
+        Vouch(POSITIONS, 1, digests(*labelled(1, b"a", b"b"))),
+        Vouch(POSITIONS, 3, digests(*labelled(1, b"x", stream=BOBS))),
+        Vouch(POSITIONS, 4, digests(*labelled(3, b"c"))),
+    ]
+    assert messages(effects, Ack) == [Ack(STREAM, 3, 3 + 1024, 3), Ack(BOBS, 1, 1 + 1024, 1)]
+    assert not bench.execution.offers
+    assert bench.execution.executed == 1
+
+
+def test_apply_of_an_empty_batch_is_an_execution_too() -> None:
+    bench = Bench()
+    assert bench.execution.apply(()) == []
+    assert bench.execution.executed == 1
+
+
+def test_find_gives_offers_that_wait_and_offers_that_were_ordered() -> None:
+    bench = Bench()
+    bench.hold(1, b"a")
+    assert bench.execution.find(STREAM, 1) == offer(CELL, 1, b"a")
+    bench.execution.apply((item(1, b"a"),))
+    assert bench.execution.find(STREAM, 1) == offer(CELL, 1, b"a")
+    assert bench.execution.find(STREAM, 2) is None
+
+
+def test_apply_with_a_disk_keeps_what_was_decided() -> None:
+    bench = Bench(durable=True)
+    effects = bench.order((1, b"a"))
+    assert records(effects) == [Decided(BYZANTINE, 1, (item(1, b"a"),))]
+    assert records(Bench().order((1, b"a"))) == []
+
+
+def test_keep_with_a_disk_stores_the_offer() -> None:
+    made, bodies = offer(CELL, 1, b"a")
+    assert records(Bench(durable=True).execution.keep(made, bodies)) == [Stored(made, bodies)]
+    assert Bench().execution.keep(made, bodies) == []
+
+
+def test_forget_removes_votes_and_decisions_up_to_an_instance() -> None:
+    execution = Bench(durable=True).execution
+    assert execution.forget(4) == [
+        Forget(Voted, "byzantine", 5),
+        Forget(Decided, "byzantine", 5),
+    ]
+    assert execution.forget(0) == []
+    assert Bench().execution.forget(4) == []
+
+
+def test_checkpoint_is_the_state_right_now() -> None:
+    bench = Bench(durable=True)
+    bench.order((1, b"a"))
+    image = bench.execution.state.image()
+    made, effects = bench.execution.checkpoint()
+    assert isinstance(made, Checkpoint)
+    assert (made.instance, b"".join(made.chunks)) == (1, image)
+    assert records(effects) == [Snapshot(BYZANTINE, 1, image)]
+
+
+def test_jump_goes_on_after_a_state_and_acknowledges_what_it_brings() -> None:
+    far = Bench()
+    far.order((1, b"a"), (2, b"b"))
+    late = Bench()
+    late.hold(2, b"b")
+    late.hold(3, b"c")
+    effects = late.execution.jump(7, far.execution.state.image())
+    assert effects is not None
+    assert [send.message for send in sent(effects)] == [Ack(STREAM, 2, 1026, 2)]
+    assert (late.execution.executed, late.log.upto) == (7, 2)
+    assert [held.offer.first for held in late.execution.offers.waiting()] == [3]
+    assert late.execution.apply((item(3, b"c"),))[0] == Vouch(
+        POSITIONS, 3, digests(*labelled(3, b"c"))
+    )
+
+
+def test_jump_to_what_is_no_state_is_none() -> None:
+    bench = Bench()
+    assert bench.execution.jump(7, b"nonsense") is None
+    assert bench.execution.executed == 0
+
+
+def test_restored_snapshot_and_offers_are_the_state_and_the_contents_again() -> None:
+    before = Bench(durable=True)
+    stored = [Stored(*offer(CELL, n, b)) for n, b in ((1, b"a"), (2, b"b"), (3, b"c"))]
+    before.order((1, b"a"), (2, b"b"))
+    (snapshot,) = records(before.execution.checkpoint()[1])
+    assert isinstance(snapshot, Snapshot)
+
+    after = Bench(durable=True)
+    for record in stored:
+        after.execution.restore_offer(record)
+    assert after.execution.restore_snapshot(snapshot)
+    after.execution.requeue(T0)
+    assert after.execution.state.image() == before.execution.state.image()
+    assert (after.log.ledger.base, after.log.ledger.next) == (1, 3)
+    assert not after.execution.backfill
+    waiting = [held.offer.first for held in after.execution.offers.waiting()]
+    assert waiting == [3]
+
+
+def test_restored_snapshot_whose_contents_the_disk_lost_is_filled_in_by_others() -> None:
+    before = Bench(durable=True)
+    before.order((1, b"a"), (2, b"b"))
+    (snapshot,) = records(before.execution.checkpoint()[1])
+    assert isinstance(snapshot, Snapshot)
+    after = Bench(durable=True)
+    after.execution.restore_offer(Stored(*offer(CELL, 2, b"b")))
+    after.execution.restore_snapshot(snapshot)
+    assert (after.log.ledger.base, bool(after.execution.backfill)) == (2, True)
+    assert after.execution.lacked(*offer(CELL, 1, b"a"))
+    assert (after.log.ledger.base, bool(after.execution.backfill)) == (1, False)
+    assert not after.execution.lacked(*offer(CELL, 1, b"a"))
+
+
+def test_lacked_offer_must_be_what_the_state_vouches_for() -> None:
+    far = Bench()
+    far.order((1, b"a"))
+    late = Bench()
+    late.execution.jump(1, far.execution.state.image())
+    made, _ = offer(CELL, 1, b"a")
+    assert not late.execution.lacked(*offer(CELL, 1, b"other"))
+    assert not late.execution.lacked(made, (b"x",))
+    assert late.execution.lacked(*offer(CELL, 1, b"a"))

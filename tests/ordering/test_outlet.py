@@ -1,0 +1,81 @@
+"""The publisher's side of total order: labelled, signed, acknowledged by f+1 brokers."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.cells import ALICE, B1, B2, B3, B4, STREAM, Cell, digests, sent
+from tests.support.ordering import TOTAL, TOTAL_CRASH, labelled
+
+from quorumcast.core.ids import NodeId
+from quorumcast.core.labels import label
+from quorumcast.core.machine import Acknowledged, Send
+from quorumcast.core.messages import Ack, Offer, Open
+from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.offers import offer_holds
+from quorumcast.ordering.outlet import OfferOut
+
+BROKERS = (B1, B2, B3, B4)
+
+
+def outlet(policy: Policy = TOTAL) -> tuple[Cell, OfferOut]:
+    """An outlet whose brokers have answered its introduction."""
+    cell = Cell(policy)
+    made = OfferOut(
+        STREAM, BROKERS, cell.manifest.quorums, policy, cell.manifest.hash, cell.keyring(ALICE)
+    )
+    for broker in BROKERS:
+        assert made.connected(broker) == [Send((broker,), Open(STREAM, 1, 1))]
+        made.on_ack(broker, ordered(0))
+    return cell, made
+
+
+def ordered(upto: int) -> Ack:
+    """What a broker says when it has ordered so far."""
+    return Ack(STREAM, upto, upto + 100, upto)
+
+
+def test_submit_offers_labelled_and_signed_publications_to_all() -> None:
+    cell, made = outlet()
+    returned, effects = made.submit((b"a", b"b"))
+    (send,) = sent(effects)
+    bodies = labelled(1, b"a", b"b")
+    assert (send.to, send.bodies, returned) == (BROKERS, bodies, digests(*bodies))
+    assert isinstance(send.message, Offer)
+    assert (send.message.stream, send.message.first) == (STREAM, 1)
+    assert send.message.digests == digests(*bodies)
+    assert offer_holds(cell.keyring(B1), send.message)
+
+
+def test_submit_numbers_go_on_in_the_labels() -> None:
+    _, made = outlet()
+    made.submit((b"a", b"b"))
+    _, effects = made.submit((b"c",))
+    assert sent(effects)[0].bodies == (label(STREAM, 3) + b"c",)
+
+
+def test_submit_where_brokers_only_crash_is_not_signed() -> None:
+    _, made = outlet(TOTAL_CRASH)
+    _, effects = made.submit((b"a",))
+    message = sent(effects)[0].message
+    assert isinstance(message, Offer)
+    assert message.signature == b""
+
+
+@pytest.mark.parametrize(("policy", "needed"), [(TOTAL, 2), (TOTAL_CRASH, 1)])
+def test_acknowledged_once_enough_brokers_have_ordered_it(policy: Policy, needed: int) -> None:
+    _, made = outlet(policy)
+    made.submit((b"a",))
+    acks = [made.on_ack(broker, ordered(1)) for broker in BROKERS[:needed]]
+    told = [[e for e in effects if isinstance(e, Acknowledged)] for effects in acks]
+    assert told == [[]] * (needed - 1) + [[Acknowledged(STREAM, 1)]]
+
+
+def test_repeated_offer_is_the_same_to_the_byte() -> None:
+    """Brokers that hold it recognise it by its digests; others check one signature."""
+    _, made = outlet()
+    _, effects = made.submit((b"a",))
+    first = sent(effects)[0]
+    made.disconnected(NodeId(B2))
+    made.connected(B2)
+    (again,) = sent(made.on_ack(B2, ordered(0)))
+    assert (again.message, again.bodies, again.to) == (first.message, first.bodies, (B2,))

@@ -1,0 +1,204 @@
+"""What decided batches make of positions: exactly once, alike everywhere."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.cells import ALICE, ORDERS, STREAM
+from tests.support.ordering import BOBS, item
+
+from quorumcast.core.ids import Channel, Stream
+from quorumcast.core.messages import Batch
+from quorumcast.ordering.state import (
+    CHUNK_BYTES,
+    STREAMS_KEPT,
+    Head,
+    State,
+    cut,
+    digest_of,
+    extent_root,
+    root_of,
+)
+
+TRADES = Stream(Channel("trades"), ALICE, 1)
+
+
+def state(retained: int = 100) -> State:
+    return State(lambda _: retained)
+
+
+def places(state: State, *batch: object) -> list[tuple[Stream, int, int, int, int]]:
+    """Stream, first, skipped, count and position of everything that a batch placed."""
+    return [
+        (e.stream, e.first, e.skipped, e.count, e.position)
+        for e in state.apply(batch)  # type: ignore[arg-type]
+    ]
+
+
+def test_apply_gives_positions_in_the_order_of_the_batch() -> None:
+    made = state()
+    assert places(made, item(1, b"a", b"b"), item(1, b"x", stream=BOBS)) == [
+        (STREAM, 1, 0, 2, 1),
+        (BOBS, 1, 0, 1, 3),
+    ]
+    assert (made.head(ORDERS).next, made.served) == (4, {STREAM: 2, BOBS: 1})
+
+
+def test_apply_channels_have_positions_of_their_own() -> None:
+    made = state()
+    made.apply((item(1, b"a"), item(1, b"t", stream=TRADES)))
+    assert (made.head(ORDERS).next, made.head(TRADES.channel).next) == (2, 2)
+    assert made.head(Channel("nowhere")) == Head()
+
+
+def test_apply_of_what_was_ordered_before_does_nothing() -> None:
+    made = state()
+    batch: Batch = (item(1, b"a"), item(1, b"x", stream=BOBS))
+    made.apply(batch)
+    before = made.image()
+    assert places(made, *batch, *batch) == []
+    assert made.image() == before
+
+
+def test_apply_of_a_run_that_was_ordered_in_part_orders_the_rest() -> None:
+    made = state()
+    made.apply((item(1, b"a", b"b"),))
+    assert places(made, item(2, b"b", b"c", b"d")) == [(STREAM, 2, 1, 2, 3)]
+    assert made.served == {STREAM: 4}
+
+
+def test_apply_of_a_run_with_a_gap_before_it_waits() -> None:
+    made = state()
+    assert places(made, item(2, b"b")) == []
+    assert places(made, item(1, b"a"), item(2, b"b")) == [
+        (STREAM, 1, 0, 1, 1),
+        (STREAM, 2, 0, 1, 2),
+    ]
+
+
+def test_apply_twice_in_one_batch_counts_once() -> None:
+    assert len(places(state(), item(1, b"a"), item(1, b"a"), item(1, b"other"))) == 1
+
+
+def incarnation(number: int) -> Stream:
+    return msgspec.structs.replace(STREAM, incarnation=number)
+
+
+def test_incarnations_beyond_the_newest_few_are_over() -> None:
+    made = state()
+    for number in range(1, STREAMS_KEPT + 3):
+        made.apply((item(1, b"a", stream=incarnation(number)),))
+    assert [s.incarnation for s in made.served] == list(range(3, STREAMS_KEPT + 3))
+    assert [made.over(incarnation(n)) for n in (1, 2, 3)] == [True, True, False]
+    assert places(made, item(2, b"b", stream=incarnation(2))) == []
+    assert places(made, item(2, b"b", stream=incarnation(3))) != []
+
+
+def test_incarnation_that_is_over_cannot_be_ordered_again_from_the_start() -> None:
+    """Its numbers are forgotten: without `over` everything in it would be ordered twice."""
+    made = state()
+    for number in range(1, STREAMS_KEPT + 2):
+        made.apply((item(1, b"a", stream=incarnation(number)),))
+    assert places(made, item(1, b"a", stream=incarnation(1))) == []
+
+
+def test_incarnations_of_others_are_not_touched() -> None:
+    made = state()
+    made.apply((item(1, b"x", stream=BOBS), item(1, b"t", stream=TRADES)))
+    for number in range(1, 3 * STREAMS_KEPT):
+        made.apply((item(1, b"a", stream=incarnation(number)),))
+    assert {BOBS, TRADES} <= made.served.keys()
+
+
+def test_extents_say_where_the_retained_positions_came_from() -> None:
+    made = state(retained=3)
+    for number in range(1, 6):
+        made.apply((item(number, b"%d" % number),))
+    extents = list(made.extents[ORDERS])
+    assert [e.position for e in extents] == [3, 4, 5]
+    assert [e.next for e in extents] == [4, 5, 6]
+    assert extents[0].root == extent_root(item(3, b"3").digests)
+
+
+# ------------------------------------------------------------------- images
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[Batch]:
+    streams = [incarnation(n) for n in range(7)] + [BOBS, TRADES]
+    runs = st.builds(
+        lambda stream, first, length: item(first, *[b"c"] * length, stream=stream),
+        st.sampled_from(streams),
+        st.integers(1, 4),
+        st.integers(1, 3),
+    )
+    return draw(st.lists(st.lists(runs, max_size=4).map(tuple), max_size=12))
+
+
+@given(batches())
+def test_image_adopted_is_the_same_state_and_goes_on_alike(found: list[Batch]) -> None:
+    one, other = state(5), state(5)
+    for batch in found[:6]:
+        one.apply(batch)
+    assert other.adopt(one.image())
+    assert other.image() == one.image()
+    for batch in found[6:]:
+        assert one.apply(batch) == other.apply(batch)
+    assert other.image() == one.image()
+
+
+@given(batches())
+def test_positions_have_no_gap_and_no_publication_twice(found: list[Batch]) -> None:
+    made = state()
+    following: dict[str, int] = {}
+    seen: set[tuple[Stream, int]] = set()
+    for batch in found:
+        for extent in made.apply(batch):
+            assert extent.position == following.get(extent.stream.channel, 1)
+            following[extent.stream.channel] = extent.next
+            first = extent.first + extent.skipped
+            fresh = {(extent.stream, number) for number in range(first, first + extent.count)}
+            assert not fresh & seen
+            seen |= fresh
+
+
+def test_image_depends_on_contents_and_not_on_the_way_there() -> None:
+    one, other, third = state(), state(), state()
+    one.apply((item(1, b"a"), item(2, b"b")))
+    other.apply((item(1, b"a"),))
+    other.apply((item(2, b"b"),))
+    third.apply((item(1, b"a"), item(2, b"x")))
+    assert one.image() == other.image()
+    assert one.head(ORDERS).chain != third.head(ORDERS).chain
+
+
+def test_image_does_not_depend_on_the_order_of_dictionaries() -> None:
+    one, other = state(), state()
+    one.apply((item(1, b"t", stream=TRADES), item(1, b"a")))
+    other.apply((item(1, b"a"), item(1, b"t", stream=TRADES)))
+    assert one.image() == other.image()
+
+
+@pytest.mark.parametrize("image", [b"", b"nonsense", b"\xc0"])
+def test_adopt_of_what_is_no_image_changes_nothing(image: bytes) -> None:
+    made = state()
+    made.apply((item(1, b"a"),))
+    before = made.image()
+    assert not made.adopt(image)
+    assert made.image() == before
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
+def test_cut_image_joins_again(size: int) -> None:
+    image = bytes(size)
+    chunks = cut(image)
+    assert b"".join(chunks) == image
+    assert len(chunks) == max(1, -(-size // CHUNK_BYTES))
+
+
+def test_root_stands_for_every_chunk() -> None:
+    digests = tuple(map(digest_of, (b"a", b"b")))
+    assert root_of(digests) != root_of(digests[::-1])
+    assert root_of(digests) != root_of(digests[:1])

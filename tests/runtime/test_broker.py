@@ -1,0 +1,160 @@
+"""A broker process from inside: what strangers, operators and a full disk cannot do to it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.runtime.world import RawPeer, keyring, plan, run, until
+
+from quorumcast.agents.broker import Vouched
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream
+from quorumcast.core.machine import Accuse, Effect, Event, Persist, Persisted, Storage
+from quorumcast.core.statements import Evidence, EvidenceKind
+from quorumcast.crypto.session import Farewell
+from quorumcast.manifest.files import sign_manifest, write_manifest
+from quorumcast.manifest.policy import Policy
+from quorumcast.runtime import store
+from quorumcast.runtime.broker import READ_AGAIN_S, BrokerNode, BrokerSettings
+from quorumcast.runtime.control import FaultOrder
+from quorumcast.runtime.http import Request
+from quorumcast.testing.cells import CellPlan
+
+BROKER = NodeId("broker-1")
+
+
+def with_broker(
+    tmp_path: Path,
+    act: Callable[[BrokerNode, CellPlan], Coroutine[Any, Any, None]],
+    policy: Policy | None = None,
+    **settings: Any,
+) -> None:
+    cell = plan(1) if policy is None else plan(1, channels={"events": policy})
+    path = tmp_path / "manifest.json"
+    write_manifest(path, sign_manifest(cell.manifest, cell.operator))
+    made = BrokerSettings(manifest=path, identity=tmp_path / "unread", **settings)
+
+    async def main() -> None:
+        node = BrokerNode(made, cell.manifest, cell.identities[BROKER])
+        await node.start()
+        try:
+            await act(node, cell)
+        finally:
+            await node.stop()
+
+    run(main())
+
+
+def test_broker_strangers_with_a_high_epoch_do_not_make_it_read_its_manifest(
+    tmp_path: Path,
+) -> None:
+    """Unless the file has changed; then the word is as good as any."""
+
+    async def act(node: BrokerNode, cell: CellPlan) -> None:
+        def boast() -> None:
+            stranger = RawPeer(cell.manifest.brokers[0].port, keyring(cell, "alice"))
+            hello = msgspec.structs.replace(stranger.greeter.hello(BROKER), epoch=10**6)
+            assert isinstance(stranger.hello(hello), Farewell)
+            stranger.wait_closed()
+            stranger.close()
+
+        loop = asyncio.get_running_loop()
+        for _ in range(10):
+            await loop.run_in_executor(None, boast)
+        assert node._renewing is not None
+        assert node._renewing.when() - loop.time() > READ_AGAIN_S / 2
+        node.read_manifest()  # ends the pause
+        following = msgspec.structs.replace(cell.manifest, epoch=2)
+        write_manifest(node.settings.manifest, sign_manifest(following, cell.operator))
+        await loop.run_in_executor(None, boast)
+        await until(lambda: node.manifest.epoch == 2)
+
+    with_broker(tmp_path, act)
+
+
+def test_broker_evidence_that_the_disk_does_not_take_is_counted_and_nothing_ends(
+    tmp_path: Path,
+) -> None:
+    blocked = tmp_path / "a file"
+    blocked.write_text("where a directory should be")
+    evidence = Evidence(
+        kind=EvidenceKind.CONFLICT, accused=NodeId("alice"), against=(), witnesses=(), note=""
+    )
+
+    async def act(node: BrokerNode, cell: CellPlan) -> None:
+        node.driver.carry_out([Accuse(evidence)])
+        assert node.telemetry.accusations[NodeId("alice")] == 1
+        assert node.telemetry.drops["evidence-not-saved"] == 1
+        assert not node.driver.stopped
+
+    with_broker(tmp_path, act, evidence=blocked / "evidence")
+
+
+JOURNAL = Policy.named("ab", journal=True)
+
+
+def test_broker_full_disk_is_told_to_the_machine_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "RETRY_S", 0.01)
+    record = Vouched(Stream(Channel("events"), NodeId("alice"), 1), 1, bytes(10**6))
+
+    async def act(node: BrokerNode, cell: CellPlan) -> None:
+        heard: list[Event] = []
+        handle = node.driver._handle
+
+        def listen(event: Event, now: Millis) -> list[Effect]:
+            heard.append(event)
+            return handle(event, now)
+
+        node.driver._handle = listen
+        assert node._store is not None
+        limit = node._store._database._connection.execute
+        limit("PRAGMA max_page_count=10")
+        node.driver.carry_out([Persist(record)])
+        await until(lambda: Storage(full=True) in heard)
+        shown: Any = node.control.status()["store"]
+        assert shown["full"] == 1
+        assert shown["waiting_bytes"] > 10**6
+        page = node.control.routes()["GET", "/metrics"](Request("GET", "/metrics", {}, b"")).body
+        assert b"quorumcast_store_full 1.0" in page
+        limit("PRAGMA max_page_count=100000")
+        await until(lambda: Persisted(record) in heard)
+        assert heard == [Storage(full=True), Storage(full=False), Persisted(record)]
+        shown = node.control.status()["store"]
+        assert shown["full"] == shown["waiting_bytes"] == 0
+
+    with_broker(tmp_path, act, JOURNAL, data=tmp_path / "data")
+
+
+def test_broker_two_with_one_store_are_refused(tmp_path: Path) -> None:
+    async def act(node: BrokerNode, cell: CellPlan) -> None:
+        with pytest.raises(UsageError, match="another broker has it open"):
+            BrokerNode(node.settings, cell.manifest, cell.identities[BROKER])
+
+    with_broker(tmp_path, act, JOURNAL, data=tmp_path / "data")
+
+
+def test_broker_without_a_place_for_its_store_is_one_sentence(tmp_path: Path) -> None:
+    async def act(node: BrokerNode, cell: CellPlan) -> None:
+        raise AssertionError("it must not start")
+
+    (tmp_path / "a file").write_text("where a directory should be")
+    with pytest.raises(UsageError, match="say where to keep it with --data"):
+        with_broker(tmp_path, act, JOURNAL)
+    with pytest.raises(UsageError, match="there can be no store in"):
+        with_broker(tmp_path, act, JOURNAL, data=tmp_path / "a file" / "data")
+
+
+def test_broker_fault_asked_for_twice_replaces_the_first(tmp_path: Path) -> None:
+    async def act(node: BrokerNode, cell: CellPlan) -> None:
+        for percent in (10, 100):
+            node.control.install(FaultOrder("alter", percent=percent))
+            node.control.install(FaultOrder("drop"))
+        assert [fault.name for fault in node.driver.faults] == ["alter", "drop"]
+        assert node.driver.faults[0].context.percent == 100  # type: ignore[attr-defined]
+
+    with_broker(tmp_path, act, allow_faults=True)
