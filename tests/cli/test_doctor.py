@@ -181,10 +181,12 @@ def rows(manifest: Manifest) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def judge(manifest: Manifest, answers: dict[str, Any]) -> list[tuple[str, str, str]]:
+def judge(
+    manifest: Manifest, answers: dict[str, Any], before: dict[str, Any] | None = None
+) -> list[tuple[str, str, str]]:
     """Everything that is not well."""
     troubles = dict.fromkeys(map(str, manifest.broker_ids), "")
-    findings = check_brokers(manifest, Path("cell"), troubles, answers)
+    findings = check_brokers(manifest, Path("cell"), troubles, answers, before)
     return [(f.about, f.level, f.says) for f in findings if f.level != "ok"]
 
 
@@ -229,6 +231,24 @@ def test_brokers_that_follow_different_leaders(manifest: Manifest) -> None:
     answers["broker-3"]["logs"] = answers["broker-4"]["logs"]
     levels = {about: level for about, level, _ in judge(manifest, answers)}
     assert levels["log byzantine"] == "error"
+
+
+def test_log_that_stands_still_is_an_error_and_one_that_moves_is_not(manifest: Manifest) -> None:
+    answers = rows(manifest)
+    log = answers["broker-3"]["logs"]["byzantine"]
+    log["executed"] = 499
+    assert unsettled(manifest, answers)
+    assert judge(manifest, answers) == []  # nobody knows yet
+    before = rows(manifest)
+    before["broker-3"]["logs"]["byzantine"]["executed"] = 490
+    assert judge(manifest, answers, before) == []
+    ((who, level, says),) = judge(manifest, answers, answers)
+    assert (who, level) == ("broker-3", "error")
+    assert says.startswith("it stands at batch 499 of 500 in log byzantine")
+    log["executed"] = 500
+    answers["broker-3"]["sizes"] = {"byzantine/offers": 2}
+    ((_, _, says),) = judge(manifest, answers, answers)
+    assert "no batch was decided for a while" in says
 
 
 def test_suspicion_of_one_is_not_told_and_of_two_is(manifest: Manifest) -> None:

@@ -51,7 +51,12 @@ class Learner:
         )
         for instance in range(1, decided + 1):
             self.consensus.decide(instance, value_of(HASH, A), A)
-        self.catch_up = CatchUp(B2, self.consensus, quorums, HASH)
+        #: How far it has executed, if not everything that it knows to be decided.
+        self.executed: int | None = None
+        self.catch_up = CatchUp(B2, self.consensus, quorums, HASH, self._executed)
+
+    def _executed(self) -> int:
+        return self.consensus.decided if self.executed is None else self.executed
 
     def hear(self, *decided: int) -> None:
         for peer, far in zip(PEERS, decided, strict=False):
@@ -335,3 +340,41 @@ def test_state_that_the_log_has_overtaken_is_not_asked_for_any_longer() -> None:
         learner.part(sender, 1, *[A] * 8)
     assert learner.catch_up.ask() == []
     assert learner.catch_up.wanted is None
+
+
+# ------------------------------------------------- decisions that cannot be executed
+
+
+def starved() -> Learner:
+    """It knows what was decided in five instances, but not the batch of the second."""
+    learner = Learner(decided=1)
+    learner.executed = 1
+    for instance in range(2, 6):
+        learner.consensus.decide(instance, value_of(HASH, B))
+    assert learner.consensus.decided == 5
+    return learner
+
+
+def test_broker_that_gets_no_further_asks_for_the_log_from_where_it_stands() -> None:
+    learner = starved()
+    learner.hear(5, 5, 5)
+    assert learner.catch_up.ask() == []  # it may be about to get what it lacks
+    assert learner.catch_up.ask() == [Send(PEERS, LogQuery(BYZANTINE, 2))]
+    learner.executed = 2
+    assert learner.catch_up.ask() == []
+
+
+def test_batch_of_a_decision_is_taken_from_anybody_if_it_is_the_one() -> None:
+    learner = starved()
+    learner.part(B1, 2, A, B)
+    assert learner.consensus.batch(2) is None
+    assert learner.consensus.batch(3) == B
+    learner.part(B3, 2, B)
+    assert learner.consensus.batch(2) == B
+
+
+def test_broker_that_gets_no_further_takes_a_state_of_what_it_knows_to_be_decided() -> None:
+    learner = starved()
+    head = StateHead(BYZANTINE, 4, (b"\1" * 32,))
+    assert learner.catch_up.on_state_head(B1, head) == []
+    assert learner.catch_up.on_state_head(B3, head) == [Send((B1,), ChunkQuery(BYZANTINE, 4, 0))]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from quorumcast.cli.checks import Finding
+    from quorumcast.cli.live_checks import Rows
     from quorumcast.crypto.identity import Identity
     from quorumcast.manifest.manifest import Manifest
 
@@ -104,8 +105,8 @@ def examine(path: Path, url: list[str] | None) -> list[Finding]:
     findings += files
     findings += check_certificates(manifest, datetime.datetime.now(datetime.UTC))
     troubles = asyncio.run(_greet_all(manifest, identities))
-    rows = _ask_until_settled(manifest, urls)
-    return findings + check_brokers(manifest, directory, troubles, rows)
+    before, rows = _ask_until_settled(manifest, urls)
+    return findings + check_brokers(manifest, directory, troubles, rows, before)
 
 
 async def _greet_all(manifest: Manifest, identities: dict[str, Identity]) -> dict[str, str]:
@@ -124,17 +125,20 @@ async def _greet_all(manifest: Manifest, identities: dict[str, Identity]) -> dic
     return dict(zip(manifest.broker_ids, troubles, strict=True))
 
 
-def _ask_until_settled(manifest: Manifest, urls: dict[str, str]) -> dict[str, dict[str, object]]:
+def _ask_until_settled(manifest: Manifest, urls: dict[str, str]) -> tuple[Rows, Rows]:
+    """What brokers say at first, if they were asked more than once, and at last."""
     from quorumcast.cli.live_checks import unsettled
 
+    before: Rows = {}
     rows = ask_all(urls)
     for look in range(1, LOOKS):
         if not unsettled(manifest, rows):
             break
-        _tell(f"brokers differ; looking again ({look} of {LOOKS - 1})")
+        before = before or rows
+        _tell(f"brokers are not of one mind yet; looking again ({look} of {LOOKS - 1})")
         time.sleep(PAUSE_S)
         rows = ask_all(urls)
-    return rows
+    return before, rows
 
 
 def _tell(words: str) -> None:

@@ -22,9 +22,16 @@ TOO_LITTLE_BYTES = 64 << 20
 
 
 def check_brokers(
-    manifest: Manifest, directory: Path, troubles: dict[str, str], rows: Rows
+    manifest: Manifest,
+    directory: Path,
+    troubles: dict[str, str],
+    rows: Rows,
+    before: Rows | None = None,
 ) -> list[Finding]:
-    """Everything about every broker, and about the cell as a whole."""
+    """Everything about every broker, and about the cell as a whole.
+
+    `before` is what the brokers said a few seconds ago: who should have moved since then?
+    """
     findings: list[Finding] = []
     for broker in manifest.brokers:
         row = rows[broker.id]
@@ -38,6 +45,7 @@ def check_brokers(
     answering = {name: row for name, row in rows.items() if _is(name, manifest, row)}
     findings += _suspects(manifest, answering)
     findings += _logs(manifest, answering)
+    findings += _standstill(answering, before or {})
     findings.append(_quorum(manifest, troubles, answering, directory))
     return findings
 
@@ -45,7 +53,7 @@ def check_brokers(
 def unsettled(manifest: Manifest, rows: Rows) -> bool:
     """Whether brokers differ in what they may be about to agree on."""
     answering = [row for name, row in rows.items() if _is(name, manifest, row)]
-    if any(row["epoch"] < manifest.epoch for row in answering):
+    if any(row["epoch"] < manifest.epoch or _waits(row) for row in answering):
         return True
     logs: dict[str, Counter[tuple[str, int]]] = {}
     for row in answering:
@@ -192,6 +200,35 @@ def _logs(manifest: Manifest, rows: Rows) -> list[Finding]:
     for log in dict.fromkeys(log for row in rows.values() for log in row.get("logs", {})):
         standings = {name: row["logs"][log] for name, row in rows.items() if log in row["logs"]}
         findings += _log(manifest, log, standings)
+    return findings
+
+
+def _waits(row: Row) -> list[str]:
+    """Logs in which something is to be done."""
+    return [
+        log
+        for log, standing in row.get("logs", {}).items()
+        if standing["executed"] < standing["decided"]
+        or row.get("sizes", {}).get(f"{log}/offers", 0)
+    ]
+
+
+def _standstill(rows: Rows, before: Rows) -> list[Finding]:
+    """Brokers that have something to do in a log and did nothing for a while."""
+    findings: list[Finding] = []
+    for name, row in rows.items():
+        for log in _waits(row):
+            now, then = row["logs"][log], before.get(name, {}).get("logs", {}).get(log, {})
+            if any(now[what] != then.get(what) for what in ("decided", "executed")):
+                continue
+            says = f"publications wait in log {log}, and no batch was decided for a while"
+            if now["executed"] < now["decided"]:
+                says = (
+                    f"it stands at batch {now['executed']:,} of {now['decided']:,} in log {log}, "
+                    "and lacks what was in the next one"
+                )
+            advice = "start the brokers that are down; one of them may have it; then see the logs"
+            findings.append(Finding(name, "error", says, advice))
     return findings
 
 

@@ -14,6 +14,8 @@ they are otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Send, Suspect, Suspicion
 from quorumcast.core.messages import (
@@ -55,8 +57,10 @@ class CatchUp:
     """Giving and taking of what was decided, in one log."""
 
     __slots__ = (
+        "_asked_at",
         "_chunks",
         "_consensus",
+        "_executed",
         "_hash",
         "_heads",
         "_me",
@@ -69,9 +73,18 @@ class CatchUp:
     )
 
     def __init__(
-        self, me: NodeId, consensus: Consensus, quorums: OrderQuorums, hash_: Hasher
+        self,
+        me: NodeId,
+        consensus: Consensus,
+        quorums: OrderQuorums,
+        hash_: Hasher,
+        executed: Callable[[], int],
     ) -> None:
         self._me = me
+        #: Up to which instance this broker has executed; what is decided may be further.
+        self._executed = executed
+        #: What was executed when it asked last.
+        self._asked_at = -1
         self._consensus = consensus
         self._quorums = quorums
         self._hash = hash_
@@ -117,6 +130,15 @@ class CatchUp:
         """Whether enough members are further than this broker."""
         return self.frontier() > self._consensus.decided
 
+    def _starved(self) -> bool:
+        """Whether it knows of decisions and gets no further with them.
+
+        What it lacks nobody may hold any longer: others have forgotten that part of the log.
+        """
+        starved = self._asked_at == self._executed() < self._consensus.decided
+        self._asked_at = self._executed()
+        return starved
+
     def frontier(self) -> int:
         """A correct member has decided everything up to here."""
         told = sorted((s.decided for s in self.standings.values()), reverse=True)
@@ -125,17 +147,19 @@ class CatchUp:
 
     def ask(self) -> list[Effect]:
         """Ask again for whatever is missing."""
-        if self.wanted is not None and self.wanted.checkpoint <= self._consensus.decided:
+        if self.wanted is not None and self.wanted.checkpoint <= self._executed():
             self.wanted = None  # the log was faster
             self._chunks.clear()
         effects: list[Effect] = []
         if self.wanted is not None:
             self._source += 1
             effects += self._ask_chunks(self.wanted)
-        if self.behind():
+        starved = self._starved()
+        if starved or self.behind():
             # Even while a state is under way: its holders may have gone on to the next one.
             peers = tuple(member for member in self._consensus.members if member != self._me)
-            query = LogQuery(self._consensus.log, self._consensus.decided + 1)
+            known = self._executed() if starved else self._consensus.decided
+            query = LogQuery(self._consensus.log, known + 1)
             effects.append(Send(peers, query))
         return effects
 
@@ -180,9 +204,12 @@ class CatchUp:
         """What a member knows to be decided."""
         consensus = self._consensus
         for instance, batch in enumerate(part.batches, part.first):
-            if not consensus.decided < instance <= consensus.decided + LOG_REACH:
+            if not self._executed() < instance <= consensus.decided + LOG_REACH:
                 continue
             value = value_of(self._hash, batch)
+            if instance <= consensus.decided:
+                consensus.decide(instance, value, batch)
+                continue
             reports = self._reports.setdefault(instance, {})
             reports[sender] = value
             if sum(said == value for said in reports.values()) >= self._quorums.believe:
@@ -193,7 +220,7 @@ class CatchUp:
 
     def on_state_head(self, sender: NodeId, head: StateHead) -> list[Effect]:
         """A member offers its state; one that enough of them offer alike is fetched."""
-        if head.checkpoint <= self._consensus.decided:
+        if head.checkpoint <= self._executed():
             return [Drop(DropReason.DUPLICATE, sender)]
         heads = self._heads.setdefault(sender, {})
         heads[head.checkpoint] = head

@@ -354,12 +354,12 @@ class Consensus:
 
     def decide(self, instance: int, value: bytes, batch: Batch | None = None) -> None:
         """A value is decided: by a quorum, or by the word of enough others who know it."""
-        if instance <= self.decided:
-            return
-        slot = self.slot(instance)
-        slot.decided = value
-        if batch is not None:
-            slot.keep(value, batch)
+        known = self.slots.get(instance)
+        if instance > self.decided:
+            known = self.slot(instance)
+            known.decided = value
+        if batch is not None and known is not None and known.decided == value:
+            known.keep(value, batch)
         while (following := self.slots.get(self.decided + 1)) is not None and following.decided:
             self.decided += 1
 
@@ -435,11 +435,10 @@ class Consensus:
 
     def skip_to(self, instance: int) -> None:
         """Go on after a state that was fetched from others."""
-        if instance > self.decided:
-            self.decided = instance
-            self.forget(instance)
-            while (slot := self.slots.get(self.decided + 1)) is not None and slot.decided:
-                self.decided += 1
+        self.decided = max(self.decided, instance)
+        self.forget(instance)
+        while (slot := self.slots.get(self.decided + 1)) is not None and slot.decided:
+            self.decided += 1
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""

@@ -103,6 +103,7 @@ class Execution:
         "_durable",
         "_log",
         "_stored",
+        "_unneeded",
         "backfill",
         "executed",
         "offers",
@@ -127,6 +128,9 @@ class Execution:
         self.backfill = Backfill()
         #: Every instance up to this one has been executed; only grows.
         self.executed = 0
+        #: What is not retained any more and goes with the next checkpoint: until that is on disk,
+        #: whoever restarts executes again what came after the last one. Grows no further than that.
+        self._unneeded: list[Effect] = []
         #: Offers that the disk held when this broker started; empty once it runs.
         self._stored: dict[tuple[Stream, int], Stored] = {}
 
@@ -176,7 +180,9 @@ class Execution:
             held = self.offers.find(extent.stream, extent.first)
             log = self._around.log_of(extent.stream.channel)
             if held is not None and log is not None:
-                effects += log.append(extent, held.offer, held.bodies)
+                for effect in log.append(extent, held.offer, held.bodies):
+                    late = isinstance(effect, Forget)
+                    (self._unneeded if late else effects).append(effect)
         for stream in served:
             self.offers.serve(stream, self.state.served.get(stream, 0))
             effects.append(self.ack(stream))
@@ -213,9 +219,10 @@ class Execution:
         return Checkpoint(self.executed, image), self._keep(image)
 
     def _keep(self, image: bytes) -> list[Effect]:
-        return (
-            [Persist(Snapshot(self._log, self.executed, image), lazy=True)] if self._durable else []
-        )
+        unneeded, self._unneeded = self._unneeded, []
+        if not self._durable:
+            return []
+        return [Persist(Snapshot(self._log, self.executed, image), lazy=True), *unneeded]
 
     def jump(self, instance: int, image: bytes) -> list[Effect] | None:
         """Go on from a state that others vouch for; None if it is none."""

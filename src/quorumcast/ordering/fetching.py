@@ -14,8 +14,9 @@ from quorumcast.ordering.consensus import Consensus, value_of
 from quorumcast.ordering.execution import Execution, Surroundings
 from quorumcast.ordering.succession import Succession
 
-#: Offers given to whoever asks at a time.
-GIVEN = 64
+#: Offers given to whoever asks at a time, and decisions looked ahead when asking.
+GIVEN = 256
+AHEAD = 128
 
 
 class Fetching:
@@ -85,12 +86,15 @@ class Fetching:
         consensus, execution = self._consensus, self._execution
         values: list[bytes] = []
         items: list[Item] = []
-        if execution.executed < consensus.decided:
-            batch = consensus.batch(execution.executed + 1)
-            if batch is None:
-                values.append(consensus.slots[execution.executed + 1].decided)
-            else:
-                items += execution.lacking(batch)
+        for instance in range(execution.executed + 1, consensus.decided + 1)[:AHEAD]:
+            slot = consensus.slots.get(instance)
+            batch = consensus.batch(instance)
+            if batch is not None:
+                # Only of the next one is it known what it needs; of the others, what it names.
+                nearest = instance == execution.executed + 1
+                items += execution.lacking(batch) if nearest else execution.missing(batch)
+            elif slot is not None:
+                values.append(slot.decided)
         for _, batch in consensus.waiting():
             items += execution.missing(batch)
         offers = [Cursor(item.stream, item.first) for item in items]
@@ -99,5 +103,5 @@ class Fetching:
         if not peers or not (values or offers):
             return []
         self._asked += 1
-        request = Fetch(consensus.log, tuple(values), tuple(offers[:MAX_FETCH]))
+        request = Fetch(consensus.log, tuple(values[:MAX_FETCH]), tuple(offers[:MAX_FETCH]))
         return [Send((peers[self._asked % len(peers)],), request)]

@@ -130,7 +130,9 @@ class Sequencer:
         self._succession = kind.succession(
             self._consensus, quorums, around.keyring, durable=durable
         )
-        self.catch_up = kind.catching_up(around.me, self._consensus, quorums, around.hash)
+        self.catch_up = kind.catching_up(
+            around.me, self._consensus, quorums, around.hash, lambda: self._execution.executed
+        )
         self._caution = Caution(around, quorums, self._consensus, self.catch_up)
         self._rights = Rights(around, self._consensus, self._execution)
         self._fetching = Fetching(around, self._consensus, self._execution, self._succession)
