@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.cli.shell import base_port
 
 from quorumcast.cli.main import main
 
@@ -16,7 +17,8 @@ pytestmark = pytest.mark.filterwarnings("default")
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("cells") / "cell"
-    assert main(["init", str(directory), "--channel", "orders:brb", "--digest", "sha256"]) == 0
+    place = ["init", str(directory), "--base-port", str(base_port())]
+    assert main([*place, "--channel", "orders:brb", "--digest", "sha256"]) == 0
     return directory
 
 
@@ -146,6 +148,17 @@ def test_address_where_no_broker_listens(capsys: pytest.CaptureFixture[str], cel
     line = sentence(capsys, "faults", "set", "broker-1", "alter", "-m", cell)
     assert "no status page answers" in line
     assert "there is no broker 'x'" in sentence(capsys, "faults", "clear", "x", "-m", cell)
+
+
+def test_ports_that_another_cell_uses(
+    capsys: pytest.CaptureFixture[str], cell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = {"node": "broker-1", "cell": "other", "epoch": 1, "time": 0.0}
+    monkeypatch.setattr("quorumcast.cli.common.ask", lambda url: page)
+    monkeypatch.setattr("quorumcast.cli.operations.ask", lambda url: page)
+    assert "no broker of cell 'cell' is up" in sentence(capsys, "status", "-m", cell)
+    line = sentence(capsys, "faults", "set", "broker-1", "alter", "-m", cell)
+    assert "is the page of broker-1 of cell 'other'; say where that of broker-1 is" in line
 
 
 def test_port_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

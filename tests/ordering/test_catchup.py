@@ -359,7 +359,7 @@ def test_broker_that_gets_no_further_asks_for_the_log_from_where_it_stands() -> 
     learner = starved()
     learner.hear(5, 5, 5)
     assert learner.catch_up.ask() == []  # it may be about to get what it lacks
-    assert learner.catch_up.ask() == [Send(PEERS, LogQuery(BYZANTINE, 2))]
+    assert learner.catch_up.ask() == [Send(PEERS, LogQuery(BYZANTINE, 2, stuck=True))]
     learner.executed = 2
     assert learner.catch_up.ask() == []
 

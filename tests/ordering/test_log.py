@@ -50,12 +50,6 @@ def test_log_vouches_for_positions_as_a_stream_of_the_cell() -> None:
     assert (log.upto, log.settled, log.final, log.final_from) == (3, 3, 3, 1)
 
 
-def test_log_of_a_run_that_was_ordered_in_part_vouches_for_the_rest() -> None:
-    log, made = ordered_log(), state()
-    append(log, made, 1, b"a", b"b")
-    assert append(log, made, 2, b"b", b"c") == [Vouch(POSITIONS, 3, digests(*labelled(3, b"c")))]
-
-
 def test_log_answers_pulls_and_nothing_else() -> None:
     log, made = ordered_log(), state()
     append(log, made, 1, b"a", b"b")

@@ -16,7 +16,6 @@ from quorumcast.core.statements import Claim, Signed, StopStatement, canonical
 from quorumcast.ordering.regency import Conclusion, conclude, read_word, sign_word
 
 V, W = b"v" * 32, b"w" * 32
-REACH = 16
 N4, N5, N7 = OrderQuorums(4, 1, True), OrderQuorums(5, 1, True), OrderQuorums(7, 2, True)
 CRASH3, CRASH5 = OrderQuorums(3, 1, False), OrderQuorums(5, 2, False)
 
@@ -86,7 +85,7 @@ TABLE: list[tuple[str, OrderQuorums, list[Claim | None], bytes | None]] = [
 def test_conclude_follows_the_table(
     quorums: OrderQuorums, claims: list[Claim | None], expected: bytes | None
 ) -> None:
-    found = conclude(quorums, words(*claims), REACH)
+    found = conclude(quorums, words(*claims))
     if expected is None:
         assert found is None
     else:
@@ -98,34 +97,34 @@ def test_conclude_follows_the_table(
 def test_conclude_any_order_of_the_words_gives_the_same(n_f: tuple[int, int]) -> None:
     quorums = OrderQuorums(*n_f, True)
     said = words(*[V0] * quorums.decide, *[None] * (n_f[0] - quorums.decide))
-    assert conclude(quorums, said, REACH) == conclude(quorums, said[::-1], REACH)
+    assert conclude(quorums, said) == conclude(quorums, said[::-1])
 
 
 def test_conclude_empty_instance_before_a_kept_one_is_bound_to_be_empty() -> None:
     second = accepted(V, instance=2)
-    found = conclude(N4, words(second, second, second), REACH)
+    found = conclude(N4, words(second, second, second))
     assert found == Conclusion(0, {1: b"", 2: V})
     assert found.high == 2
 
 
 def test_conclude_low_end_is_what_2f_plus_1_have_decided() -> None:
     said = [word("b1", decided=9), word("b2", decided=7), word("b3", decided=5)]
-    assert conclude(N4, said, REACH) == Conclusion(5, {})
-    assert conclude(N4, [*said, word("b4", decided=8)], REACH) == Conclusion(7, {})
+    assert conclude(N4, said) == Conclusion(5, {})
+    assert conclude(N4, [*said, word("b4", decided=8)]) == Conclusion(7, {})
     assert Conclusion(7, {}).high == 7
 
 
 def test_conclude_low_end_is_a_checkpoint_that_f_plus_1_call_stable() -> None:
     said = [word("b1", decided=9, stable=8), word("b2", decided=9, stable=8), word("b3")]
-    assert conclude(N4, said, REACH) == Conclusion(8, {})
+    assert conclude(N4, said) == Conclusion(8, {})
     said = [word("b1", decided=9, stable=8), word("b2", decided=9), word("b3")]
-    assert conclude(N4, said, REACH) == Conclusion(0, {})  # one may be lying
+    assert conclude(N4, said) == Conclusion(0, {})  # one may be lying
 
 
 def test_conclude_crash_low_end_is_what_f_plus_1_have_decided() -> None:
     """One may be lost for ever, and with it what only it had decided."""
     said = [word("b1", decided=9), word("b2", decided=3)]
-    assert conclude(CRASH3, said, REACH) == Conclusion(3, {})
+    assert conclude(CRASH3, said) == Conclusion(3, {})
 
 
 def test_conclude_claims_up_to_the_low_end_are_settled_and_not_bound() -> None:
@@ -133,22 +132,29 @@ def test_conclude_claims_up_to_the_low_end_are_settled_and_not_bound() -> None:
         word(f"b{i}", accepted(V, instance=2), accepted(W, instance=3), decided=2)
         for i in (1, 2, 3)
     ]
-    assert conclude(N4, said, REACH) == Conclusion(2, {3: W})
+    assert conclude(N4, said) == Conclusion(2, {3: W})
 
 
-def test_conclude_word_about_what_no_correct_broker_can_have_reached_is_not_heard() -> None:
-    said = words(accepted(V, instance=REACH + 1), None, None)
-    assert conclude(N4, said, REACH) == Conclusion(0, {})
-    said = words(accepted(V, instance=REACH), None, None)
-    assert conclude(N4, said, REACH) is None
+def test_conclude_invention_far_away_only_costs_more_words() -> None:
+    said = words(accepted(V, instance=10**6), None, None)
+    assert conclude(N4, said) is None
+    assert conclude(N4, words(accepted(V, instance=10**6), None, None, None)) == Conclusion(0, {})
+
+
+def test_conclude_value_that_brokers_far_ahead_accepted_is_kept() -> None:
+    """Brokers may be many windows apart: the last one here has missed a hundred instances."""
+    ahead = [word(name, accepted(V, instance=105), decided=104, stable=64) for name in ("b1", "b2")]
+    found = conclude(N4, [*ahead, word("b3", decided=10)])
+    assert found is not None
+    assert (found.low, found.values[105]) == (64, V)
 
 
 def test_conclude_blind_word_is_not_heard() -> None:
     """Whoever forgot what it did cannot testify that it did nothing."""
     said = [word("b1", V0), word("b2"), word("b3"), word("b4")]
-    assert conclude(N4, said, REACH) == Conclusion(0, {})
+    assert conclude(N4, said) == Conclusion(0, {})
     said[3] = word("b4", blind=1)
-    assert conclude(N4, said, REACH) is None
+    assert conclude(N4, said) is None
 
 
 def test_conclude_blind_word_counts_for_later_instances() -> None:
@@ -158,7 +164,7 @@ def test_conclude_blind_word_counts_for_later_instances() -> None:
         word("b2", second, decided=1),
         word("b3", decided=1, blind=1),
     ]
-    assert conclude(N4, said, REACH) == Conclusion(1, {2: V})
+    assert conclude(N4, said) == Conclusion(1, {2: V})
 
 
 def test_conclude_at_the_source_documents_threshold_would_lose_a_decision() -> None:
@@ -168,10 +174,10 @@ def test_conclude_at_the_source_documents_threshold_would_lose_a_decision() -> N
     quorum three accepted v, and every three words have one of them.
     """
     silent = words(wrote(V), wrote(V), None)
-    assert conclude(N4, silent, REACH) == Conclusion(0, {})
+    assert conclude(N4, silent) == Conclusion(0, {})
     holders = [V0, V0, V0, None]
     for chosen in combinations(holders, 3):
-        assert conclude(N4, words(*chosen), REACH) == Conclusion(0, {1: V})
+        assert conclude(N4, words(*chosen)) == Conclusion(0, {1: V})
 
 
 # ------------------------------------------------------- a decided value survives
@@ -242,7 +248,7 @@ def test_conclude_after_a_decision_yields_the_decided_value_or_waits(
     history: tuple[OrderQuorums, list[StopStatement]],
 ) -> None:
     quorums, said = history
-    found = conclude(quorums, said, REACH)
+    found = conclude(quorums, said)
     assert found is None or found == Conclusion(0, {1: V})
 
 
@@ -252,7 +258,7 @@ def test_conclude_after_crashes_any_n_minus_f_words_suffice(
 ) -> None:
     """Liveness: nobody lies, so nobody has to wait for more."""
     quorums, said = history
-    assert conclude(quorums, said, REACH) == Conclusion(0, {1: V})
+    assert conclude(quorums, said) == Conclusion(0, {1: V})
 
 
 def exhaustive(quorums: OrderQuorums, threshold: int) -> list[bytes | None]:
@@ -263,7 +269,7 @@ def exhaustive(quorums: OrderQuorums, threshold: int) -> list[bytes | None]:
         said = words(*claims)
         said[0] = word("b1", *([] if lie is None else [lie]))
         for chosen in combinations(said, quorums.responders):
-            conclusion = conclude(quorums, chosen, REACH)
+            conclusion = conclude(quorums, chosen)
             found.append(None if conclusion is None else conclusion.values.get(1, b""))
     return found
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quorumcast.cli.common import IDENTITY, OPERATOR, ask_all, console
+from quorumcast.cli.common import IDENTITY, OPERATOR, ask_cell, console
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,12 +83,8 @@ def wait_until_taken(manifest: Manifest, urls: dict[str, str]) -> dict[str, bool
     started = time.monotonic()
     told = False
     while True:
-        rows = ask_all(urls)
-        taken = {
-            name: row["epoch"] >= manifest.epoch
-            for name, row in rows.items()
-            if row["up"] and (row["node"], row["cell"]) == (name, manifest.cell)
-        }
+        rows = ask_cell(manifest, urls)
+        taken = {name: row["epoch"] >= manifest.epoch for name, row in rows.items() if row["up"]}
         waited = time.monotonic() - started
         if all(taken.values()) or waited > PATIENCE_S:
             return taken

@@ -19,7 +19,7 @@ from quorumcast.cli.common import (
     JsonOption,
     ManifestOption,
     StatusOption,
-    ask_all,
+    ask_cell,
     console,
     manifest_path,
     print_json,
@@ -60,7 +60,7 @@ def list_channels(
 ) -> None:
     """Show every channel: policy, what is on disk, rights, columns."""
     cell = _read(manifest)
-    rows = ask_all(status_urls(cell, url)) if live else {}
+    rows = ask_cell(cell, status_urls(cell, url)) if live else {}
     facts = [
         {**channel_facts(entry), **({"live": live_facts(entry, rows)} if live else {})}
         for entry in cell.channels
@@ -84,7 +84,7 @@ def show(
     entry = _entry(cell, name)
     facts = channel_facts(entry)
     if live:
-        facts["live"] = live_facts(entry, ask_all(status_urls(cell, url)))
+        facts["live"] = live_facts(entry, ask_cell(cell, status_urls(cell, url)))
     if json_:
         print_json({"cell": cell.cell, "epoch": cell.epoch, "channel": facts})
     else:
@@ -124,7 +124,7 @@ def create(
         return next_epoch(old, channels=(*old.channels, entry))
 
     if policy.needs_store:
-        _check_disks(entry, urls)
+        _check_disks(cell, entry, urls)
     new = advance(path, operator, add)
     _report(new, entry.name, urls if wait else {}, json_)
 
@@ -295,12 +295,10 @@ def _check_size(cell: Manifest, entry: ChannelEntry) -> None:
     )
 
 
-def _check_disks(entry: ChannelEntry, urls: dict[str, str]) -> None:
+def _check_disks(cell: Manifest, entry: ChannelEntry, urls: dict[str, str]) -> None:
     """A broker without a data directory would not take the epoch: say so before it is signed."""
     without = [
-        name
-        for name, row in ask_all(urls).items()
-        if row["up"] and row["node"] == name and not row.get("disk")
+        name for name, row in ask_cell(cell, urls).items() if row["up"] and not row.get("disk")
     ]
     if without:
         raise UsageError(

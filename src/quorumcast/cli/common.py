@@ -161,6 +161,20 @@ def ask_all(urls: dict[str, str]) -> dict[str, dict[str, Any]]:
         return dict(zip(urls, pool.map(look, urls.values()), strict=True))
 
 
+def ask_cell(manifest: Manifest, urls: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """The same, where a page that belongs to somebody else does not count as up."""
+    rows = ask_all(urls)
+    for name, row in rows.items():
+        if row["up"] and not is_broker(row, name, manifest.cell):
+            rows[name] = {"up": False, "state": f"{row['node']} of cell {row['cell']}"}
+    return rows
+
+
+def is_broker(row: dict[str, Any], name: str, cell: str) -> bool:
+    """Whether a status page is that of this broker; another cell may use the same ports."""
+    return bool(row["up"]) and (row["node"], row["cell"]) == (name, cell)
+
+
 def ask(url: str, method: str = "GET", body: dict[str, Any] | None = None) -> dict[str, Any]:
     """A broker's answer; a sentence if it gives none."""
     import urllib.error

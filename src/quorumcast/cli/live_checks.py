@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorumcast.cli.checks import Finding
-from quorumcast.cli.common import MANIFEST
+from quorumcast.cli.common import MANIFEST, is_broker
 
 if TYPE_CHECKING:
     from quorumcast.manifest.manifest import BrokerEntry, Manifest
@@ -35,14 +35,14 @@ def check_brokers(
     findings: list[Finding] = []
     for broker in manifest.brokers:
         row = rows[broker.id]
-        findings.append(_reach(broker, troubles[broker.id], row, directory))
+        findings.append(_reach(manifest, broker, troubles[broker.id], row, directory))
         findings += _disk(manifest, broker.id, row, directory)
-        if _is(broker.id, manifest, row):
+        if is_broker(row, broker.id, manifest.cell):
             findings += _clock(broker.id, row)
             findings += _epoch(manifest, broker.id, row, directory)
             findings += _conduct(broker.id, row)
             findings += _links(broker.id, row, troubles)
-    answering = {name: row for name, row in rows.items() if _is(name, manifest, row)}
+    answering = {name: row for name, row in rows.items() if is_broker(row, name, manifest.cell)}
     findings += _suspects(manifest, answering)
     findings += _logs(manifest, answering)
     findings += _standstill(answering, before or {})
@@ -52,7 +52,7 @@ def check_brokers(
 
 def unsettled(manifest: Manifest, rows: Rows) -> bool:
     """Whether brokers differ in what they may be about to agree on."""
-    answering = [row for name, row in rows.items() if _is(name, manifest, row)]
+    answering = [row for name, row in rows.items() if is_broker(row, name, manifest.cell)]
     if any(row["epoch"] < manifest.epoch or _waits(row) for row in answering):
         return True
     logs: dict[str, Counter[tuple[str, int]]] = {}
@@ -62,13 +62,11 @@ def unsettled(manifest: Manifest, rows: Rows) -> bool:
     return any(len(views) > 1 for views in logs.values())
 
 
-def _is(name: str, manifest: Manifest, row: Row) -> bool:
-    return bool(row["up"]) and (row["node"], row["cell"]) == (name, manifest.cell)
-
-
-def _reach(broker: BrokerEntry, trouble: str, row: Row, directory: Path) -> Finding:
+def _reach(
+    manifest: Manifest, broker: BrokerEntry, trouble: str, row: Row, directory: Path
+) -> Finding:
     if trouble:
-        running = row["up"] and row.get("node") == broker.id
+        running = is_broker(row, broker.id, manifest.cell)
         return Finding(
             broker.id,
             "error" if running else "warning",
@@ -84,7 +82,7 @@ def _reach(broker: BrokerEntry, trouble: str, row: Row, directory: Path) -> Find
             f"answers at {broker.address}, but its status page does not, so little is known of it",
             f"say where the page is with --url {broker.id}=http://HOST:PORT",
         )
-    if row["node"] != broker.id:
+    if not is_broker(row, broker.id, manifest.cell):
         return Finding(
             broker.id,
             "warning",
@@ -108,7 +106,7 @@ def _disk(manifest: Manifest, name: str, row: Row, directory: Path) -> list[Find
     from quorumcast.runtime.disk import look_at
 
     needed = any(channel.policy.needs_store for channel in manifest.channels)
-    known = _is(name, manifest, row)
+    known = is_broker(row, name, manifest.cell)
     disk: Any = row.get("disk") if known else look_at(directory / "data", name)
     if not needed or (not known and not (directory / "data").exists()):
         return []

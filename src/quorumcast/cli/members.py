@@ -12,7 +12,7 @@ from quorumcast.cli.common import (
     JsonOption,
     ManifestOption,
     StatusOption,
-    ask_all,
+    ask_cell,
     console,
     manifest_path,
     print_json,
@@ -48,7 +48,7 @@ def list_members(
     from quorumcast.manifest.files import read_manifest
 
     cell = read_manifest(manifest_path(manifest))
-    rows = ask_all(status_urls(cell, url)) if live else None
+    rows = ask_cell(cell, status_urls(cell, url)) if live else None
     members = _members(cell, rows)
     if json_:
         print_json({"cell": cell.cell, "epoch": cell.epoch, "f": cell.f, "members": members})

@@ -13,7 +13,7 @@ from quorumcast.cli.common import (
     ManifestOption,
     StatusOption,
     ask,
-    ask_all,
+    ask_cell,
     console,
     manifest_path,
     print_json,
@@ -41,7 +41,7 @@ def status(
 
     path = manifest_path(manifest)
     cell = read_manifest(path)
-    rows = ask_all(status_urls(cell, url))
+    rows = ask_cell(cell, status_urls(cell, url))
     if not any(row["up"] for row in rows.values()):
         raise UsageError(
             f"no broker of cell {cell.cell!r} is up; start it with 'quorumcast up {path.parent}'"
@@ -171,6 +171,12 @@ def _address(broker: str, manifest: Path, url: list[str] | None) -> str:
     if broker not in urls:
         raise UsageError(
             f"there is no broker {broker!r} in cell {cell.cell!r}; it has {', '.join(urls)}"
+        )
+    page = ask(f"{urls[broker]}/status")
+    if (page.get("node"), page.get("cell")) != (broker, cell.cell):
+        raise UsageError(
+            f"{urls[broker]} is the page of {page.get('node')} of cell {page.get('cell')!r}; say "
+            f"where that of {broker} is with --url"
         )
     return urls[broker]
 

@@ -30,6 +30,13 @@ MAX_BATCH = 1024
 MAX_FETCH = 256
 #: Chunks of a transferred state.
 MAX_CHUNKS = 4096
+#: Instances of which a broker gives its word when the leader changes, and values that it wrote in
+#: each: the words of a large cell must fit into one frame.
+MAX_CLAIMS = 512
+MAX_WRITTEN = 4
+#: What a channel may ask for, so that its brokers' words stay within that.
+MAX_CHECKPOINT = 128
+MAX_PIPELINE = 64
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -318,6 +318,8 @@ class LogQuery(Message, frozen=True, array_like=True):
 
     log: Protection
     first: Positive
+    #: I get no further with the log: a state would help.
+    stuck: bool = False
 
 
 class LogPart(Message, frozen=True, array_like=True):

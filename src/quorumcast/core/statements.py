@@ -8,11 +8,16 @@ signs and verifies. Everything here is plain data in one canonical encoding.
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from quorumcast.core.ids import Count, NodeId, Positive, Stream
+from quorumcast.core.ids import DIGEST_SIZE, Count, NodeId, Positive, Stream
+from quorumcast.core.limits import MAX_CLAIMS, MAX_WRITTEN
 from quorumcast.core.quorum import Protection
+
+Value = Annotated[bytes, Meta(max_length=DIGEST_SIZE)]
 
 
 class Signed(msgspec.Struct, frozen=True, array_like=True):
@@ -73,9 +78,9 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     instance: Positive
     #: The last regency in which it accepted a value, and the value; b"": none.
     regency: Count = 0
-    value: bytes = b""
+    value: Value = b""
     #: Every value that it wrote, and the last regency in which it did.
-    written: tuple[tuple[bytes, Count], ...] = ()
+    written: Annotated[tuple[tuple[Value, Count], ...], Meta(max_length=MAX_WRITTEN)] = ()
 
 
 class StopStatement(msgspec.Struct, frozen=True, tag="stop", kw_only=True):
@@ -91,7 +96,7 @@ class StopStatement(msgspec.Struct, frozen=True, tag="stop", kw_only=True):
     stable: Count
     #: Up to this instance it has forgotten what it did, and says nothing about it.
     blind: Count
-    claims: tuple[Claim, ...]
+    claims: Annotated[tuple[Claim, ...], Meta(max_length=MAX_CLAIMS)]
 
 
 #: What evidence and receipts are made of.

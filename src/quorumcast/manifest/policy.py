@@ -24,7 +24,7 @@ from __future__ import annotations
 import msgspec
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.limits import Limits
+from quorumcast.core.limits import MAX_CHECKPOINT, MAX_PIPELINE, Limits
 from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.core.statements import Basis
 
@@ -229,6 +229,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for limit in msgspec.structs.fields(Limits):
             if getattr(limits, limit.name) < 1:
                 raise UsageError(f"limit {limit.name!r} must be 1 or more")
+        if limits.checkpoint > MAX_CHECKPOINT or limits.pipeline > MAX_PIPELINE:
+            raise UsageError(
+                f"limit 'checkpoint' is at most {MAX_CHECKPOINT} and 'pipeline' at most "
+                f"{MAX_PIPELINE}: brokers answer for every batch in between when a leader changes"
+            )
         needs = (
             # A run is as long as the window, and a vote counts only if all of it is near enough.
             ("vote_window", limits.window, "'window' of publications under way"),

@@ -86,16 +86,27 @@ class Backfill:
                 del self._gaps[channel]
 
     def wanted(self) -> list[Cursor]:
-        """What to ask for now; what was asked for too often is given up."""
-        cursors: list[Cursor] = []
-        for channel, gap in list(self._gaps.items()):
-            gap.asked += 1
-            if gap.asked > PATIENCE:
-                del self._gaps[channel]
-                continue
-            named = [Cursor(extent.stream, extent.first) for extent in gap.near()]
-            cursors += [cursor for cursor in named if cursor not in gap.fetched]
-        return cursors
+        """What to ask for now, of one channel after the other.
+
+        What was asked for too often is given up.
+        """
+        if not self._gaps:
+            return []
+        channel, gap = next(iter(self._gaps.items()))
+        del self._gaps[channel]
+        gap.asked += 1
+        if gap.asked > PATIENCE:
+            return []
+        self._gaps[channel] = gap
+        named = [Cursor(extent.stream, extent.first) for extent in gap.near()]
+        return [cursor for cursor in named if cursor not in gap.fetched]
+
+    def wants(self, offer: Offer) -> bool:
+        """Whether an offer is one that is lacking, by what it says."""
+        gap = self._gaps.get(offer.stream.channel)
+        return gap is not None and any(
+            (extent.stream, extent.first) == (offer.stream, offer.first) for extent in gap.near()
+        )
 
     def take(self, offer: Offer, bodies: Bodies) -> bool:
         """An offer; whether it is one that is lacking."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quorumcast.core.ids import NodeId
+from quorumcast.core.limits import MAX_HEADER_BYTES
 from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Send, Suspect, Suspicion
 from quorumcast.core.messages import (
     Batch,
@@ -35,8 +36,9 @@ from quorumcast.ordering.state import cut, digest_of, root_of
 #: Instances that one answer covers at most, and how far ahead reports are kept.
 LOG_PART = 64
 LOG_REACH = 2 * LOG_PART
-#: Runs named in one answer at most.
+#: Runs named in one answer at most, and bytes of their digests or one batch.
 LOG_RUNS = 1024
+LOG_BYTES = MAX_HEADER_BYTES // 4
 #: States that a member may offer at once.
 HEADS_KEPT = 32
 
@@ -159,7 +161,7 @@ class CatchUp:
             # Even while a state is under way: its holders may have gone on to the next one.
             peers = tuple(member for member in self._consensus.members if member != self._me)
             known = self._executed() if starved else self._consensus.decided
-            query = LogQuery(self._consensus.log, known + 1)
+            query = LogQuery(self._consensus.log, known + 1, starved)
             effects.append(Send(peers, query))
         return effects
 
@@ -177,16 +179,22 @@ class CatchUp:
         if query.first <= consensus.forgotten:
             return heads or [Drop(DropReason.NOT_HELD, sender)]
         batches: list[Batch] = []
-        runs = 0
+        runs = size = 0
         for instance in range(query.first, consensus.decided + 1):
             batch = consensus.batch(instance)
             if batch is None or len(batches) >= LOG_PART or runs + len(batch) > LOG_RUNS:
+                break
+            size += sum(len(item.digests) for item in batch)
+            if batches and size > LOG_BYTES:
                 break
             batches.append(batch)
             runs += len(batch)
         part = LogPart(log, query.first, tuple(batches))
         # Others may have forgotten this part of the log already, and can only offer a state.
-        return [*([Send((sender,), part)] if batches else []), *(heads if len(later) > 1 else [])]
+        return [
+            *([Send((sender,), part)] if batches else []),
+            *(heads if query.stuck or len(later) > 1 else []),
+        ]
 
     def on_chunk_query(self, sender: NodeId, query: ChunkQuery) -> list[Effect]:
         """One chunk of the state."""

@@ -34,13 +34,12 @@ from quorumcast.core.machine import (
     Suspect,
     Suspicion,
 )
-from quorumcast.core.messages import Accept, Batch, Item, Propose, Write
+from quorumcast.core.messages import Accept, Batch, Item, Offer, Propose, Write
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Claim
 from quorumcast.crypto.digest import Hasher
 from quorumcast.ordering.regency import KEPT_VALUES, Conclusion
-
-Vote = tuple[int, bytes]
+from quorumcast.ordering.slot import Slot, Vote
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -69,64 +68,6 @@ class Voted(Record, frozen=True, tag=True):
     def place(self) -> int:
         """Later records at the same place replace earlier ones."""
         return self.instance
-
-
-class Slot:
-    """One instance."""
-
-    __slots__ = (
-        "accepted",
-        "accepts",
-        "batches",
-        "decided",
-        "proposed",
-        "said",
-        "writes",
-        "written",
-    )
-
-    def __init__(self) -> None:
-        #: What the leader proposed: regency and value.
-        self.proposed: Vote = (-1, b"")
-        #: Batches known for this instance, by value; at most KEPT_VALUES and the decided one.
-        self.batches: dict[bytes, Batch] = {}
-        #: The last vote of each member.
-        self.writes: dict[NodeId, Vote] = {}
-        self.accepts: dict[NodeId, Vote] = {}
-        #: What this broker itself wrote (value → last regency), and accepted last.
-        self.written: dict[bytes, int] = {}
-        self.accepted: Vote = (-1, b"")
-        #: The words of ours that have left, for repeating.
-        self.said: list[Write | Accept] = []
-        self.decided = b""
-
-    def wrote(self, regency: int) -> bool:
-        """Whether this broker has written in a regency."""
-        return regency in self.written.values()
-
-    @property
-    def claim(self) -> tuple[int, bytes, tuple[tuple[bytes, int], ...]]:
-        """What this broker stands by."""
-        regency, value = self.accepted
-        return max(regency, 0), value, tuple(self.written.items())
-
-    def keep(self, value: bytes, batch: Batch) -> None:
-        """Know a batch; what was neither written nor decided gives way."""
-        self.batches[value] = batch
-        if len(self.batches) > KEPT_VALUES:
-            for stale in list(self.batches):
-                if stale not in (*self.written, value, self.decided, self.proposed[1]):
-                    del self.batches[stale]
-                    break
-
-    def leader_of(self, votes: dict[NodeId, Vote], quorum: int) -> Vote | None:
-        """The vote that a quorum cast alike."""
-        counts: dict[Vote, int] = {}
-        for vote in votes.values():
-            counts[vote] = counts.get(vote, 0) + 1
-            if counts[vote] >= quorum:
-                return vote
-        return None
 
 
 class Consensus:
@@ -280,6 +221,11 @@ class Consensus:
             and not slot.decided
         ]
 
+    def awaits(self, offer: Offer) -> bool:
+        """Whether a proposal of this regency waits for this run."""
+        item = Item(offer.stream, offer.first, offer.digests)
+        return any(item in batch for _, batch in self.waiting())
+
     # --------------------------------------------------------------- voting
 
     def _say(self, instance: int, slot: Slot, word: Write | Accept) -> list[Effect]:
@@ -367,6 +313,11 @@ class Consensus:
         """The batch that was decided in an instance, if it is known."""
         slot = self.slots.get(instance)
         return None if slot is None else slot.batches.get(slot.decided)
+
+    def named(self) -> set[Item]:
+        """Every run in a batch that this broker knows of."""
+        batches = [batch for slot in self.slots.values() for batch in slot.batches.values()]
+        return {item for batch in batches for item in batch}
 
     def claims(self) -> tuple[Claim, ...]:
         """What this broker stands by, instance by instance."""

@@ -148,12 +148,12 @@ class Execution:
         """What must come before the next batch can be executed."""
         return [item for item in self.state.takes(batch) if not self.offers.holds(item)]
 
-    def complete(self, batch: Batch, offer: Offer, bodies: Bodies) -> bool:
+    def complete(self, batch: Batch, offer: Offer, bodies: Bodies, now: Millis) -> bool:
         """Take an offer that the next batch lacks: what is decided needs no other authority."""
         item = Item(offer.stream, offer.first, offer.digests)
         if item not in self.lacking(batch) or self.offers.flaw(offer, bodies) is not None:
             return False
-        self.offers.put_back(offer, bodies, Millis(0))
+        self.offers.put_back(offer, bodies, now)
         return True
 
     def find(self, stream: Stream, first: int) -> tuple[Offer, Bodies] | None:
@@ -186,6 +186,9 @@ class Execution:
         for stream in served:
             self.offers.serve(stream, self.state.served.get(stream, 0))
             effects.append(self.ack(stream))
+        for item in batch:
+            if item.stream not in served:
+                self.offers.reconsider(item.stream)
         self.offers.retire(self.state.over)
         if self._durable:
             effects.append(Persist(Decided(self._log, self.executed, batch), lazy=True))
@@ -197,7 +200,11 @@ class Execution:
 
     def lacked(self, offer: Offer, bodies: Bodies) -> bool:
         """Whether this was ordered without us and is genuine: the state vouches for its digests."""
-        return self.offers.flaw(offer, bodies) is None and self.backfill.take(offer, bodies)
+        return (
+            self.backfill.wants(offer)
+            and self.offers.flaw(offer, bodies) is None
+            and self.backfill.take(offer, bodies)
+        )
 
     def forget(self, upto: int, stable: int = 0) -> list[Effect]:
         """What was voted and decided up to an instance is needed no longer, nor older states."""

@@ -87,6 +87,8 @@ class Fetching:
         values: list[bytes] = []
         items: list[Item] = []
         for instance in range(execution.executed + 1, consensus.decided + 1)[:AHEAD]:
+            if len(items) >= MAX_FETCH:
+                break
             slot = consensus.slots.get(instance)
             batch = consensus.batch(instance)
             if batch is not None:
@@ -97,8 +99,8 @@ class Fetching:
                 values.append(slot.decided)
         for _, batch in consensus.waiting():
             items += execution.missing(batch)
-        offers = [Cursor(item.stream, item.first) for item in items]
-        offers += execution.backfill.wanted()
+        offers = execution.backfill.wanted()
+        offers += [Cursor(item.stream, item.first) for item in items]
         peers = self._around.peers
         if not peers or not (values or offers):
             return []

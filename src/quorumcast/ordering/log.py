@@ -11,7 +11,7 @@ from collections import deque
 
 from quorumcast.broadcast.contract import Surroundings, answer_pull, dropped
 from quorumcast.broadcast.ledger import Ledger
-from quorumcast.core.ids import DIGEST_SIZE, Millis, Stream, split_digests
+from quorumcast.core.ids import Millis, Stream, split_digests
 from quorumcast.core.machine import Bodies, DropReason, Effect, Forget, Receive, TimerFired, Vouch
 from quorumcast.core.messages import Offer, Pull
 from quorumcast.ordering.offers import Stored
@@ -33,9 +33,9 @@ class OrderedLog:
 
     def append(self, extent: Extent, offer: Offer, bodies: Bodies) -> list[Effect]:
         """Write the next positions, vouch for them, and let go of what is no longer retained."""
-        digests = offer.digests[extent.skipped * DIGEST_SIZE :]
+        digests = offer.digests
         self.skip_to(extent.position)
-        for digest, body in zip(split_digests(digests), bodies[extent.skipped :], strict=True):
+        for digest, body in zip(split_digests(digests), bodies, strict=True):
             self.ledger.append(digest, body)
         self._extents.append(extent)
         self._offers[extent.stream, extent.first] = (offer, bodies)
@@ -58,8 +58,7 @@ class OrderedLog:
 
     def prepend(self, extent: Extent, offer: Offer, bodies: Bodies) -> bool:
         """Write what lies right before the oldest position; False if there is no room for it."""
-        digests = split_digests(offer.digests[extent.skipped * DIGEST_SIZE :])
-        if not self.ledger.prepend(digests, bodies[extent.skipped :]):
+        if not self.ledger.prepend(split_digests(offer.digests), bodies):
             return False
         self._extents.appendleft(extent)
         self._offers[extent.stream, extent.first] = (offer, bodies)

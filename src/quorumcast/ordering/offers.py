@@ -12,7 +12,7 @@ proposal must be acceptable to everybody. Offers are bounded per stream by the c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from quorumcast.core.ids import DIGEST_SIZE, Millis, NodeId, Stream, split_digests
 from quorumcast.core.labels import label
@@ -117,6 +117,7 @@ class Offers:
         "_queues",
         "_served",
         "_signed",
+        "_stirred",
         "_turn",
     )
 
@@ -142,6 +143,8 @@ class Offers:
         self._queues: dict[Stream, Queue] = {}
         #: Whose turn it is when the leader fills a batch.
         self._turn: deque[Stream] = deque()
+        #: Whether there may be something to choose that was not there the last time.
+        self._stirred = False
         #: Bytes that are kept because proposals name them; at most NAMED_BYTES.
         self._named_bytes = 0
 
@@ -168,8 +171,8 @@ class Offers:
         """
         stream, limits = offer.stream, self._limits(offer.stream)
         queue = self._queues.get(stream) or Queue(self._served(stream), sender)
-        last = offer.first + len(bodies) - 1
-        if last <= queue.served:
+        if offer.first <= queue.served:
+            # Also one that goes further: a correct publisher never cuts a run anew.
             return DropReason.DUPLICATE
         beyond = offer.first > queue.served + limits.window or len(queue.runs) >= limits.window
         if beyond and not named:
@@ -178,7 +181,7 @@ class Offers:
         if known is not None and known.offer.digests == offer.digests:
             return DropReason.DUPLICATE
         size = sum(map(len, bodies))
-        if queue.bytes + size > limits.retained_bytes:
+        if not named and queue.bytes + size > limits.retained_bytes:
             return DropReason.OVER_LIMIT
         if self._named_bytes + size > NAMED_BYTES if named else self._crowded(sender, stream):
             return DropReason.OVER_LIMIT
@@ -255,6 +258,7 @@ class Offers:
         self._drop(queue, held.offer.first)
         queue.runs[held.offer.first] = held
         queue.bytes += held.size
+        self._stirred = True
         self._named_bytes += held.size if held.named else 0
 
     def _drop(self, queue: Queue, first: int) -> None:
@@ -309,6 +313,7 @@ class Offers:
 
     def begin(self, under_way: list[Batch]) -> None:
         """This broker leads now: what is under way already is not proposed again."""
+        self._stirred = True
         for queue in self._queues.values():
             queue.proposed = queue.served
         for batch in under_way:
@@ -317,11 +322,28 @@ class Offers:
                 last = item.first + len(item.digests) // DIGEST_SIZE - 1
                 queue.proposed = max(queue.proposed, last)
 
+    def reconsider(self, stream: Stream) -> None:
+        """What was proposed of a stream got no positions: it may be proposed again."""
+        queue = self._queues.get(stream)
+        if queue is not None:
+            queue.proposed = queue.served
+            self._stirred = True
+
+    def unname(self, under_way: Container[Item]) -> None:
+        """What was kept only because a proposal named it goes, unless one still does."""
+        for stream, queue in list(self._queues.items()):
+            for first, held in list(queue.runs.items()):
+                if held.named and held.item not in under_way:
+                    self._drop(queue, first)
+            self._tidy(stream)
+
     def choose(self) -> Batch:
         """The next batch: from every stream in turn, so that nobody crowds out the others.
 
         Whose turn has not come when a batch is full is the first in the next one.
         """
+        if not self._stirred:
+            return ()
         batch: list[Item] = []
         room, space = BATCH_PUBLICATIONS, BATCH_BYTES
         streams = max(1, len(self._turn))
@@ -336,6 +358,7 @@ class Offers:
             space -= sum(held.size for held in taken)
             if stream in self._queues:
                 self._turn.rotate(-1)
+        self._stirred = bool(batch)
         return tuple(batch)
 
     def _take(self, stream: Stream, publications: int, runs: int, space: int) -> list[Held]:
@@ -369,6 +392,7 @@ class Offers:
         queue = self._queues.get(stream)
         if queue is None:
             return
+        self._stirred = True
         queue.served = max(queue.served, upto)
         queue.proposed = max(queue.proposed, queue.served)
         for first in [first for first, held in queue.runs.items() if held.last <= upto]:

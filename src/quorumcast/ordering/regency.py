@@ -27,12 +27,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from quorumcast.core.ids import NodeId
+from quorumcast.core.limits import MAX_WRITTEN
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Claim, Signed, StopStatement, canonical, parse_stop
 from quorumcast.crypto.keyring import Keyring
 
 #: Values written in one instance that a broker answers for; older ones only help to prove.
-KEPT_VALUES = 4
+KEPT_VALUES = MAX_WRITTEN
 
 
 class Conclusion(msgspec.Struct, frozen=True):
@@ -49,12 +50,12 @@ class Conclusion(msgspec.Struct, frozen=True):
         return max(self.values, default=self.low)
 
 
-def conclude(
-    quorums: OrderQuorums, words: Sequence[StopStatement], reach: int
-) -> Conclusion | None:
+def conclude(quorums: OrderQuorums, words: Sequence[StopStatement]) -> Conclusion | None:
     """What follows from the words of n-f or more brokers; None if more are needed.
 
-    `reach` bounds how far beyond `low` a word is listened to: no correct broker is further.
+    Every instance that a word names is looked at, however far it is: brokers may be many instances
+    apart. What nobody but a liar names does not stand, at most more words are needed to see it; a
+    value that stands was written by a correct broker, so it is not far beyond the others.
     """
     if len(words) < quorums.responders:
         return None
@@ -62,20 +63,23 @@ def conclude(
         _rank((word.decided for word in words), quorums.anchored),
         _rank((word.stable for word in words), quorums.believe),
     )
-    claims = [
-        {claim.instance: claim for claim in word.claims if low < claim.instance <= low + reach}
-        for word in words
-    ]
-    named = {i for found in claims for i, claim in found.items() if claim.value}
+    claims = [{claim.instance: claim for claim in word.claims} for word in words]
+    named = {i for found in claims for i, claim in found.items() if claim.value and i > low}
     values: dict[int, bytes] = {}
-    for instance in range(low + 1, max(named, default=low) + 1):
+    for instance in named:
         value = _value_of(quorums, words, [found.get(instance) for found in claims], instance)
         if value is None:
             return None
         values[instance] = value
-    while values and values[max(values)] == b"":
-        del values[max(values)]
-    return Conclusion(low, values)
+    last = max((instance for instance, value in values.items() if value), default=low)
+    for instance in range(low + 1, last + 1):
+        value = values.get(instance)
+        if value is None:
+            value = _value_of(quorums, words, [found.get(instance) for found in claims], instance)
+        if value is None:
+            return None
+        values[instance] = value
+    return Conclusion(low, {instance: values[instance] for instance in range(low + 1, last + 1)})
 
 
 def _rank(numbers: Iterable[int], rank: int) -> int:

@@ -6,7 +6,7 @@ execute, when to say something again, and how to go on with what the disk held.
 
 from __future__ import annotations
 
-from quorumcast.core.ids import Millis, NodeId
+from quorumcast.core.ids import Lane, Millis, NodeId
 from quorumcast.core.machine import (
     Bodies,
     Connected,
@@ -33,7 +33,6 @@ from quorumcast.core.messages import (
     ChunkQuery,
     Fetch,
     Fetched,
-    Item,
     LogPart,
     LogQuery,
     Offer,
@@ -210,8 +209,8 @@ class Sequencer:
                 effects += self._on_tick(now)
             case Persisted(record=Voted() as record):
                 effects += self._consensus.on_persisted(record)
-            case Persisted(record=Moved()):
-                effects += self._succession.give_word(now)
+            case Persisted(record=Moved() as moved):
+                effects += self._succession.on_moved(moved, now)
             case Connected(peer=peer) if peer in self._around.members:
                 effects.append(Send((peer,), self.standing()))
             case _:
@@ -244,7 +243,7 @@ class Sequencer:
                 return self._fetching.on_fetch(sender, message)
             case Fetched():
                 self._fetching.on_fetched(message)
-                return self._succession.begin(now)
+                return [] if self._succession.lacking() else self._succession.begin(now)
             case LogQuery():
                 return self.catch_up.on_log_query(sender, message)
             case LogPart():
@@ -282,22 +281,23 @@ class Sequencer:
     # ---------------------------------------------------------------- offers
 
     def _on_open(self, sender: NodeId, message: Open) -> list[Effect]:
-        if sender != message.stream.publisher:
+        stream = message.stream
+        if sender != stream.publisher or stream.lane is not Lane.DATA:
             return [Drop(DropReason.WRONG_SENDER, sender)]
-        return [self._execution.ack(message.stream)]
+        return [self._execution.ack(stream)]
 
     def _on_offer(self, sender: NodeId, offer: Offer, bodies: Bodies, now: Millis) -> list[Effect]:
         stream = offer.stream
         direct = sender == stream.publisher
         if not direct and sender not in self._around.members:
             return [Drop(DropReason.WRONG_SENDER, sender)]
-        if not direct and self._was_decided(offer, bodies):
+        if not direct and self._was_decided(offer, bodies, now):
             return self._execution.keep(offer, bodies)
         if not self._rights.may_offer(offer, direct=direct):
             return [Drop(DropReason.NO_RIGHT, sender)]
         if not direct and self._fetching.stands_by_another(offer):
             return [Drop(DropReason.CONFLICT, sender)]
-        named = not direct and self._proposed(offer)
+        named = not direct and self._consensus.awaits(offer)
         held = self._execution.offers.add(sender, offer, bodies, now, named=named)
         if not isinstance(held, DropReason):
             return [*self._execution.keep(offer, bodies), *self._reconsider()]
@@ -308,18 +308,13 @@ class Sequencer:
             effects.append(self._execution.ack(stream))
         return effects
 
-    def _was_decided(self, offer: Offer, bodies: Bodies) -> bool:
+    def _was_decided(self, offer: Offer, bodies: Bodies, now: Millis) -> bool:
         """Whether this broker lacks it for what was decided, now or while it was away."""
         execution = self._execution
         batch = self._consensus.batch(execution.executed + 1)
         return execution.lacked(offer, bodies) or (
-            batch is not None and execution.complete(batch, offer, bodies)
+            batch is not None and execution.complete(batch, offer, bodies, now)
         )
-
-    def _proposed(self, offer: Offer) -> bool:
-        """Whether a proposal waits for it."""
-        item = Item(offer.stream, offer.first, offer.digests)
-        return any(item in batch for _, batch in self._consensus.waiting())
 
     def _reconsider(self) -> list[Effect]:
         effects: list[Effect] = []
@@ -413,12 +408,15 @@ class Sequencer:
             if self._busy:
                 effects += consensus.repeat()
                 effects += self._succession.repeat(now)
+            if not consensus.synced:
+                self._execution.offers.unname(consensus.named())
         self._seen = consensus.decided
         effects += self.catch_up.ask()
         effects += self._fetching.ask()
         self._caution.relent(now)
-        if self._caution.fresh or consensus.decided < consensus.blind:
-            return effects
+        late = self._execution.executed < consensus.decided or self.catch_up.behind()
+        if self._caution.fresh or late or consensus.decided < consensus.blind:
+            return effects  # whoever is late itself blames nobody
         return effects + self._patience.lose(now)
 
     # --------------------------------------------------------------- the disk

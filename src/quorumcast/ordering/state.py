@@ -2,9 +2,11 @@
 
 Deterministic: brokers that apply the same batches have the same state, byte for byte, and the
 digest of it is what they compare at checkpoints. A run that was ordered before is not ordered
-again; one that does not follow on what was ordered of its stream waits for the publisher to repeat
-what lies between. The contents themselves are not in here: `chain` stands for all of them, and
-extents say which offers the newest positions came from, for whoever has to fetch them again.
+again; one that does not begin right after what was ordered of its stream gets no positions: its
+publisher has to repeat what lies between, and correct ones never cut a run anew.
+
+The contents themselves are not in here: `chain` stands for all of them, and extents say which
+offers the newest positions came from, for whoever has to fetch them again.
 """
 
 from __future__ import annotations
@@ -33,13 +35,11 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Extent(msgspec.Struct, frozen=True, array_like=True):
-    """Where an offer lies in the order: its publications after the `skipped` ones, by position."""
+    """Where an offer lies in the order."""
 
     position: int
     stream: Stream
     first: int
-    #: How many of its publications had been ordered before, and how many follow.
-    skipped: int
     count: int
     #: Stands for the digests of the offer.
     root: bytes
@@ -97,7 +97,7 @@ class State:
         for item in batch:
             stream, last = item.stream, item.first + len(item.digests) // DIGEST_SIZE - 1
             upto = served.get(stream, self.served.get(stream, 0))
-            if item.first <= upto + 1 <= last and not self.over(stream):
+            if item.first == upto + 1 and not self.over(stream):
                 taken.append(item)
                 served[stream] = last
         return taken
@@ -108,15 +108,14 @@ class State:
         for item in batch:
             stream = item.stream
             served = self.served.get(stream, 0)
-            skipped = served + 1 - item.first
             count = len(item.digests) // DIGEST_SIZE
-            if not 0 <= skipped < count or self.over(stream):
+            if item.first != served + 1 or self.over(stream):
                 continue
             head = self.head(stream.channel)
             root = extent_root(item.digests)
-            extent = Extent(head.next, stream, item.first, skipped, count - skipped, root)
+            extent = Extent(head.next, stream, item.first, count, root)
             placed.append(extent)
-            chain = hashlib.sha256(head.chain + skipped.to_bytes(8, "big") + root).digest()
+            chain = hashlib.sha256(head.chain + root).digest()
             self.heads[stream.channel] = Head(extent.next, chain)
             self._extend(stream.channel, extent)
             self.served[stream] = item.first + count - 1

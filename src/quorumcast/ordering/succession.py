@@ -28,9 +28,6 @@ from quorumcast.crypto.keyring import Keyring
 from quorumcast.ordering.consensus import Consensus
 from quorumcast.ordering.regency import Conclusion, conclude, read_word, sign_word
 
-#: How many windows beyond what enough brokers have decided a word is listened to.
-REACH = 4
-
 
 class Moved(Record, frozen=True, tag=True):
     """This broker has left all regencies before this one for good."""
@@ -64,6 +61,7 @@ class Succession:
         "_wanted",
         "_words",
         "entered_at",
+        "moved",
         "stable",
     )
 
@@ -85,16 +83,14 @@ class Succession:
         #: The Sync of this regency, if this broker leads it.
         self._sync: Sync | None = None
         self.entered_at = Millis(0)
+        #: On a durable log: the disk says that earlier regencies are left for good.
+        self.moved = 0
         #: A quorum has a checkpoint here.
         self.stable = 0
 
     @property
     def _peers(self) -> tuple[NodeId, ...]:
         return tuple(member for member in self._consensus.members if member != self._me)
-
-    @property
-    def _reach(self) -> int:
-        return REACH * self._consensus.window
 
     @property
     def _log(self) -> Protection:
@@ -145,6 +141,8 @@ class Succession:
         consensus = self._consensus
         if consensus.synced or consensus.decided < consensus.blind:
             return []
+        if self._durable and consensus.regency > self.moved:
+            return []  # a word that is forgotten might be contradicted
         signed = sign_word(
             self._keyring,
             self._log,
@@ -170,7 +168,7 @@ class Succession:
         if self._sync is not None:
             return [Send((sender,), self._sync)] if sender != self._me else []
         self._words[sender] = (message.statement, word)
-        conclusion = conclude(self._quorums, [w for _, w in self._words.values()], self._reach)
+        conclusion = conclude(self._quorums, [w for _, w in self._words.values()])
         if conclusion is None:
             return []
         statements = tuple([signed for signed, _ in self._words.values()])
@@ -223,7 +221,7 @@ class Succession:
         conclusion = (
             None
             if len(known) != len(words) or any(w.regency != message.regency for w in known.values())
-            else conclude(self._quorums, list(known.values()), self._reach)
+            else conclude(self._quorums, list(known.values()))
         )
         if conclusion is None:
             return [Drop(DropReason.BAD_RUN, sender), Suspect(sender, Suspicion.FALSE_STATEMENT)]
@@ -249,7 +247,13 @@ class Succession:
             return [Send((sender,), self._sync)]
         return []
 
+    def on_moved(self, record: Moved, now: Millis) -> list[Effect]:
+        """The disk has it: now the word may leave."""
+        self.moved = max(self.moved, record.regency)
+        return self.give_word(now)
+
     def restore(self, record: Moved) -> None:
         """What the disk says."""
+        self.moved = max(self.moved, record.regency)
         if record.regency > self._consensus.regency:
             self._consensus.enter(record.regency)

@@ -19,10 +19,11 @@ from quorumcast.manifest.policy import Policy
 from quorumcast.ordering import offers, regency, succession
 from quorumcast.ordering.catchup import CatchUp
 from quorumcast.ordering.caution import Caution
-from quorumcast.ordering.consensus import Consensus, Slot
+from quorumcast.ordering.consensus import Consensus
 from quorumcast.ordering.offers import Offers
 from quorumcast.ordering.regency import Conclusion
 from quorumcast.ordering.sequencer import Sequencer
+from quorumcast.ordering.slot import Slot
 from quorumcast.ordering.state import State
 from quorumcast.sim import order_attacks
 from quorumcast.sim.attacks import attack
@@ -185,12 +186,10 @@ _conclude = regency.__dict__["conclude"]
 _listen = Caution.__dict__["listen"]
 
 
-def _conclude_freely(
-    quorums: OrderQuorums, words: Sequence[StopStatement], reach: int
-) -> Conclusion | None:
+def _conclude_freely(quorums: OrderQuorums, words: Sequence[StopStatement]) -> Conclusion | None:
     """A leader that owes nothing to anybody."""
     bare = [replace(word, claims=()) for word in words]
-    result: Conclusion | None = _conclude(quorums, bare, reach)
+    result: Conclusion | None = _conclude(quorums, bare)
     return result
 
 
