@@ -249,7 +249,7 @@ def test_archive_statement_that_is_not_the_senders_is_dropped() -> None:
         file(archive(), B1, 1, *P[:4], signer=B2),
         file(archive(), B1, 1, *P[:4], stream=STREAM.history),
         file(archive(), B1, 1, *P[:4], cell="another"),
-        file(archive(), B1, 2, *P[:3]),
+        file(archive(), B1, 3, *P[:4]),
         file(archive(), B1, 1, *P[:5]),
     ):
         assert reasons(effects) == [DropReason.BAD_RUN]

@@ -222,3 +222,19 @@ def test_what_is_held_without_an_event_loop() -> None:
         with bob.subscribe("trades", start="earliest") as events:
             items = list(events.held(timeout_s=10))
         assert [item.position for item in items if not isinstance(item, Gap)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("policy", ["total", "ab+history", "brb"])
+@in_a_loop
+async def test_whoever_joined_in_the_middle_of_a_segment_gets_a_receipt(policy: str) -> None:
+    async with MemoryCell(channels={"trades": policy}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with alice.publisher("trades", batching=False) as out:
+            for number in range(5):
+                await out.publish(b"%d" % number)
+            async with bob.subscribe("trades") as events:
+                await out.publish(b"late")
+                event = await anext(events)
+                receipt = await event.batch.receipt()
+    assert event.payload == b"late"
+    assert receipt.first == receipt.number == 6

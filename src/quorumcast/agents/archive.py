@@ -20,6 +20,7 @@ from quorumcast.core.machine import (
     Suspect,
     Suspicion,
 )
+from quorumcast.core.messages import Attest
 from quorumcast.core.quorum import Quorums
 from quorumcast.core.statements import (
     Basis,
@@ -138,8 +139,15 @@ class Archive:
             and statement.epoch == self._keyring.epoch
             and 1 <= statement.count <= self._limits.segment
             and statement.first >= 1
-            and statement.first == segment_start(statement.first, self._limits.segment)
+            and self._start(statement.first) == self._start(statement.first + statement.count - 1)
         )
+
+    def _start(self, number: int) -> int:
+        return segment_start(number, self._limits.segment)
+
+    def ask(self, acceptor: Acceptor, number: int) -> Attest:
+        """The request for signatures on a number, from where its segment is known on."""
+        return Attest(self.stream, number, max(self._start(number), acceptor.start))
 
     def _on_conflict(self, broker: NodeId, first: Signed, second: Signed) -> list[Effect]:
         if not self._holds(first) or not self._holds(second):
@@ -208,9 +216,8 @@ class Archive:
         return effects
 
     def _receipt(self, acceptor: Acceptor, number: int, votes: int) -> Receipt | None:
-        start = segment_start(number, self._limits.segment)
         for (first, count), filed in self._statements.items():
-            if first != start or first + count <= number or len(filed) < votes:
+            if not first <= number < first + count or len(filed) < votes:
                 continue
             digests = acceptor.accepted_run(first, count)
             if digests is None:

@@ -402,7 +402,11 @@ class Broker:
         if not self._audience.may_ask(sender, Attest, ATTESTS, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]
         desk = self._desks.get(message.stream.data)
-        signed = None if desk is None else desk.notary.attest(desk.carrier, message.number)
+        signed = (
+            None
+            if desk is None
+            else desk.notary.attest(desk.carrier, message.number, message.first)
+        )
         if desk is None or signed is None:
             return [Drop(DropReason.NOT_HELD, sender)]
         return [self._testify(desk, signed, (sender,))]

@@ -36,7 +36,7 @@ class Notary:
         self._signed_upto = 0
         #: The newest statement made on request, with its epoch and number, so that repeating the
         #: request costs nothing. One of an earlier epoch is worth nothing in this.
-        self._last: tuple[int, int, Signed] | None = None
+        self._last: tuple[tuple[int, int, int], Signed] | None = None
 
     def newly_whole(self, carrier: Carrier) -> list[Signed]:
         """Statements on segments that have become whole and final."""
@@ -53,18 +53,21 @@ class Notary:
                 signed.append(statement)
         return signed
 
-    def attest(self, carrier: Carrier, number: int) -> Signed | None:
-        """A statement on the segment of a number, up to that number: alike at every broker."""
-        first = segment_start(number, self._segment)
-        if number > carrier.final:
+    def attest(self, carrier: Carrier, number: int, since: int = 1) -> Signed | None:
+        """A statement on the segment of a number, up to that number: alike at every broker.
+
+        Whoever joined in the middle of a segment knows it only from there (`since`).
+        """
+        first = max(since, segment_start(number, self._segment))
+        if not first <= number <= carrier.final:
             return None
-        epoch = self._keyring.epoch
-        if self._last is None or self._last[:2] != (epoch, number):
+        asked = (self._keyring.epoch, first, number)
+        if self._last is None or self._last[0] != asked:
             signed = self._sign(carrier, first, number - first + 1)
             if signed is None:
                 return None
-            self._last = (epoch, number, signed)
-        return self._last[2]
+            self._last = (asked, signed)
+        return self._last[1]
 
     def _sign(self, carrier: Carrier, first: int, count: int) -> Signed | None:
         digests = carrier.ledger.digests(first, count)

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from quorumcast.agents.interest import Interest
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Drop, DropReason, Effect, Prove, Send
-from quorumcast.core.messages import Attest, Checkpoint
+from quorumcast.core.messages import Checkpoint
 from quorumcast.core.quorum import Quorums, receipt_votes
 from quorumcast.core.statements import SegmentStatement
 
@@ -34,7 +34,8 @@ class Receipts:
         effects = archive.prove(interest.acceptors[event.stream], self._votes(interest))
         if effects:
             return effects
-        return [Send(tuple(self._up), Attest(event.stream, event.number))]
+        request = archive.ask(interest.acceptors[event.stream], event.number)
+        return [Send(tuple(self._up), request)]
 
     def on_checkpoint(
         self,
@@ -54,7 +55,7 @@ class Receipts:
     def refresh(self, interest: Interest) -> list[Effect]:
         """Ask again for what is still awaited, for as long as an application would wait."""
         return [
-            Send(tuple(self._up), Attest(archive.stream, number))
+            Send(tuple(self._up), archive.ask(interest.acceptors[archive.stream], number))
             for archive in interest.archives.values()
             for number in archive.refresh()
         ]

@@ -192,10 +192,11 @@ class Missed(Message, frozen=True, array_like=True):
 
 
 class Attest(Message, frozen=True, array_like=True):
-    """Sign for the segment that holds this number, as far as you can."""
+    """Sign for the segment that holds this number, up to it; I know it from `first` on."""
 
     stream: Stream
     number: Positive
+    first: Positive = 1
 
 
 class Checkpoint(Message, frozen=True, array_like=True):

@@ -367,7 +367,11 @@ class Link(asyncio.BufferedProtocol):
         telemetry.packets_out += 1
         telemetry.messages_out += len(parcels)
         telemetry.bytes_out += length
-        self._transport.writelines((_LENGTH.pack(length), *pieces))  # type: ignore[union-attr]
+        try:
+            self._transport.writelines((_LENGTH.pack(length), *pieces))  # type: ignore[union-attr]
+        except RuntimeError:
+            # The socket has closed in this very turn, and we are about to be told.
+            self._drop(Lost.NOT_CONNECTED.value)
 
     def _write(self, frame: bytes) -> None:
         if self._transport is not None:
