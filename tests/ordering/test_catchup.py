@@ -53,7 +53,7 @@ class Learner:
             self.consensus.decide(instance, value_of(HASH, A), A)
         #: How far it has executed, if not everything that it knows to be decided.
         self.executed: int | None = None
-        self.catch_up = CatchUp(B2, self.consensus, quorums, HASH, self._executed)
+        self.catch_up = CatchUp(self.consensus, quorums, HASH, self._executed)
 
     def _executed(self) -> int:
         return self.consensus.decided if self.executed is None else self.executed

@@ -208,6 +208,14 @@ class Checkpoint(Message, frozen=True, array_like=True):
 # total order: publisher → broker, broker ↔ broker
 
 
+class Item(msgspec.Struct, frozen=True, array_like=True):
+    """A run by name: part of a batch."""
+
+    stream: Stream
+    first: Positive
+    digests: Digests
+
+
 class Offer(Message, frozen=True, array_like=True):
     """A run to be ordered, with its bodies; signed, so that brokers can pass it on.
 
@@ -219,13 +227,10 @@ class Offer(Message, frozen=True, array_like=True):
     digests: Digests
     signature: Annotated[bytes, Meta(max_length=64)] = b""
 
-
-class Item(msgspec.Struct, frozen=True, array_like=True):
-    """A run by name: part of a batch."""
-
-    stream: Stream
-    first: Positive
-    digests: Digests
+    @property
+    def item(self) -> Item:
+        """Its name in a batch."""
+        return Item(self.stream, self.first, self.digests)
 
 
 Batch = Annotated[tuple[Item, ...], Meta(max_length=limits.MAX_BATCH)]

@@ -65,7 +65,6 @@ class CatchUp:
         "_executed",
         "_hash",
         "_heads",
-        "_me",
         "_quorums",
         "_reports",
         "_source",
@@ -76,13 +75,11 @@ class CatchUp:
 
     def __init__(
         self,
-        me: NodeId,
         consensus: Consensus,
         quorums: OrderQuorums,
         hash_: Hasher,
         executed: Callable[[], int],
     ) -> None:
-        self._me = me
         #: Up to which instance this broker has executed; what is decided may be further.
         self._executed = executed
         #: What was executed when it asked last.
@@ -159,10 +156,9 @@ class CatchUp:
         starved = self._starved()
         if starved or self.behind():
             # Even while a state is under way: its holders may have gone on to the next one.
-            peers = tuple(member for member in self._consensus.members if member != self._me)
             known = self._executed() if starved else self._consensus.decided
             query = LogQuery(self._consensus.log, known + 1, starved)
-            effects.append(Send(peers, query))
+            effects.append(Send(self._consensus.peers, query))
         return effects
 
     # -------------------------------------------------------------- answering

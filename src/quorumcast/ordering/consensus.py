@@ -49,20 +49,25 @@ def value_of(hash_: Hasher, batch: tuple[Item, ...]) -> bytes:
     return hash_(_encode(batch))
 
 
-class Voted(Record, frozen=True, tag=True):
-    """What this broker did in one instance, and must stand by; the newest record counts."""
+class LogRecord(Record, frozen=True, tag=True):
+    """A record that belongs to one log."""
 
     log: Protection
-    instance: int
-    regency: int
-    accepted: Vote
-    written: tuple[tuple[bytes, int], ...]
-    batches: tuple[Batch, ...]
 
     @property
     def owner(self) -> str:
         """Whose record it is."""
         return self.log.value
+
+
+class Voted(LogRecord, frozen=True, tag=True):
+    """What this broker did in one instance, and must stand by; the newest record counts."""
+
+    instance: int
+    regency: int
+    accepted: Vote
+    written: tuple[tuple[bytes, int], ...]
+    batches: tuple[Batch, ...]
 
     @property
     def place(self) -> int:
@@ -79,7 +84,6 @@ class Consensus:
         "_holds",
         "_kept",
         "_me",
-        "_peers",
         "_quorums",
         "blind",
         "conclusion",
@@ -87,6 +91,7 @@ class Consensus:
         "forgotten",
         "log",
         "members",
+        "peers",
         "regency",
         "slots",
         "synced",
@@ -109,7 +114,7 @@ class Consensus:
         self.log = log
         self._me = me
         self.members = members
-        self._peers = tuple(member for member in members if member != me)
+        self.peers = tuple(member for member in members if member != me)
         self._quorums = quorums
         self._hash = hash_
         self._durable = durable
@@ -162,7 +167,7 @@ class Consensus:
     def propose(self, instance: int, batch: Batch) -> list[Effect]:
         """The leader's part."""
         message = Propose(self.log, self.regency, instance, batch)
-        return [Send(self._peers, message), *self._on_value(self._me, instance, batch)]
+        return [Send(self.peers, message), *self._on_value(self._me, instance, batch)]
 
     def on_propose(self, sender: NodeId, message: Propose) -> list[Effect]:
         """What the leader wants decided."""
@@ -223,16 +228,15 @@ class Consensus:
 
     def awaits(self, offer: Offer) -> bool:
         """Whether a proposal of this regency waits for this run."""
-        item = Item(offer.stream, offer.first, offer.digests)
-        return any(item in batch for _, batch in self.waiting())
+        return any(offer.item in batch for _, batch in self.waiting())
 
     # --------------------------------------------------------------- voting
 
     def _say(self, instance: int, slot: Slot, word: Write | Accept) -> list[Effect]:
         """A vote leaves, and counts for this broker itself, once it is safe to."""
         if not self._durable:
-            return [Send(self._peers, word), *self._said(slot, word)]
-        return [Persist(self._record(instance, slot), (Send(self._peers, word),))]
+            return [Send(self.peers, word), *self._said(slot, word)]
+        return [Persist(self._record(instance, slot), (Send(self.peers, word),))]
 
     def _record(self, instance: int, slot: Slot) -> Voted:
         batches = tuple([slot.batches[v] for v in slot.written if v in slot.batches])
@@ -353,8 +357,8 @@ class Consensus:
                 continue
             if self.leads and slot.proposed[0] == self.regency:
                 batch = slot.batches[slot.proposed[1]]
-                effects.append(Send(self._peers, Propose(self.log, self.regency, instance, batch)))
-            effects += [Send(self._peers, word) for word in slot.said]
+                effects.append(Send(self.peers, Propose(self.log, self.regency, instance, batch)))
+            effects += [Send(self.peers, word) for word in slot.said]
         return effects
 
     # ------------------------------------------------- remembering, forgetting

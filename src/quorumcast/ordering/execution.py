@@ -10,30 +10,24 @@ from collections.abc import Callable
 
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Millis, NodeId, Stream, total_order
 from quorumcast.core.limits import Limits
-from quorumcast.core.machine import Bodies, Effect, Forget, Persist, Record, Send
+from quorumcast.core.machine import Bodies, Effect, Forget, Persist, Send
 from quorumcast.core.messages import Ack, Batch, Item, Offer
 from quorumcast.core.quorum import Protection
 from quorumcast.crypto.digest import Hasher
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.ordering.backfill import Backfill
 from quorumcast.ordering.catchup import Checkpoint
-from quorumcast.ordering.consensus import Voted
+from quorumcast.ordering.consensus import LogRecord, Voted
 from quorumcast.ordering.log import OrderedLog
 from quorumcast.ordering.offers import Offers, Stored
 from quorumcast.ordering.state import State
 
 
-class Decided(Record, frozen=True, tag=True):
+class Decided(LogRecord, frozen=True, tag=True):
     """This batch was decided in this instance."""
 
-    log: Protection
     instance: int
     batch: Batch
-
-    @property
-    def owner(self) -> str:
-        """Whose record it is."""
-        return self.log.value
 
     @property
     def place(self) -> int:
@@ -41,17 +35,11 @@ class Decided(Record, frozen=True, tag=True):
         return self.instance
 
 
-class Snapshot(Record, frozen=True, tag=True):
+class Snapshot(LogRecord, frozen=True, tag=True):
     """The state at a checkpoint."""
 
-    log: Protection
     instance: int
     image: bytes
-
-    @property
-    def owner(self) -> str:
-        """Whose record it is."""
-        return self.log.value
 
     @property
     def place(self) -> int:
@@ -150,8 +138,7 @@ class Execution:
 
     def complete(self, batch: Batch, offer: Offer, bodies: Bodies, now: Millis) -> bool:
         """Take an offer that the next batch lacks: what is decided needs no other authority."""
-        item = Item(offer.stream, offer.first, offer.digests)
-        if item not in self.lacking(batch) or self.offers.flaw(offer, bodies) is not None:
+        if offer.item not in self.lacking(batch) or self.offers.flaw(offer, bodies) is not None:
             return False
         self.offers.put_back(offer, bodies, now)
         return True

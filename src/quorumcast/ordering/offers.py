@@ -85,7 +85,7 @@ class Held:
     @property
     def item(self) -> Item:
         """Its name in a batch."""
-        return Item(self.offer.stream, self.offer.first, self.offer.digests)
+        return self.offer.item
 
 
 class Queue:

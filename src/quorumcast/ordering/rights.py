@@ -9,7 +9,7 @@ right was there, and with what must be decided because others may have decided i
 
 from __future__ import annotations
 
-from quorumcast.core.messages import Item, Offer, Propose
+from quorumcast.core.messages import Offer, Propose
 from quorumcast.ordering.consensus import Consensus, value_of
 from quorumcast.ordering.execution import Execution, Surroundings
 
@@ -33,9 +33,10 @@ class Rights:
 
     def _must_decide(self, offer: Offer) -> bool:
         bound = self._consensus.conclusion.values
-        item = Item(offer.stream, offer.first, offer.digests)
         return any(
-            item in batch for instance, batch in self._consensus.waiting() if instance in bound
+            offer.item in batch
+            for instance, batch in self._consensus.waiting()
+            if instance in bound
         )
 
     def may_propose(self, message: Propose) -> bool:

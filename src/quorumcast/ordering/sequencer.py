@@ -130,7 +130,7 @@ class Sequencer:
             self._consensus, quorums, around.keyring, durable=durable
         )
         self.catch_up = kind.catching_up(
-            around.me, self._consensus, quorums, around.hash, lambda: self._execution.executed
+            self._consensus, quorums, around.hash, lambda: self._execution.executed
         )
         self._caution = Caution(around, quorums, self._consensus, self.catch_up)
         self._rights = Rights(around, self._consensus, self._execution)

@@ -16,7 +16,6 @@ from quorumcast.core.machine import (
     DropReason,
     Effect,
     Persist,
-    Record,
     Send,
     Suspect,
     Suspicion,
@@ -25,20 +24,14 @@ from quorumcast.core.messages import Fetch, Standing, Stop, StopData, Sync
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Signed, StopStatement
 from quorumcast.crypto.keyring import Keyring
-from quorumcast.ordering.consensus import Consensus
+from quorumcast.ordering.consensus import Consensus, LogRecord
 from quorumcast.ordering.regency import Conclusion, conclude, read_word, sign_word
 
 
-class Moved(Record, frozen=True, tag=True):
+class Moved(LogRecord, frozen=True, tag=True):
     """This broker has left all regencies before this one for good."""
 
-    log: Protection
     regency: int
-
-    @property
-    def owner(self) -> str:
-        """Whose record it is."""
-        return self.log.value
 
     @property
     def place(self) -> int:
@@ -89,10 +82,6 @@ class Succession:
         self.stable = 0
 
     @property
-    def _peers(self) -> tuple[NodeId, ...]:
-        return tuple(member for member in self._consensus.members if member != self._me)
-
-    @property
     def _log(self) -> Protection:
         return self._consensus.log
 
@@ -106,7 +95,7 @@ class Succession:
         if regency <= self._wanted:
             return []
         self._wanted = self._stops[self._me] = regency
-        return [Send(self._peers, Stop(self._log, regency)), *self._move(now)]
+        return [Send(self._consensus.peers, Stop(self._log, regency)), *self._move(now)]
 
     def on_stop(self, sender: NodeId, message: Stop, now: Millis) -> list[Effect]:
         """A member has lost patience."""
@@ -197,11 +186,11 @@ class Succession:
             return []
         lacking = self.lacking()
         if lacking:
-            return [Send(self._peers, Fetch(self._log, tuple(lacking)))]
+            return [Send(self._consensus.peers, Fetch(self._log, tuple(lacking)))]
         conclusion, self._sync = self._pending
         self._pending = None
         self.entered_at = now
-        return [Send(self._peers, self._sync), *self._consensus.synchronise(conclusion)]
+        return [Send(self._consensus.peers, self._sync), *self._consensus.synchronise(conclusion)]
 
     # ----------------------------------------------------------------- Sync
 
@@ -237,7 +226,7 @@ class Succession:
         """Say again what may have got lost."""
         effects: list[Effect] = []
         if self._wanted > self._consensus.regency:
-            effects.append(Send(self._peers, Stop(self._log, self._wanted)))
+            effects.append(Send(self._consensus.peers, Stop(self._log, self._wanted)))
         return effects + self.begin(now) + self.give_word(now)
 
     def on_standing(self, sender: NodeId, standing: Standing) -> list[Effect]:

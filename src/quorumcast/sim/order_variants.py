@@ -145,7 +145,7 @@ class Rash(Consensus):
 
     def _say(self, instance: int, slot: Slot, word: Any) -> list[Effect]:
         record = self._record(instance, slot)
-        return [Send(self._peers, word), *self._said(slot, word), Persist(record)]
+        return [Send(self.peers, word), *self._said(slot, word), Persist(record)]
 
 
 class Credulous(CatchUp):
