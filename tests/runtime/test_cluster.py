@@ -6,6 +6,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -357,8 +358,12 @@ def test_trace_notes_what_was_published_forwarded_and_accepted(tmp_path: Path) -
     sent = [row for row in reversed(clients) if row["kind"] == "published"]
     published = {row["number"]: row["t_ns"] for row in sent}
     assert accepted.keys() == published.keys() == {1, 2, 3, 4, 5}
+    # One broker may have heard of the subscription late, or of the end early: a quorum had not.
+    forwarders: Counter[int] = Counter()
     for broker in cluster.brokers:
         forwarded = pq.read_table(tmp_path / f"{broker}.parquet").to_pylist()
-        assert {row["number"] for row in forwarded} == {1, 2, 3, 4, 5}
+        forwarders.update({row["number"] for row in forwarded})
         assert {row["peer"] for row in forwarded} == {"bob"}
         assert all(row["t_ns"] > published[row["number"]] for row in forwarded)
+    assert forwarders.keys() == published.keys()
+    assert min(forwarders.values()) >= 3
