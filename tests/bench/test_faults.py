@@ -113,12 +113,13 @@ def test_faults_suite_what_went_wrong_is_added_up() -> None:
 def test_faults_suite_progress_names_every_run() -> None:
     said: list[str] = []
     run_faults(Plan(fault="slow"), 2, said.append, Machine().run)
-    assert said[:3] == [
+    assert said[:4] == [
         "round 1 of 2: fault-free",
         "round 1 of 2: slow, 1 of 1",
         "round 1 of 2: fault-free after slow",
+        "round 1 of 2: slow: 100% of the fault-free rate",
     ]
-    assert len(said) == 6
+    assert len(said) == 8
 
 
 def test_plan_liar_is_where_the_first_subscriber_gets_its_contents() -> None:

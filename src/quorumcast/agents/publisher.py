@@ -42,8 +42,9 @@ from quorumcast.ordering.outlet import OfferOut
 RETRANSMIT_MS = 250
 #: After this much idleness the tail gets a history of its own.
 TAIL_MS = 80
-#: Bytes of contents in one run.
-MAX_RUN_BYTES = 8 * 1024 * 1024
+#: Bytes of contents in one run, which travels as one message: a backlog is cut so that readers work
+#: on the first megabyte while the next is on its way, and need no buffers for more.
+MAX_RUN_BYTES = 1024 * 1024
 
 
 class Retransmit(Timer, frozen=True, tag=True):

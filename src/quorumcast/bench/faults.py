@@ -125,7 +125,10 @@ def run_faults(
                 report = run(todo[name])
                 progress(f"{where}: fault-free after {name}")
                 after = run(_fault_free(todo[name]))
-                trials[name].append(Trial(report, before, after))
+                trial = Trial(report, before, after)
+                trials[name].append(trial)
+                if (share := trial.share()) is not None:
+                    progress(f"{where}: {name}: {share:.0%} of the fault-free rate")
                 before = after
     return [_line(name, todo[name], found) for name, found in trials.items()]
 

@@ -76,7 +76,9 @@ def doctor(
         )
     else:
         console().print(_table(findings))
-        console().print(f"{counts['error']} errors, {counts['warning']} warnings")
+        console().print(
+            f"{_count(counts['error'], 'error')}, {_count(counts['warning'], 'warning')}"
+        )
     if counts["error"]:
         raise typer.Exit(1)
 
@@ -143,6 +145,10 @@ def _ask_until_settled(manifest: Manifest, urls: dict[str, str]) -> tuple[Rows, 
 
 def _tell(words: str) -> None:
     console(stderr=True).print(words, markup=False)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _table(findings: list[Finding]) -> Table:

@@ -62,7 +62,7 @@ def status_table(cell: str, rows: dict[str, dict[str, Any]]) -> Table:
         table.add_column(column, no_wrap=column == "broker")
     for column in ("pubs/s", "MB/s in", "MB"):
         table.add_column(column, justify="right")
-    for column in ("suspects", "proven", "faults"):
+    for column in ("log", "suspects", "proven", "faults"):
         table.add_column(column)
     for name, row in rows.items():
         if not row["up"]:
@@ -80,6 +80,9 @@ def status_table(cell: str, rows: dict[str, dict[str, Any]]) -> Table:
             f"{rates['publications']:,.0f}",
             f"{rates['bytes_in'] / 1e6:,.1f}",
             f"{row['rss_bytes'] / 1e6:,.0f}",
+            ", ".join(
+                f"{log['executed']:,} led by {log['leader']}" for log in row["logs"].values()
+            ),
             ", ".join(f"{node} ({sum(why.values())})" for node, why in row["suspicions"].items()),
             ", ".join(row["accusations"]),
             f"[yellow]{', '.join(row['faults'])}[/]",
