@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quorumcast.client.arguments import check_times
+from quorumcast.client.arguments import check_seat, check_times
 from quorumcast.client.events import Batch, BufferFull, Event, Gap, GapError
 from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publisher
@@ -30,16 +30,21 @@ async def connect(
     identity: str | Path,
     *,
     timeout_s: float = 10.0,
+    seat: int = 0,
     recorder: Recorder | None = None,
 ) -> Node:
     """Connect to every broker of a cell; returns as soon as n-f of them answer.
+
+    Processes that share an identity each take a `seat` of their own, 1 to 16; otherwise the
+    newest would displace the others.
 
     `recorder` gets a note of everything published and accepted (for measurements).
     Raises `UsageError` with one sentence if the files are wrong or too few brokers answer.
     """
     check_times(timeout_s=timeout_s)
+    check_seat(seat)
     path = Path(manifest)
-    node = Node(read_manifest(path), read_identity(identity), path, recorder)
+    node = Node(read_manifest(path), read_identity(identity).at_seat(seat), path, recorder)
     await node.start(timeout_s)
     return node
 

@@ -10,6 +10,7 @@ import math
 from numbers import Integral, Real
 
 from quorumcast.core.errors import UsageError
+from quorumcast.core.limits import MAX_SEATS
 from quorumcast.manifest.manifest import ChannelEntry
 
 
@@ -53,3 +54,9 @@ def check_start(start: str | int, entry: ChannelEntry) -> int | None:
             f"start with {LATEST!r} or {EARLIEST!r}"
         )
     return start
+
+
+def check_seat(seat: object) -> None:
+    """Refuse a seat that brokers do not know."""
+    if isinstance(seat, bool) or not isinstance(seat, int) or not 0 <= seat <= MAX_SEATS:
+        raise UsageError(f"seat is {seat!r}: give 0 (none) or a number from 1 to {MAX_SEATS}")

@@ -303,11 +303,13 @@ class SyncNode(Closes):
             self._thread.stop()
 
 
-def connect(manifest: str | Path, identity: str | Path, *, timeout_s: float = 10.0) -> SyncNode:
+def connect(
+    manifest: str | Path, identity: str | Path, *, timeout_s: float = 10.0, seat: int = 0
+) -> SyncNode:
     """Connect to a cell; see `quorumcast.client.connect`."""
     thread = LoopThread()
     try:
-        node = thread.run(client.connect(manifest, identity, timeout_s=timeout_s))
+        node = thread.run(client.connect(manifest, identity, timeout_s=timeout_s, seat=seat))
     except BaseException:
         thread.stop()
         raise

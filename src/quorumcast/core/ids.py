@@ -8,7 +8,7 @@ from typing import Annotated, NewType
 import msgspec
 from msgspec import Meta
 
-from quorumcast.core.limits import MAX_NAME
+from quorumcast.core.limits import MAX_NAME, MAX_SEATS
 
 #: The name of a broker, publisher or subscriber, as the manifest has it ("broker-1", "alice").
 NodeId = NewType("NodeId", str)
@@ -26,6 +26,24 @@ DIGEST_SIZE = 32
 #: Integers from a peer are bounded where they are decoded: nothing later can overflow eight bytes.
 Positive = Annotated[int, Meta(ge=1, le=2**62)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
+
+
+_SEATS = frozenset(str(seat) for seat in range(1, MAX_SEATS + 1))
+
+
+def at_seat(client: NodeId, seat: int) -> NodeId:
+    """The name of a client at one of its seats; seat 0 is the client itself."""
+    return NodeId(f"{client}#{seat}") if seat else client
+
+
+def holder(node: str) -> NodeId:
+    """Whose keys and rights a node has: those of the client whose seat it takes, or its own.
+
+    Processes that share an identity would displace one another; at seats each has a name, links
+    and streams of its own.
+    """
+    client, _, seat = node.partition("#")
+    return NodeId(client if seat in _SEATS else node)
 
 
 class Lane(enum.IntEnum):

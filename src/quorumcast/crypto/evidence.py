@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quorumcast.core.ids import DIGEST_SIZE, NodeId
+from quorumcast.core.ids import DIGEST_SIZE, NodeId, holder
 from quorumcast.core.quorum import Quorums
 from quorumcast.core.statements import (
     Basis,
@@ -87,7 +87,7 @@ class Court:
 
     def _authentic(self, signed: Signed) -> Statement | None:
         """The statement, if the node named in it signed it in this cell."""
-        keys = self._keys.get(signed.signer)
+        keys = self._keys.get(holder(signed.signer))
         if keys is None or not signature_holds(signed, keys.verify_key):
             return None
         statement = parse_statement(signed.payload)

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import NodeId, at_seat
 from quorumcast.core.statements import Signed
 
 SEED_SIZE = 32
@@ -36,6 +36,10 @@ class Identity:
     def generate(cls, name: NodeId) -> Identity:
         """A new identity from the operating system's randomness."""
         return cls(name, secrets.token_bytes(SEED_SIZE))
+
+    def at_seat(self, seat: int) -> Identity:
+        """The same identity for another process beside this one."""
+        return Identity(at_seat(self.name, seat), self._seed)
 
     @property
     def seed(self) -> bytes:

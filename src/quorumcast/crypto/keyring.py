@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from quorumcast.core.ids import NodeId, Stream
+from quorumcast.core.ids import NodeId, Stream, holder
 from quorumcast.core.statements import Signed
 from quorumcast.crypto.identity import Identity, derive, signature_holds
 from quorumcast.crypto.mac import Mac, chain_bytes, same
@@ -42,9 +42,9 @@ class Keyring:
         self.epoch = epoch
         self.factory = factory
         self._directory = directory
-        #: Pairwise secrets by peer; at most one per node of the manifest.
+        #: Pairwise secrets by peer; at most one per node of the manifest, seats have no other.
         self._secrets: dict[NodeId, bytes] = {}
-        #: Directed chain MACs by (author, reader); at most two per node of the manifest.
+        #: Directed chain MACs by (author, reader); at most two per seat of a node.
         self._macs: dict[tuple[NodeId, NodeId], Mac] = {}
 
     def adopt(self, following: Keyring) -> None:
@@ -57,10 +57,11 @@ class Keyring:
 
     def knows(self, peer: NodeId) -> bool:
         """Whether the manifest names this node."""
-        return peer in self._directory
+        return holder(peer) in self._directory
 
     def secret(self, peer: NodeId) -> bytes:
         """What we share with a peer in this epoch."""
+        peer = holder(peer)
         found = self._secrets.get(peer)
         if found is None:
             shared = self.identity.shared_secret(self._directory[peer].exchange_key)
@@ -119,5 +120,5 @@ class Keyring:
 
     def signature_holds(self, signed: Signed) -> bool:
         """Whether the node that a statement names did sign it."""
-        keys = self._directory.get(signed.signer)
+        keys = self._directory.get(holder(signed.signer))
         return keys is not None and signature_holds(signed, keys.verify_key)

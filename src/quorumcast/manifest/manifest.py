@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel, NodeId
+from quorumcast.core.ids import Channel, NodeId, holder
 from quorumcast.core.limits import MAX_CHAIN, MAX_NAME
 from quorumcast.core.quorum import Broadcast, Quorums, check_cell
 from quorumcast.crypto.digest import Hasher, hasher
@@ -135,8 +135,8 @@ class Manifest(
         return self._brokers.get(node)
 
     def client(self, node: str) -> ClientEntry | None:
-        """The client of that name."""
-        return self._clients.get(node)
+        """The client of that name, or at that seat."""
+        return self._clients.get(holder(node))
 
     def channel(self, name: str) -> ChannelEntry | None:
         """The channel of that name."""
@@ -155,7 +155,8 @@ class Manifest(
         return entry is not None and self._listed(node, entry.subscribers)
 
     def _listed(self, node: str, names: tuple[str, ...]) -> bool:
-        return node in self._clients and (EVERYONE in names or node in names)
+        client = holder(node)
+        return client in self._clients and (EVERYONE in names or client in names)
 
     # -------------------------------------------------------------------- keys
 

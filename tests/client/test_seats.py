@@ -1,0 +1,60 @@
+"""One identity in several processes: each at a seat of its own, none displaces another."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+from tests.runtime.world import run
+
+import quorumcast
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId, at_seat, holder
+from quorumcast.core.limits import MAX_SEATS
+from quorumcast.testing import LocalCluster
+
+POLICIES = ("ab+history", "brb", "chain", "direct", "total")
+
+
+def test_holder_of_a_seat_is_the_client_and_of_anything_else_itself() -> None:
+    spark = NodeId("spark")
+    assert at_seat(spark, 0) == spark
+    assert at_seat(spark, 3) == "spark#3"
+    assert holder("spark#3") == holder(f"spark#{MAX_SEATS}") == holder("spark") == "spark"
+    for odd in ("spark#0", "spark#", f"spark#{MAX_SEATS + 1}", "spark#03", "spark#3#3", "spark#x"):
+        assert holder(odd) == odd
+
+
+@pytest.mark.parametrize("seat", [-1, MAX_SEATS + 1, 1.5, True, "1"])
+def test_connect_with_no_seat_of_a_cell_is_refused(seat: int) -> None:
+    with pytest.raises(UsageError, match="give 0"):
+        run(quorumcast.connect("manifest.json", "bob.identity", seat=seat))
+
+
+@pytest.mark.runtime
+def test_seats_of_one_identity_publish_and_listen_side_by_side() -> None:
+    async def main(cluster: LocalCluster) -> None:
+        async with AsyncExitStack() as stack:
+
+            async def sit(name: str, seat: int) -> quorumcast.Node:
+                connecting = quorumcast.connect(
+                    cluster.manifest_path, cluster.identity_path(name), seat=seat
+                )
+                return await stack.enter_async_context(await connecting)
+
+            alices = [await sit("alice", seat) for seat in range(3)]
+            bobs = [await sit("bob", seat) for seat in range(3)]
+            for channel in POLICIES:
+                listening = [
+                    await stack.enter_async_context(bob.subscribe(channel)) for bob in bobs
+                ]
+                for alice in alices:
+                    publisher = await stack.enter_async_context(alice.publisher(channel))
+                    await publisher.publish(alice.name.encode())
+                for subscription in listening:
+                    events = [await anext(subscription) for _ in alices]
+                    assert {event.publisher for event in events} == {"alice", "alice#1", "alice#2"}
+                    assert all(event.publisher.encode() == event.payload for event in events)
+            assert all(len(node.connected) == 4 for node in (*alices, *bobs))
+
+    with LocalCluster(channels={policy: policy for policy in POLICIES}) as cluster:
+        run(asyncio.wait_for(main(cluster), 60))
