@@ -49,6 +49,7 @@ ALL = [f"{number}{letter}" for number in range(1, 6) for letter in "ab"]
 
 def test_replay_reads_everything_and_ends(cell: Path) -> None:
     events, summary = replay(cell, "trades")
+    assert all(event["published_at"].endswith("+00:00") for event in events)
     assert payloads(events) == ALL
     first, last = events[0]["position"], events[-1]["position"]
     assert (summary["events"], summary["from"], summary["to"]) == (10, first, last)

@@ -6,22 +6,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorumcast.client.packing import MOST_TEMPLATE_BYTES, Packer, pack_payload, unpack_payload
+from quorumcast.core.envelope import ENVELOPE_BYTES, Envelope, read_envelope, write_envelope
 from quorumcast.core.errors import UsageError
 from quorumcast.core.publication import PAYLOAD, batch_of_payloads, decode_batch, encode_batch
 
 OPAQUE = Packer(PAYLOAD)
 SCHEMA = pa.schema([("price", pa.float64()), ("name", pa.string())])
 ROWS = Packer(SCHEMA)
+STAMP = write_envelope(1_000_000)
 
 
 @given(st.binary(max_size=300) | st.integers(4000, 5000).map(bytes))
 def test_pack_payload_same_bytes_as_the_plain_way(payload: bytes) -> None:
-    assert pack_payload(payload) == encode_batch(batch_of_payloads([payload]))
+    assert pack_payload(payload, STAMP) == encode_batch(batch_of_payloads([payload]), STAMP)
 
 
 @given(st.binary(max_size=300))
 def test_unpack_payload_fast_and_plain_way_agree(payload: bytes) -> None:
-    body = encode_batch(batch_of_payloads([payload]))
+    body = encode_batch(batch_of_payloads([payload]), STAMP)
     for _ in range(2):  # the second time with the layout learnt
         unpacked = OPAQUE.unpack(body)
         assert unpacked is not None
@@ -32,12 +34,12 @@ def test_unpack_payload_fast_and_plain_way_agree(payload: bytes) -> None:
 def test_unpack_altered_bytes_fast_way_never_accepts_what_the_plain_way_refuses(
     payload: bytes, data: st.DataObject
 ) -> None:
-    body = bytearray(pack_payload(payload))
+    body = bytearray(pack_payload(payload, STAMP))
     place = data.draw(st.integers(0, len(body) - 1))
     body[place] ^= data.draw(st.integers(1, 255))
     fast = unpack_payload(bytes(body))
     if fast is not None:
-        plain = decode_batch(bytes(body), PAYLOAD)
+        plain = decode_batch(bytes(body)[ENVELOPE_BYTES:], PAYLOAD)
         assert plain is not None
         assert plain.column(0).to_pylist() == [fast]
 
@@ -57,8 +59,8 @@ def test_unpack_nonsense_is_none(junk: bytes) -> None:
 
 def test_pack_payload_long_ones_go_the_plain_way() -> None:
     payload = bytes(MOST_TEMPLATE_BYTES + 1)
-    assert unpack_payload(pack_payload(payload)) is None
-    unpacked = OPAQUE.unpack(pack_payload(payload))
+    assert unpack_payload(pack_payload(payload, STAMP)) is None
+    unpacked = OPAQUE.unpack(pack_payload(payload, STAMP))
     assert unpacked is not None
     assert unpacked[1] == [payload]
 
@@ -70,3 +72,25 @@ def test_admit_what_a_channel_does_not_take_is_one_sentence() -> None:
         OPAQUE.admit("text")
     with pytest.raises(UsageError, match="takes mappings with the columns \\(price, name\\)"):
         ROWS.admit(b"bytes")
+
+
+def test_pack_stamps_every_publication_once_by_the_clock_given() -> None:
+    times = iter((5, 6, 7))
+    packer = Packer(PAYLOAD, lambda: next(times), valid_ms=250, urgent=True)
+    bodies = [
+        packer.pack([b"one"]),
+        packer.pack([b"one", b"two"]),
+        packer.pack_batch(batch_of_payloads([b"one"])),
+    ]
+    assert [read_envelope(body) for body in bodies] == [Envelope(t, 250, True) for t in (5, 6, 7)]
+    assert [OPAQUE.unpack(body)[1] for body in bodies] == [  # type: ignore[index]
+        [b"one"],
+        [b"one", b"two"],
+        [b"one"],
+    ]
+
+
+def test_pack_what_arrow_reads_is_aligned() -> None:
+    batch, _ = ROWS.unpack(ROWS.pack([{"price": 1.5, "name": "a"}] * 9))  # type: ignore[misc]
+    assert batch is not None
+    assert batch.column(0).buffers()[1].address % 8 == 0

@@ -11,6 +11,7 @@ from tests.runtime.world import run, until
 from quorumcast.client.events import BufferFull
 from quorumcast.client.packing import Packer
 from quorumcast.client.publishing import MAX_EVENT_BYTES, MOST_FLYING, Publisher
+from quorumcast.core.envelope import ENVELOPE_BYTES
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
 from quorumcast.core.publication import PAYLOAD, batch_of_payloads, decode_batch
@@ -40,7 +41,11 @@ class Toy:
 
     def rows(self, schema: pa.Schema = PAYLOAD) -> list[list[Any]]:
         """The events of each publication."""
-        batches = [decode_batch(body, schema) for bodies in self.submits for body in bodies]
+        batches = [
+            decode_batch(body[ENVELOPE_BYTES:], schema)
+            for bodies in self.submits
+            for body in bodies
+        ]
         return [batch.column(0).to_pylist() for batch in batches]  # type: ignore[union-attr]
 
 

@@ -222,6 +222,7 @@ class Printer:
                     "number": event.number,
                     "index": event.index,
                     **({} if event.position is None else {"position": event.position}),
+                    "published_at": event.published_at.isoformat(),
                     **(payload_fields(event.payload) if opaque else {"row": event.row}),
                     "votes": event.votes,
                     "dissent": event.dissent,

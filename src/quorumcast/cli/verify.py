@@ -60,16 +60,19 @@ def read_document(path: Path) -> Receipt | Evidence:
         ) from None
 
 
-def _origin(receipt: Receipt) -> tuple[str, int, int | None]:
-    """Publisher, number and, where the receipt is for a place in a total order, that place."""
+def _origin(receipt: Receipt) -> tuple[str, int, int | None, str | None]:
+    """Publisher, number, where there is a total order the place in it, and the time it claims."""
+    from quorumcast.core.envelope import read_envelope, time_of
     from quorumcast.core.ids import total_order
     from quorumcast.core.labels import unlabel
 
     stream = receipt.stream
     found = unlabel(receipt.contents) if stream == total_order(stream.channel) else None
+    envelope = read_envelope(receipt.contents if found is None else found[1])
+    when = None if envelope is None else time_of(envelope.published_us).isoformat()
     if found is None:
-        return stream.publisher, receipt.number, None
-    return found[0].publisher, found[0].number, receipt.number
+        return stream.publisher, receipt.number, None, when
+    return found[0].publisher, found[0].number, receipt.number, when
 
 
 def judge(document: Receipt | Evidence, manifest: Manifest) -> dict[str, Any]:
@@ -95,7 +98,7 @@ def judge(document: Receipt | Evidence, manifest: Manifest) -> dict[str, Any]:
             votes = receipt_votes(manifest.quorums, channel.policy.protection)
             reason = court.why_receipt_fails(document, votes)
         signers = court.receipt_signers(document)
-        publisher, number, position = _origin(document)
+        publisher, number, position, when = _origin(document)
         place = "" if position is None else f" at position {position}"
         facts = {
             "kind": "receipt",
@@ -107,6 +110,7 @@ def judge(document: Receipt | Evidence, manifest: Manifest) -> dict[str, Any]:
             "publisher": publisher,
             "number": number,
             "position": position,
+            "published_at": when,
             "signers": signers,
         }
     else:

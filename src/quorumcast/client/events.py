@@ -7,10 +7,12 @@ dissent and receipts belong to the publication and are shared by its events.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from quorumcast.core.envelope import Envelope, time_of
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Digest, NodeId, Stream
 from quorumcast.core.machine import Deliver
@@ -59,16 +61,18 @@ class Batch:
     `data` is the record batch; `payloads` its only column if the channel has no schema.
     """
 
-    __slots__ = ("_data", "_delivered", "_payloads", "_prove")
+    __slots__ = ("_data", "_delivered", "_envelope", "_payloads", "_prove")
 
     def __init__(
         self,
         delivered: Deliver,
+        envelope: Envelope,
         data: pa.RecordBatch | None,
         payloads: list[bytes] | None,
         prove: Prover,
     ) -> None:
         self._delivered = delivered
+        self._envelope = envelope
         self._data = data
         self._payloads = payloads
         self._prove = prove
@@ -118,6 +122,16 @@ class Batch:
     def position(self) -> int | None:
         """Its place in the channel's total order, if there is one."""
         return self._delivered.position or None
+
+    @property
+    def published_us(self) -> int:
+        """When it was published, by its publisher's clock: microseconds since 1970."""
+        return self._envelope.published_us
+
+    @property
+    def published_at(self) -> datetime:
+        """When it was published, by its publisher's clock."""
+        return time_of(self._envelope.published_us)
 
     @property
     def digest(self) -> Digest:
@@ -193,6 +207,11 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):  # made once per r
     def position(self) -> int | None:
         """The position of its publication in the channel's total order, if there is one."""
         return self.batch.position
+
+    @property
+    def published_at(self) -> datetime:
+        """When its publication was made, by the publisher's clock."""
+        return self.batch.published_at
 
     @property
     def votes(self) -> tuple[NodeId, ...]:

@@ -22,7 +22,7 @@ from typing import Any
 from quorumcast.client.arguments import LATEST, check_start
 from quorumcast.client.incoming import Incoming
 from quorumcast.client.outgoing import Outgoing
-from quorumcast.client.packing import Packer
+from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
@@ -53,6 +53,7 @@ class Node:
         identity: Identity,
         manifest_path: Path | None = None,
         recorder: Recorder | None = None,
+        now_us: Clock = wall_us,
     ) -> None:
         if manifest.broker(identity.name) is not None:
             raise UsageError(
@@ -71,6 +72,7 @@ class Node:
         self.on_undecodable: Callable[[Deliver], None] | None = None
         self._manifest_path = manifest_path
         self._recorder = recorder
+        self._now_us = now_us
         self._keyring = manifest.keyring(identity)
         self._links: Links | None = None
         self._outgoing: Outgoing | None = None
@@ -179,7 +181,7 @@ class Node:
         publisher = Publisher(
             self._outgoing,
             entry.name,
-            Packer(entry.arrow_schema()),
+            Packer(entry.arrow_schema(), self._now_us),
             batching=batching,
             max_batch=max_batch,
             linger_ms=linger_ms,

@@ -7,20 +7,26 @@ constant: for a given payload length all bytes but the payload itself are the sa
 them once from a batch that Arrow made and fills the payload in; reading compares them and cuts the
 payload out. Anything that is not exactly this layout goes the plain way. `tests/client` holds both
 ways against each other.
+
+The envelope (`core.envelope`) is stamped here, once per publication, and joined with the rest in
+the one copy that is made anyway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
+from quorumcast.core.envelope import ENVELOPE_BYTES, URGENT, write_envelope
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import MAX_BODY_BYTES
 from quorumcast.core.publication import (
     PAYLOAD,
     batch_of_payloads,
     batch_of_rows,
+    conform,
     decode_batch,
     decode_older,
     encode_batch,
@@ -28,6 +34,15 @@ from quorumcast.core.publication import (
 
 #: Payload lengths for which the layout is remembered; longer ones go the plain way.
 MOST_TEMPLATE_BYTES = 4096
+
+
+#: Says the time in microseconds since 1970.
+Clock = Callable[[], int]
+
+
+def wall_us() -> int:
+    """The time by this machine's clock."""
+    return time.time_ns() // 1000
 
 
 class Template:
@@ -39,13 +54,15 @@ class Template:
         marked = encode_batch(batch_of_payloads([b"\xa5" * length]))
         other = encode_batch(batch_of_payloads([b"\x5a" * length]))
         differing = [i for i, (a, b) in enumerate(zip(marked, other, strict=True)) if a != b]
-        self.start = differing[0]
-        self.stop = self.start + length
-        if differing != list(range(self.start, self.stop)):
+        start = differing[0]
+        if differing != list(range(start, start + length)):
             raise ValueError("Arrow no longer lays a payload out in one piece")
-        self.before = marked[: self.start]
-        self.after = marked[self.stop :]
-        self.size = len(marked)
+        self.before = marked[:start]
+        self.after = marked[start + length :]
+        #: Of the contents, which begin with an envelope.
+        self.start = ENVELOPE_BYTES + start
+        self.stop = self.start + length
+        self.size = ENVELOPE_BYTES + len(marked)
 
 
 #: Templates by payload length and by contents length; both bounded by MOST_TEMPLATE_BYTES.
@@ -61,19 +78,19 @@ def _template(length: int) -> Template:
     return template
 
 
-def pack_payload(payload: bytes) -> bytes:
+def pack_payload(payload: bytes, envelope: bytes) -> bytes:
     """The contents of a publication of one payload; same bytes as the plain way."""
     length = len(payload)
     if not 0 < length <= MOST_TEMPLATE_BYTES:
-        return encode_batch(batch_of_payloads([payload]))
+        return encode_batch(batch_of_payloads([payload]), envelope)
     template = _by_length.get(length) or _template(length)
-    return b"".join((template.before, payload, template.after))
+    return b"".join((envelope, template.before, payload, template.after))
 
 
 def unpack_payload(body: bytes) -> bytes | None:
     """The payload, if the contents are one payload in the known layout."""
     for template in _by_size.get(len(body), ()):
-        if body.startswith(template.before) and body.endswith(template.after):
+        if body.startswith(template.before, ENVELOPE_BYTES) and body.endswith(template.after):
             return body[template.start : template.stop]
     return None
 
@@ -87,10 +104,21 @@ def learn_payload(payloads: Sequence[bytes]) -> None:
 class Packer:
     """Packs and unpacks the events of one channel."""
 
-    __slots__ = ("kind", "opaque", "schema")
+    __slots__ = ("_flags", "_now_us", "kind", "opaque", "schema", "valid_ms")
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        now_us: Clock = wall_us,
+        *,
+        valid_ms: int = 0,
+        urgent: bool = False,
+    ) -> None:
         self.schema = schema
+        self._now_us = now_us
+        self._flags = URGENT if urgent else 0
+        #: For how long what is packed here is valid; 0 is for ever.
+        self.valid_ms = valid_ms
         #: Whether events are bytes (a channel without a schema).
         self.opaque = schema.equals(PAYLOAD)
         #: The exact type that needs no further look when it is posted.
@@ -121,21 +149,33 @@ class Packer:
 
     def pack(self, events: Sequence[object]) -> bytes:
         """The contents of one publication with these admitted events."""
+        stamp = self._stamp()
         if not self.opaque:
-            return encode_batch(batch_of_rows(events, self.schema))  # type: ignore[arg-type]
+            return encode_batch(batch_of_rows(events, self.schema), stamp)  # type: ignore[arg-type]
         if len(events) == 1:
-            return pack_payload(events[0])  # type: ignore[arg-type]
-        return encode_batch(batch_of_payloads(events))  # type: ignore[arg-type]
+            return pack_payload(events[0], stamp)  # type: ignore[arg-type]
+        return encode_batch(batch_of_payloads(events), stamp)  # type: ignore[arg-type]
+
+    def pack_batch(self, batch: pa.RecordBatch) -> bytes:
+        """The contents of one publication with the events of a caller's batch."""
+        return encode_batch(conform(batch, self.schema), self._stamp())
+
+    def _stamp(self) -> bytes:
+        return write_envelope(self._now_us(), self.valid_ms, self._flags)
 
     def unpack(self, body: bytes) -> tuple[pa.RecordBatch | None, list[bytes] | None] | None:
-        """The batch, or its payloads where that is cheaper; None if it is nonsense."""
+        """The batch, or its payloads where that is cheaper; None if it is nonsense.
+
+        The envelope is for `read_envelope` to judge; here it is passed over.
+        """
         if self.opaque:
             payload = unpack_payload(body)
             if payload is not None:
                 return None, [payload]
-        batch = decode_batch(body, self.schema)
+        message = memoryview(body)[ENVELOPE_BYTES:]
+        batch = decode_batch(message, self.schema)
         if batch is None and not self.opaque:
-            batch = decode_older(body, self.schema)
+            batch = decode_older(message, self.schema)
         if batch is None:
             return None
         if not self.opaque:

@@ -31,7 +31,6 @@ from quorumcast.client.packing import Packer, too_long
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
 from quorumcast.core.limits import MAX_BODY_BYTES, MAX_RUN
-from quorumcast.core.publication import conform, encode_batch
 from quorumcast.manifest.manifest import ChannelEntry
 
 #: What may be published: bytes, a mapping of columns, or a whole record batch.
@@ -149,7 +148,7 @@ class Publisher:
             raise self._full()
         if batch.num_rows == 0:
             raise UsageError("this record batch has no rows: there is nothing to publish")
-        body = encode_batch(conform(batch, self._packer.schema))
+        body = self._packer.pack_batch(batch)
         if not self._scheduled:
             self._schedule()
         if self._waiting:  # they were posted before

@@ -23,6 +23,7 @@ from quorumcast.client.arguments import check_counts, check_timeout
 from quorumcast.client.events import Batch, Event, Gap, GapError, Prover
 from quorumcast.client.packing import Packer
 from quorumcast.core import machine
+from quorumcast.core.envelope import read_envelope
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Stream
 from quorumcast.manifest.manifest import ChannelEntry
@@ -247,12 +248,13 @@ class Subscription:
         ):
             self.full = False
             self._inlet.queue_changed()
-        unpacked = self._packer.unpack(item.body)
-        if unpacked is None:
+        envelope = read_envelope(item.body)
+        unpacked = None if envelope is None else self._packer.unpack(item.body)
+        if envelope is None or unpacked is None:
             self.undecodable += 1
             self._inlet.undecodable(item)
             return None
-        return Batch(item, *unpacked, self._prove)
+        return Batch(item, envelope, *unpacked, self._prove)
 
     @property
     def waiting(self) -> int:

@@ -1,5 +1,8 @@
 """Publications are Arrow record batches: events are rows, contents are one IPC message.
 
+What comes before the message (`core.envelope`) is the caller's; here it is only kept in mind that
+the two are made into one piece with one copy.
+
 Both sides know the channel's schema, so only the batch travels. Brokers of a topic channel never
 look inside. What a subscriber reads was written by a publisher that may be malicious, so a batch
 is validated in full before any value of it is touched. Compressed batches are refused: a few
@@ -13,6 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -30,17 +34,20 @@ _DAY = 86_400
 
 #: How every message of the Arrow IPC format starts since 2019.
 _CONTINUATION = b"\xff\xff\xff\xff"
+#: An Arrow message, alone or as the part of contents behind the envelope.
+Message: TypeAlias = bytes | memoryview
 _U16, _U32, _I32 = (struct.Struct(code).unpack_from for code in ("<H", "<I", "<i"))
 
 
-def encode_batch(batch: pa.RecordBatch) -> bytes:
-    """The contents of a publication."""
+def encode_batch(batch: pa.RecordBatch, before: bytes = b"") -> bytes:
+    """The contents of a publication: what comes before the message, and the message."""
     if batch.num_rows > MAX_ROWS:
         raise UsageError(
             f"this publication has {batch.num_rows:,} events; at most {MAX_ROWS:,} fit into one: "
             "publish smaller batches"
         )
-    body: bytes = batch.serialize().to_pybytes()
+    # Joining is the copy that is needed anyway, from Arrow's memory to ours.
+    body = b"".join((before, batch.serialize()))
     if len(body) > MAX_BODY_BYTES:
         raise UsageError(
             f"this publication has {len(body):,} bytes; at most {MAX_BODY_BYTES:,} fit into one: "
@@ -49,10 +56,10 @@ def encode_batch(batch: pa.RecordBatch) -> bytes:
     return body
 
 
-def decode_batch(body: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
-    """The batch in a publication's contents, or None if a faulty publisher wrote nonsense."""
+def decode_batch(body: Message, schema: pa.Schema) -> pa.RecordBatch | None:
+    """The batch in a message, or None if a faulty publisher wrote nonsense."""
     try:
-        if not body.startswith(_CONTINUATION) or _compressed(body):
+        if body[:4] != _CONTINUATION or _compressed(body):
             return None
         batch = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
         if batch.num_rows > MAX_ROWS:
@@ -63,7 +70,7 @@ def decode_batch(body: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
     return batch if _unfit(batch, schema) is None else None
 
 
-def decode_older(body: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
+def decode_older(body: Message, schema: pa.Schema) -> pa.RecordBatch | None:
     """A batch of a time when the schema had fewer columns; those that it lacks are null.
 
     Columns are only ever added behind those there are, and may be null.
@@ -188,7 +195,7 @@ def _on_calendar(column: pa.Array) -> bool:
     return bool(_CALENDAR[0] <= first and last <= _CALENDAR[1])
 
 
-def _compressed(body: bytes) -> bool:
+def _compressed(body: Message) -> bool:
     """Whether a message says that its buffers are compressed: `Message.header.compression`.
 
     pyarrow does not tell, and unfolds the buffers before it can be asked, so this follows the
@@ -199,7 +206,7 @@ def _compressed(body: bytes) -> bool:
     return _field(body, _header(body), 3) != 0
 
 
-def _columns(body: bytes) -> int:
+def _columns(body: Message) -> int:
     """How many columns a message says that it has: the length of `Message.header.nodes`.
 
     All of our types are flat, so that each column has one node. What it says is believed no further
@@ -210,14 +217,14 @@ def _columns(body: bytes) -> int:
     return int(_U32(body, nodes + _U32(body, nodes)[0])[0])
 
 
-def _header(body: bytes) -> int:
+def _header(body: Message) -> int:
     """Where the table of the record batch is."""
     message = 8 + _U32(body, 8)[0]
     header: int = message + _field(body, message, 2)
     return int(header + _U32(body, header)[0])
 
 
-def _field(body: bytes, table: int, index: int) -> int:
+def _field(body: Message, table: int, index: int) -> int:
     vtable = table - _I32(body, table)[0]
     slot = 4 + 2 * index
     return int(_U16(body, vtable + slot)[0]) if slot < _U16(body, vtable)[0] else 0

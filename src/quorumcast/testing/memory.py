@@ -14,6 +14,7 @@ from types import TracebackType
 
 from quorumcast.agents.broker import Broker
 from quorumcast.client.node import Node
+from quorumcast.client.packing import Clock, wall_us
 from quorumcast.client.sync import Closes, LoopThread, SyncNode
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
@@ -176,11 +177,14 @@ class MemoryCell:
         channels: Mapping[str, str | Policy | ChannelEntry] = CHANNELS,
         liars: Mapping[str, str] | None = None,
         seed: int = 0,
+        now_us: Clock = wall_us,
     ) -> None:
         plan = CellPlan(brokers=brokers, f=f, clients=clients, channels=channels)
         self.manifest = plan.manifest
         self.identities = plan.identities
         self._rng = random.Random(seed)
+        #: What clients take for the time.
+        self._now_us = now_us
         self._network = MemoryNetwork(self.manifest)
         self._brokers: dict[NodeId, Driver] = {}
         self._nodes: list[Node] = []
@@ -206,7 +210,7 @@ class MemoryCell:
         if identity is None or self.manifest.client(name) is None:
             known = ", ".join(client.id for client in self.manifest.clients)
             raise UsageError(f"this memory cell has no client {name!r}; it has {known}")
-        node = Node(self.manifest, identity)
+        node = Node(self.manifest, identity, now_us=self._now_us)
         node.attach(self._network.enter(identity.name, node))
         self._network.link(identity.name)
         await node.wait_connected(1.0)

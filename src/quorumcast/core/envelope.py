@@ -1,0 +1,69 @@
+"""The envelope: when a publication was made, for how long it is valid, and whether it is urgent.
+
+It is the first 16 bytes of every publication's contents, so it lies under their digest and no
+broker can alter it. What it says is the publisher's claim: nobody else's clock is in it.
+
+    offset  size  little endian
+         0     8  published_us, signed: microseconds since 1970, UTC
+         8     4  valid_ms: for how long it is valid; 0 is for ever
+        12     1  flags: bit 0 is urgent; the others are 0
+        13     3  0
+
+Sixteen bytes, because what follows is an Arrow message, which wants to be aligned. A header that
+breaks one of these rules makes the whole publication nonsense: only a faulty publisher writes it.
+"""
+
+from __future__ import annotations
+
+import struct
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+ENVELOPE_BYTES = 16
+URGENT = 1
+MAX_VALID_MS = 2**32 - 1
+#: The last microsecond of Python's calendar.
+MAX_US = 253_402_300_799_999_999
+
+_HEADER = struct.Struct("<qIB3s")
+_RESERVED = b"\0\0\0"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Envelope(msgspec.Struct, frozen=True, gc=False):
+    """What a publisher says of a publication beside its events."""
+
+    published_us: int
+    valid_ms: int = 0
+    urgent: bool = False
+
+    @property
+    def expires_us(self) -> int:
+        """The first microsecond at which it is not valid any more; 0 if it always is."""
+        return self.published_us + self.valid_ms * 1000 if self.valid_ms else 0
+
+
+def write_envelope(published_us: int, valid_ms: int = 0, flags: int = 0) -> bytes:
+    """The bytes before a publication's events."""
+    return _HEADER.pack(published_us, valid_ms, flags, _RESERVED)
+
+
+def read_envelope(contents: bytes) -> Envelope | None:
+    """The envelope of these contents; None if they have none that makes sense."""
+    if len(contents) < ENVELOPE_BYTES:
+        return None
+    published_us, valid_ms, flags, reserved = _HEADER.unpack_from(contents)
+    if reserved != _RESERVED or flags & ~URGENT or not 0 <= published_us <= MAX_US:
+        return None
+    return Envelope(published_us, valid_ms, flags == URGENT)
+
+
+def time_of(microseconds: int) -> datetime:
+    """Microseconds since 1970 as a time that knows its zone; at most the calendar's last."""
+    return _EPOCH + timedelta(microseconds=min(microseconds, MAX_US))
+
+
+def microseconds_of(time: datetime) -> int:
+    """A time that knows its zone as microseconds since 1970."""
+    return (time - _EPOCH) // timedelta(microseconds=1)
