@@ -6,10 +6,14 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from tests.runtime.world import run
+from tests.runtime.world import run, until
 
+from quorumcast.client import Batch, UsageError
 from quorumcast.core.envelope import time_of
 from quorumcast.core.ids import Channel
+from quorumcast.core.limits import Limits
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.policy import Policy
 from quorumcast.testing import MemoryCell
 
 NOON = 1_793_534_400_000_000
@@ -66,3 +70,66 @@ async def test_contents_with_a_wrong_envelope_are_nonsense() -> None:
             await outbox.publish(b"good again")
             assert (await anext(inbox)).payload == b"good again"
             assert inbox.undecodable == 2
+
+
+async def three(cell: MemoryCell, clock: Clock, **options: Any) -> None:
+    """Alice publishes three events, one second apart, which are valid for two seconds."""
+    alice = await cell.connect("alice")
+    async with alice.publisher("events", valid_for_s=2, batching=False, **options) as outbox:
+        for i in range(3):
+            await outbox.publish(b"%d" % i)
+            clock.pass_s(1)
+
+
+@pytest.mark.parametrize("policy", ["ab+history", "total"])
+@in_a_loop
+async def test_what_expires_in_the_queue_is_skipped_and_counted(policy: str) -> None:
+    clock = Clock()
+    async with MemoryCell(channels={"events": policy}, now_us=clock) as cell:
+        bob = await cell.connect("bob")
+        async with bob.subscribe("events") as inbox:
+            await three(cell, clock)
+            await until(lambda: inbox.waiting == 3)
+            assert (await anext(inbox)).payload == b"2"  # 0 and 1 are 3 and 2 seconds old
+            assert inbox.expired == 2
+            assert bob.telemetry.drops["expired"] == 2
+
+
+@in_a_loop
+async def test_what_has_expired_is_held_for_whoever_asks_for_it_and_passed_by_others() -> None:
+    clock = Clock()
+    async with MemoryCell(channels={"events": "total"}, now_us=clock) as cell:
+        await three(cell, clock)
+        clock.pass_s(60)
+        bob, carol = await cell.connect("bob"), await cell.connect("carol")
+        async with bob.subscribe("events", start="earliest") as inbox:
+            assert [item async for item in inbox.held()] == []
+            assert inbox.expired == 3
+        async with carol.subscribe("events", start="earliest", expired=True) as inbox:
+            items = [item async for item in inbox.held()]
+            assert [batch.payloads for batch in items if isinstance(batch, Batch)] == [
+                [b"0"],
+                [b"1"],
+                [b"2"],
+            ]
+            assert all(batch.expired for batch in items if isinstance(batch, Batch))
+            assert isinstance(items[0], Batch)
+            assert items[0].expires_at == time_of(NOON + 2_000_000)
+            assert inbox.expired == 0
+
+
+@in_a_loop
+async def test_validity_is_the_channels_unless_the_publisher_says_otherwise() -> None:
+    clock = Clock()
+    channel = ChannelEntry(Channel("c"), Policy.named("ab", limits=Limits(validity_ms=5000)))
+    async with MemoryCell(channels={"c": channel}, now_us=clock) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("c", expired=True) as inbox:
+            for valid_for_s in (None, 0.0004, 0):
+                async with alice.publisher("c", valid_for_s=valid_for_s) as outbox:
+                    await outbox.publish(b"x")
+            ends = [(await anext(inbox)).batch.expires_at for _ in range(3)]
+            assert ends == [time_of(NOON + 5_000_000), time_of(NOON + 1000), None]
+            for wrong in (-1, float("inf"), "1", 4_294_968):
+                with pytest.raises(UsageError, match="valid_for_s is"):
+                    alice.publisher("c", valid_for_s=wrong)  # type: ignore[arg-type]

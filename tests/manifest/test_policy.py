@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.limits import Limits
+from quorumcast.core.limits import ENDLESS, Limits
 from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.core.statements import Basis
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
@@ -96,6 +96,12 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     *(
         ({"limits": Limits(**{name: 0})}, f"limit '{name}' must be 1 or more")
         for name in Limits.__struct_fields__
+        if name not in ENDLESS
+    ),
+    *(({"limits": Limits(**{name: -1})}, f"limit '{name}' must be 0 or more") for name in ENDLESS),
+    (
+        {"limits": Limits(validity_ms=2**32)},
+        "limit 'validity_ms' is at most 4,294,967,295, about 49 days; 0 is for ever",
     ),
     (
         {"limits": Limits(vote_window=1023)},

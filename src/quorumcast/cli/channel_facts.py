@@ -29,6 +29,7 @@ def channel_facts(entry: ChannelEntry) -> dict[str, Any]:
         "publishers": list(entry.publishers),
         "subscribers": list(entry.subscribers),
         "schema": [{"name": name, "type": kind} for name, kind in entry.schema],
+        "overflow": entry.overflow.value,
         "limits": msgspec.to_builtins(policy.limits),
     }
 
@@ -89,6 +90,7 @@ def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:
         "subscribers": _rights(facts["subscribers"]),
         "columns": ", ".join(f"{c['name']} {c['type']}" for c in facts["schema"]) or "bytes",
     }
+    lines["when a queue is full"] = facts["overflow"]
     for name, value in facts["limits"].items():
         lines[f"limit {name}"] = f"{value:,}" + ("" if name in live else "  (stays)")
     for broker, far in facts.get("live", {}).items():

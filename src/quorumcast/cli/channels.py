@@ -28,7 +28,7 @@ from quorumcast.cli.common import (
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from quorumcast.core.limits import Limits
+    from quorumcast.core.limits import Limits, Overflow
     from quorumcast.manifest.manifest import ChannelEntry, Manifest
 
 app = typer.Typer(
@@ -45,6 +45,13 @@ ColumnOption = Annotated[
 LimitOption = Annotated[
     list[str] | None,
     typer.Option("--limit", metavar="NAME=NUMBER", help="A limit; may be repeated."),
+]
+OverflowOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="wait|oldest|newest",
+        help="When a subscriber's queue is full and it does not say itself: wait or discard.",
+    ),
 ]
 WaitOption = Annotated[
     bool, typer.Option("--wait/--no-wait", help="Wait until running brokers have taken it.")
@@ -96,6 +103,7 @@ def create(
     channel: Annotated[str, typer.Argument(metavar=CHANNEL)],
     column: ColumnOption = None,
     limit: LimitOption = None,
+    overflow: OverflowOption = None,
     manifest: ManifestOption = Path(),
     operator: OperatorOption = None,
     url: StatusOption = None,
@@ -109,7 +117,7 @@ def create(
 
     made = parse_channel(channel)
     policy = replace(made.policy, limits=_with_limits(made.policy.limits, limit))
-    entry = replace(made, policy=policy, schema=_columns(column))
+    entry = replace(made, policy=policy, schema=_columns(column), overflow=_overflow(overflow))
     path = manifest_path(manifest)
     cell = _read(manifest)
     urls = status_urls(cell, url)
@@ -141,6 +149,7 @@ def change(
     ] = None,
     column: ColumnOption = None,
     limit: LimitOption = None,
+    overflow: OverflowOption = None,
     policy: Annotated[str | None, typer.Option(hidden=True)] = None,
     remove_column: Annotated[str | None, typer.Option(hidden=True)] = None,
     manifest: ManifestOption = Path(),
@@ -164,8 +173,10 @@ def change(
             f"{wrong} stays, because publications that rest on it are retained; make a new channel "
             "with 'quorumcast channel create'"
         )
-    if publishers is None and subscribers is None and not column and not limit:
-        raise UsageError("nothing to change; use --publishers, --subscribers, --column or --limit")
+    if publishers is subscribers is overflow is None and not column and not limit:
+        raise UsageError(
+            "nothing to change; use --publishers, --subscribers, --column, --limit or --overflow"
+        )
     path = manifest_path(manifest)
     cell = _read(manifest)
 
@@ -181,6 +192,7 @@ def change(
             subscribers=entry.subscribers if subscribers is None else parse_rights(subscribers),
             schema=(*entry.schema, *new),
             policy=replace(entry.policy, limits=_with_limits(entry.policy.limits, limit)),
+            overflow=entry.overflow if overflow is None else _overflow(overflow),
         )
 
     def apply(old: Manifest) -> Manifest:
@@ -258,6 +270,15 @@ def _columns(given: list[str] | None) -> tuple[tuple[str, str], ...]:
             raise UsageError(f"--column takes NAME:TYPE, such as price:float64, not {text!r}")
         columns.append((name, kind.strip()))
     return tuple(columns)
+
+
+def _overflow(given: str | None) -> Overflow:
+    from quorumcast.core.limits import Overflow
+
+    choices = [choice.value for choice in Overflow]
+    if given is not None and given not in choices:
+        raise UsageError(f"--overflow is {', '.join(choices)}, not {given!r}")
+    return Overflow.WAIT if given is None else Overflow(given)
 
 
 def _with_limits(limits: Limits, given: list[str] | None) -> Limits:

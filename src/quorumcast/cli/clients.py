@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,6 +45,12 @@ def publish(
     file: Annotated[Path | None, typer.Option(help="Publish the lines of this file.")] = None,
     rate: Annotated[float, typer.Option(help="Events per second; 0 is no limit.")] = 0.0,
     count: Annotated[int, typer.Option(help="Publish everything so often.")] = 1,
+    valid_for: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Subscribers skip events that are older; 0 is for ever."
+        ),
+    ] = None,
     timeout: TimeoutOption = 10.0,
     json_: JsonOption = False,
 ) -> None:
@@ -71,6 +77,7 @@ def publish(
             _chunks(texts, file, count),
             rate,
             timeout,
+            valid_for_s=valid_for,
         )
     )
     seconds = time.monotonic() - started
@@ -143,6 +150,7 @@ async def _publish(
     chunks: AsyncIterator[list[bytes]],
     rate: float,
     timeout_s: float,
+    **options: Any,
 ) -> int:
     from quorumcast.client import BufferFull, connect
 
@@ -150,7 +158,7 @@ async def _publish(
     async with await connect(manifest, identity, timeout_s=timeout_s) as node:
         entry = node.manifest.channel(channel)
         columns = bool(entry and entry.schema)
-        async with node.publisher(channel) as publisher:
+        async with node.publisher(channel, **options) as publisher:
             start = time.monotonic()
             async for chunk in chunks:
                 for line in chunk:

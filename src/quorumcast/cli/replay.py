@@ -24,7 +24,7 @@ from quorumcast.cli.common import (
     identity_path,
     manifest_path,
 )
-from quorumcast.cli.subscribing import EARLIEST, Printer, join, parse_start
+from quorumcast.cli.subscribing import EARLIEST, Printer, gap_fields, join, parse_start
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def replay(
     """Print what the cell holds of a channel, and end.
 
     It ends where the channel's end was when it began. Positions are for channels with total order.
+    What has expired is printed too; the summary counts it, and --json marks it.
     A summary goes to standard error. Exit code 1 if something that is held did not come.
     """
     from quorumcast.client import run
@@ -95,6 +96,8 @@ class _Reader:
         self._final: Event | None = None
         self._gaps: list[Gap] = []
         self._undecodable = 0
+        #: Publications that are not valid any more.
+        self._expired = 0
         self._told = time.monotonic()
         #: What the cell said it holds and did not give: the last number, by stream.
         self.lacking: dict[str, int] = {}
@@ -112,7 +115,9 @@ class _Reader:
                     f"channel {channel!r} has no positions, because it has no total order; "
                     "leave --to out"
                 )
-            subscription = await join(node, channel, start, timeout_s)
+            subscription = await join(
+                node, channel, start, timeout_s, overflow="wait", expired=True
+            )
             self._check_last(subscription, channel)
             await self._read_all(subscription)
             self._undecodable = subscription.undecodable
@@ -146,6 +151,7 @@ class _Reader:
             return False
         else:
             self._publications += 1
+            self._expired += item.expired
         for event in self._printer.events(item):
             self._printer.print(event)
             self._first = self._first or event
@@ -177,9 +183,10 @@ class _Reader:
         if len(self._gaps) == 1:
             gaps = f", a gap from {self._gaps[0].first:,} to {self._gaps[0].upto:,}"
         odd = f", {self._undecodable:,} that no reader can read" if self._undecodable else ""
+        old = f", {self._expired:,} of them expired" if self._expired else ""
         err.print(
             f"{_count(self._events, 'event')} in {_count(self._publications, 'publication')} on "
-            f"{channel}{self._span()}{gaps}{odd}",
+            f"{channel}{self._span()}{gaps}{odd}{old}",
             markup=False,
             soft_wrap=True,
         )
@@ -205,10 +212,8 @@ class _Reader:
             "publications": self._publications,
             "from": first.position if first is not None else None,
             "to": final.position if final is not None else None,
-            "gaps": [
-                {"publisher": gap.publisher, "from": gap.first, "to": gap.upto}
-                for gap in self._gaps
-            ],
+            "gaps": [gap_fields(gap) for gap in self._gaps],
+            "expired": self._expired,
             "undecodable": self._undecodable,
             "lacking": self.lacking,
         }

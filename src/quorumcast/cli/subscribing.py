@@ -51,6 +51,17 @@ def subscribe(
         bool, typer.Option("--follow/--no-follow", help="Wait for more, or end when idle.")
     ] = True,
     idle: Annotated[float, typer.Option(help="With --no-follow: end after so many seconds.")] = 2.0,
+    queue: Annotated[
+        int | None,
+        typer.Option(help="Publications that may wait to be printed; else as the channel says."),
+    ] = None,
+    overflow: Annotated[
+        str | None,
+        typer.Option(
+            metavar="wait|oldest|newest",
+            help="When they are more: read no more, or discard; else as the channel says.",
+        ),
+    ] = None,
     receipt: Annotated[
         Path | None, typer.Option(help="Save the receipt of the last event here.")
     ] = None,
@@ -87,7 +98,7 @@ def subscribe(
                 f"{evidence} cannot be used ({error.strerror}); choose another directory"
             ) from None
     listener = _Listener(count, None if follow else idle, receipt, evidence, json_)
-    run(listener.listen(path, who, channel, beginning, timeout))
+    run(listener.listen(path, who, channel, beginning, timeout, queue=queue, overflow=overflow))
 
 
 class _Listener:
@@ -107,13 +118,19 @@ class _Listener:
         self._printer = Printer(json_)
 
     async def listen(
-        self, manifest: Path, identity: Path, channel: str, start: str | int, timeout_s: float
+        self,
+        manifest: Path,
+        identity: Path,
+        channel: str,
+        start: str | int,
+        timeout_s: float,
+        **options: Any,
     ) -> None:
         from quorumcast.client import connect
 
         async with await connect(manifest, identity, timeout_s=timeout_s) as node:
             self._report_lies(node)
-            subscription = await join(node, channel, start, timeout_s)
+            subscription = await join(node, channel, start, timeout_s, **options)
             console(stderr=True).print(f"subscribed to {channel}", markup=False)
             last = await self._print_all(subscription)
             if self._receipt is not None:
@@ -181,9 +198,11 @@ def parse_start(text: str, *, option: str = "--from", words: tuple[str, ...] = (
     return int(text)
 
 
-async def join(node: Node, channel: str, start: str | int, timeout_s: float) -> Subscription:
+async def join(
+    node: Node, channel: str, start: str | int, timeout_s: float, **options: Any
+) -> Subscription:
     """A subscription that stands."""
-    subscription = node.subscribe(channel, start=start)
+    subscription = node.subscribe(channel, start=start, **options)
     try:
         await subscription.wait_joined(timeout_s)
     except TimeoutError:
@@ -206,7 +225,7 @@ class Printer:
         if not isinstance(item, Gap):
             return item.events()
         if self._json:
-            print_json({"gap": {"publisher": item.publisher, "from": item.first, "to": item.upto}})
+            print_json({"gap": gap_fields(item)})
         else:
             console(stderr=True).print(f"gap: {item}", markup=False)
         return []
@@ -223,6 +242,7 @@ class Printer:
                     "index": event.index,
                     **({} if event.position is None else {"position": event.position}),
                     "published_at": event.published_at.isoformat(),
+                    **({"expired": True} if event.batch.expired else {}),
                     **(payload_fields(event.payload) if opaque else {"row": event.row}),
                     "votes": event.votes,
                     "dissent": event.dissent,
@@ -233,6 +253,16 @@ class Printer:
             sys.stdout.buffer.flush()
         else:
             print(json.dumps(event.row, default=str), flush=True)
+
+
+def gap_fields(gap: Gap) -> dict[str, Any]:
+    """A gap in JSON."""
+    return {
+        "publisher": gap.publisher,
+        "from": gap.first,
+        "to": gap.upto,
+        "reason": gap.reason.value,
+    }
 
 
 def payload_fields(payload: bytes) -> dict[str, Any]:

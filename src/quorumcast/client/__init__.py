@@ -15,7 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from quorumcast.client.arguments import check_seat, check_times
-from quorumcast.client.events import Batch, BufferFull, Event, Gap, GapError
+from quorumcast.client.events import Batch, BufferFull, Event, Gap, GapError, GapReason
 from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.subscription import Subscription
@@ -55,6 +55,7 @@ __all__ = [
     "Event",
     "Gap",
     "GapError",
+    "GapReason",
     "Node",
     "Publisher",
     "Subscription",

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from numbers import Integral, Real
 
+from quorumcast.core.envelope import MAX_VALID_MS
 from quorumcast.core.errors import UsageError
-from quorumcast.core.limits import MAX_SEATS
+from quorumcast.core.limits import MAX_SEATS, Overflow
 from quorumcast.manifest.manifest import ChannelEntry
 
 
@@ -33,6 +34,29 @@ def check_timeout(timeout_s: object) -> None:
     """None waits for ever; anything else is a time."""
     if timeout_s is not None:
         check_times(timeout_s=timeout_s)
+
+
+def check_validity(valid_for_s: object) -> int | None:
+    """For how many milliseconds publications are valid; 0 is for ever, None is not said."""
+    if valid_for_s is None:
+        return None
+    check_times(valid_for_s=valid_for_s)
+    valid_ms = math.ceil(float(valid_for_s) * 1000)  # type: ignore[arg-type]
+    if valid_ms > MAX_VALID_MS:
+        raise UsageError(
+            f"valid_for_s is {valid_for_s!r}: the longest time is {MAX_VALID_MS // 1000:,} s, "
+            "about 49 days, and 0 is for ever"
+        )
+    return valid_ms
+
+
+def check_overflow(overflow: object) -> Overflow:
+    """What to do when a queue is full."""
+    try:
+        return Overflow(overflow)
+    except ValueError:
+        known = ", ".join(repr(choice.value) for choice in Overflow)
+        raise UsageError(f"overflow is {overflow!r}: choose one of {known}") from None
 
 
 LATEST, EARLIEST = "latest", "earliest"

@@ -6,6 +6,7 @@ dissent and receipts belong to the publication and are shared by its events.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -24,12 +25,22 @@ if TYPE_CHECKING:
 Prover = Callable[[Deliver], Awaitable[Receipt]]
 
 
+class GapReason(enum.Enum):
+    """Why publications are missing."""
+
+    #: Too few brokers still hold them.
+    RETENTION = "retention"
+    #: The subscription's own queue was full, and it was asked not to wait.
+    OVERFLOW = "overflow"
+
+
 class Gap(msgspec.Struct, frozen=True):
-    """Publications first … upto of one stream that the cell no longer holds; never silent."""
+    """Publications first … upto of one stream that will not come; never silent."""
 
     stream: Stream
     first: int
     upto: int
+    reason: GapReason = GapReason.RETENTION
 
     @property
     def publisher(self) -> NodeId:
@@ -37,9 +48,15 @@ class Gap(msgspec.Struct, frozen=True):
         return self.stream.publisher
 
     def __str__(self) -> str:
+        what = f"publications {self.first} to {self.upto} of {self.stream}"
+        if self.reason is GapReason.OVERFLOW:
+            return (
+                f"{what} were discarded because the subscription's queue was full; take faster, "
+                "or subscribe with a longer queue or overflow='wait'"
+            )
         return (
-            f"publications {self.first} to {self.upto} of {self.stream} are held by too few "
-            "brokers and will never come"
+            f"{what} are held by too few brokers and will never come; read sooner, or have the "
+            "channel retain more"
         )
 
 
@@ -61,7 +78,7 @@ class Batch:
     `data` is the record batch; `payloads` its only column if the channel has no schema.
     """
 
-    __slots__ = ("_data", "_delivered", "_envelope", "_payloads", "_prove")
+    __slots__ = ("_data", "_delivered", "_envelope", "_payloads", "_prove", "expired")
 
     def __init__(
         self,
@@ -70,7 +87,11 @@ class Batch:
         data: pa.RecordBatch | None,
         payloads: list[bytes] | None,
         prove: Prover,
+        *,
+        expired: bool = False,
     ) -> None:
+        #: Whether it was not valid any more when it was taken; such ones come only if asked for.
+        self.expired = expired
         self._delivered = delivered
         self._envelope = envelope
         self._data = data
@@ -132,6 +153,17 @@ class Batch:
     def published_at(self) -> datetime:
         """When it was published, by its publisher's clock."""
         return time_of(self._envelope.published_us)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """Until when it is valid, by its publisher's clock; None is for ever."""
+        expires_us = self._envelope.expires_us
+        return time_of(expires_us) if expires_us else None
+
+    @property
+    def urgent(self) -> bool:
+        """Whether its publisher called it urgent."""
+        return self._envelope.urgent
 
     @property
     def digest(self) -> Digest:

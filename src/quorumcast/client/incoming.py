@@ -117,6 +117,10 @@ class Incoming:
         """A publisher sent what the schema does not allow."""
         self._on_undecodable(delivered)
 
+    def ignored(self, reason: str, publications: int) -> None:
+        """An application will not see these, for this reason."""
+        self._telemetry.drops[reason] += publications
+
     # ------------------------------------------------------------------- messages
 
     def receive(self, peer: NodeId, opened: Opened) -> None:

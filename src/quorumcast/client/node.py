@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from quorumcast.client.arguments import LATEST, check_start
+from quorumcast.client.arguments import LATEST, check_overflow, check_start
 from quorumcast.client.incoming import Incoming
 from quorumcast.client.outgoing import Outgoing
 from quorumcast.client.packing import Clock, Packer, wall_us
@@ -27,6 +27,7 @@ from quorumcast.client.publishing import Publisher
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
+from quorumcast.core.limits import Overflow
 from quorumcast.core.machine import Accuse, Deliver, Machine, Refused, Suspect
 from quorumcast.core.messages import Ack, Refuse
 from quorumcast.core.statements import Evidence
@@ -168,10 +169,12 @@ class Node:
         buffer: int = 65_536,
         buffer_bytes: int = 64 * 1024 * 1024,
         timeout_s: float | None = None,
+        valid_for_s: float | None = None,
     ) -> Publisher:
         """Publish on a channel; use it as `async with node.publisher("orders") as orders`.
 
-        `timeout_s` bounds how long `publish` and `flush` wait for an acknowledgement.
+        `timeout_s` bounds how long `publish` and `flush` wait for an acknowledgement. Subscribers
+        skip what is older than `valid_for_s` seconds; 0 is for ever, None as the channel says.
         """
         entry = self._entry(channel)
         if not self.manifest.may_publish(self.name, channel):
@@ -181,13 +184,14 @@ class Node:
         publisher = Publisher(
             self._outgoing,
             entry.name,
-            Packer(entry.arrow_schema(), self._now_us),
+            Packer(entry.arrow_schema(), self._now_us, valid_ms=entry.policy.limits.validity_ms),
             batching=batching,
             max_batch=max_batch,
             linger_ms=linger_ms,
             buffer=buffer,
             buffer_bytes=buffer_bytes,
             timeout_s=timeout_s,
+            valid_for_s=valid_for_s,
         )
         self._outgoing.add(publisher)
         self._on_held()
@@ -198,14 +202,19 @@ class Node:
         channel: str,
         *,
         start: str | int = LATEST,
-        queue: int = 4096,
+        queue: int | None = None,
         queue_bytes: int = 64 * 1024 * 1024,
+        overflow: str | Overflow | None = None,
+        expired: bool = False,
     ) -> Subscription:
         """Subscribe to a channel; use it as `async with node.subscribe("orders") as orders`.
 
         `start` is "latest" (what comes from now on), "earliest" (everything that is still held)
         or, on a channel with total order, a position. At most `queue` publications and about
-        `queue_bytes` wait for the application.
+        `queue_bytes` wait for the application; beyond that `overflow` says what happens: "wait"
+        (read no more from the brokers), or discard the "oldest" or the "newest", which leaves a
+        `Gap`. What is not said here is as the channel says. `expired` asks for publications that
+        are not valid any more as well.
         """
         entry = self._entry(channel)
         if not self.manifest.may_subscribe(self.name, channel):
@@ -227,8 +236,11 @@ class Node:
             Packer(entry.arrow_schema()),
             self._incoming.prove,
             start=beginning,
-            queue=queue,
+            queue=entry.policy.limits.queue if queue is None else queue,
             queue_bytes=queue_bytes,
+            overflow=check_overflow(entry.overflow if overflow is None else overflow),
+            expired=expired,
+            now_us=self._now_us,
         )
         self._incoming.add(subscription)
         return subscription

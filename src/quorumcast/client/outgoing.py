@@ -32,8 +32,9 @@ class Outgoing:
         make_driver: MakeDriver,
         on_refused: Callable[[Refused], None],
     ) -> None:
-        # Milliseconds of the clock tell the lives of one publisher apart.
-        self._machine = agent.Publisher(manifest, keyring, time.time_ns() // 1_000_000)
+        # Milliseconds of the clock tell the lives of one publisher apart; each life has two
+        # incarnations, an even one and an odd one for what is urgent.
+        self._machine = agent.Publisher(manifest, keyring, 2 * (time.time_ns() // 1_000_000))
         self.driver = make_driver(
             self._machine, {Acknowledged: self._on_acknowledged, Refused: on_refused}
         )

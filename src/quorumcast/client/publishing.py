@@ -25,7 +25,7 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
-from quorumcast.client.arguments import check_counts, check_timeout, check_times
+from quorumcast.client.arguments import check_counts, check_timeout, check_times, check_validity
 from quorumcast.client.events import BufferFull
 from quorumcast.client.packing import Packer, too_long
 from quorumcast.core.errors import UsageError
@@ -81,10 +81,15 @@ class Publisher:
         buffer: int = 65_536,
         buffer_bytes: int = 64 * 1024 * 1024,
         timeout_s: float | None = None,
+        valid_for_s: float | None = None,
     ) -> None:
         check_counts(max_batch=max_batch, buffer=buffer, buffer_bytes=buffer_bytes)
         check_times(linger_ms=linger_ms)
         check_timeout(timeout_s)
+        #: For how long publications are valid, if that is said here and not by the channel.
+        self._valid_ms = check_validity(valid_for_s)
+        if self._valid_ms is not None:
+            packer.valid_ms = self._valid_ms
         self.channel = channel
         self._outlet = outlet
         self._packer = packer
@@ -303,6 +308,8 @@ class Publisher:
         """Go on in a new epoch of the channel."""
         if entry is not None:
             self._packer.adopt(entry.arrow_schema())
+            if self._valid_ms is None:
+                self._packer.valid_ms = entry.policy.limits.validity_ms
 
     def acknowledged(self, upto: int) -> None:
         """Every publication up to this number is held by enough brokers."""

@@ -1,11 +1,15 @@
 """Subscribing: accepted publications in order, and back-pressure instead of an endless queue.
 
-The subscriber machine decides what is genuine and whose turn it is; what it delivers waits here
-until the application takes it. The queue is bounded in publications and bytes: when it is full the
-node stops reading from the brokers (see `node.Node`), the brokers' outboxes for this subscriber
-fill, and when the application goes on, the machine asks the brokers for what it missed. Brokers
-keep a bounded past, so an application that stays behind too long finds a *gap*: iteration raises
-`GapError` (and can simply be continued), or `items()` yields a `Gap`. Nothing is lost silently.
+The subscriber machine decides what is genuine and whose turn it is; what it delivers waits in a
+bounded `backlog` until the application takes it. Unless the application prefers to lose something,
+the node stops reading from the brokers when that is full (see `node.Node`), the brokers' outboxes
+for this subscriber fill, and when the application goes on, the machine asks the brokers for what it
+missed. Brokers keep a bounded past, so an application that stays behind too long finds a *gap*:
+iteration raises `GapError` (and can simply be continued), or `items()` yields a `Gap`. Nothing is
+lost silently.
+
+A publication may be valid for a limited time. One that has expired when the application would take
+it is skipped and counted in `expired`; by the clock of this machine and the claim of its publisher.
 
 Contents that are not what the channel's schema promises can only come from a lying publisher: they
 are skipped, counted in `undecodable` and reported to the node's `on_undecodable`.
@@ -14,19 +18,23 @@ are skipped, counted in `undecodable` and reported to the node's `on_undecodable
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Protocol
 
 from quorumcast.client.arguments import check_counts, check_timeout
+from quorumcast.client.backlog import Backlog
 from quorumcast.client.events import Batch, Event, Gap, GapError, Prover
-from quorumcast.client.packing import Packer
+from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.core import machine
 from quorumcast.core.envelope import read_envelope
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Stream
+from quorumcast.core.limits import Overflow
 from quorumcast.manifest.manifest import ChannelEntry
+
+#: Why publications did not reach the application, in `telemetry.drops`.
+EXPIRED, DISCARDED = "expired", "discarded"
 
 
 class Inlet(Protocol):
@@ -42,6 +50,10 @@ class Inlet(Protocol):
 
     def undecodable(self, delivered: machine.Deliver) -> None:
         """A publisher sent nonsense."""
+        ...
+
+    def ignored(self, reason: str, publications: int) -> None:
+        """The application will not see these, for this reason."""
         ...
 
 
@@ -63,6 +75,9 @@ class Subscription:
         start: int | None = None,
         queue: int = 4096,
         queue_bytes: int = 64 * 1024 * 1024,
+        overflow: Overflow = Overflow.WAIT,
+        expired: bool = False,
+        now_us: Clock = wall_us,
     ) -> None:
         check_counts(queue=queue, queue_bytes=queue_bytes)
         self.channel = channel
@@ -71,13 +86,11 @@ class Subscription:
         self._inlet = inlet
         self._packer = packer
         self._prove = prove
-        self._most = queue
-        self._most_bytes = queue_bytes
+        self._now_us = now_us
         #: What the machine delivered and the application has not taken.
-        self._queue: deque[machine.Deliver | Gap] = deque()
-        self._bytes = 0
-        #: Whether the queue is over its bound; it stays so until half of it is taken.
-        self.full = False
+        self._backlog = Backlog(queue, queue_bytes, overflow)
+        #: Whether the application wants what has expired as well.
+        self._keeps_expired = expired
         self._rows: Iterator[Event] = iter(())
         self._waiter: asyncio.Future[None] | None = None
         self._ended: Exception | None = None
@@ -86,6 +99,8 @@ class Subscription:
         self.joined = asyncio.get_running_loop().create_future()
         #: Publications skipped because a lying publisher wrote nonsense.
         self.undecodable = 0
+        #: Publications skipped because they were not valid any more.
+        self.expired = 0
         #: What `held` has yet to come to: the last number of each stream that was there when the
         #: subscription began to stand.
         self._ends: dict[Stream, int] = {}
@@ -94,18 +109,23 @@ class Subscription:
 
     def deliver(self, delivered: machine.Deliver) -> None:
         """Queue an accepted publication."""
-        self._queue.append(delivered)
-        self._bytes += len(delivered.body)
-        if not self.full and (len(self._queue) >= self._most or self._bytes >= self._most_bytes):
-            self.full = True
+        full = self._backlog.full
+        discarded = self._backlog.put(delivered)
+        if discarded:
+            self._inlet.ignored(DISCARDED, discarded)
+        self._queued(full)
+
+    def _queued(self, was_full: bool) -> None:
+        if self._backlog.full and not was_full:
             self._inlet.queue_changed()
         if self._waiter is not None:
             self._wake()
 
     def gap(self, effect: machine.Gap) -> None:
         """Queue the news of a loss."""
-        self._queue.append(Gap(effect.stream, effect.first, effect.upto))
-        self._wake()
+        full = self._backlog.full
+        self._backlog.announce(Gap(effect.stream, effect.first, effect.upto))
+        self._queued(full)
 
     def stands(self, ends: dict[Stream, int]) -> None:
         """Enough brokers have said where their streams stand."""
@@ -180,7 +200,7 @@ class Subscription:
             items = [await self._next()]
         except StopAsyncIteration:
             return []
-        while self._queue and len(items) < most:
+        while self._backlog and len(items) < most:
             item = self._pop()
             if item is not None:
                 items.append(item)
@@ -213,7 +233,7 @@ class Subscription:
 
     async def _next(self, *, held: bool = False) -> Batch | Gap:
         while True:
-            while self._queue:
+            while self._backlog:
                 item = self._pop()
                 if item is not None:
                     return item
@@ -234,32 +254,46 @@ class Subscription:
                 self._waiter = None
 
     def _pop(self) -> Batch | Gap | None:
-        item = self._queue.popleft()
+        full = self._backlog.full
+        item = self._backlog.pop()
+        if full and not self._backlog.full:
+            self._inlet.queue_changed()
         if isinstance(item, Gap):
             self._passed(item.stream, item.upto)
             return item
         if self._ends:
-            self._passed(*item.provable[:2])
-        self._bytes -= len(item.body)
-        if (
-            self.full
-            and len(self._queue) <= self._most // 2
-            and self._bytes <= self._most_bytes // 2
-        ):
-            self.full = False
-            self._inlet.queue_changed()
+            self._passed(*item.place)
+        return self._open(item)
+
+    def _open(self, item: machine.Deliver) -> Batch | None:
+        """What the application gets of a publication; None if it is nonsense or has expired."""
         envelope = read_envelope(item.body)
+        expired = envelope is not None and 0 < envelope.expires_us <= self._now_us()
+        if expired and not self._keeps_expired:
+            self.expired += 1
+            self._inlet.ignored(EXPIRED, 1)
+            return None
         unpacked = None if envelope is None else self._packer.unpack(item.body)
         if envelope is None or unpacked is None:
             self.undecodable += 1
             self._inlet.undecodable(item)
             return None
-        return Batch(item, envelope, *unpacked, self._prove)
+        return Batch(item, envelope, *unpacked, self._prove, expired=expired)
 
     @property
     def waiting(self) -> int:
         """Publications (and gaps) accepted and not yet taken."""
-        return len(self._queue)
+        return len(self._backlog)
+
+    @property
+    def discarded(self) -> int:
+        """Publications that gave way because the queue was full; each is in a `Gap`."""
+        return self._backlog.discarded
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more should come; it stays so until half of the queue is taken."""
+        return self._backlog.full
 
     # --------------------------------------------------------------------- ending
 
@@ -273,8 +307,7 @@ class Subscription:
         """Listen no more."""
         if not self._closed:
             self._closed = True
-            self._queue.clear()
-            self.full = False
+            self._backlog.clear()
             if not self.joined.done():
                 self.joined.cancel()
             self._wake()

@@ -254,6 +254,21 @@ class SyncSubscription(Closes):
         while (item := self._thread.run(anext(found, None), timeout_s)) is not None:
             yield item
 
+    @property
+    def undecodable(self) -> int:
+        """Publications skipped because a lying publisher wrote nonsense."""
+        return self._subscription.undecodable
+
+    @property
+    def expired(self) -> int:
+        """Publications skipped because they were not valid any more."""
+        return self._subscription.expired
+
+    @property
+    def discarded(self) -> int:
+        """Publications that gave way because the queue was full; each is in a `Gap`."""
+        return self._subscription.discarded
+
     def receipt(self, item: Event | Batch) -> Receipt:
         """Signed statements that prove that this event went through the cell."""
         return self._thread.run(item.receipt())
@@ -287,7 +302,7 @@ class SyncNode(Closes):
         return SyncPublisher(self._thread, made)
 
     def subscribe(self, channel: str, **options: Any) -> SyncSubscription:
-        """Subscribe to a channel and wait until the subscription stands."""
+        """Subscribe to a channel and wait until it stands; options as in `Node.subscribe`."""
 
         async def subscribe() -> Subscription:
             subscription = self._node.subscribe(channel, **options)

@@ -82,6 +82,14 @@ class Stream(msgspec.Struct, frozen=True, array_like=True, order=True):
             return self
         return msgspec.structs.replace(self, lane=Lane.HISTORY)
 
+    @property
+    def urgent(self) -> bool:
+        """Whether this is the stream on which its publisher overtakes itself: an odd incarnation.
+
+        The one before it is the publisher's other stream of the same life.
+        """
+        return bool(self.incarnation & 1)
+
     def __str__(self) -> str:
         suffix = "" if self.lane is Lane.DATA else "/history"
         return f"{self.channel}/{self.publisher}@{self.incarnation}{suffix}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 #: A frame longer than this is refused before anything is allocated for it.
@@ -41,6 +43,21 @@ MAX_CHECKPOINT = 128
 MAX_PIPELINE = 64
 
 
+#: Limits of which 0 has a meaning: without end.
+ENDLESS = ("validity_ms",)
+
+
+class Overflow(enum.Enum):
+    """What becomes of publications for which an application's queue has no room."""
+
+    #: Read nothing more from the brokers until there is room; what they stop retaining is a gap.
+    WAIT = "wait"
+    #: The oldest one that waits gives way.
+    OLDEST = "oldest"
+    #: What comes is not kept.
+    NEWEST = "newest"
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds that a channel may tune; the defaults suit a small cell."""
 
@@ -68,3 +85,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     #: one log share the largest.
     pipeline: int = 8
     checkpoint: int = 64
+    #: For how long publications are valid whose publisher does not say; 0 is for ever.
+    validity_ms: int = 0
+    #: Publications that wait for an application that does not say how many may.
+    queue: int = 4096

@@ -243,6 +243,13 @@ class Deliver(msgspec.Struct, frozen=True):
     position: int = 0
 
     @property
+    def place(self) -> tuple[Stream, int]:
+        """The stream whose order it belongs to, and its number there."""
+        if not self.position:
+            return self.stream, self.number
+        return total_order(self.stream.channel), self.position
+
+    @property
     def provable(self) -> tuple[Stream, int, bytes]:
         """The stream, number and contents that brokers sign for."""
         if not self.position:

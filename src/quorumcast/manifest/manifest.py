@@ -20,7 +20,7 @@ import msgspec
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, holder
-from quorumcast.core.limits import MAX_CHAIN, MAX_NAME
+from quorumcast.core.limits import MAX_CHAIN, MAX_NAME, Overflow
 from quorumcast.core.quorum import Broadcast, Quorums, check_cell
 from quorumcast.crypto.digest import Hasher, hasher
 from quorumcast.crypto.identity import Identity, can_exchange
@@ -76,6 +76,8 @@ class ChannelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     subscribers: tuple[str, ...] = (EVERYONE,)
     #: (column, type name) pairs; none for opaque payloads.
     schema: tuple[tuple[str, str], ...] = ()
+    #: What becomes of publications when the queue of a subscriber that does not say is full.
+    overflow: Overflow = Overflow.WAIT
 
     def arrow_schema(self) -> pa.Schema:
         """The schema of every publication on this channel."""

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import msgspec
 
+from quorumcast.core.envelope import MAX_VALID_MS
 from quorumcast.core.errors import UsageError
-from quorumcast.core.limits import MAX_CHECKPOINT, MAX_PIPELINE, Limits
+from quorumcast.core.limits import ENDLESS, MAX_CHECKPOINT, MAX_PIPELINE, Limits
 from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.core.statements import Basis
 
@@ -227,8 +228,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Refuse limits under which publications or receipts would never come."""
         limits = self.limits
         for limit in msgspec.structs.fields(Limits):
-            if getattr(limits, limit.name) < 1:
-                raise UsageError(f"limit {limit.name!r} must be 1 or more")
+            least = 0 if limit.name in ENDLESS else 1
+            if getattr(limits, limit.name) < least:
+                raise UsageError(f"limit {limit.name!r} must be {least} or more")
+        if limits.validity_ms > MAX_VALID_MS:
+            raise UsageError(
+                f"limit 'validity_ms' is at most {MAX_VALID_MS:,}, about 49 days; 0 is for ever"
+            )
         if limits.checkpoint > MAX_CHECKPOINT or limits.pipeline > MAX_PIPELINE:
             raise UsageError(
                 f"limit 'checkpoint' is at most {MAX_CHECKPOINT} and 'pipeline' at most "

@@ -32,6 +32,8 @@ LIVE_LIMITS: tuple[str, ...] = (
     "publisher_bytes",
     "vote_window",
     "kept_segments",
+    "validity_ms",
+    "queue",
 )
 #: In a log the newest positions are part of the state that brokers compare.
 _STATE_LIMITS = ("retained_publications",)

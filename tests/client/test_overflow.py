@@ -1,0 +1,102 @@
+"""Applications that would rather lose something than wait: what goes is told, in its place."""
+
+import pytest
+from tests.client.test_times import in_a_loop
+from tests.runtime.world import until
+
+from quorumcast.client import Batch, Gap, GapReason, Node
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel, NodeId, Stream
+from quorumcast.core.limits import Limits, Overflow
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.policy import Policy
+from quorumcast.testing import MemoryCell
+
+
+async def publish(node: Node, count: int) -> None:
+    async with node.publisher("events", batching=False) as outbox:
+        for i in range(1, count + 1):
+            outbox.post(b"%d" % i)
+
+
+def shown(items: list[Batch | Gap]) -> list[object]:
+    return [
+        (item.first, item.upto, item.reason.value)
+        if isinstance(item, Gap)
+        else int(item.payloads[0])
+        for item in items
+    ]
+
+
+@pytest.mark.parametrize("policy", ["ab", "total"])
+@pytest.mark.parametrize(
+    ("overflow", "expected"),
+    [("oldest", [(1, 7, "overflow"), 8, 9, 10]), ("newest", [1, 2, 3, (4, 10, "overflow")])],
+)
+@in_a_loop
+async def test_full_queue_discards_and_says_what(
+    policy: str, overflow: str, expected: list[object]
+) -> None:
+    async with MemoryCell(channels={"events": policy}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("events", queue=3, overflow=overflow) as inbox:
+            await publish(alice, 10)
+            await until(lambda: inbox.discarded == 7)
+            assert shown(await inbox.take()) == expected
+            assert bob.telemetry.drops["discarded"] == 7
+
+
+def test_gap_says_what_happened_and_what_to_do() -> None:
+    stream = Stream(Channel("events"), NodeId("alice"), 2)
+    overflow, retention = (
+        str(Gap(stream, 1, 7, reason)) for reason in (GapReason.OVERFLOW, GapReason.RETENTION)
+    )
+    assert "1 to 7 of events/alice@2 were discarded" in overflow
+    assert "or subscribe with a longer queue" in overflow
+    assert "1 to 7 of events/alice@2 are held by too few brokers" in retention
+    assert "have the channel retain more" in retention
+
+
+@pytest.mark.parametrize("policy", ["ab+history", "total"])
+@pytest.mark.parametrize("overflow", ["oldest", "newest"])
+@in_a_loop
+async def test_reading_what_is_held_ends_although_some_of_it_is_discarded(
+    policy: str, overflow: str
+) -> None:
+    async with MemoryCell(channels={"events": policy}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, 50)
+        async with bob.subscribe("events", start="earliest", queue=4, overflow=overflow) as inbox:
+            seen = 0
+            async for item in inbox.held():
+                assert (item.first if isinstance(item, Gap) else item.number) == seen + 1
+                seen = item.upto if isinstance(item, Gap) else item.number
+            assert seen == 50
+            assert inbox.unread == {}
+            assert inbox.discarded > 0
+
+
+@in_a_loop
+async def test_queue_and_overflow_are_the_channels_unless_the_application_says_otherwise() -> None:
+    channel = ChannelEntry(
+        Channel("events"),
+        Policy.named("ab", limits=Limits(queue=2)),
+        overflow=Overflow.NEWEST,
+    )
+    async with MemoryCell(channels={"events": channel}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        inbox, patient = bob.subscribe("events"), bob.subscribe("events", overflow="wait", queue=99)
+        await inbox.wait_joined()
+        await publish(alice, 5)
+        await until(lambda: patient.waiting == 5)
+        assert shown(await inbox.take()) == [1, 2, (3, 5, "overflow")]
+        assert shown(await patient.take()) == [1, 2, 3, 4, 5]
+
+
+@in_a_loop
+async def test_overflow_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    async with MemoryCell(channels={"events": "ab"}) as cell:
+        bob = await cell.connect("bob")
+        sentence = "overflow is 'explode': choose one of 'wait', 'oldest', 'newest'"
+        with pytest.raises(UsageError, match=sentence):
+            bob.subscribe("events", overflow="explode")
