@@ -108,6 +108,27 @@ def test_publisher_first_submission_introduces_the_stream() -> None:
     ]
 
 
+def test_publisher_urgent_is_a_stream_of_its_own_with_its_own_numbers_and_acks() -> None:
+    made = publisher()
+    urgent = made.stream(ORDERS, urgent=True)
+    assert urgent.incarnation == STREAM.incarnation + 1
+    submit(made, b"a", b"b")
+    opened = made.handle(Submit(ORDERS, (b"c",), urgent=True), T0)
+    assert sent(opened, Open) == [Send((broker,), Open(urgent, 1, 1)) for broker in BROKERS]
+    effects = [
+        effect
+        for broker in BROKERS
+        for effect in made.handle(Receive(broker, Ack(urgent, 0, 10)), T0)
+    ]
+    run = Publish(urgent, 1, digests(b"c"))
+    assert [send.message for send in sent(effects)] == [run] * 4
+    assert (made.published(ORDERS), made.published(ORDERS, urgent=True)) == (2, 1)
+    for broker in (B1, B2):
+        assert made.handle(Receive(broker, Ack(urgent, 1, 10)), T0) == []
+    assert made.handle(Receive(B3, Ack(urgent, 1, 10)), T0) == [Acknowledged(urgent, 1)]
+    assert made.room(ORDERS) == made.room(ORDERS, urgent=True) - 2
+
+
 def test_publisher_connection_of_a_client_is_ignored() -> None:
     made = publisher()
     assert made.handle(Connected(BOB), T0) == []

@@ -28,10 +28,10 @@ class Toy:
         self.space = 10_000
         self.number = 0
 
-    def room(self, channel: Channel) -> int:
+    def room(self, channel: Channel, urgent: bool) -> int:
         return self.space
 
-    def submit(self, channel: Channel, bodies: tuple[bytes, ...]) -> int:
+    def submit(self, channel: Channel, bodies: tuple[bytes, ...], urgent: bool) -> int:
         self.submits.append(bodies)
         self.space -= len(bodies)
         self.number += len(bodies)

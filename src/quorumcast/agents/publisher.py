@@ -1,11 +1,16 @@
 """The publisher: numbers what the application publishes and sees it through to the brokers.
 
-One `Line` per channel: an outlet for the publications and, where the policy has a history, another
-for the histories. After every α publications, and for the tail after a moment of idleness, the
-publisher signs the digests since its last history and sends them through Bracha.
+One `Line` per channel, and a second one for what is urgent: an outlet for the publications and,
+where the policy has a history, another for the histories. After every α publications, and for the
+tail after a moment of idleness, the publisher signs the digests since its last history and sends
+them through Bracha.
 
 Adaptive α (Freeman §8.1): it doubles up to `alpha_max` while histories repair nothing and halves
 down to `alpha` when subscribers say that they missed something.
+
+Urgent publications overtake what waits because they are a stream of their own, with its own numbers
+and its own credit: to everybody else it is one more incarnation of the publisher, the one after its
+own. So incarnations of a publisher that ever calls anything urgent must be at least two apart.
 """
 
 from __future__ import annotations
@@ -60,7 +65,7 @@ class TailHistory(Timer, frozen=True, tag=True):
 
 
 class Line:
-    """What a publisher keeps for one channel."""
+    """What a publisher keeps for one stream."""
 
     __slots__ = (
         "_judged",
@@ -226,14 +231,24 @@ class Line:
 class Publisher:
     """The machine of a publisher."""
 
-    __slots__ = ("_incarnation", "_keyring", "_lines", "_manifest", "_refusals", "_up")
+    __slots__ = (
+        "_by_stream",
+        "_incarnation",
+        "_keyring",
+        "_lines",
+        "_manifest",
+        "_refusals",
+        "_up",
+    )
 
     def __init__(self, manifest: Manifest, keyring: Keyring, incarnation: int) -> None:
         self._manifest = manifest
         self._keyring = keyring
         self._incarnation = incarnation
-        #: One line per channel that the application publishes on.
-        self._lines: dict[Channel, Line] = {}
+        #: One line per channel that the application publishes on, and one for what is urgent.
+        self._lines: dict[tuple[Channel, bool], Line] = {}
+        #: The same by the data lanes of their streams.
+        self._by_stream: dict[Stream, Line] = {}
         self._refusals = Refusals()
         #: Brokers that can be reached, in the order in which they came.
         self._up: dict[NodeId, None] = {}
@@ -245,29 +260,29 @@ class Publisher:
         self._refusals.clear()
         return []
 
-    def room(self, channel: Channel) -> int:
+    def room(self, channel: Channel, urgent: bool = False) -> int:
         """How many more publications the buffer of a channel takes."""
-        return self._line(channel).data.room
+        return self._line(channel, urgent).data.room
 
-    def stream(self, channel: Channel) -> Stream:
+    def stream(self, channel: Channel, urgent: bool = False) -> Stream:
         """The stream on which this publisher publishes to a channel."""
-        return self._line(channel).stream
+        return self._line(channel, urgent).stream
 
-    def published(self, channel: Channel) -> int:
+    def published(self, channel: Channel, urgent: bool = False) -> int:
         """The number of the newest publication on a channel."""
-        return self._line(channel).data.next - 1
+        return self._line(channel, urgent).data.next - 1
 
     def alpha(self, channel: Channel) -> int:
         """Publications between histories right now (0 without histories)."""
         return self._line(channel).alpha
 
-    def open(self, channel: Channel) -> list[Effect]:
+    def open(self, channel: Channel, urgent: bool = False) -> list[Effect]:
         """Introduce the channel's stream to every broker that can be reached."""
-        return self._introduce(self._line(channel))
+        return self._introduce(self._line(channel, urgent))
 
-    def finish(self, channel: Channel) -> list[Effect]:
+    def finish(self, channel: Channel, urgent: bool = False) -> list[Effect]:
         """The application has nothing more to publish for now: cover the tail at once."""
-        line = self._line(channel)
+        line = self._line(channel, urgent)
         return line.send_history() + line.timers()
 
     def sizes(self) -> dict[str, int]:
@@ -299,13 +314,13 @@ class Publisher:
             case _:
                 return []
 
-    def _line(self, channel: Channel) -> Line:
+    def _line(self, channel: Channel, urgent: bool = False) -> Line:
         """The line of a channel; a new one is introduced to brokers with its first `open`."""
-        line = self._lines.get(channel)
+        line = self._lines.get((channel, urgent))
         if line is None:
             entry = channel_entry(self._manifest, channel)
-            line = Line(self._manifest, entry, self._keyring, self._incarnation)
-            self._lines[channel] = line
+            line = Line(self._manifest, entry, self._keyring, self._incarnation + urgent)
+            self._lines[channel, urgent] = self._by_stream[line.stream] = line
         return line
 
     def _introduce(self, line: Line) -> list[Effect]:
@@ -332,21 +347,21 @@ class Publisher:
         return []
 
     def _on_submit(self, event: Submit, now: Millis) -> list[Effect]:
-        line = self._line(event.channel)
+        line = self._line(event.channel, event.urgent)
         effects = self._introduce(line)
         effects += line.submit(event.bodies, now)
         return effects + line.timers()
 
     def _on_ack(self, broker: NodeId, ack: Ack) -> list[Effect]:
-        line = self._lines.get(ack.stream.channel)
-        if line is None or ack.stream.data != line.stream:
+        line = self._by_stream.get(ack.stream.data)
+        if line is None:
             return [Drop(DropReason.UNKNOWN_STREAM, broker)]
         if broker not in self._manifest.broker_ids:
             return [Drop(DropReason.WRONG_SENDER, broker)]
         return line.on_ack(broker, ack) + line.timers()
 
     def _on_retransmit(self, stream: Stream) -> list[Effect]:
-        line = self._lines.get(stream.channel)
+        line = self._by_stream.get(stream)
         if line is None:
             return []
         line.retransmitting = False
@@ -356,7 +371,7 @@ class Publisher:
         return effects + line.timers()
 
     def _on_tail(self, stream: Stream, now: Millis) -> list[Effect]:
-        line = self._lines.get(stream.channel)
+        line = self._by_stream.get(stream)
         if line is None:
             return []
         line.tail_set = False
@@ -366,4 +381,5 @@ class Publisher:
         return effects + line.timers()
 
     def _on_refuse(self, broker: NodeId, refuse: Refuse) -> list[Effect]:
-        return self._refusals.hear(self._manifest, self._lines, broker, refuse)
+        used = {channel for channel, _ in self._lines}
+        return self._refusals.hear(self._manifest, used, broker, refuse)

@@ -51,6 +51,9 @@ def publish(
             metavar="SECONDS", help="Subscribers skip events that are older; 0 is for ever."
         ),
     ] = None,
+    urgent: Annotated[
+        bool, typer.Option("--urgent", help="Overtake what waits at subscribers.")
+    ] = False,
     timeout: TimeoutOption = 10.0,
     json_: JsonOption = False,
 ) -> None:
@@ -78,6 +81,7 @@ def publish(
             rate,
             timeout,
             valid_for_s=valid_for,
+            urgent=urgent,
         )
     )
     seconds = time.monotonic() - started

@@ -243,6 +243,7 @@ class Printer:
                     **({} if event.position is None else {"position": event.position}),
                     "published_at": event.published_at.isoformat(),
                     **({"expired": True} if event.batch.expired else {}),
+                    **({"urgent": True} if event.batch.urgent else {}),
                     **(payload_fields(event.payload) if opaque else {"row": event.row}),
                     "votes": event.votes,
                     "dissent": event.dissent,

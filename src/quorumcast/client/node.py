@@ -170,11 +170,13 @@ class Node:
         buffer_bytes: int = 64 * 1024 * 1024,
         timeout_s: float | None = None,
         valid_for_s: float | None = None,
+        urgent: bool = False,
     ) -> Publisher:
         """Publish on a channel; use it as `async with node.publisher("orders") as orders`.
 
         `timeout_s` bounds how long `publish` and `flush` wait for an acknowledgement. Subscribers
         skip what is older than `valid_for_s` seconds; 0 is for ever, None as the channel says.
+        What an `urgent` publisher publishes overtakes what this node's others have queued.
         """
         entry = self._entry(channel)
         if not self.manifest.may_publish(self.name, channel):
@@ -184,7 +186,12 @@ class Node:
         publisher = Publisher(
             self._outgoing,
             entry.name,
-            Packer(entry.arrow_schema(), self._now_us, valid_ms=entry.policy.limits.validity_ms),
+            Packer(
+                entry.arrow_schema(),
+                self._now_us,
+                valid_ms=entry.policy.limits.validity_ms,
+                urgent=urgent,
+            ),
             batching=batching,
             max_batch=max_batch,
             linger_ms=linger_ms,
@@ -192,6 +199,7 @@ class Node:
             buffer_bytes=buffer_bytes,
             timeout_s=timeout_s,
             valid_for_s=valid_for_s,
+            urgent=urgent,
         )
         self._outgoing.add(publisher)
         self._on_held()

@@ -1,7 +1,7 @@
 """The publishing role of a node: one publisher machine, its driver, and the open `Publisher`s.
 
 Several `Publisher`s may share a channel; they share its stream, and each keeps track of its own
-publications by their numbers.
+publications by their numbers. Urgent ones have a stream of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from quorumcast.agents import publisher as agent
 from quorumcast.client.publishing import Publisher
-from quorumcast.core.ids import Channel
+from quorumcast.core.ids import Channel, Stream
 from quorumcast.core.machine import Acknowledged, Machine, Refused, Submit
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
@@ -38,41 +38,44 @@ class Outgoing:
         self.driver = make_driver(
             self._machine, {Acknowledged: self._on_acknowledged, Refused: on_refused}
         )
-        self._publishers: dict[Channel, list[Publisher]] = {}
+        self._publishers: dict[Stream, list[Publisher]] = {}
 
     def add(self, publisher: Publisher) -> None:
         """Introduce its stream to the brokers."""
-        self._publishers.setdefault(publisher.channel, []).append(publisher)
-        self.driver.carry_out(self._machine.open(publisher.channel))
+        channel, urgent = publisher.channel, publisher.urgent
+        stream = self._machine.stream(channel, urgent)
+        self._publishers.setdefault(stream, []).append(publisher)
+        self.driver.carry_out(self._machine.open(channel, urgent))
 
     def adopt(self, manifest: Manifest) -> None:
         """Go on in a new epoch, in which channels may have more columns."""
-        for channel, present in self._publishers.items():
-            entry = manifest.channel(channel)
+        for stream, present in self._publishers.items():
+            entry = manifest.channel(stream.channel)
             for publisher in present:
                 publisher.adopt(entry)
 
-    def room(self, channel: Channel) -> int:
+    def room(self, channel: Channel, urgent: bool = False) -> int:
         """How many more publications the machine takes now."""
-        return self._machine.room(channel)
+        return self._machine.room(channel, urgent)
 
-    def submit(self, channel: Channel, bodies: tuple[bytes, ...]) -> int:
+    def submit(self, channel: Channel, bodies: tuple[bytes, ...], urgent: bool = False) -> int:
         """Publish these contents; the number of the last one."""
-        self.driver.feed(Submit(channel, bodies))
-        return self._machine.published(channel)
+        self.driver.feed(Submit(channel, bodies, urgent))
+        return self._machine.published(channel, urgent)
 
     def publisher_closed(self, publisher: Publisher) -> None:
         """It publishes no more."""
-        self._publishers[publisher.channel].remove(publisher)
-        self.driver.carry_out(self._machine.finish(publisher.channel))
+        channel, urgent = publisher.channel, publisher.urgent
+        self._publishers[self._machine.stream(channel, urgent)].remove(publisher)
+        self.driver.carry_out(self._machine.finish(channel, urgent))
 
     def _on_acknowledged(self, effect: Acknowledged) -> None:
-        for publisher in self._publishers.get(effect.stream.channel, ()):
+        for publisher in self._publishers.get(effect.stream, ()):
             publisher.acknowledged(effect.upto)
 
     def fail(self, error: Exception, channel: Channel | None = None) -> None:
         """Nothing will be published any more (on this channel)."""
-        for name, present in self._publishers.items():
-            if channel is None or channel == name:
+        for stream, present in self._publishers.items():
+            if channel is None or channel == stream.channel:
                 for publisher in present:
                     publisher.fail(error)

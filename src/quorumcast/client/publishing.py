@@ -47,11 +47,11 @@ MOST_FLYING = 32
 class Outlet(Protocol):
     """What a publisher needs of its node."""
 
-    def room(self, channel: Channel) -> int:
+    def room(self, channel: Channel, urgent: bool) -> int:
         """How many more publications the machine takes now."""
         ...
 
-    def submit(self, channel: Channel, bodies: tuple[bytes, ...]) -> int:
+    def submit(self, channel: Channel, bodies: tuple[bytes, ...], urgent: bool) -> int:
         """Publish these contents; the number of the last one."""
         ...
 
@@ -82,6 +82,7 @@ class Publisher:
         buffer_bytes: int = 64 * 1024 * 1024,
         timeout_s: float | None = None,
         valid_for_s: float | None = None,
+        urgent: bool = False,
     ) -> None:
         check_counts(max_batch=max_batch, buffer=buffer, buffer_bytes=buffer_bytes)
         check_times(linger_ms=linger_ms)
@@ -91,6 +92,8 @@ class Publisher:
         if self._valid_ms is not None:
             packer.valid_ms = self._valid_ms
         self.channel = channel
+        #: Whether its publications overtake what this node has queued elsewhere.
+        self.urgent = urgent
         self._outlet = outlet
         self._packer = packer
         self._kind = packer.kind
@@ -242,7 +245,7 @@ class Publisher:
         self._scheduled = False
         if self._closed is not None:
             return
-        room = min(self._outlet.room(self.channel), MAX_RUN)
+        room = min(self._outlet.room(self.channel, self.urgent), MAX_RUN)
         if self._batching:
             room = min(room, MOST_FLYING - len(self._flying))
         if room <= 0:
@@ -264,7 +267,7 @@ class Publisher:
         bodies = tuple([body for body, _ in ready])
         self._bytes -= sum(map(len, bodies))
         self._submitted = ready[-1][1]
-        last = self._outlet.submit(self.channel, bodies)
+        last = self._outlet.submit(self.channel, bodies, self.urgent)
         for number, (_, upto) in enumerate(ready, last - len(ready) + 1):
             self._flying.append((number, upto))
 

@@ -98,6 +98,8 @@ class Submit(msgspec.Struct, frozen=True):
 
     channel: Channel
     bodies: Bodies
+    #: Whether they overtake what waits already.
+    urgent: bool = False
 
 
 class Join(msgspec.Struct, frozen=True):
