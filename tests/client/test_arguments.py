@@ -39,7 +39,7 @@ def test_publisher_times_that_are_none_are_refused(name: str, value: Any) -> Non
 def test_subscription_counts_that_are_none_are_refused(name: str) -> None:
     async def main() -> None:
         with pytest.raises(UsageError, match=f"{name} is 0.5: give a whole number"):
-            Subscription(None, CHANNEL, Packer(PAYLOAD), None, **{name: 0.5})  # type: ignore[arg-type]
+            Subscription(None, CHANNEL, (), None, **{name: 0.5})  # type: ignore[arg-type]
 
     run(main())
 

@@ -26,6 +26,7 @@ from quorumcast.cli.common import (
     status_urls,
 )
 from quorumcast.core.errors import UsageError
+from quorumcast.manifest.patterns import matching
 
 if TYPE_CHECKING:
     from quorumcast.core.limits import Limits, Overflow
@@ -60,6 +61,9 @@ WaitOption = Annotated[
 
 @app.command("list", epilog="Example:  quorumcast channel list -m cell --live")
 def list_channels(
+    pattern: Annotated[
+        str, typer.Argument(help="Only those that match, in quotes: 'plant/*/temp', 'plant/**'.")
+    ] = "**",
     manifest: ManifestOption = Path(),
     live: LiveOption = False,
     url: StatusOption = None,
@@ -67,10 +71,12 @@ def list_channels(
 ) -> None:
     """Show every channel: policy, what is on disk, rights, columns."""
     cell = _read(manifest)
+    names = matching(pattern, (entry.name for entry in cell.channels))
     rows = ask_cell(cell, status_urls(cell, url)) if live else {}
     facts = [
         {**channel_facts(entry), **({"live": live_facts(entry, rows)} if live else {})}
         for entry in cell.channels
+        if entry.name in names
     ]
     if json_:
         print_json({"cell": cell.cell, "epoch": cell.epoch, "channels": facts})

@@ -26,6 +26,7 @@ from quorumcast.cli.common import (
 )
 from quorumcast.cli.subscribing import EARLIEST, Printer, gap_fields, join, parse_start
 from quorumcast.core.errors import UsageError
+from quorumcast.manifest.patterns import is_pattern
 
 if TYPE_CHECKING:
     from quorumcast.client.events import Batch, Event, Gap
@@ -110,6 +111,8 @@ class _Reader:
 
         async with await connect(manifest, identity, timeout_s=timeout_s) as node:
             entry = node.manifest.channel(channel)
+            if self._last is not None and is_pattern(channel):
+                raise UsageError("--to names a position of one channel; leave it out")
             if self._last is not None and entry is not None and not entry.policy.total:
                 raise UsageError(
                     f"channel {channel!r} has no positions, because it has no total order; "

@@ -35,7 +35,9 @@ EARLIEST, LATEST = "earliest", "latest"
 
 
 def subscribe(
-    channel: Annotated[str, typer.Argument(help="What to subscribe to.")],
+    channel: Annotated[
+        str, typer.Argument(help="What to subscribe to: a channel, or a pattern in quotes.")
+    ],
     manifest: ManifestOption = Path(),
     identity: IdentityOption = "",
     start: Annotated[
@@ -75,8 +77,9 @@ def subscribe(
 
     Says on standard error when the subscription stands. With --receipt, which needs --count or
     --no-follow, the last event's receipt is saved for 'quorumcast verify', and with --evidence
-    every proof of a lie. Payloads are printed as they are; with --json those that are not UTF-8
-    are "payload_base64".
+    every proof of a lie. In a pattern '*' is any one level of a channel's name and '**' any number
+    of them: 'plant/*/temp', 'plant/**'. Payloads are printed as they are; with --json those that
+    are not UTF-8 are "payload_base64".
     """
     from quorumcast.client import run
 
@@ -131,7 +134,12 @@ class _Listener:
         async with await connect(manifest, identity, timeout_s=timeout_s) as node:
             self._report_lies(node)
             subscription = await join(node, channel, start, timeout_s, **options)
-            console(stderr=True).print(f"subscribed to {channel}", markup=False)
+            which = (
+                "" if channel in subscription.channels else f": {', '.join(subscription.channels)}"
+            )
+            console(stderr=True).print(
+                f"subscribed to {channel}{which}", markup=False, soft_wrap=True
+            )
             last = await self._print_all(subscription)
             if self._receipt is not None:
                 await self._save_receipt(last, self._receipt)

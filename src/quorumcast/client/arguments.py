@@ -7,6 +7,7 @@ deep inside a loop, or never.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 
 from quorumcast.core.envelope import MAX_VALID_MS
@@ -62,8 +63,8 @@ def check_overflow(overflow: object) -> Overflow:
 LATEST, EARLIEST = "latest", "earliest"
 
 
-def check_start(start: str | int, entry: ChannelEntry) -> int | None:
-    """Where a subscription begins, as machines say it."""
+def check_start(start: str | int, entries: Sequence[ChannelEntry]) -> int | None:
+    """Where a subscription to these channels begins, as machines say it."""
     if start == LATEST:
         return None
     if start == EARLIEST:
@@ -72,9 +73,14 @@ def check_start(start: str | int, entry: ChannelEntry) -> int | None:
         raise UsageError(
             f"start is {start!r}: give {LATEST!r}, {EARLIEST!r} or a position of 1 or more"
         )
-    if not entry.policy.total:
+    if len(entries) > 1:
         raise UsageError(
-            f"channel {entry.name!r} has no positions, because it has no total order; "
+            f"start is {start}, and a position is one of a single channel; "
+            f"{', '.join(entry.name for entry in entries)} match: name one of them"
+        )
+    if not entries[0].policy.total:
+        raise UsageError(
+            f"channel {entries[0].name!r} has no positions, because it has no total order; "
             f"start with {LATEST!r} or {EARLIEST!r}"
         )
     return start

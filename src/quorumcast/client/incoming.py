@@ -3,6 +3,11 @@
 Several `Subscription`s may share a channel; the machine joins it once. While the queue of any of
 them is full the role is *held*: its machine hears nothing and its clock stands still, so that
 nobody is suspected of our own slowness. `node.Node` decides what happens to the sockets meanwhile.
+
+A subscription to a pattern follows the epochs: it joins a channel that is made later from its first
+publication on, one that it only now has the right to from then on (from the oldest, if that is how
+it began itself), and it leaves those that are gone, or that it may not read any more, without an
+error.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from collections.abc import Callable, Iterable
 
 from quorumcast.agents import subscriber as agent
 from quorumcast.client.outgoing import MakeDriver
+from quorumcast.client.rights import matching_channels
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
@@ -21,6 +27,7 @@ from quorumcast.core.statements import Receipt
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.patterns import is_pattern
 from quorumcast.runtime.telemetry import Telemetry
 
 RECEIPT_TIMEOUT_S = 10.0
@@ -45,9 +52,13 @@ class Incoming:
         on_undecodable: Callable[[Deliver], None],
     ) -> None:
         self._machine = agent.Subscriber(manifest, keyring)
+        self._manifest = manifest
+        self._me = keyring.identity.name
         self._telemetry = telemetry
         self._on_held = on_held
         self._on_undecodable = on_undecodable
+        self._all: list[Subscription] = []
+        #: The same by channel; those to a pattern under each of their channels.
         self._subscriptions: dict[Channel, list[Subscription]] = {}
         self._proofs: dict[tuple[Stream, int], list[asyncio.Future[Receipt]]] = {}
         #: Whether a subscription's queue is full.
@@ -71,38 +82,65 @@ class Incoming:
     # -------------------------------------------------------------- subscriptions
 
     def add(self, subscription: Subscription) -> None:
-        """Join its channel."""
-        present = self._subscriptions.setdefault(subscription.channel, [])
-        if present and subscription.start is not None:
+        """Join its channels."""
+        taken = [c for c in subscription.channels if self._subscriptions.get(c)]
+        if taken and subscription.start is not None:
             raise UsageError(
-                f"this node listens to {subscription.channel!r} already; to begin elsewhere, "
+                f"this node listens to {taken[0]!r} already; to begin elsewhere, "
                 "connect a second node"
             )
+        self._all.append(subscription)
+        for channel in subscription.channels:
+            self._join(subscription, channel, subscription.start)
+
+    def _join(self, subscription: Subscription, channel: Channel, start: int | None) -> None:
+        present = self._subscriptions.setdefault(channel, [])
         present.append(subscription)
         if len(present) == 1:
-            self.driver.feed(Join(subscription.channel, subscription.start))
-        self._check_joined(subscription.channel)
+            self.driver.feed(Join(channel, start))
+        self._check_joined(channel)
+
+    def _leave(self, subscription: Subscription, channel: Channel) -> None:
+        present = self._subscriptions[channel]
+        present.remove(subscription)
+        if not present:
+            del self._subscriptions[channel]
+            self.driver.feed(Leave(channel))
 
     def adopt(self, manifest: Manifest) -> None:
-        """Go on in a new epoch, in which channels may have more columns."""
-        for channel, present in self._subscriptions.items():
-            entry = manifest.channel(channel)
-            for subscription in present:
-                subscription.adopt(entry)
+        """Go on in a new epoch: channels may have more columns, and patterns other channels."""
+        before, self._manifest = self._manifest, manifest
+        for subscription in self._all:
+            if is_pattern(subscription.channel):
+                self._follow(subscription, before)
+            for channel in subscription.channels:
+                subscription.adopt(manifest.channel(channel))
+
+    def _follow(self, subscription: Subscription, before: Manifest) -> None:
+        found = matching_channels(self._manifest, self._me, subscription.channel)
+        names = {entry.name for entry in found}
+        for channel in subscription.channels:
+            if channel not in names:
+                subscription.detach(channel)
+                self._leave(subscription, channel)
+        for entry in found:
+            if entry.name not in subscription.channels:
+                whole = before.channel(entry.name) is None or subscription.start == 0
+                subscription.attach(entry)
+                self._join(subscription, entry.name, 0 if whole else None)
 
     def subscription_closed(self, subscription: Subscription) -> None:
         """Its application listens no more."""
-        present = self._subscriptions[subscription.channel]
-        present.remove(subscription)
-        if not present:
-            self.driver.feed(Leave(subscription.channel))
+        self._all.remove(subscription)
+        for channel in subscription.channels:
+            self._leave(subscription, channel)
         self.queue_changed()
 
     def _check_joined(self, channel: Channel) -> None:
-        waiting = [s for s in self._subscriptions.get(channel, ()) if not s.joined.done()]
+        waiting = [s for s in self._subscriptions.get(channel, ()) if s.awaits(channel)]
         if waiting and self._machine.joined(channel):
             for subscription in waiting:
-                subscription.stands(self._machine.ends(channel))
+                subscription.stands(channel, self._machine.ends(channel))
 
     def _on_deliver(self, effect: Deliver) -> None:
         self._telemetry.publications += 1
@@ -139,7 +177,7 @@ class Incoming:
 
     def queue_changed(self) -> None:
         """Hold the machine while a queue is full; let it go on when none is."""
-        full = any(s.full for present in self._subscriptions.values() for s in present)
+        full = any(s.full for s in self._all)
         if full and not self.held:
             self.held = True
             self.driver.hold()
@@ -191,10 +229,10 @@ class Incoming:
 
     def fail(self, error: Exception, channel: Channel | None = None) -> None:
         """Nothing more will come (on this channel)."""
-        for name, present in self._subscriptions.items():
-            if channel is None or channel == name:
-                for subscription in present:
-                    subscription.fail(error)
+        for subscription in list(self._all):
+            # A pattern is told by the manifest what it may read; only its beginning can fail.
+            if channel in (None, subscription.channel) or subscription.awaits(channel):
+                subscription.fail(error)
         if channel is None:
             for future in [f for waiting in self._proofs.values() for f in waiting]:
                 if not future.done():
@@ -202,5 +240,5 @@ class Incoming:
 
     def close(self) -> None:
         """End every subscription."""
-        for subscription in [s for present in self._subscriptions.values() for s in present]:
+        for subscription in list(self._all):
             subscription.close()

@@ -24,6 +24,7 @@ from quorumcast.client.incoming import Incoming
 from quorumcast.client.outgoing import Outgoing
 from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.client.publishing import Publisher
+from quorumcast.client.rights import to_publish, to_subscribe
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
@@ -34,7 +35,7 @@ from quorumcast.core.statements import Evidence
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.session import Opened
 from quorumcast.manifest.files import read_manifest
-from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links import Links, Trouble
 from quorumcast.runtime.telemetry import Telemetry
@@ -178,9 +179,8 @@ class Node:
         skip what is older than `valid_for_s` seconds; 0 is for ever, None as the channel says.
         What an `urgent` publisher publishes overtakes what this node's others have queued.
         """
-        entry = self._entry(channel)
-        if not self.manifest.may_publish(self.name, channel):
-            raise self._no_right("publish on", channel)
+        self._check_alive()
+        entry = to_publish(self.manifest, self.name, channel)
         if self._outgoing is None:
             self._outgoing = Outgoing(self.manifest, self._keyring, self._driver, self._on_refused)
         publisher = Publisher(
@@ -217,17 +217,22 @@ class Node:
     ) -> Subscription:
         """Subscribe to a channel; use it as `async with node.subscribe("orders") as orders`.
 
-        `start` is "latest" (what comes from now on), "earliest" (everything that is still held)
-        or, on a channel with total order, a position. At most `queue` publications and about
-        `queue_bytes` wait for the application; beyond that `overflow` says what happens: "wait"
-        (read no more from the brokers), or discard the "oldest" or the "newest", which leaves a
-        `Gap`. What is not said here is as the channel says. `expired` asks for publications that
-        are not valid any more as well.
+        `channel` may be a pattern, "plant/*/temp" or "plant/**": what matches comes together, also
+        from channels that are made later. `start` is "latest" (what comes from now on), "earliest"
+        (everything that is still held) or, on a channel with total order, a position. At most
+        `queue` publications and about `queue_bytes` wait for the application; beyond that
+        `overflow` says what happens: "wait" (read no more from the brokers), or discard the
+        "oldest" or the "newest", which leaves a `Gap`. What is not said here is as the channel
+        says. `expired` asks for publications that are not valid any more as well.
         """
-        entry = self._entry(channel)
-        if not self.manifest.may_subscribe(self.name, channel):
-            raise self._no_right("subscribe to", channel)
-        beginning = check_start(start, entry)
+        self._check_alive()
+        entries = to_subscribe(self.manifest, self.name, channel)
+        beginning = check_start(start, entries)
+        if queue is None:
+            queue = max(entry.policy.limits.queue for entry in entries)
+        if overflow is None:
+            agreed = {entry.overflow for entry in entries}
+            overflow = agreed.pop() if len(agreed) == 1 else Overflow.WAIT
         if self._incoming is None:
             self._incoming = Incoming(
                 self.manifest,
@@ -240,36 +245,22 @@ class Node:
             )
         subscription = Subscription(
             self._incoming,
-            entry.name,
-            Packer(entry.arrow_schema()),
+            channel,
+            entries,
             self._incoming.prove,
             start=beginning,
-            queue=entry.policy.limits.queue if queue is None else queue,
+            queue=queue,
             queue_bytes=queue_bytes,
-            overflow=check_overflow(entry.overflow if overflow is None else overflow),
+            overflow=check_overflow(overflow),
             expired=expired,
             now_us=self._now_us,
         )
         self._incoming.add(subscription)
         return subscription
 
-    def _entry(self, channel: str) -> ChannelEntry:
+    def _check_alive(self) -> None:
         if self._failure is not None:
             raise self._failure
-        entry = self.manifest.channel(channel)
-        if entry is None:
-            known = ", ".join(entry.name for entry in self.manifest.channels) or "none"
-            raise UsageError(
-                f"there is no channel {channel!r} in the cell {self.manifest.cell!r}; "
-                f"its channels are: {known}"
-            )
-        return entry
-
-    def _no_right(self, verb: str, channel: str) -> UsageError:
-        return UsageError(
-            f"{self.name!r} may not {verb} channel {channel!r}: ask the operator of "
-            f"{self.manifest.cell!r} for the right"
-        )
 
     def _driver(self, machine: Machine, application: dict[type, Callable[[Any], None]]) -> Driver:
         kind = Driver if self._recorder is None else RecordingDriver

@@ -8,6 +8,8 @@ missed. Brokers keep a bounded past, so an application that stays behind too lon
 iteration raises `GapError` (and can simply be continued), or `items()` yields a `Gap`. Nothing is
 lost silently.
 
+A subscription to a pattern is one queue for several channels, which come and go with the epochs.
+
 A publication may be valid for a limited time. One that has expired when the application would take
 it is skipped and counted in `expired`; by the clock of this machine and the claim of its publisher.
 
@@ -18,7 +20,7 @@ are skipped, counted in `undecodable` and reported to the node's `on_undecodable
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from types import TracebackType
 from typing import Protocol
 
@@ -58,7 +60,7 @@ class Inlet(Protocol):
 
 
 class Subscription:
-    """The accepted events of one channel.
+    """The accepted events of one channel, or of all those that match a pattern.
 
     >>> async with node.subscribe("orders") as orders:        # doctest: +SKIP
     ...     async for event in orders:
@@ -68,8 +70,8 @@ class Subscription:
     def __init__(
         self,
         inlet: Inlet,
-        channel: Channel,
-        packer: Packer,
+        name: str,
+        entries: Iterable[ChannelEntry],
         prove: Prover,
         *,
         start: int | None = None,
@@ -80,11 +82,15 @@ class Subscription:
         now_us: Clock = wall_us,
     ) -> None:
         check_counts(queue=queue, queue_bytes=queue_bytes)
-        self.channel = channel
+        #: What was asked for: a channel, or a pattern.
+        self.channel = Channel(name)
+        #: The channels that it listens to, and whether it has begun to stand there.
+        self._channels: dict[Channel, bool] = {}
+        #: Of every channel that it ever listened to: what was queued may still be taken.
+        self._packers: dict[Channel, Packer] = {}
         #: Where it begins: None with what comes next, 0 with the oldest, else at a position.
         self.start = start
         self._inlet = inlet
-        self._packer = packer
         self._prove = prove
         self._now_us = now_us
         #: What the machine delivered and the application has not taken.
@@ -95,7 +101,7 @@ class Subscription:
         self._waiter: asyncio.Future[None] | None = None
         self._ended: Exception | None = None
         self._closed = False
-        #: Set when enough brokers have said where their streams stand.
+        #: Set when enough brokers have said where the streams of all its channels stand.
         self.joined = asyncio.get_running_loop().create_future()
         #: Publications skipped because a lying publisher wrote nonsense.
         self.undecodable = 0
@@ -104,6 +110,8 @@ class Subscription:
         #: What `held` has yet to come to: the last number of each stream that was there when the
         #: subscription began to stand.
         self._ends: dict[Stream, int] = {}
+        for entry in entries:
+            self.attach(entry)
 
     # --------------------------------------------------------- what the node says
 
@@ -127,15 +135,42 @@ class Subscription:
         self._backlog.announce(Gap(effect.stream, effect.first, effect.upto))
         self._queued(full)
 
-    def stands(self, ends: dict[Stream, int]) -> None:
-        """Enough brokers have said where their streams stand."""
-        self._ends = {stream: end - 1 for stream, end in ends.items()}
-        self.joined.set_result(None)
+    def attach(self, entry: ChannelEntry) -> None:
+        """Listen to one more channel."""
+        self._channels[entry.name] = False
+        self._packers[entry.name] = Packer(entry.arrow_schema())
+
+    def detach(self, channel: Channel) -> None:
+        """Listen to it no more; what it has brought already can still be taken."""
+        self._channels.pop(channel, None)
+        self._ends = {s: number for s, number in self._ends.items() if s.channel != channel}
+        self._check_joined()
+        self._wake()
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The channels that it listens to now."""
+        return tuple(self._channels)
+
+    def awaits(self, channel: Channel) -> bool:
+        """Whether it does not stand on this channel yet."""
+        return not self._channels.get(channel, True)
+
+    def stands(self, channel: Channel, ends: dict[Stream, int]) -> None:
+        """Enough brokers have said where the streams of a channel stand."""
+        self._channels[channel] = True
+        if not self.joined.done():
+            self._ends.update({stream: end - 1 for stream, end in ends.items()})
+        self._check_joined()
+
+    def _check_joined(self) -> None:
+        if all(self._channels.values()) and not self.joined.done():
+            self.joined.set_result(None)
 
     def adopt(self, entry: ChannelEntry | None) -> None:
-        """Go on in a new epoch of the channel."""
+        """Go on in a new epoch of a channel."""
         if entry is not None:
-            self._packer.adopt(entry.arrow_schema())
+            self._packers[entry.name].adopt(entry.arrow_schema())
 
     def fail(self, error: Exception) -> None:
         """Nothing more will come; iteration raises this once the queue is empty."""
@@ -239,7 +274,7 @@ class Subscription:
                     return item
                 if held and not self._ends:
                     raise StopAsyncIteration
-            if self._closed:
+            if self._closed or (held and not self._ends):
                 raise StopAsyncIteration
             if self._ended is not None:
                 raise self._ended
@@ -273,7 +308,8 @@ class Subscription:
             self.expired += 1
             self._inlet.ignored(EXPIRED, 1)
             return None
-        unpacked = None if envelope is None else self._packer.unpack(item.body)
+        packer = self._packers[item.stream.channel]
+        unpacked = None if envelope is None else packer.unpack(item.body)
         if envelope is None or unpacked is None:
             self.undecodable += 1
             self._inlet.undecodable(item)

@@ -1,0 +1,68 @@
+"""Which channels a name means, and whether this client may use them; sentences where it may not."""
+
+from __future__ import annotations
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.manifest.patterns import is_pattern, matching
+
+
+def to_publish(manifest: Manifest, me: NodeId, channel: str) -> ChannelEntry:
+    """The channel on which this client is to publish."""
+    if is_pattern(channel):
+        raise UsageError(
+            f"{channel!r} is a pattern: publish on one channel; those of the cell are: "
+            f"{_known(manifest)}"
+        )
+    entry = _entry(manifest, channel)
+    if not manifest.may_publish(me, channel):
+        raise _no_right(manifest, me, "publish on", channel)
+    return entry
+
+
+def to_subscribe(manifest: Manifest, me: NodeId, name: str) -> list[ChannelEntry]:
+    """The channels that a name or a pattern means for this client; at least one."""
+    if is_pattern(name):
+        found = matching_channels(manifest, me, name)
+        if not found:
+            raise UsageError(
+                f"no channel that {me!r} may subscribe to matches {name!r}; the channels of the "
+                f"cell {manifest.cell!r} are: {_known(manifest)}"
+            )
+        return found
+    entry = _entry(manifest, name)
+    if not manifest.may_subscribe(me, name):
+        raise _no_right(manifest, me, "subscribe to", name)
+    return [entry]
+
+
+def matching_channels(manifest: Manifest, me: NodeId, pattern: str) -> list[ChannelEntry]:
+    """The channels that fit a pattern and to which this client may subscribe."""
+    names = set(matching(pattern, (entry.name for entry in manifest.channels)))
+    return [
+        entry
+        for entry in manifest.channels
+        if entry.name in names and manifest.may_subscribe(me, entry.name)
+    ]
+
+
+def _entry(manifest: Manifest, channel: str) -> ChannelEntry:
+    entry = manifest.channel(channel)
+    if entry is None:
+        raise UsageError(
+            f"there is no channel {channel!r} in the cell {manifest.cell!r}; "
+            f"its channels are: {_known(manifest)}"
+        )
+    return entry
+
+
+def _known(manifest: Manifest) -> str:
+    return ", ".join(entry.name for entry in manifest.channels) or "none"
+
+
+def _no_right(manifest: Manifest, me: NodeId, verb: str, channel: str) -> UsageError:
+    return UsageError(
+        f"{me!r} may not {verb} channel {channel!r}: ask the operator of "
+        f"{manifest.cell!r} for the right"
+    )

@@ -1,0 +1,63 @@
+"""Patterns over real brokers: channels that come and go while somebody listens to them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.shell import answer, line, running, said, started
+from tests.cli.test_channels import command
+from tests.runtime.world import run, until
+
+from quorumcast.client import Node, connect
+
+pytestmark = pytest.mark.runtime
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("cells") / "cell"
+    channels = ["plant/1/temp:ab", "plant/log:brb", "orders:ab"]
+    with running(directory, channels, "alice,bob,carol") as made:
+        yield made
+
+
+async def publish(node: Node, channel: str, event: bytes) -> None:
+    await until(lambda: node.manifest.channel(channel) is not None)
+    async with node.publisher(channel) as out:
+        await out.publish(event)
+
+
+def test_pattern_follows_the_epochs(cell: Path) -> None:
+    async def act() -> None:
+        alice = await connect(cell / "manifest.json", cell / "alice.identity")
+        bob = await connect(cell / "manifest.json", cell / "bob.identity")
+        async with alice, bob, bob.subscribe("plant/**") as inbox:
+            assert inbox.channels == ("plant/1/temp", "plant/log")
+            await command("channel", "create", "plant/2/temp:brb", "-m", cell)
+            await publish(alice, "plant/2/temp", b"first")
+            event = await anext(inbox)
+            assert (event.channel, event.payload, event.number) == ("plant/2/temp", b"first", 1)
+            await command("channel", "delete", "plant/log", "--yes", "-m", cell)
+            await until(lambda: inbox.channels == ("plant/1/temp", "plant/2/temp"))
+            await command("channel", "change", "plant/1/temp", "--subscribers", "alice", "-m", cell)
+            await until(lambda: inbox.channels == ("plant/2/temp",))
+            await publish(alice, "plant/1/temp", b"not for bob")
+            await command("channel", "change", "plant/1/temp", "--subscribers", "*", "-m", cell)
+            await until(lambda: "plant/1/temp" in inbox.channels)
+            await publish(alice, "plant/2/temp", b"second")
+            assert (await anext(inbox)).payload == b"second"
+
+    run(act())
+
+
+def test_pattern_on_the_command_line(cell: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = answer(capsys, "channel", "list", "plant/*/temp", "-m", cell)["channels"]
+    assert {channel["name"] for channel in listed} >= {"plant/1/temp"}
+    assert not [c for c in listed if c["name"] in ("orders", "plant/log")]
+    arguments = ["subscribe", "plant/*/temp", "-m", cell, "-i", "carol", "--count", 1, "--json"]
+    with started(*arguments) as listener:
+        said(listener, "subscribed to plant/*/temp: plant/1/temp")
+        answer(capsys, "publish", "plant/1/temp", "21.5", "-m", cell, "-i", "alice")
+        event = line(listener)
+        assert (event["channel"], event["payload"]) == ("plant/1/temp", "21.5")
+        assert listener.wait(20) == 0
