@@ -37,6 +37,7 @@ from tests.support.cells import (
 
 from quorumcast.agents.audience import REPLAYS, REPLAYS_MS
 from quorumcast.agents.broker import Broker, Vouched
+from quorumcast.core.envelope import write_envelope
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_NAME, Limits
 from quorumcast.core.machine import (
@@ -134,6 +135,24 @@ def test_broker_subscription_without_right_is_refused_with_a_reason() -> None:
         assert len(messages(effects, Refuse)) == 1
     assert made.sizes()["subscribers"] == 0
     assert reasons(made.handle(Receive(BOB, Missed(STREAM, 1, 1)), T0)) == [DropReason.NO_RIGHT]
+
+
+def test_broker_asked_for_a_time_answers_with_the_first_number_of_it() -> None:
+    made = broker(AB, BOB)
+    for number, stamp in enumerate((10, 30, 20, 40), 1):
+        made.handle(publish(number, write_envelope(stamp)), T0)
+    later = Millis(0)
+    for since, base in ((1, 1), (20, 2), (31, 4), (41, 5)):
+        later = Millis(later + REPLAYS_MS)
+        effects = made.handle(Receive(BOB, Subscribe(ORDERS, (), False, since)), later)
+        assert messages(effects, Positions) == [Positions(ORDERS, (Position(STREAM, base, 5),))]
+
+
+def test_broker_asked_for_times_too_often_looks_no_further() -> None:
+    made = broker(AB)
+    request = Receive(BOB, Subscribe(ORDERS, (), False, 1))
+    answers = [made.handle(request, T0) for _ in range(REPLAYS + 1)]
+    assert [reasons(effects) for effects in answers[REPLAYS:]] == [[DropReason.OVER_LIMIT]]
 
 
 def test_broker_unknown_channel_is_refused_with_a_reason() -> None:

@@ -26,9 +26,11 @@ from quorumcast.core.messages import Cursor, Position, Positions, Subscribe
 from quorumcast.manifest.policy import Policy
 
 
-def interest(policy: Policy = AB, n: int = 4, f: int = 1) -> Interest:
+def interest(
+    policy: Policy = AB, n: int = 4, f: int = 1, start: int | None = None, since: int = 0
+) -> Interest:
     cell = Cell(policy, n=n, f=f, publishers=(ALICE, CAROL))
-    return Interest(cell.manifest, cell.manifest.channels[0], cell.keyring(BOB))
+    return Interest(cell.manifest, cell.manifest.channels[0], cell.keyring(BOB), start, since)
 
 
 def say(
@@ -70,6 +72,24 @@ def test_interest_liar_cannot_push_the_start_up() -> None:
     for broker, next_ in ((B4, 2**61), (B2, 9), (B3, 8)):
         say(made, broker, next_)
     assert made.acceptors[STREAM].next == 9
+
+
+def test_interest_asks_for_a_time_until_it_has_begun() -> None:
+    made = interest(start=0, since=1234)
+    assert made.subscribe_to(B1) == Subscribe(ORDERS, (), False, 1234)
+    for broker, base in ((B1, 5), (B2, 5), (B3, 4)):
+        say(made, broker, 10, base)
+    assert made.acceptors[STREAM].next == 5
+    assert made.ends == {STREAM: 10}
+    assert made.subscribe_to(B1).since == 0
+
+
+def test_interest_liar_about_its_oldest_cannot_keep_us_from_what_comes() -> None:
+    made = interest(start=0)
+    say(made, B4, 2**61 + 1, 2**61)
+    for broker in (B2, B3):
+        say(made, broker, 10)
+    assert made.acceptors[STREAM].next == 10
 
 
 def test_interest_liar_cannot_pull_the_start_down() -> None:

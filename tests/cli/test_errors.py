@@ -204,9 +204,11 @@ def test_subscribe_receipt_or_evidence_in_no_directory(
 def test_subscribe_and_replay_from_nowhere(capsys: pytest.CaptureFixture[str], cell: Path) -> None:
     who = ["-m", cell, "-i", "bob"]
     line = sentence(capsys, "subscribe", "orders", "--from", "yesterday", *who)
-    assert "--from is 'earliest', 'latest' or a position of 1 or more, not 'yesterday'" in line
+    assert "--from is 'earliest', 'latest', a time such as 2026-11-01T12:00:00Z, or a" in line
+    assert "position of 1 or more, not 'yesterday'" in line
     line = sentence(capsys, "replay", "orders", "--from", "latest", *who)
-    assert "--from is 'earliest' or a position of 1 or more, not 'latest'" in line
+    assert "--from is 'earliest', a time such as" in line
+    assert "not 'latest'" in line
     assert "--to is" in sentence(capsys, "replay", "orders", "--to", "0", *who)
     line = sentence(capsys, "replay", "orders", "--from", "9", "--to", "3", *who)
     assert "--to 3 lies before --from 9; swap them" in line

@@ -107,6 +107,21 @@ def test_replay_of_positions_that_are_not_there(
     assert expected in error
 
 
+def test_replay_from_time_to_time(cell: Path) -> None:
+    everything, _ = replay(cell, "trades")
+    second, third = (everything[2 * place]["published_at"] for place in (1, 2))
+    events, summary = replay(cell, "trades", "--from", second, "--to", third)
+    assert payloads(events) == ALL[2:6]
+    assert (summary["from"], summary["to"], summary["lacking"]) == (2, 3, {})
+    assert payloads(replay(cell, "logs", "--from", second)[0]) == ALL[:8]
+    assert replay(cell, "trades", "--from", "2999-01-01T00:00:00Z")[0] == []
+    for wrong, sentence in (
+        (["--from", "2026-11-01T12:00:00"], "write 2026-11-01T12:00:00Z for UTC"),
+        (["--from", third, "--to", second], "swap them"),
+    ):
+        assert sentence in replay(cell, "trades", *wrong, code=2)[1]
+
+
 def test_subscribe_begins_in_the_past_and_goes_on(
     cell: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

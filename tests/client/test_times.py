@@ -1,19 +1,19 @@
 """Publications have a time, by the clock of their publisher, and may expire."""
 
 from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from functools import wraps
 from typing import Any
 
 import pytest
 from tests.runtime.world import run, until
 
-from quorumcast.client import Batch, UsageError
-from quorumcast.core.envelope import time_of
+from quorumcast.client import Batch, Node, UsageError
+from quorumcast.core.envelope import time_of, write_envelope
 from quorumcast.core.ids import Channel
 from quorumcast.core.limits import Limits
 from quorumcast.manifest.manifest import ChannelEntry
-from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.testing import MemoryCell
 
 NOON = 1_793_534_400_000_000
@@ -133,3 +133,84 @@ async def test_validity_is_the_channels_unless_the_publisher_says_otherwise() ->
             for wrong in (-1, float("inf"), "1", 4_294_968):
                 with pytest.raises(UsageError, match="valid_for_s is"):
                     alice.publisher("c", valid_for_s=wrong)  # type: ignore[arg-type]
+
+
+SECONDS = (1, 2, 3, 2, 5)  # after NOON; a clock may step back
+
+
+async def five(cell: MemoryCell, clock: Clock) -> None:
+    """Alice publishes five events at these seconds."""
+    alice = await cell.connect("alice")
+    async with alice.publisher("events", batching=False) as outbox:
+        for number, seconds in enumerate(SECONDS, 1):
+            clock.us = NOON + seconds * 1_000_000
+            await outbox.publish(b"%d" % number)
+
+
+async def read_from(node: Node, start: Any) -> list[int]:
+    async with node.subscribe("events", start=start) as inbox:
+        return [int(i.payloads[0]) async for i in inbox.held() if isinstance(i, Batch)]
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@in_a_loop
+async def test_subscribe_from_a_time_begins_with_the_first_stamped_then_or_later(
+    policy: str,
+) -> None:
+    clock = Clock()
+    async with MemoryCell(channels={"events": policy}, now_us=clock) as cell:
+        await five(cell, clock)
+        bob = await cell.connect("bob")
+        for seconds, expected in ((0, 1), (1, 1), (1.5, 2), (3, 3), (3.1, 5), (5, 5), (5.1, 6)):
+            start = time_of(NOON + int(seconds * 1_000_000))
+            assert await read_from(bob, start) == list(range(expected, 6)), seconds
+        zone = timezone(timedelta(hours=-3))
+        assert await read_from(bob, time_of(NOON + 3_000_000).astimezone(zone)) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("policy", ["ab+history", "total"])
+@in_a_loop
+async def test_subscribe_from_a_time_goes_on_with_what_comes(policy: str) -> None:
+    clock = Clock()
+    async with MemoryCell(channels={"events": policy}, now_us=clock) as cell:
+        await five(cell, clock)
+        bob = await cell.connect("bob")
+        async with bob.subscribe("events", start=time_of(NOON + 4_000_000)) as inbox:
+            assert (await anext(inbox)).payload == b"5"
+            alice = await cell.connect("alice")
+            async with alice.publisher("events") as outbox:
+                clock.pass_s(10)
+                await outbox.publish(b"later")
+            assert (await anext(inbox)).payload == b"later"
+
+
+@in_a_loop
+async def test_subscribe_from_a_time_passes_over_nonsense_before_it() -> None:
+    clock = Clock()
+    async with MemoryCell(channels={"events": "total"}, now_us=clock) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with alice.publisher("events", batching=False) as outbox:
+            outgoing = alice._outgoing
+            assert outgoing is not None
+            odd = write_envelope(NOON + 10**9, flags=128)
+            outgoing.submit(Channel("events"), (b"", b"short", odd))
+            await outbox.publish(b"good")
+        assert await read_from_words(bob, time_of(NOON)) == [b"good"]
+        assert await read_from_words(bob, time_of(NOON + 1)) == []
+
+
+async def read_from_words(node: Node, start: Any) -> list[bytes]:
+    async with node.subscribe("events", start=start) as inbox:
+        found = [i.payloads[0] async for i in inbox.held() if isinstance(i, Batch)]
+        assert inbox.undecodable == 0
+        return found
+
+
+@in_a_loop
+async def test_subscribe_from_a_time_without_a_zone_is_refused() -> None:
+    async with MemoryCell(channels={"events": "ab"}) as cell:
+        bob = await cell.connect("bob")
+        with pytest.raises(UsageError, match="without a time zone; say which"):
+            bob.subscribe("events", start=datetime(2026, 11, 1, 12))
+        with pytest.raises(UsageError, match="give 'latest', 'earliest', a time, or a position"):
+            bob.subscribe("events", start=-1)

@@ -354,7 +354,7 @@ class Broker:
             return refusal
         if not self._audience.enter(sender, channel, message.bodies, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]
-        positions = Positions(channel, self._desks.positions(channel))
+        positions = Positions(channel, self._desks.positions(channel, message.since))
         effects: list[Effect] = [Send((sender,), positions)]
         for stream, first in {cursor.stream: cursor.next for cursor in message.cursors}.items():
             desk = self._desks.get(stream.data)

@@ -18,6 +18,7 @@ from quorumcast.broadcast.contract import Carrier, Surroundings
 from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.signed_history import read_history
+from quorumcast.broadcast.times import Search
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_STREAMS_NAMED
 from quorumcast.core.machine import Effect, Send
@@ -260,13 +261,18 @@ class Desks:
                 owner = (stale.stream.channel, stale.stream.publisher)
                 self._over[owner] = max(self._over.get(owner, -1), stale.stream.incarnation)
 
-    def positions(self, channel: Channel) -> tuple[Position, ...]:
-        """What is held of a channel's streams, histories included."""
+    def positions(self, channel: Channel, since_us: int = 0) -> tuple[Position, ...]:
+        """What is held of a channel's streams, histories included; from a time on, if asked."""
         found: list[Position] = []
+        search = Search(since_us)
         for data, desk in self._by_stream.items():
             if data.channel != channel or not desk.genuine:
                 continue
-            found.append(Position(data, desk.carrier.ledger.base, desk.carrier.ledger.next))
+            ledger = desk.carrier.ledger
+            base = ledger.base
+            if since_us:
+                base = ledger.since(search, labelled=desk.entry.policy.total)
+            found.append(Position(data, base, ledger.next))
             if isinstance(desk.carrier, History):
                 histories = desk.carrier.history_ledger
                 found.append(Position(data.history, histories.base, histories.next))

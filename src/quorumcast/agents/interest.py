@@ -5,6 +5,9 @@ taken: f liars can push it neither beyond what a correct broker reported nor bel
 turn up later begin at 1. A stream counts only once f+1 brokers have named it, so that a lying
 broker cannot make a subscriber keep streams that do not exist.
 
+To begin at a time, brokers are asked for the first number of that time instead of their oldest; the
+answers are ranked in the same way, so no liar can say more than with its oldest.
+
 What nobody holds any longer is announced as a gap, never passed over in silence.
 """
 
@@ -37,6 +40,7 @@ class Interest:
         "_positions",
         "_quorums",
         "_rules",
+        "_since",
         "_start",
         "acceptors",
         "archives",
@@ -59,11 +63,14 @@ class Interest:
         entry: ChannelEntry,
         keyring: Keyring,
         start: int | None = None,
+        since: int = 0,
     ) -> None:
         self.channel: Channel = entry.name
         self.entry = entry
         #: Where to begin: None with what comes next, 0 with the oldest, else at a position.
         self._start = start
+        #: The time from which on publications are wanted, in microseconds; 0 for any.
+        self._since = since
         self._manifest = manifest
         self._quorums: Quorums = manifest.quorums
         self._keyring = keyring
@@ -126,7 +133,8 @@ class Interest:
         cursors = tuple(
             Cursor(stream, acceptor.next) for stream, acceptor in self.acceptors.items()
         )
-        return Subscribe(self.channel, cursors[-MAX_STREAMS_NAMED:], broker == self.source)
+        since = 0 if self.begun else self._since
+        return Subscribe(self.channel, cursors[-MAX_STREAMS_NAMED:], broker == self.source, since)
 
     def chained(self, lane: Lane) -> bool:
         """Whether this lane comes by a chain."""
@@ -212,7 +220,8 @@ class Interest:
         oldest = bases[min(self._needed(stream.lane), len(bases)) - 1]
         if 0 < start < oldest:
             return oldest, [Gap(stream, start, oldest - 1)]
-        return max(start, oldest), []
+        # Whoever claims to hold nothing before some far number must not keep us from what comes.
+        return min(max(start, oldest), end), []
 
     def _speaks_of(self, held: dict[Stream, Position], data: Stream) -> bool:
         return data in held or data.history in held

@@ -121,8 +121,8 @@ class Subscriber:
                 return self._on_connected(peer)
             case Disconnected(peer=peer):
                 return self._on_disconnected(peer)
-            case Join(channel=channel, start=start):
-                return self._on_join(channel, start)
+            case Join():
+                return self._on_join(event)
             case Leave(channel=channel):
                 return self._on_leave(channel)
             case Prove(stream=stream):
@@ -149,11 +149,13 @@ class Subscriber:
 
     # ------------------------------------------------- joining and leaving
 
-    def _on_join(self, channel: Channel, start: int | None) -> list[Effect]:
+    def _on_join(self, join: Join) -> list[Effect]:
+        channel = join.channel
         entry = channel_entry(self._manifest, channel)
         if channel in self._interests:
             return []
-        interest = self._interests[channel] = Interest(self._manifest, entry, self._keyring, start)
+        interest = Interest(self._manifest, entry, self._keyring, join.start, join.since)
+        self._interests[channel] = interest
         self._fetcher.choose_source(interest)
         return [*self._ask_all(interest), SetTimer(Refresh(channel), REFRESH_MS)]
 

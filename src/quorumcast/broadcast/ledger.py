@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from quorumcast.broadcast.times import BLOCK, Search, Times
 from quorumcast.core.errors import ensure
 from quorumcast.core.ids import Digest, NodeId
 from quorumcast.core.limits import MAX_RUN, Limits
@@ -37,7 +38,7 @@ class Held(msgspec.Struct, frozen=True):
 class Ledger:
     """Consecutive publications of one stream, the newest `retained_publications` of them."""
 
-    __slots__ = ("_bytes", "_entries", "_limits", "base", "next")
+    __slots__ = ("_bytes", "_entries", "_limits", "_times", "base", "next")
 
     def __init__(self, limits: Limits, base: int = 1) -> None:
         self._limits = limits
@@ -45,6 +46,8 @@ class Ledger:
         self._entries: dict[int, tuple[Digest, bytes, Order]] = {}
         #: Sum of the sizes of the bodies in _entries.
         self._bytes = 0
+        #: Noted when somebody asks for a time; a block goes with the last of its numbers.
+        self._times = Times()
         #: The oldest number still held; grows, except when what was lost is fetched again.
         self.base = base
         #: The number that will be written next; only grows.
@@ -105,6 +108,7 @@ class Ledger:
         self.base -= len(bodies)
         for number, (digest, body) in enumerate(zip(digests, bodies, strict=True), self.base):
             self._entries[number] = (digest, body, ())
+            self._times.changed(number)
         self._bytes += size
         return True
 
@@ -113,6 +117,7 @@ class Ledger:
         held = self._entries.get(number)
         if held is not None:
             self._entries[number] = (digest, body, ())
+            self._times.changed(number)
             self._bytes += len(body) - len(held[1])
 
     def join(self, base: int, fresh: int) -> bool:
@@ -131,8 +136,15 @@ class Ledger:
         """Start anew at a later number: the publisher no longer holds what lies before."""
         if number > self.next:
             self._entries.clear()
+            self._times.clear()
             self._bytes = 0
             self.base = self.next = number
+
+    def since(self, search: Search, *, labelled: bool) -> int:
+        """The first held number stamped at or after a time, or one before it; `next` if none."""
+        return self._times.first(
+            search, self.base, self.next, lambda number: self._entries[number][1], labelled
+        )
 
     def digests(self, first: int, count: int) -> bytes | None:
         """The digests of a range, if all of it is held."""
@@ -168,3 +180,5 @@ class Ledger:
         _, body, _ = self._entries.pop(self.base)
         self._bytes -= len(body)
         self.base += 1
+        if self.base % BLOCK == 0:
+            self._times.changed(self.base - 1)

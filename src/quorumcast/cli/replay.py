@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.manifest.patterns import is_pattern
 
 if TYPE_CHECKING:
+    from quorumcast.client.arguments import Start
     from quorumcast.client.events import Batch, Event, Gap
     from quorumcast.client.subscription import Subscription
 
@@ -46,12 +48,18 @@ def replay(
         str,
         typer.Option(
             "--from",
-            metavar="earliest|POSITION",
-            help="Begin with the oldest that is held, or at a position.",
+            metavar="earliest|TIME|POSITION",
+            help="Begin with the oldest that is held, at a time such as 2026-11-01T12:00:00Z, "
+            "or at a position.",
         ),
     ] = EARLIEST,
     to: Annotated[
-        str, typer.Option("--to", metavar="POSITION", help="End after this position.")
+        str,
+        typer.Option(
+            "--to",
+            metavar="TIME|POSITION",
+            help="Leave out what was published after this time, or end after this position.",
+        ),
     ] = "",
     count: Annotated[int, typer.Option(help="End after so many events; 0 is no limit.")] = 0,
     idle: Annotated[
@@ -69,14 +77,18 @@ def replay(
     from quorumcast.client import run
 
     first = parse_start(start, words=(EARLIEST,))
-    last = int(parse_start(to, option="--to", words=("",))) if to else None
+    until = parse_start(to, option="--to", words=("",)) if to else None
+    last = until if isinstance(until, int) else None
+    latest = until if isinstance(until, datetime) else None
     if count < 0 or idle <= 0:
         raise UsageError("--count is 0 or more and --idle more than 0")
     if last is not None and isinstance(first, int) and last < first:
         raise UsageError(f"--to {last} lies before --from {first}; swap them")
+    if latest is not None and isinstance(first, datetime) and latest < first:
+        raise UsageError(f"--to {to} lies before --from {start}; swap them")
     path = manifest_path(manifest)
     who = identity_path(identity, path)
-    reader = _Reader(last, count, idle, json_)
+    reader = _Reader(last, latest, count, idle, json_)
     run(reader.read(path, who, channel, first, timeout))
     reader.report(channel)
     if reader.lacking:
@@ -84,8 +96,11 @@ def replay(
 
 
 class _Reader:
-    def __init__(self, last: int | None, count: int, idle_s: float, json_: bool) -> None:
+    def __init__(
+        self, last: int | None, latest: datetime | None, count: int, idle_s: float, json_: bool
+    ) -> None:
         self._last = last
+        self._latest = latest
         self._count = count
         self._idle_s = idle_s
         self._json = json_
@@ -104,7 +119,7 @@ class _Reader:
         self.lacking: dict[str, int] = {}
 
     async def read(
-        self, manifest: Path, identity: Path, channel: str, start: str | int, timeout_s: float
+        self, manifest: Path, identity: Path, channel: str, start: Start, timeout_s: float
     ) -> None:
         """Print everything that is wanted."""
         from quorumcast.client import connect
@@ -152,6 +167,8 @@ class _Reader:
             self._gaps.append(item)
         elif self._last is not None and (item.position or 0) > self._last:
             return False
+        elif self._latest is not None and item.published_at > self._latest:
+            return True  # stamps are claims and need not grow: something earlier may follow
         else:
             self._publications += 1
             self._expired += item.expired

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ from quorumcast.cli.common import (
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from quorumcast.client.arguments import Start
     from quorumcast.client.events import Batch, Event, Gap
     from quorumcast.client.node import Node
     from quorumcast.client.subscription import Subscription
@@ -44,8 +46,9 @@ def subscribe(
         str,
         typer.Option(
             "--from",
-            metavar="earliest|latest|POSITION",
-            help="Begin with what comes now, with the oldest that is held, or at a position.",
+            metavar="earliest|latest|TIME|POSITION",
+            help="Begin with what comes now, with the oldest that is held, at a time such as "
+            "2026-11-01T12:00:00Z, or at a position.",
         ),
     ] = LATEST,
     count: Annotated[int, typer.Option(help="End after so many events; 0 is no end.")] = 0,
@@ -125,7 +128,7 @@ class _Listener:
         manifest: Path,
         identity: Path,
         channel: str,
-        start: str | int,
+        start: Start,
         timeout_s: float,
         **options: Any,
     ) -> None:
@@ -195,19 +198,30 @@ class _Listener:
 # ------------------------------------------------------------------- shared
 
 
-def parse_start(text: str, *, option: str = "--from", words: tuple[str, ...] = ()) -> str | int:
-    """Where to begin, as the command line says it."""
+def parse_start(text: str, *, option: str = "--from", words: tuple[str, ...] = ()) -> Start:
+    """Where to begin or end, as the command line says it."""
     words = words or (EARLIEST, LATEST)
     if text in words:
         return text
-    if not text.isdecimal() or not int(text):
-        known = ", ".join(repr(word) for word in words)
-        raise UsageError(f"{option} is {known} or a position of 1 or more, not {text!r}")
-    return int(text)
+    if text.isdecimal() and int(text):
+        return int(text)
+    try:
+        time = None if text.isdecimal() else datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None:
+        known = "".join(f"{word!r}, " for word in words if word)
+        raise UsageError(
+            f"{option} is {known}a time such as 2026-11-01T12:00:00Z, or a position of 1 or more, "
+            f"not {text!r}"
+        )
+    if time.utcoffset() is None:
+        raise UsageError(f"{option} {text} has no time zone; write {text}Z for UTC")
+    return time
 
 
 async def join(
-    node: Node, channel: str, start: str | int, timeout_s: float, **options: Any
+    node: Node, channel: str, start: Start, timeout_s: float, **options: Any
 ) -> Subscription:
     """A subscription that stands."""
     subscription = node.subscribe(channel, start=start, **options)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import datetime
 from numbers import Integral, Real
+from typing import TypeAlias
 
-from quorumcast.core.envelope import MAX_VALID_MS
+from quorumcast.core.envelope import MAX_VALID_MS, microseconds_of
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import MAX_SEATS, Overflow
 from quorumcast.manifest.manifest import ChannelEntry
@@ -63,15 +65,26 @@ def check_overflow(overflow: object) -> Overflow:
 LATEST, EARLIEST = "latest", "earliest"
 
 
-def check_start(start: str | int, entries: Sequence[ChannelEntry]) -> int | None:
-    """Where a subscription to these channels begins, as machines say it."""
+#: Where a subscription may begin.
+Start: TypeAlias = str | int | datetime
+
+
+def check_start(start: Start, entries: Sequence[ChannelEntry]) -> tuple[int | None, int]:
+    """Where a subscription to these channels begins, as machines say it: number and time."""
     if start == LATEST:
-        return None
+        return None, 0
     if start == EARLIEST:
-        return 0
+        return 0, 0
+    if isinstance(start, datetime):
+        if start.utcoffset() is None:
+            raise UsageError(
+                f"start is {start.isoformat()} without a time zone; say which, such as "
+                "datetime(…, tzinfo=UTC)"
+            )
+        return 0, max(1, microseconds_of(start))
     if isinstance(start, bool) or not isinstance(start, int) or start < 1:
         raise UsageError(
-            f"start is {start!r}: give {LATEST!r}, {EARLIEST!r} or a position of 1 or more"
+            f"start is {start!r}: give {LATEST!r}, {EARLIEST!r}, a time, or a position of 1 or more"
         )
     if len(entries) > 1:
         raise UsageError(
@@ -83,7 +96,7 @@ def check_start(start: str | int, entries: Sequence[ChannelEntry]) -> int | None
             f"channel {entries[0].name!r} has no positions, because it has no total order; "
             f"start with {LATEST!r} or {EARLIEST!r}"
         )
-    return start
+    return start, 0
 
 
 def check_seat(seat: object) -> None:

@@ -97,7 +97,7 @@ class Incoming:
         present = self._subscriptions.setdefault(channel, [])
         present.append(subscription)
         if len(present) == 1:
-            self.driver.feed(Join(channel, start))
+            self.driver.feed(Join(channel, start, 0 if start is None else subscription.since_us))
         self._check_joined(channel)
 
     def _leave(self, subscription: Subscription, channel: Channel) -> None:

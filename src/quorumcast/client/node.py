@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from quorumcast.client.arguments import LATEST, check_overflow, check_start
+from quorumcast.client.arguments import LATEST, Start, check_overflow, check_start
 from quorumcast.client.incoming import Incoming
 from quorumcast.client.outgoing import Outgoing
 from quorumcast.client.packing import Clock, Packer, wall_us
@@ -209,7 +209,7 @@ class Node:
         self,
         channel: str,
         *,
-        start: str | int = LATEST,
+        start: Start = LATEST,
         queue: int | None = None,
         queue_bytes: int = 64 * 1024 * 1024,
         overflow: str | Overflow | None = None,
@@ -219,7 +219,8 @@ class Node:
 
         `channel` may be a pattern, "plant/*/temp" or "plant/**": what matches comes together, also
         from channels that are made later. `start` is "latest" (what comes from now on), "earliest"
-        (everything that is still held) or, on a channel with total order, a position. At most
+        (everything that is still held), a time (an aware datetime: the first publication stamped
+        then or later), or, on a channel with total order, a position. At most
         `queue` publications and about `queue_bytes` wait for the application; beyond that
         `overflow` says what happens: "wait" (read no more from the brokers), or discard the
         "oldest" or the "newest", which leaves a `Gap`. What is not said here is as the channel
@@ -227,7 +228,7 @@ class Node:
         """
         self._check_alive()
         entries = to_subscribe(self.manifest, self.name, channel)
-        beginning = check_start(start, entries)
+        beginning, since_us = check_start(start, entries)
         if queue is None:
             queue = max(entry.policy.limits.queue for entry in entries)
         if overflow is None:
@@ -249,6 +250,7 @@ class Node:
             entries,
             self._incoming.prove,
             start=beginning,
+            since_us=since_us,
             queue=queue,
             queue_bytes=queue_bytes,
             overflow=check_overflow(overflow),

@@ -32,7 +32,7 @@ from quorumcast.core import machine
 from quorumcast.core.envelope import read_envelope
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Stream
-from quorumcast.core.limits import Overflow
+from quorumcast.core.limits import MAX_STREAMS_NAMED, Overflow
 from quorumcast.manifest.manifest import ChannelEntry
 
 #: Why publications did not reach the application, in `telemetry.drops`.
@@ -75,6 +75,7 @@ class Subscription:
         prove: Prover,
         *,
         start: int | None = None,
+        since_us: int = 0,
         queue: int = 4096,
         queue_bytes: int = 64 * 1024 * 1024,
         overflow: Overflow = Overflow.WAIT,
@@ -90,6 +91,10 @@ class Subscription:
         self._packers: dict[Channel, Packer] = {}
         #: Where it begins: None with what comes next, 0 with the oldest, else at a position.
         self.start = start
+        #: The time that it begins with; 0 for any.
+        self.since_us = since_us
+        #: Streams that have reached that time; so many at most, the newest.
+        self._reached: dict[Stream, None] = {}
         self._inlet = inlet
         self._prove = prove
         self._now_us = now_us
@@ -117,11 +122,32 @@ class Subscription:
 
     def deliver(self, delivered: machine.Deliver) -> None:
         """Queue an accepted publication."""
+        if self.since_us and self._too_early(delivered):
+            return
         full = self._backlog.full
         discarded = self._backlog.put(delivered)
         if discarded:
             self._inlet.ignored(DISCARDED, discarded)
         self._queued(full)
+
+    def _too_early(self, delivered: machine.Deliver) -> bool:
+        """Whether its stream has not reached the time that the application wants to begin with.
+
+        Brokers begin there or a little before. What comes after the first publication of that time
+        comes whatever its stamp is: the order is not ours to change.
+        """
+        stream, number = delivered.place
+        if stream in self._reached:
+            return False
+        envelope = read_envelope(delivered.body)
+        if envelope is not None and envelope.published_us >= self.since_us:
+            self._reached[stream] = None
+            if len(self._reached) > MAX_STREAMS_NAMED:
+                del self._reached[next(iter(self._reached))]
+            return False
+        self._passed(stream, number)
+        self._wake()
+        return True
 
     def _queued(self, was_full: bool) -> None:
         if self._backlog.full and not was_full:

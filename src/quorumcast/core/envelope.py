@@ -28,6 +28,9 @@ MAX_US = 253_402_300_799_999_999
 
 _HEADER = struct.Struct("<qIB3s")
 _RESERVED = b"\0\0\0"
+_STAMP = struct.Struct("<q")
+#: The length of a label.
+_LABEL = struct.Struct(">H")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -57,6 +60,18 @@ def read_envelope(contents: bytes) -> Envelope | None:
     if reserved != _RESERVED or flags & ~URGENT or not 0 <= published_us <= MAX_US:
         return None
     return Envelope(published_us, valid_ms, flags == URGENT)
+
+
+def stamp_of(body: bytes, labelled: bool) -> int:
+    """The time in a body as brokers hold it, read in haste; -1 if there is none.
+
+    Where there is a total order a label comes before the contents (`core.labels`). Nobody has
+    checked what a publisher wrote: the answer is a hint of where to look.
+    """
+    start = _LABEL.unpack_from(body)[0] + _LABEL.size if labelled and len(body) > 1 else 0
+    if len(body) < start + ENVELOPE_BYTES:
+        return -1
+    return int(_STAMP.unpack_from(body, start)[0])
 
 
 def time_of(microseconds: int) -> datetime:

@@ -106,11 +106,13 @@ class Join(msgspec.Struct, frozen=True):
     """The application subscribes to a channel.
 
     It hears what comes from now on (`start` None), everything that is still held (0), or, where
-    there is one order, everything from a position on.
+    there is one order, everything from a position on. With `since`, which goes with `start` 0, it
+    hears of what is held no less than everything from the first publication of that time on.
     """
 
     channel: Channel
     start: int | None = None
+    since: int = 0
 
 
 class Leave(msgspec.Struct, frozen=True):

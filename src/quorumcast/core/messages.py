@@ -134,11 +134,16 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Subscribe(Message, frozen=True, array_like=True):
-    """Send me votes on this channel, from these cursors on; repeated whenever in doubt."""
+    """Send me votes on this channel, from these cursors on; repeated whenever in doubt.
+
+    Whoever does not know yet where to begin may ask for a time: then each `Position.base` of the
+    answer is the first number stamped at or after `since` (microseconds), or one before it.
+    """
 
     channel: ChannelName
     cursors: Annotated[tuple[Cursor, ...], Meta(max_length=limits.MAX_STREAMS_NAMED)]
     bodies: bool
+    since: Count = 0
 
 
 class Unsubscribe(Message, frozen=True, array_like=True):
