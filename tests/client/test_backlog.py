@@ -103,14 +103,14 @@ def test_backlog_loses_nothing_in_silence_and_keeps_order_and_bounds(
 ) -> None:
     model = Model(most, overflow)
     for step, stream in steps:
-        if step == "take" and len(model.backlog):
+        if step == "take" and model.backlog.waiting:
             model.take()
         elif step == "put":
             model.put(stream)
         elif step == "gap":
             model.gap(stream, 2)
         model.check()
-    while len(model.backlog):
+    while model.backlog.waiting:
         model.take()
     assert model.taken == model.next
     assert model.backlog.sizes() == {"publications": 0, "bytes": 0, "notices": 0}
@@ -118,7 +118,7 @@ def test_backlog_loses_nothing_in_silence_and_keeps_order_and_bounds(
 
 
 def drained(queue: Backlog) -> list[tuple[Stream, int, int]]:
-    return [numbers(queue.pop()) for _ in range(len(queue))]
+    return [numbers(queue.pop()) for _ in range(queue.waiting)]
 
 
 def test_oldest_gives_way_and_leaves_one_notice_per_stream_in_front() -> None:

@@ -34,34 +34,31 @@ MAX_NOTICES = 1024
 class Notices:
     """Gaps at one place, each stream's in order, those that continue one another as one."""
 
-    __slots__ = ("_gaps", "_last", "_serial")
+    __slots__ = ("_last", "_serial", "gaps")
 
     def __init__(self) -> None:
         #: By serial number, in the order in which they began.
-        self._gaps: dict[int, Gap] = {}
+        self.gaps: dict[int, Gap] = {}
         #: The newest gap of each stream.
         self._last: dict[Stream, int] = {}
         self._serial = 0
-
-    def __len__(self) -> int:
-        return len(self._gaps)
 
     def add(self, gap: Gap) -> None:
         """One more, behind the others of its stream."""
         serial = self._last.get(gap.stream)
         if serial is not None:
-            before = self._gaps[serial]
+            before = self.gaps[serial]
             if (before.reason, before.upto + 1) == (gap.reason, gap.first):
-                self._gaps[serial] = Gap(gap.stream, before.first, gap.upto, gap.reason)
+                self.gaps[serial] = Gap(gap.stream, before.first, gap.upto, gap.reason)
                 return
         self._serial += 1
-        self._gaps[self._serial] = gap
+        self.gaps[self._serial] = gap
         self._last[gap.stream] = self._serial
 
     def pop(self) -> Gap:
         """The first one."""
-        serial = next(iter(self._gaps))
-        gap = self._gaps.pop(serial)
+        serial = next(iter(self.gaps))
+        gap = self.gaps.pop(serial)
         if self._last[gap.stream] == serial:
             del self._last[gap.stream]
         return gap
@@ -70,7 +67,7 @@ class Notices:
 class Lane:
     """A queue of publications with the gaps between them, before them and behind them."""
 
-    __slots__ = ("behind", "front", "gaps", "items")
+    __slots__ = ("behind", "front", "items", "publications")
 
     def __init__(self) -> None:
         #: What was discarded as the oldest, or announced before it; goes first.
@@ -78,39 +75,40 @@ class Lane:
         self.items: deque[Deliver | Gap] = deque()
         #: What was announced, or discarded as the newest, since the last item; goes last.
         self.behind = Notices()
-        #: Gaps among the items.
-        self.gaps = 0
+        #: How many of the items are no gaps.
+        self.publications = 0
 
     def __len__(self) -> int:
-        return len(self.items) + len(self.front) + len(self.behind)
+        return len(self.items) + len(self.front.gaps) + len(self.behind.gaps)
 
     @property
-    def notices(self) -> int:
-        """How many gaps there are."""
-        return len(self.front) + self.gaps + len(self.behind)
+    def empty(self) -> bool:
+        """Whether there is nothing here."""
+        return not self.items and not self.front.gaps and not self.behind.gaps
 
     def append(self, delivered: Deliver) -> None:
         """Behind everything that is known."""
-        while self.behind:
+        while self.behind.gaps:
             self.items.append(self.behind.pop())
-            self.gaps += 1
         self.items.append(delivered)
+        self.publications += 1
 
     def pop(self) -> Deliver | Gap:
         """What is next; there is something."""
-        if self.front:
+        if self.front.gaps:
             return self.front.pop()
         if not self.items:
             return self.behind.pop()
         item = self.items.popleft()
-        self.gaps -= type(item) is Gap
+        if type(item) is Deliver:
+            self.publications -= 1
         return item
 
     def discard_oldest(self) -> Deliver:
         """Turn the oldest publication into a notice; there is one."""
         while isinstance(item := self.items.popleft(), Gap):
-            self.gaps -= 1
             self.front.add(item)
+        self.publications -= 1
         self.front.add(_discarded(item))
         return item
 
@@ -126,51 +124,53 @@ class Backlog:
         "_plain",
         "_publications",
         "_urgent",
+        "_waits",
         "discarded",
         "full",
+        "waiting",
     )
 
     def __init__(self, most: int, most_bytes: int, overflow: Overflow = Overflow.WAIT) -> None:
         self._most = most
         self._most_bytes = most_bytes
         self._overflow = overflow
+        self._waits = overflow is Overflow.WAIT
         self._urgent = Lane()
         self._plain = Lane()
         #: Publications in both lanes, and the bytes of their contents.
         self._publications = 0
         self._bytes = 0
+        #: Publications and gaps in both lanes.
+        self.waiting = 0
         #: Publications that gave way.
         self.discarded = 0
         #: Whether nothing more should come; it stays so until half of it is taken.
         self.full = False
-
-    def __len__(self) -> int:
-        return len(self._urgent) + len(self._plain)
 
     def sizes(self) -> dict[str, int]:
         """What waits here."""
         return {
             "publications": self._publications,
             "bytes": self._bytes,
-            "notices": self._notices,
+            "notices": self.waiting - self._publications,
         }
 
     def put(self, delivered: Deliver) -> int:
         """One more publication; how many were discarded for it, or with it."""
-        lane = self._urgent if delivered.stream.urgent and not delivered.position else self._plain
-        size = len(delivered.body)
-        if self._overflow is Overflow.NEWEST and self._crowded(1, size):
+        # The parity is `Stream.urgent`, without the call: this is once per publication.
+        urgent = delivered.stream.incarnation & 1 and not delivered.position
+        lane = self._urgent if urgent else self._plain
+        if not self._waits and self._overflow is Overflow.NEWEST and self._crowded_by(delivered):
             lane.behind.add(_discarded(delivered))
             self._note(1)
             return 1
         lane.append(delivered)
+        self.waiting += 1
         self._publications += 1
-        self._bytes += size
-        if self._overflow is Overflow.OLDEST:
+        self._bytes += len(delivered.body)
+        if not self._waits:
             return self._discard_oldest()
-        if self._overflow is Overflow.WAIT and (
-            self._publications >= self._most or self._bytes >= self._most_bytes
-        ):
+        if self._publications >= self._most or self._bytes >= self._most_bytes:
             self.full = True
         return 0
 
@@ -181,13 +181,14 @@ class Backlog:
 
     def pop(self) -> Deliver | Gap:
         """What is next; there is something."""
-        item = (self._urgent if self._urgent else self._plain).pop()
-        if not isinstance(item, Gap):
+        item = (self._plain if self._urgent.empty else self._urgent).pop()
+        self.waiting -= 1
+        if type(item) is Deliver:
             self._publications -= 1
             self._bytes -= len(item.body)
         if self.full:
-            self.full = self._notices > MAX_NOTICES // 2 or (
-                self._overflow is Overflow.WAIT
+            self.full = self.waiting - self._publications > MAX_NOTICES // 2 or (
+                self._waits
                 and (self._publications > self._most // 2 or self._bytes > self._most_bytes // 2)
             )
         return item
@@ -195,25 +196,21 @@ class Backlog:
     def clear(self) -> None:
         """Nobody wants any of it any more."""
         self._urgent, self._plain = Lane(), Lane()
-        self._publications = self._bytes = 0
+        self.waiting = self._publications = self._bytes = 0
         self.full = False
 
-    @property
-    def _notices(self) -> int:
-        return self._urgent.notices + self._plain.notices
-
-    def _crowded(self, more: int = 0, size: int = 0) -> bool:
-        """Whether there is more than may wait, or would be with so many more."""
-        publications = self._publications + more
-        return publications > self._most or (
-            publications > 1 and self._bytes + size > self._most_bytes
+    def _crowded_by(self, delivered: Deliver) -> bool:
+        """Whether there is no room for one more; there always is for one."""
+        return self._publications > 0 and (
+            self._publications >= self._most or self._bytes + len(delivered.body) > self._most_bytes
         )
 
     def _discard_oldest(self) -> int:
         discarded = 0
-        while self._crowded():
-            plain = len(self._plain.items) > self._plain.gaps
-            gone = (self._plain if plain else self._urgent).discard_oldest()
+        while self._publications > self._most or (
+            self._bytes > self._most_bytes and self._publications > 1
+        ):
+            gone = (self._plain if self._plain.publications else self._urgent).discard_oldest()
             self._publications -= 1
             self._bytes -= len(gone.body)
             discarded += 1
@@ -223,7 +220,8 @@ class Backlog:
 
     def _note(self, discarded: int) -> None:
         self.discarded += discarded
-        if self._notices >= MAX_NOTICES:
+        self.waiting = len(self._urgent) + len(self._plain)
+        if self.waiting - self._publications >= MAX_NOTICES:
             self.full = True
 
 

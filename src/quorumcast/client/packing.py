@@ -149,7 +149,7 @@ class Packer:
 
     def pack(self, events: Sequence[object]) -> bytes:
         """The contents of one publication with these admitted events."""
-        stamp = self._stamp()
+        stamp = write_envelope(self._now_us(), self.valid_ms, self._flags)
         if not self.opaque:
             return encode_batch(batch_of_rows(events, self.schema), stamp)  # type: ignore[arg-type]
         if len(events) == 1:
@@ -158,10 +158,8 @@ class Packer:
 
     def pack_batch(self, batch: pa.RecordBatch) -> bytes:
         """The contents of one publication with the events of a caller's batch."""
-        return encode_batch(conform(batch, self.schema), self._stamp())
-
-    def _stamp(self) -> bytes:
-        return write_envelope(self._now_us(), self.valid_ms, self._flags)
+        stamp = write_envelope(self._now_us(), self.valid_ms, self._flags)
+        return encode_batch(conform(batch, self.schema), stamp)
 
     def unpack(self, body: bytes) -> tuple[pa.RecordBatch | None, list[bytes] | None] | None:
         """The batch, or its payloads where that is cheaper; None if it is nonsense.

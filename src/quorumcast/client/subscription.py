@@ -128,7 +128,10 @@ class Subscription:
         discarded = self._backlog.put(delivered)
         if discarded:
             self._inlet.ignored(DISCARDED, discarded)
-        self._queued(full)
+        if self._backlog.full and not full:
+            self._inlet.queue_changed()
+        if self._waiter is not None:
+            self._wake()
 
     def _too_early(self, delivered: machine.Deliver) -> bool:
         """Whether its stream has not reached the time that the application wants to begin with.
@@ -149,17 +152,13 @@ class Subscription:
         self._wake()
         return True
 
-    def _queued(self, was_full: bool) -> None:
-        if self._backlog.full and not was_full:
-            self._inlet.queue_changed()
-        if self._waiter is not None:
-            self._wake()
-
     def gap(self, effect: machine.Gap) -> None:
         """Queue the news of a loss."""
         full = self._backlog.full
         self._backlog.announce(Gap(effect.stream, effect.first, effect.upto))
-        self._queued(full)
+        if self._backlog.full and not full:
+            self._inlet.queue_changed()
+        self._wake()
 
     def attach(self, entry: ChannelEntry) -> None:
         """Listen to one more channel."""
@@ -261,7 +260,7 @@ class Subscription:
             items = [await self._next()]
         except StopAsyncIteration:
             return []
-        while self._backlog and len(items) < most:
+        while self._backlog.waiting and len(items) < most:
             item = self._pop()
             if item is not None:
                 items.append(item)
@@ -294,7 +293,7 @@ class Subscription:
 
     async def _next(self, *, held: bool = False) -> Batch | Gap:
         while True:
-            while self._backlog:
+            while self._backlog.waiting:
                 item = self._pop()
                 if item is not None:
                     return item
@@ -315,9 +314,10 @@ class Subscription:
                 self._waiter = None
 
     def _pop(self) -> Batch | Gap | None:
-        full = self._backlog.full
-        item = self._backlog.pop()
-        if full and not self._backlog.full:
+        backlog = self._backlog
+        full = backlog.full
+        item = backlog.pop()
+        if full and not backlog.full:
             self._inlet.queue_changed()
         if isinstance(item, Gap):
             self._passed(item.stream, item.upto)
@@ -329,7 +329,9 @@ class Subscription:
     def _open(self, item: machine.Deliver) -> Batch | None:
         """What the application gets of a publication; None if it is nonsense or has expired."""
         envelope = read_envelope(item.body)
-        expired = envelope is not None and 0 < envelope.expires_us <= self._now_us()
+        expired = False
+        if envelope is not None and envelope.valid_ms:
+            expired = envelope.expires_us <= self._now_us()
         if expired and not self._keeps_expired:
             self.expired += 1
             self._inlet.ignored(EXPIRED, 1)
@@ -345,7 +347,7 @@ class Subscription:
     @property
     def waiting(self) -> int:
         """Publications (and gaps) accepted and not yet taken."""
-        return len(self._backlog)
+        return self._backlog.waiting
 
     @property
     def discarded(self) -> int:
