@@ -45,6 +45,21 @@ def test_replay_shows_what_has_expired_and_marks_it(
     with started("subscribe", "trades", "-m", cell, "-i", "bob", *arguments) as listener:
         said(listener, "subscribed to trades")
         assert line(listener)["payload"] == "fresh"
+        said(listener, "publications not printed: 1 had expired")
+        assert listener.wait(20) == 0
+
+
+def test_urgent_publications_are_marked(cell: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listen = ["subscribe", "orders", "-m", cell, "-i", "bob", "--count", 2, "--json"]
+    with started(*listen, "--queue", 5, "--overflow", "newest") as listener:
+        said(listener, "subscribed to orders")
+        who = ["-m", cell, "-i", "alice"]
+        answer(capsys, "publish", "orders", "apples", *who)
+        answer(capsys, "publish", "orders", "fire", "--urgent", *who)
+        events = {event["payload"]: event for event in (line(listener), line(listener))}
+        assert "urgent" not in events["apples"]
+        assert events["fire"]["urgent"] is True
+        assert listener.wait(20) == 0
 
 
 def test_channel_says_what_happens_when_a_queue_is_full(

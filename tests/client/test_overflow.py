@@ -2,15 +2,15 @@
 
 import pytest
 from tests.client.test_times import in_a_loop
-from tests.runtime.world import until
+from tests.runtime.world import eventually, until
 
-from quorumcast.client import Batch, Gap, GapReason, Node
+from quorumcast.client import Batch, Gap, GapError, GapReason, Node
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.limits import Limits, Overflow
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
-from quorumcast.testing import MemoryCell
+from quorumcast.testing import MemoryCell, SyncMemoryCell
 
 
 async def publish(node: Node, count: int) -> None:
@@ -100,3 +100,21 @@ async def test_overflow_that_does_not_exist_is_refused_with_those_that_do() -> N
         sentence = "overflow is 'explode': choose one of 'wait', 'oldest', 'newest'"
         with pytest.raises(UsageError, match=sentence):
             bob.subscribe("events", overflow="explode")
+
+
+def test_without_an_event_loop_the_same_parameters_and_counts() -> None:
+    with SyncMemoryCell(channels={"plant/1": "ab", "plant/2": "ab"}) as cell:
+        alice, bob = cell.connect("alice"), cell.connect("bob")
+        with bob.subscribe("plant/*", queue=2, overflow="newest", start="earliest") as inbox:
+            with alice.publisher("plant/1", batching=False, valid_for_s=3600) as outbox:
+                for i in range(1, 6):
+                    outbox.publish(b"%d" % i)
+            assert eventually(lambda: inbox.discarded == 3)
+            assert [inbox.next(10).payload for _ in range(2)] == [b"1", b"2"]
+            with pytest.raises(GapError, match="publications 3 to 5 of plant/1"):
+                inbox.next(10)
+            with alice.publisher("plant/2", urgent=True) as alarm:
+                alarm.publish(b"fire")
+            event = inbox.next(10)
+            assert (event.channel, event.payload, event.batch.urgent) == ("plant/2", b"fire", True)
+            assert (inbox.expired, inbox.undecodable) == (0, 0)

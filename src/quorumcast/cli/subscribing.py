@@ -144,6 +144,7 @@ class _Listener:
                 f"subscribed to {channel}{which}", markup=False, soft_wrap=True
             )
             last = await self._print_all(subscription)
+            _tell_skipped(subscription)
             if self._receipt is not None:
                 await self._save_receipt(last, self._receipt)
 
@@ -193,6 +194,17 @@ class _Listener:
             )
 
         node.on_evidence = report
+
+
+def _tell_skipped(subscription: Subscription) -> None:
+    skipped = {
+        "had expired": subscription.expired,
+        "were discarded": subscription.discarded,
+        "could not be read": subscription.undecodable,
+    }
+    told = [f"{count:,} {what}" for what, count in skipped.items() if count]
+    if told:
+        console(stderr=True).print(f"publications not printed: {', '.join(told)}", markup=False)
 
 
 # ------------------------------------------------------------------- shared

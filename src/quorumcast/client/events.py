@@ -61,7 +61,7 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class GapError(Exception):
-    """Raised by iteration when publications are lost for good; iterate on to go past it."""
+    """Raised by iteration where publications will not come; iterate on to go past it."""
 
     def __init__(self, gap: Gap) -> None:
         super().__init__(str(gap))
