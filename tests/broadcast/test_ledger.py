@@ -7,6 +7,7 @@ from tests.support.cells import B1, B2, B3, bodies, digest, digests
 
 from quorumcast.broadcast.ledger import Held, Ledger, Taken
 from quorumcast.core.errors import InvariantError
+from quorumcast.core.ids import Millis
 from quorumcast.core.limits import MAX_RUN, Limits
 
 ORDER = (B1, B2, B3)
@@ -146,3 +147,47 @@ def test_ledger_join_of_one_that_can_be_repeated_to_keeps_what_it_holds() -> Non
     held = ledger(3)
     assert not held.join(4, 9)
     assert (held.base, held.next) == (1, 4)
+
+
+# ----------------------------------------------------------------------- age
+
+
+def test_ledger_keeps_a_publication_for_the_span_and_then_lets_go() -> None:
+    held = ledger(3)
+    held.expire(Millis(0), 800, held.next)
+    for body in bodies(4, 2):
+        held.append(digest(body), body)
+    for now in range(100, 800, 100):
+        held.expire(Millis(now), 800, held.next)
+    assert held.base == 1
+    held.expire(Millis(800), 800, held.next)
+    assert (held.base, held.next, held.held_bytes) == (4, 6, 4)
+    held.expire(Millis(900), 800, held.next)
+    assert (held.base, held.next, held.held_bytes) == (6, 6, 0)
+
+
+def test_ledger_old_publications_that_are_needed_stay_until_they_are_not() -> None:
+    held = ledger(3)
+    held.expire(Millis(0), 800, 1)
+    for now in (800, 1600, 2400):
+        held.expire(Millis(now), 800, 3)
+    assert held.base == 3
+    held.expire(Millis(2401), 800, 4)
+    assert held.base == 4
+
+
+def test_ledger_ages_take_no_more_room_than_a_few_marks() -> None:
+    held = ledger(1)
+    for now in range(0, 20_000, 10):
+        held.expire(Millis(now), 8_000, 1)
+        held.append(digest(b"x"), b"x")
+    assert len(held._marks) <= 10
+
+
+def test_ledger_goes_on_after_everything_was_too_old() -> None:
+    held = ledger(2)
+    held.expire(Millis(0), 1000, held.next)
+    held.expire(Millis(1000), 1000, held.next)
+    assert (held.base, held.next) == (3, 3)
+    assert take(held, 3, b"p3") == Taken(3, digests(b"p3"))
+    assert held.digest(3) == digest(b"p3")

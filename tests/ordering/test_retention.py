@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from tests.support.cells import B1, B2, B3, B4
+from tests.support.cells import B1, B2, B3, B4, ORDERS
 from tests.support.ordering import Hall, agree
 
+from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.limits import Limits
 from quorumcast.manifest.policy import Policy
 
 BROKERS = (B1, B2, B3, B4)
+
+
+def kept(hall: Hall, member: NodeId) -> list[int]:
+    """The first numbers of the offers that a broker has on disk."""
+    return [
+        place or 0 for kind, _, place in hall.disks[member].records if kind.__name__ == "Stored"
+    ]
 
 
 def test_publications_beyond_retention_since_the_checkpoint_survive_a_restart_of_all() -> None:
@@ -44,5 +52,79 @@ def test_publications_that_are_not_retained_leave_the_disk_with_the_next_checkpo
     for first in range(1, 161, 8):
         hall.offer(first, *(b"a%d" % number for number in range(first, first + 8)))
         hall.run(300)
-    kept = [record for record in hall.disks[B2].records if record[0].__name__ == "Stored"]
-    assert len(kept) <= 6  # those retained, and those since the checkpoint
+    assert len(kept(hall, B2)) <= 6  # those retained, and those since the checkpoint
+
+
+# ------------------------------------------------------------------------ age
+
+LIMITS = Limits(window=8, segment=4, vote_window=8, pipeline=4, checkpoint=4)
+
+
+def grow_old(hall: Hall, member: NodeId) -> None:
+    """A broker looks at its log for longer than publications are kept."""
+    for _ in range(10):
+        hall.run(200)
+        hall.carry_out(member, hall.logs[member].expire(Millis(hall.now), 1000))
+
+
+def test_old_publications_before_the_stable_checkpoint_leave_memory_and_disk() -> None:
+    hall = Hall(Policy.named("total", limits=LIMITS), durable=True).begin()
+    for first in range(1, 7):
+        hall.offer(first, b"a%d" % first)
+        hall.run(300)
+    assert len(hall.order(B1)) == 6
+    grow_old(hall, B1)
+    # The checkpoint is at the fourth: who comes late executes the fifth and the sixth.
+    assert hall.order(B1) == [b"a5", b"a6"]
+    assert sorted(kept(hall, B1)) == [5, 6]
+    # It takes no part in what brokers compare.
+    assert {hall.sequencer(m).standing().root for m in BROKERS} == {
+        hall.sequencer(B1).standing().root
+    }
+
+
+def test_old_publications_since_the_checkpoint_stay_for_whoever_comes_late() -> None:
+    hall = Hall(Policy.named("total", limits=LIMITS)).begin()
+    for first in range(1, 7):
+        hall.offer(first, b"a%d" % first)
+        hall.run(300)
+    for member in BROKERS[:3]:
+        grow_old(hall, member)
+    hall.stop(B4)
+    hall.start(B4, wiped=True)
+    hall.run(5000)
+    assert hall.sequencer(B4).executed == 6
+    assert hall.order(B4) == [b"a5", b"a6"]
+
+
+def test_old_publications_do_not_come_back_at_a_wrong_place() -> None:
+    """What was asked for before its neighbours grew too old has no place any more."""
+    hall = Hall(Policy.named("total", limits=LIMITS)).begin()
+    for first in range(1, 9):
+        hall.offer(first, b"a%d" % first)
+        hall.run(300)
+    log = hall.logs[B1]
+    extents = hall.sequencer(B1)._execution.state.extents[ORDERS]
+    second = log.find(extents[1].stream, extents[1].first)
+    assert second is not None
+    grow_old(hall, B1)
+    before = hall.order(B1)
+    assert not log.prepend(extents[1], *second)
+    assert hall.order(B1) == before
+
+
+def test_durable_brokers_that_restart_together_go_on_after_what_was_old() -> None:
+    hall = Hall(Policy.named("total", limits=LIMITS), durable=True).begin()
+    for first in range(1, 7):
+        hall.offer(first, b"a%d" % first)
+        hall.run(300)
+    for member in BROKERS:
+        grow_old(hall, member)
+    for member in BROKERS:
+        hall.stop(member)
+    for member in BROKERS:
+        hall.start(member)
+    hall.run(3000)
+    hall.offer(7, b"last")
+    hall.run(3000)
+    assert agree(hall, *BROKERS) == [b"a5", b"a6", b"last"]

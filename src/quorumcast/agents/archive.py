@@ -146,8 +146,15 @@ class Archive:
         return segment_start(number, self._limits.segment)
 
     def ask(self, acceptor: Acceptor, number: int) -> Attest:
-        """The request for signatures on a number, from where its segment is known on."""
-        return Attest(self.stream, number, max(self._start(number), acceptor.start))
+        """The request for signatures on a number, from where its segment is known on.
+
+        Where brokers no longer hold the beginning they do not answer: every other time it is about
+        the number alone.
+        """
+        awaited = self._pending.get(number)
+        alone = awaited is not None and awaited.refreshes > 0 and awaited.refreshes % 2 == 0
+        first = number if alone else max(self._start(number), acceptor.start)
+        return Attest(self.stream, number, first)
 
     def _on_conflict(self, broker: NodeId, first: Signed, second: Signed) -> list[Effect]:
         if not self._holds(first) or not self._holds(second):

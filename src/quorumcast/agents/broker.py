@@ -10,12 +10,14 @@ from collections.abc import Callable
 
 from quorumcast.agents.audience import ATTESTS, PULLS, Audience
 from quorumcast.agents.desks import Desk, Desks
+from quorumcast.agents.retention import Retention, Sweep
 from quorumcast.agents.sequencers import Sequencers
 from quorumcast.broadcast.contract import answer_pull
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream, split_digests
 from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.core.machine import (
+    Connected,
     Disconnected,
     Drop,
     DropReason,
@@ -82,6 +84,7 @@ class Broker:
         "_manifest",
         "_me",
         "_pledges",
+        "_retention",
         "_sequencers",
     )
 
@@ -97,6 +100,7 @@ class Broker:
         self._audience = Audience(keyring.identity.name, manifest.quorums)
         self._desks = type(self).desks(manifest, keyring, self._audience.readers)
         self._sequencers = type(self).sequencers(manifest, keyring, self._desks)
+        self._retention = Retention(self._desks)
         #: Digests vouched for before a restart: never to be contradicted.
         self._pledges: dict[Stream, dict[int, bytes]] = {}
         self._dispatch: dict[type, Callable[[Receive, Millis], list[Effect]]] = {
@@ -118,9 +122,18 @@ class Broker:
         self._manifest = manifest
         self._desks.adopt(manifest, keyring)
         self._sequencers.adopt(manifest)
-        return []
+        return self._retention.watch(manifest)
 
     def handle(self, event: Event, now: Millis) -> list[Effect]:
+        match event:
+            case Connected():
+                return [*self._retention.watch(self._manifest), *self._handle(event, now)]
+            case TimerFired(timer=Sweep()):
+                return self._retention.sweep(self._manifest, now)
+            case _:
+                return self._handle(event, now)
+
+    def _handle(self, event: Event, now: Millis) -> list[Effect]:
         if self._ordered(event):
             if isinstance(event, Receive) and (refusal := self._may_not_offer(event)):
                 return refusal

@@ -124,6 +124,10 @@ class Bracha:
         return self.ledger.base
 
     @property
+    def spare(self) -> int:
+        return self.settled + 1
+
+    @property
     def credit(self) -> int:
         return self.ledger.next - 1 + self._around.policy.limits.window
 

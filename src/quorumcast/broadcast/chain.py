@@ -85,6 +85,11 @@ class Chain(Forwarder):
             case _:
                 return super().handle(event, now)
 
+    @property
+    def spare(self) -> int:
+        # Brokers further down may lack as much, and only what is still held is passed on again.
+        return self.ledger.next - self._around.policy.limits.window
+
     def sizes(self) -> dict[str, int]:
         return {**super().sizes(), "vouchers": len(self._vouchers)}
 

@@ -75,6 +75,11 @@ class Carrier(Protocol):
         ...
 
     @property
+    def spare(self) -> int:
+        """What lies below this number the protocol itself needs no longer: age may end it."""
+        ...
+
+    @property
     def credit(self) -> int:
         """The publisher may send numbers up to this one."""
         ...

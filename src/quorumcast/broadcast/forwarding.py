@@ -41,6 +41,10 @@ class Forwarder:
         return self.ledger.base
 
     @property
+    def spare(self) -> int:
+        return self.ledger.next
+
+    @property
     def credit(self) -> int:
         return self.upto + self._around.policy.limits.window
 

@@ -137,6 +137,10 @@ class History:
         return max(self.ledger.base, self._known_from)
 
     @property
+    def spare(self) -> int:
+        return self.settled + 1
+
+    @property
     def credit(self) -> int:
         return min(self._fast.credit, self.settled + 2 * self._around.policy.alpha_ceiling)
 

@@ -6,14 +6,18 @@ once, and only a settled history may correct it. Replays, pulls and signed state
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 
 from quorumcast.broadcast.times import BLOCK, Search, Times
 from quorumcast.core.errors import ensure
-from quorumcast.core.ids import Digest, NodeId
+from quorumcast.core.ids import Digest, Millis, NodeId
 from quorumcast.core.limits import MAX_RUN, Limits
+
+#: Ages are told apart to this part of the time that publications are kept.
+AGES = 8
 
 Order = tuple[NodeId, ...]
 
@@ -38,7 +42,7 @@ class Held(msgspec.Struct, frozen=True):
 class Ledger:
     """Consecutive publications of one stream, the newest `retained_publications` of them."""
 
-    __slots__ = ("_bytes", "_entries", "_limits", "_times", "base", "next")
+    __slots__ = ("_bytes", "_entries", "_limits", "_marks", "_times", "base", "next")
 
     def __init__(self, limits: Limits, base: int = 1) -> None:
         self._limits = limits
@@ -48,6 +52,8 @@ class Ledger:
         self._bytes = 0
         #: Noted when somebody asks for a time; a block goes with the last of its numbers.
         self._times = Times()
+        #: How far the ledger was at a time: what lies before is at least as old. At most AGES + 1.
+        self._marks: deque[tuple[Millis, int]] = deque()
         #: The oldest number still held; grows, except when what was lost is fetched again.
         self.base = base
         #: The number that will be written next; only grows.
@@ -111,6 +117,22 @@ class Ledger:
             self._times.changed(number)
         self._bytes += size
         return True
+
+    def expire(self, now: Millis, retained_ms: int, below: int) -> None:
+        """Let go of what has been here for longer than that, and lies below a number.
+
+        To be called now and then. What is prepended counts as old as what it lies before.
+        """
+        marks = self._marks
+        if not marks or now - marks[-1][0] >= max(1, retained_ms // AGES):
+            marks.append((now, self.next))
+        old = self.base
+        while marks and now - marks[0][0] >= retained_ms:
+            old = marks.popleft()[1]
+        if old > below:
+            marks.appendleft((Millis(now - retained_ms), old))
+        for _ in range(self.base, min(old, below)):
+            self._forget()
 
     def correct(self, number: int, digest: Digest, body: bytes) -> None:
         """Replace what a lying publisher told us by what the cell has settled on."""

@@ -41,6 +41,10 @@ MAX_WRITTEN = 4
 #: What a channel may ask for, so that its brokers' words stay within that.
 MAX_CHECKPOINT = 128
 MAX_PIPELINE = 64
+#: Practically for ever: a hundred years.
+FOREVER_MS = 100 * 365 * 24 * 3600 * 1000
+#: A shorter time is too short for what is under way.
+MIN_RETAINED_MS = 1000
 
 
 #: Limits of which 0 has a meaning: without end.
@@ -65,6 +69,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     retained_publications: int = 4096
     #: Bytes of contents a broker keeps per stream.
     retained_bytes: int = 64 * 1024 * 1024
+    #: How long a broker keeps a publication at least, unless one of the two above ends it before.
+    retained_ms: int = FOREVER_MS
     #: Publications a broker takes beyond those it has settled.
     window: int = 1024
     #: Live streams (incarnations) per publisher and channel; the oldest gives way.

@@ -25,7 +25,13 @@ import msgspec
 
 from quorumcast.core.envelope import MAX_VALID_MS
 from quorumcast.core.errors import UsageError
-from quorumcast.core.limits import ENDLESS, MAX_CHECKPOINT, MAX_PIPELINE, Limits
+from quorumcast.core.limits import (
+    ENDLESS,
+    MAX_CHECKPOINT,
+    MAX_PIPELINE,
+    MIN_RETAINED_MS,
+    Limits,
+)
 from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.core.statements import Basis
 
@@ -234,6 +240,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if limits.validity_ms > MAX_VALID_MS:
             raise UsageError(
                 f"limit 'validity_ms' is at most {MAX_VALID_MS:,}, about 49 days; 0 is for ever"
+            )
+        if limits.retained_ms < MIN_RETAINED_MS:
+            raise UsageError(
+                f"limit 'retained_ms' is {limits.retained_ms}, too short for what is under way: "
+                f"raise it to {MIN_RETAINED_MS} or more"
             )
         if limits.checkpoint > MAX_CHECKPOINT or limits.pipeline > MAX_PIPELINE:
             raise UsageError(

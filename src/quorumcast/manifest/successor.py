@@ -27,6 +27,7 @@ from quorumcast.manifest.manifest import ChannelEntry, Manifest
 LIVE_LIMITS: tuple[str, ...] = (
     "retained_publications",
     "retained_bytes",
+    "retained_ms",
     "streams_per_publisher",
     "publisher_buffer",
     "publisher_bytes",

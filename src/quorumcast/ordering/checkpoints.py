@@ -95,6 +95,7 @@ class Checkpoints:
         instance = checkpoint.instance
         self._succession.stable = instance
         self._catch_up.let_go(instance)
+        self._execution.settle(instance)
         upto = instance - self._every
         self._consensus.forget(upto)
         return [

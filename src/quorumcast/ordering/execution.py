@@ -89,6 +89,7 @@ class Execution:
     __slots__ = (
         "_around",
         "_durable",
+        "_ends",
         "_log",
         "_stored",
         "_unneeded",
@@ -119,6 +120,8 @@ class Execution:
         #: What is not retained any more and goes with the next checkpoint: until that is on disk,
         #: whoever restarts executes again what came after the last one. Grows no further than that.
         self._unneeded: list[Effect] = []
+        #: Where channels stood at checkpoints that are not stable yet.
+        self._ends: dict[int, dict[Channel, int]] = {}
         #: Offers that the disk held when this broker started; empty once it runs.
         self._stored: dict[tuple[Stream, int], Stored] = {}
 
@@ -212,7 +215,20 @@ class Execution:
         image = self.state.image()
         return Checkpoint(self.executed, image), self._keep(image)
 
+    def settle(self, instance: int) -> None:
+        """A checkpoint is stable: of what lies before it nobody needs the contents any more."""
+        for channel, end in self._ends.get(instance, {}).items():
+            log = self._around.log_of(channel)
+            if log is not None:
+                log.spare = max(log.spare, end)
+        self._ends = {made: ends for made, ends in self._ends.items() if made > instance}
+
+    def _note_ends(self) -> None:
+        heads = self.state.heads
+        self._ends[self.executed] = {channel: head.next for channel, head in heads.items()}
+
     def _keep(self, image: bytes) -> list[Effect]:
+        self._note_ends()
         unneeded, self._unneeded = self._unneeded, []
         if not self._durable:
             return []
@@ -241,6 +257,7 @@ class Execution:
         if not self.state.adopt(record.image):
             return False
         self.executed = record.instance
+        self._note_ends()
         self._look_back()
         self.backfill.fill_from(self._on_disk)
         return True

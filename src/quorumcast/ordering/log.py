@@ -21,7 +21,7 @@ from quorumcast.ordering.state import Extent
 class OrderedLog:
     """The broker side of a channel with total order: what was decided, by position."""
 
-    __slots__ = ("_extents", "_offers", "ledger", "stream")
+    __slots__ = ("_extents", "_offers", "ledger", "spare", "stream")
 
     def __init__(self, stream: Stream, around: Surroundings) -> None:
         self.stream = stream
@@ -30,6 +30,9 @@ class OrderedLog:
         self._extents: deque[Extent] = deque()
         #: The offers that they are parts of, for brokers that lack them.
         self._offers: dict[tuple[Stream, int], tuple[Offer, Bodies]] = {}
+        #: Where the last stable checkpoint ends. Whoever comes late executes what was ordered since
+        #: and needs the contents, whatever their age.
+        self.spare = 1
 
     def append(self, extent: Extent, offer: Offer, bodies: Bodies) -> list[Effect]:
         """Write the next positions, vouch for them, and let go of what is no longer retained."""
@@ -49,6 +52,11 @@ class OrderedLog:
             effects.append(Forget(Stored, str(gone.stream), gone.first + 1))
         return effects
 
+    def expire(self, now: Millis, retained_ms: int) -> list[Effect]:
+        """Let go of what is too old, on disk as well: no restart executes it again."""
+        self.ledger.expire(now, retained_ms, self.spare)
+        return self._let_go()
+
     def skip_to(self, position: int) -> None:
         """Go on at a later position: what lies before has been ordered without this broker."""
         if position > self.ledger.next:
@@ -57,8 +65,13 @@ class OrderedLog:
             self._offers.clear()
 
     def prepend(self, extent: Extent, offer: Offer, bodies: Bodies) -> bool:
-        """Write what lies right before the oldest position; False if there is no room for it."""
-        if not self.ledger.prepend(split_digests(offer.digests), bodies):
+        """Write what lies right before the oldest position; False if there is no room for it.
+
+        The oldest may have gone since this was asked for: then there is no place for it either.
+        """
+        if extent.next != self.ledger.base or not self.ledger.prepend(
+            split_digests(offer.digests), bodies
+        ):
             return False
         self._extents.appendleft(extent)
         self._offers[extent.stream, extent.first] = (offer, bodies)
