@@ -50,7 +50,7 @@ from quorumcast.core.machine import (
     Submit,
     TimerFired,
 )
-from quorumcast.core.messages import Ack, ChainRun, Open, Publish, Refuse, Unsubscribe
+from quorumcast.core.messages import Ack, ChainRun, Finish, Open, Publish, Refuse, Unsubscribe
 from quorumcast.core.statements import HistoryStatement
 from quorumcast.manifest.policy import Policy
 
@@ -309,7 +309,10 @@ def test_publisher_refusal_of_f_brokers_is_not_believed_of_f_plus_1_is() -> None
     made = publisher()
     assert made.handle(Receive(B1, Refuse(ORDERS, "no right")), T0) == []
     assert made.handle(Receive(B1, Refuse(ORDERS, "no right")), T0) == []
-    assert made.handle(Receive(B2, Refuse(ORDERS, "no right")), T0) == [Refused(ORDERS, "no right")]
+    assert made.handle(Receive(B2, Refuse(ORDERS, "no right")), T0) == [
+        Refused(ORDERS, "no right"),
+        Send((B1, B2, B3, B4), Finish(ORDERS)),
+    ]
 
 
 def test_publisher_refusal_is_reported_once() -> None:

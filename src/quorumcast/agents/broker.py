@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from quorumcast.agents.admission import Admission
 from quorumcast.agents.audience import ATTESTS, PULLS, Audience
 from quorumcast.agents.desks import Desk, Desks
 from quorumcast.agents.retention import Retention, Sweep
@@ -41,14 +42,13 @@ from quorumcast.core.messages import (
     Checkpoint,
     Contents,
     Echo,
+    Finish,
     Missed,
-    Offer,
     Open,
     Positions,
     Publish,
     Pull,
     Ready,
-    Refuse,
     Subscribe,
     Unsubscribe,
 )
@@ -77,12 +77,11 @@ class Broker:
     """The machine of a broker."""
 
     __slots__ = (
+        "_admission",
         "_audience",
         "_desks",
-        "_disk_full",
         "_dispatch",
         "_manifest",
-        "_me",
         "_pledges",
         "_retention",
         "_sequencers",
@@ -95,9 +94,8 @@ class Broker:
 
     def __init__(self, manifest: Manifest, keyring: Keyring) -> None:
         self._manifest = manifest
-        self._me = keyring.identity.name
-        self._disk_full = False
         self._audience = Audience(keyring.identity.name, manifest.quorums)
+        self._admission = Admission(manifest, keyring.identity.name, self._audience)
         self._desks = type(self).desks(manifest, keyring, self._audience.readers)
         self._sequencers = type(self).sequencers(manifest, keyring, self._desks)
         self._retention = Retention(self._desks)
@@ -114,12 +112,14 @@ class Broker:
             Subscribe: self._on_subscribe,
             Unsubscribe: self._on_unsubscribe,
             Missed: self._on_missed,
+            Finish: self._on_finish,
             Attest: self._on_attest,
         }
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
         """Go on in a new epoch: other clients, rights, keys and channels, the same brokers."""
         self._manifest = manifest
+        self._admission.adopt(manifest)
         self._desks.adopt(manifest, keyring)
         self._sequencers.adopt(manifest)
         return self._retention.watch(manifest)
@@ -135,7 +135,7 @@ class Broker:
 
     def _handle(self, event: Event, now: Millis) -> list[Effect]:
         if self._ordered(event):
-            if isinstance(event, Receive) and (refusal := self._may_not_offer(event)):
+            if isinstance(event, Receive) and (refusal := self._admission.may_not_offer(event)):
                 return refusal
             effects = self._sequencers.handle(event, now)
             if effects is not None:
@@ -152,9 +152,10 @@ class Broker:
                 return self._finish(desk, desk.carrier.handle(event, now))
             case Disconnected(peer=peer):
                 self._audience.lose(peer)
+                self._admission.lose(peer)
                 return []
             case Storage(full=full):
-                self._disk_full = full
+                self._admission.disk_full = full
                 return []
             case Restored(record=Vouched(stream=stream, first=first, digests=digests)):
                 self._pledge(stream, first, digests)
@@ -163,7 +164,7 @@ class Broker:
                 return []
 
     def sizes(self) -> dict[str, int]:
-        sizes = {"streams": len(self._desks), **self._audience.sizes()}
+        sizes = {"streams": len(self._desks), **self._audience.sizes(), **self._admission.sizes()}
         sizes["pledges"] = sum(map(len, self._pledges.values()))
         sizes["complaints"] = sum(desk.complaints for desk in self._desks.all())
         sizes |= self._sequencers.sizes()
@@ -196,6 +197,10 @@ class Broker:
             for log, sequencer in self._sequencers.all().items()
         }
 
+    def publishers(self) -> dict[Channel, list[NodeId]]:
+        """Who publishes on what, for people to look at."""
+        return self._admission.publishers()
+
     def subscribers(self) -> dict[Channel, list[NodeId]]:
         """Who listens to what, for people to look at."""
         return self._audience.channels()
@@ -211,24 +216,6 @@ class Broker:
             or type(event.message) not in self._dispatch
             or (isinstance(event.message, Open))
         )
-
-    def _may_not_offer(self, event: Receive) -> list[Effect]:
-        """The refusal of what a client wants ordered, or nothing."""
-        message, sender = event.message, event.sender
-        if not isinstance(message, Offer | Open) or sender in self._manifest.broker_ids:
-            return []
-        channel = message.stream.channel
-        entry = self._manifest.channel(channel)
-        if entry is None:
-            return self._refuse(sender, channel, DropReason.UNKNOWN_CHANNEL)
-        if not entry.policy.total:
-            return []
-        if not self._manifest.may_publish(sender, channel):
-            return self._refuse(sender, channel, DropReason.NO_RIGHT)
-        if self._disk_full and entry.policy.journal and isinstance(message, Offer):
-            said = f"the disk of {self._me} is full: free some space; nothing was lost"
-            return [Drop(DropReason.OVER_LIMIT, sender), Send((sender,), Refuse(channel, said))]
-        return []
 
     def _positioned(self, effects: list[Effect]) -> list[Effect]:
         """Turn positions into votes and signed statements."""
@@ -260,7 +247,9 @@ class Broker:
         if not self._manifest.may_publish(data.publisher, data.channel):
             known = self._manifest.channel(data.channel) is not None
             reason = DropReason.NO_RIGHT if known else DropReason.UNKNOWN_CHANNEL
-            return self._refuse(sender, data.channel, reason)
+            return self._admission.refuse(sender, data.channel, reason)
+        if own and (refusal := self._admission.may_not_publish(sender, data.channel)):
+            return refusal
         desk = self._desks.get(data)
         if desk is None or (own and desk.introducer != sender):
             entry = self._manifest.channel(data.channel)
@@ -340,30 +329,14 @@ class Broker:
                 pass
         return effect if bound is None else Persist(Vouched(desk.stream, *bound), (effect,))
 
-    def _refuse(self, sender: NodeId, channel: Channel, reason: DropReason) -> list[Effect]:
-        said = (
-            f"there is no channel {channel!r}"
-            if reason is DropReason.UNKNOWN_CHANNEL
-            else f"{sender!r} has no right to do this on channel {channel!r}"
-        )
-        return [Drop(reason, sender), Send((sender,), Refuse(channel, said[:200]))]
-
     # ---------------------------------------------------------- subscribers
-
-    def _may_not_listen(self, sender: NodeId, channel: Channel) -> list[Effect]:
-        """The refusal, or nothing."""
-        if self._manifest.channel(channel) is None:
-            return self._refuse(sender, channel, DropReason.UNKNOWN_CHANNEL)
-        if not self._manifest.may_subscribe(sender, channel):
-            return self._refuse(sender, channel, DropReason.NO_RIGHT)
-        return []
 
     def _on_subscribe(self, event: Receive, now: Millis) -> list[Effect]:
         message, sender = event.message, event.sender
         if not isinstance(message, Subscribe):
             return []
         channel = message.channel
-        if refusal := self._may_not_listen(sender, channel):
+        if refusal := self._admission.may_not_enter(sender, channel):
             return refusal
         if not self._audience.enter(sender, channel, message.bodies, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]
@@ -380,13 +353,18 @@ class Broker:
             self._audience.leave(event.sender, event.message.channel)
         return []
 
+    def _on_finish(self, event: Receive, now: Millis) -> list[Effect]:
+        if isinstance(event.message, Finish):
+            self._admission.finish(event.sender, event.message.channel)
+        return []
+
     def _on_pull(self, event: Receive, now: Millis) -> list[Effect]:
         message, sender = event.message, event.sender
         if not isinstance(message, Pull):
             return []
         if sender in self._manifest.broker_ids:
             return self._on_stream(event, now)
-        if refusal := self._may_not_listen(sender, message.stream.channel):
+        if refusal := self._admission.may_not_listen(sender, message.stream.channel):
             return refusal
         if not self._audience.may_ask(sender, Pull, PULLS, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]
@@ -410,7 +388,7 @@ class Broker:
         message, sender = event.message, event.sender
         if not isinstance(message, Attest):
             return []
-        if refusal := self._may_not_listen(sender, message.stream.channel):
+        if refusal := self._admission.may_not_listen(sender, message.stream.channel):
             return refusal
         if not self._audience.may_ask(sender, Attest, ATTESTS, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]

@@ -32,12 +32,14 @@ from quorumcast.core.machine import (
     Effect,
     Event,
     Receive,
+    Refused,
+    Send,
     SetTimer,
     Submit,
     Timer,
     TimerFired,
 )
-from quorumcast.core.messages import Ack, Refuse
+from quorumcast.core.messages import Ack, Finish, Refuse
 from quorumcast.core.quorum import Broadcast
 from quorumcast.core.statements import HistoryStatement, canonical
 from quorumcast.crypto.keyring import Keyring
@@ -77,6 +79,7 @@ class Line:
         "alpha",
         "covered",
         "data",
+        "finishing",
         "history",
         "introduced",
         "last_submit",
@@ -115,6 +118,8 @@ class Line:
         self.last_submit = Millis(0)
         #: Whether brokers have been told of this stream.
         self.introduced = False
+        #: Whether the application has closed it, and brokers are told once everything has arrived.
+        self.finishing = False
         #: Whether the timers are set.
         self.retransmitting = False
         self.tail_set = False
@@ -277,13 +282,34 @@ class Publisher:
         return self._line(channel).alpha
 
     def open(self, channel: Channel, urgent: bool = False) -> list[Effect]:
-        """Introduce the channel's stream to every broker that can be reached."""
+        """Introduce the channel's stream to every broker that can be reached.
+
+        Also to those that refused it before: there may be a place now.
+        """
+        self._refusals.forget(channel)
         return self._introduce(self._line(channel, urgent))
 
     def finish(self, channel: Channel, urgent: bool = False) -> list[Effect]:
         """The application has nothing more to publish for now: cover the tail at once."""
         line = self._line(channel, urgent)
-        return line.send_history() + line.timers()
+        effects = line.send_history() + line.timers()
+        line.finishing = line.introduced
+        return effects + self._maybe_finish(line)
+
+    def _maybe_finish(self, line: Line) -> list[Effect]:
+        """Leave the place on a channel to others, once everything has arrived."""
+        if not line.finishing or any(outlet.unfinished for outlet in line.outlets):
+            return []
+        line.finishing = False
+        return [Send(tuple(self._up), Finish(line.stream.channel))] if self._up else []
+
+    def _withdraw(self, line: Line) -> list[Effect]:
+        """Refused: say nothing more on a channel until the application opens it again."""
+        line.introduced = False
+        for peer in self._up:
+            for outlet in line.outlets:
+                outlet.disconnected(peer)
+        return [Send(tuple(self._up), Finish(line.stream.channel))]
 
     def sizes(self) -> dict[str, int]:
         return {
@@ -324,6 +350,7 @@ class Publisher:
         return line
 
     def _introduce(self, line: Line) -> list[Effect]:
+        line.finishing = False
         if line.introduced:
             return []
         line.introduced = True
@@ -358,7 +385,8 @@ class Publisher:
             return [Drop(DropReason.UNKNOWN_STREAM, broker)]
         if broker not in self._manifest.broker_ids:
             return [Drop(DropReason.WRONG_SENDER, broker)]
-        return line.on_ack(broker, ack) + line.timers()
+        self._refusals.served(ack.stream.channel, broker)
+        return line.on_ack(broker, ack) + line.timers() + self._maybe_finish(line)
 
     def _on_retransmit(self, stream: Stream) -> list[Effect]:
         line = self._by_stream.get(stream)
@@ -381,5 +409,12 @@ class Publisher:
         return effects + line.timers()
 
     def _on_refuse(self, broker: NodeId, refuse: Refuse) -> list[Effect]:
+        if refuse.listening:
+            return []  # this node listens as well
         used = {channel for channel, _ in self._lines}
-        return self._refusals.hear(self._manifest, used, broker, refuse)
+        effects = self._refusals.hear(self._manifest, used, broker, refuse)
+        if any(isinstance(effect, Refused) for effect in effects):
+            for (channel, _), line in self._lines.items():
+                if channel == refuse.channel:
+                    effects += self._withdraw(line)
+        return effects

@@ -40,6 +40,11 @@ class Refusals:
         """The client has given the channel up; it may ask again."""
         self._by_channel.pop(channel, None)
 
+    def served(self, channel: Channel, broker: NodeId) -> None:
+        """A broker serves us: what it said before no longer holds."""
+        if channel in self._by_channel:
+            self._by_channel[channel].withdraw(broker)
+
     def hear(
         self, manifest: Manifest, used: Collection[Channel], broker: NodeId, refuse: Refuse
     ) -> list[Effect]:

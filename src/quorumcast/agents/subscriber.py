@@ -299,6 +299,7 @@ class Subscriber:
         interest = self._interests.get(message.channel)
         if interest is None or broker not in self._manifest.broker_ids:
             return [Drop(DropReason.UNKNOWN_CHANNEL, broker)]
+        self._refusals.served(message.channel, broker)
         anew, effects = interest.on_positions(broker, message)
         effects = [e for e in effects if not (isinstance(e, Gap) and e.stream.lane is Lane.HISTORY)]
         return effects + (self._ask_all(interest) if anew and interest.acceptors else [])
@@ -323,6 +324,8 @@ class Subscriber:
         return effects + self._receipts.refresh(interest)
 
     def _on_refuse(self, broker: NodeId, refuse: Refuse) -> list[Effect]:
+        if refuse.listening is False:
+            return []  # this node publishes as well
         return self._refusals.hear(self._manifest, self._interests, broker, refuse)
 
     def _on_checkpoint(self, broker: NodeId, message: Checkpoint) -> list[Effect]:

@@ -182,7 +182,9 @@ class Node:
         self._check_alive()
         entry = to_publish(self.manifest, self.name, channel)
         if self._outgoing is None:
-            self._outgoing = Outgoing(self.manifest, self._keyring, self._driver, self._on_refused)
+            self._outgoing = Outgoing(
+                self.manifest, self._keyring, self._driver, self._on_publishing_refused
+            )
         publisher = Publisher(
             self._outgoing,
             entry.name,
@@ -240,7 +242,7 @@ class Node:
                 self._keyring,
                 self._driver,
                 self.telemetry,
-                on_refused=self._on_refused,
+                on_refused=self._on_listening_refused,
                 on_held=self._on_held,
                 on_undecodable=self._on_undecodable,
             )
@@ -339,11 +341,16 @@ class Node:
         if self.on_undecodable is not None:
             self.on_undecodable(delivered)
 
-    def _on_refused(self, effect: Refused) -> None:
-        error = UsageError(f"the cell {self.manifest.cell!r} refuses: {effect.reason}")
-        for role in (self._outgoing, self._incoming):
-            if role is not None:
-                role.fail(error, effect.channel)
+    def _on_publishing_refused(self, effect: Refused) -> None:
+        if self._outgoing is not None:
+            self._outgoing.fail(self._refusal(effect), effect.channel)
+
+    def _on_listening_refused(self, effect: Refused) -> None:
+        if self._incoming is not None:
+            self._incoming.fail(self._refusal(effect), effect.channel)
+
+    def _refusal(self, effect: Refused) -> UsageError:
+        return UsageError(f"the cell {self.manifest.cell!r} refuses: {effect.reason}")
 
     # --------------------------------------------------------------------- epochs
 

@@ -378,7 +378,11 @@ class Subscription:
             self._inlet.subscription_closed(self)
 
     async def __aenter__(self) -> Subscription:
-        await self.wait_joined()
+        try:
+            await self.wait_joined()
+        except BaseException:
+            self.close()  # nobody will: who was refused may subscribe again
+            raise
         return self
 
     async def __aexit__(

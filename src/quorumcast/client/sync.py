@@ -305,9 +305,7 @@ class SyncNode(Closes):
         """Subscribe to a channel and wait until it stands; options as in `Node.subscribe`."""
 
         async def subscribe() -> Subscription:
-            subscription = self._node.subscribe(channel, **options)
-            await subscription.wait_joined()
-            return subscription
+            return await self._node.subscribe(channel, **options).__aenter__()
 
         return SyncSubscription(self._thread, self._thread.run(subscribe()))
 

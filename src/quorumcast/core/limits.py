@@ -75,6 +75,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     window: int = 1024
     #: Live streams (incarnations) per publisher and channel; the oldest gives way.
     streams_per_publisher: int = 4
+    #: Clients that may publish, and listen, at the same time.
+    publishers: int = 1_000_000
+    subscribers: int = 1_000_000
     #: Publications a publisher keeps until brokers acknowledged them.
     publisher_buffer: int = 8192
     #: Bytes a publisher keeps until brokers acknowledged them.

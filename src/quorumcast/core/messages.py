@@ -55,6 +55,12 @@ class Publish(Message, frozen=True, array_like=True):
     digests: Digests
 
 
+class Finish(Message, frozen=True, array_like=True):
+    """I publish nothing more on this channel for now: somebody else may have my place."""
+
+    channel: ChannelName
+
+
 class Voucher(msgspec.Struct, frozen=True, array_like=True):
     """A chain broker's MAC over a run for one node further down the chain."""
 
@@ -90,10 +96,14 @@ class Ack(Message, frozen=True, array_like=True):
 
 
 class Refuse(Message, frozen=True, array_like=True):
-    """I will not serve you on this channel, and why."""
+    """I will not serve you on this channel, and why.
+
+    `listening` says whether it is about listening or about publishing; None: about both.
+    """
 
     channel: ChannelName
     reason: Annotated[str, Meta(max_length=200)]
+    listening: bool | None = None
 
 
 # broker ↔ broker
@@ -374,6 +384,7 @@ class Displaced(Message, frozen=True, array_like=True):
 
 AnyMessage = (
     Open
+    | Finish
     | Publish
     | ChainRun
     | Ack

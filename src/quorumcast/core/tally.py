@@ -29,7 +29,7 @@ class Tally(Generic[V]):
     __slots__ = ("_counts", "_votes")
 
     def __init__(self) -> None:
-        #: The first vote of each member; only `revote` moves it.
+        #: The first vote of each member; only `revote` moves it and `withdraw` removes it.
         self._votes: dict[NodeId, V] = {}
         #: How many members voted for each value, at least one; sums to len(_votes).
         self._counts: dict[V, int] = {}
@@ -66,6 +66,14 @@ class Tally(Generic[V]):
             del self._counts[earlier]  # or a member that keeps moving would fill it
         self._votes[member] = value
         self._counts[value] = self._counts.get(value, 0) + 1
+
+    def withdraw(self, member: NodeId) -> None:
+        """A member's vote no longer holds; it may vote again."""
+        value = self._votes.pop(member, None)
+        if value is not None:
+            self._counts[value] -= 1
+            if not self._counts[value]:
+                del self._counts[value]
 
     def votes(self) -> dict[NodeId, V]:
         """Every member's vote, in the order in which they came."""

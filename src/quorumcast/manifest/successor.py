@@ -29,6 +29,8 @@ LIVE_LIMITS: tuple[str, ...] = (
     "retained_bytes",
     "retained_ms",
     "streams_per_publisher",
+    "publishers",
+    "subscribers",
     "publisher_buffer",
     "publisher_bytes",
     "vote_window",

@@ -39,6 +39,7 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
         "complaints": streams * len(clients),
         "pledges": streams * limits.retained_publications,
         "subscribers": len(channels) * len(clients),
+        "publishing": len(channels) * len(clients),
         "served": (len(channels) + 2) * len(clients),
         **bracha,
         **{f"history_{name}": size for name, size in bracha.items()},
