@@ -36,7 +36,8 @@ from tests.support.cells import (
 )
 
 from quorumcast.agents.audience import REPLAYS, REPLAYS_MS
-from quorumcast.agents.broker import Broker, Vouched
+from quorumcast.agents.broker import Broker
+from quorumcast.agents.pledges import Vouched
 from quorumcast.core.envelope import write_envelope
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_NAME, Limits
@@ -179,7 +180,7 @@ def test_broker_client_that_speaks_for_another_is_refused() -> None:
 def test_broker_message_that_is_not_for_brokers_is_unexpected() -> None:
     event = Receive(B2, Ack(STREAM, 1, 1))
     assert broker().handle(event, T0) == [Drop(DropReason.UNEXPECTED, B2)]
-    assert broker().handle(Connected(B2), T0) == []
+    assert broker().handle(Connected(BOB), T0) == []
 
 
 def test_broker_history_on_a_channel_without_history_is_refused() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.runtime.world import RawPeer, keyring, plan, run, until
 
-from quorumcast.agents.broker import Vouched
+from quorumcast.agents.pledges import Vouched
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Accuse, Effect, Event, Persist, Persisted, Storage

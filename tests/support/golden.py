@@ -60,8 +60,11 @@ from quorumcast.core.messages import (
     Publish,
     Pull,
     Ready,
+    Recall,
+    Recalled,
     Refuse,
     Subscribe,
+    Survey,
     Vote,
 )
 from quorumcast.core.statements import SegmentStatement, parse_statement
@@ -190,6 +193,8 @@ class Scene:
     def _describe(self, node: NodeId, effect: Effect) -> str:
         names = self._names
         match effect:
+            case Send(to=to, message=Survey() | Positions()) if set(to) <= set(self._brokers):
+                return ""  # brokers ask one another now and then what they hold
             case Send(to=to, message=message, bodies=contents):
                 names.learn(contents)
                 with_bodies = " +bodies" if contents else ""
@@ -281,6 +286,10 @@ class Names:
                 return wants + (" with bodies" if wanted else "")
             case Positions(positions=positions):
                 return "".join(f" {_lane(p.stream)}={p.base}..{p.next - 1}" for p in positions)
+            case Recalled(first=first, digests=run):
+                return f" {first}:{self.run(run)}"
+            case Recall(first=first, count=count, bodies=wanted):
+                return f" {first} count={count}" + (" with bodies" if wanted else "")
             case Pull(first=first, count=count) | Missed(first=first, count=count):
                 return f" {first} count={count}"
             case Attest(number=number):

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from quorumcast.agents.admission import Admission
 from quorumcast.agents.audience import ATTESTS, PULLS, Audience
 from quorumcast.agents.desks import Desk, Desks
+from quorumcast.agents.holdings import testify
+from quorumcast.agents.pledges import Pledges, Vouched
+from quorumcast.agents.recovery import Recovery, RecoveryTick
 from quorumcast.agents.retention import Retention, Sweep
 from quorumcast.agents.sequencers import Sequencers
 from quorumcast.broadcast.contract import answer_pull
-from quorumcast.broadcast.signed_history import read_history
-from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream, split_digests
+from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.core.machine import (
     Connected,
@@ -25,6 +27,7 @@ from quorumcast.core.machine import (
     Effect,
     Event,
     Persist,
+    Persisted,
     Receive,
     Record,
     Restored,
@@ -49,7 +52,10 @@ from quorumcast.core.messages import (
     Publish,
     Pull,
     Ready,
+    Recall,
+    Recalled,
     Subscribe,
+    Survey,
     Unsubscribe,
 )
 from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
@@ -59,15 +65,6 @@ from quorumcast.ordering.consensus import Voted
 from quorumcast.ordering.execution import Decided, Snapshot
 from quorumcast.ordering.offers import Stored
 from quorumcast.ordering.succession import Moved
-
-
-class Vouched(Record, frozen=True, tag=True):
-    """This broker is about to vouch for a run and must never vouch for another in its place."""
-
-    stream: Stream
-    first: int
-    digests: bytes
-
 
 #: Every kind of record that a broker asks its driver to keep.
 RECORDS: tuple[type[Record], ...] = (Vouched, Voted, Stored, Moved, Decided, Snapshot)
@@ -83,24 +80,28 @@ class Broker:
         "_dispatch",
         "_manifest",
         "_pledges",
+        "_recovery",
         "_retention",
         "_sequencers",
     )
 
     #: How streams are kept.
     desks: type[Desks] = Desks
+    #: How what was lost is fetched from peers.
+    recovery: type[Recovery] = Recovery
     #: How total order is kept.
     sequencers: type[Sequencers] = Sequencers
 
     def __init__(self, manifest: Manifest, keyring: Keyring) -> None:
         self._manifest = manifest
-        self._audience = Audience(keyring.identity.name, manifest.quorums)
-        self._admission = Admission(manifest, keyring.identity.name, self._audience)
+        me = keyring.identity.name
+        self._audience = Audience(me, manifest.quorums)
+        self._admission = Admission(manifest, me, self._audience)
         self._desks = type(self).desks(manifest, keyring, self._audience.readers)
         self._sequencers = type(self).sequencers(manifest, keyring, self._desks)
         self._retention = Retention(self._desks)
-        #: Digests vouched for before a restart: never to be contradicted.
-        self._pledges: dict[Stream, dict[int, bytes]] = {}
+        self._pledges = Pledges()
+        self._recovery = type(self).recovery(manifest, me, self._desks, self._pledges)
         self._dispatch: dict[type, Callable[[Receive, Millis], list[Effect]]] = {
             Publish: self._on_stream,
             ChainRun: self._on_stream,
@@ -113,6 +114,10 @@ class Broker:
             Unsubscribe: self._on_unsubscribe,
             Missed: self._on_missed,
             Finish: self._on_finish,
+            Survey: self._on_recovery,
+            Recall: self._on_recovery,
+            Positions: self._on_recovery,
+            Recalled: self._on_recovery,
             Attest: self._on_attest,
         }
 
@@ -122,14 +127,18 @@ class Broker:
         self._admission.adopt(manifest)
         self._desks.adopt(manifest, keyring)
         self._sequencers.adopt(manifest)
+        self._recovery.adopt(manifest)
         return self._retention.watch(manifest)
 
     def handle(self, event: Event, now: Millis) -> list[Effect]:
         match event:
-            case Connected():
-                return [*self._retention.watch(self._manifest), *self._handle(event, now)]
+            case Connected(peer=peer):
+                watch = self._retention.watch(self._manifest)
+                return [*watch, *self._recovery.connected(peer), *self._handle(event, now)]
             case TimerFired(timer=Sweep()):
                 return self._retention.sweep(self._manifest, now)
+            case TimerFired(timer=RecoveryTick()):
+                return self._positioned(self._recovery.tick())
             case _:
                 return self._handle(event, now)
 
@@ -153,19 +162,25 @@ class Broker:
             case Disconnected(peer=peer):
                 self._audience.lose(peer)
                 self._admission.lose(peer)
+                self._recovery.disconnected(peer)
                 return []
             case Storage(full=full):
                 self._admission.disk_full = full
                 return []
-            case Restored(record=Vouched(stream=stream, first=first, digests=digests)):
-                self._pledge(stream, first, digests)
+            case Restored(record=Vouched() as record):
+                entry = self._manifest.channel(record.stream.channel)
+                if entry is not None:
+                    self._pledges.remember(record, entry.policy.limits.retained_publications)
                 return []
+            case Persisted(record=Vouched() as record):
+                return self._positioned(self._recovery.journaled(record))
             case _:
                 return []
 
     def sizes(self) -> dict[str, int]:
         sizes = {"streams": len(self._desks), **self._audience.sizes(), **self._admission.sizes()}
-        sizes["pledges"] = sum(map(len, self._pledges.values()))
+        sizes |= self._recovery.sizes()
+        sizes["pledges"] = len(self._pledges)
         sizes["complaints"] = sum(desk.complaints for desk in self._desks.all())
         sizes |= self._sequencers.sizes()
         for desk in self._desks.all():
@@ -184,6 +199,14 @@ class Broker:
             for desk in self._desks.all()
         }
 
+    def desk(self, stream: Stream) -> Desk | None:
+        """What this broker keeps of a stream, for checkers to look at."""
+        return self._desks.get(stream)
+
+    def has_ended(self, stream: Stream) -> bool:
+        """Whether a stream has given way to later ones here."""
+        return self._desks.over(stream)
+
     def logs(self) -> dict[str, dict[str, object]]:
         """Who leads each log and how far this broker is in it, for people to look at."""
         return {
@@ -196,6 +219,10 @@ class Broker:
             }
             for log, sequencer in self._sequencers.all().items()
         }
+
+    def catching_up(self) -> list[str]:
+        """What this broker still waits for before others may restart, for people to look at."""
+        return [*self._recovery.lacking(), *self._sequencers.late()]
 
     def publishers(self) -> dict[Channel, list[NodeId]]:
         """Who publishes on what, for people to look at."""
@@ -260,38 +287,29 @@ class Broker:
             return [Drop(DropReason.UNEXPECTED, sender)]
         if _highest(message) > MAX_NUMBER:
             return [Drop(DropReason.OUT_OF_WINDOW, sender)]
-        if self._pledges and self._breaks_pledge(event, data):
+        if self._pledges and self._pledges.broken_by(event, data):
             # Only what the publisher said itself is held against it.
             blame = [Suspect(sender, Suspicion.EQUIVOCATION, data)] if own else []
             return [Drop(DropReason.CONFLICT, sender), *blame]
         told = isinstance(message, Publish | ChainRun | Open)
-        return self._finish(desk, desk.carrier.handle(event, now), stream.lane, told=told)
+        base = desk.carrier.ledger.base
+        effects = self._finish(desk, desk.carrier.handle(event, now), stream.lane, told=told)
+        if isinstance(message, Open) and desk.carrier.ledger.base > base:
+            effects += self._recovery.left_out(data)
+        return effects
 
-    def _pledge(self, stream: Stream, first: int, digests: bytes) -> None:
-        """Remember what the journal says; of the newest publications, as many as are retained."""
-        entry = self._manifest.channel(stream.channel)
-        if entry is None:
-            return
-        pledges = self._pledges.setdefault(stream, {})
-        pledges.update(enumerate(split_digests(digests), first))
-        for stale in sorted(pledges)[: -entry.policy.limits.retained_publications]:
-            del pledges[stale]
-
-    def _breaks_pledge(self, event: Receive, data: Stream) -> bool:
-        """Whether a run, or a history, denies what was vouched for before a restart."""
-        message, pledges = event.message, self._pledges.get(data)
-        if not pledges or not isinstance(message, Publish | ChainRun):
-            return False
-        first, digests = message.first, message.digests
-        if message.stream.lane is Lane.HISTORY:
-            found = read_history(event.bodies[0], data) if event.bodies else None
-            if found is None:
-                return False
-            first, digests = found[1].first, found[1].digests
-        return any(
-            pledges.get(number, digest) != digest
-            for number, digest in enumerate(split_digests(digests), first)
-        )
+    def _on_recovery(self, event: Receive, now: Millis) -> list[Effect]:
+        """What brokers ask one another so that nobody goes without what the others retain."""
+        message, sender = event.message, event.sender
+        if sender not in self._manifest.broker_ids:
+            return [Drop(DropReason.WRONG_SENDER, sender)]
+        match message:
+            case Survey() | Recall():
+                if not self._audience.may_ask(sender, type(message), PULLS, now):
+                    return [Drop(DropReason.OVER_LIMIT, sender)]
+                return testify(self._desks, sender, message)
+            case _:
+                return self._positioned(self._recovery.hear(event))
 
     def _finish(
         self, desk: Desk, effects: list[Effect], lane: Lane = Lane.DATA, *, told: bool = False
@@ -340,7 +358,8 @@ class Broker:
             return refusal
         if not self._audience.enter(sender, channel, message.bodies, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]
-        positions = Positions(channel, self._desks.positions(channel, message.since))
+        held = self._desks.positions(channel, self._recovery.expects, message.since)
+        positions = Positions(channel, held)
         effects: list[Effect] = [Send((sender,), positions)]
         for stream, first in {cursor.stream: cursor.next for cursor in message.cursors}.items():
             desk = self._desks.get(stream.data)

@@ -206,15 +206,18 @@ class Desks:
         """The desk of a stream."""
         return self._by_stream.get(data)
 
+    def over(self, data: Stream) -> bool:
+        """Whether a stream has given way to later ones and never comes back."""
+        return data.incarnation <= self._over.get((data.channel, data.publisher), -1)
+
     def all(self) -> list[Desk]:
         """Every desk, oldest stream first."""
         return list(self._by_stream.values())
 
     def open(self, data: Stream, entry: ChannelEntry, introducer: NodeId) -> Desk | None:
         """The desk of a stream that somebody entitled speaks of; None if the stream is over."""
-        owner = (data.channel, data.publisher)
         desk = self._by_stream.get(data)
-        if desk is None and data.incarnation <= self._over.get(owner, -1):
+        if desk is None and self.over(data):
             return None
         if desk is None:
             policy = entry.policy
@@ -261,8 +264,13 @@ class Desks:
                 owner = (stale.stream.channel, stale.stream.publisher)
                 self._over[owner] = max(self._over.get(owner, -1), stale.stream.incarnation)
 
-    def positions(self, channel: Channel, since_us: int = 0) -> tuple[Position, ...]:
-        """What is held of a channel's streams, histories included; from a time on, if asked."""
+    def positions(
+        self, channel: Channel, expects: Callable[[Desk], bool], since_us: int = 0
+    ) -> tuple[Position, ...]:
+        """What is held of a channel's streams, or expected from peers; from a time on, if asked.
+
+        Histories are included.
+        """
         found: list[Position] = []
         search = Search(since_us)
         for data, desk in self._by_stream.items():
@@ -272,6 +280,9 @@ class Desks:
             base = ledger.base
             if since_us:
                 base = ledger.since(search, labelled=desk.entry.policy.total)
+            # What is expected may begin earlier: whoever asks for a time skips what lies before it.
+            if base == ledger.base > ledger.floor and expects(desk):
+                base = ledger.floor
             found.append(Position(data, base, ledger.next))
             if isinstance(desk.carrier, History):
                 histories = desk.carrier.history_ledger

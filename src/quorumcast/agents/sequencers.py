@@ -102,6 +102,10 @@ class Sequencers:
         """Every log."""
         return self._by_log
 
+    def late(self) -> list[str]:
+        """Logs in which this broker is not where the others are, for people to look at."""
+        return [f"the log {log.value!r}" for log, seq in self._by_log.items() if seq.late]
+
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
         return {

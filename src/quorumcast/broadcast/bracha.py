@@ -172,6 +172,16 @@ class Bracha:
         found = instance.contents.get(instance.echoed)
         return None if found is None else (b"".join(found[0]), found[1])
 
+    def resume(self, number: int) -> None:
+        """Go on where others have delivered everything: what lies before comes from them."""
+        self.ledger.skip_to(number)
+        self._go_on()
+
+    def recover(self, first: int, digests: list[Digest], bodies: tuple[bytes, ...]) -> bool:
+        """Write what others delivered, right before what is held."""
+        at_base = first + len(digests) == self.ledger.base
+        return at_base and self.ledger.prepend(digests, bodies)
+
     def sizes(self) -> dict[str, int]:
         return {
             "ledger": len(self.ledger),
@@ -186,12 +196,16 @@ class Bracha:
         if not publisher_of(self.stream, event.sender):
             return dropped(event, DropReason.WRONG_SENDER)
         if self.ledger.join(message.base, message.fresh):
-            first = self.ledger.next
-            self._expected = max(self._expected, first)
-            self._delivered = max(self._delivered, first - 1)
-            for stale in [number for number in self._instances if number < first]:
-                self._forget(stale)
+            self._go_on()
         return self._advance()
+
+    def _go_on(self) -> None:
+        """Leave out what lies before the ledger."""
+        first = self.ledger.next
+        self._expected = max(self._expected, first)
+        self._delivered = max(self._delivered, first - 1)
+        for stale in [number for number in self._instances if number < first]:
+            self._forget(stale)
 
     def _on_publish(self, event: Receive, run: Publish) -> list[Effect]:
         if not publisher_of(self.stream, event.sender):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from quorumcast.broadcast.contract import Surroundings, answer_pull, dropped, publisher_of
 from quorumcast.broadcast.ledger import Ledger
-from quorumcast.core.ids import Millis, Stream
-from quorumcast.core.machine import DropReason, Effect, Receive, TimerFired
+from quorumcast.core.ids import Digest, Millis, Stream
+from quorumcast.core.machine import Bodies, DropReason, Effect, Receive, TimerFired
 from quorumcast.core.messages import Open, Pull
 
 
@@ -61,6 +61,19 @@ class Forwarder:
                 return dropped(event, DropReason.UNEXPECTED)
             case _:
                 return []
+
+    def resume(self, number: int) -> None:
+        """Go on at a number up to which enough others are: what lies before comes from them."""
+        self.ledger.skip_to(number)
+
+    def recover(self, first: int, digests: list[Digest], bodies: Bodies) -> bool:
+        """Write what others vouch for, right before or right after what is held."""
+        if first == self.ledger.next:
+            for digest, body in zip(digests, bodies, strict=True):
+                self.ledger.append(digest, body)
+            return True
+        at_base = first + len(digests) == self.ledger.base
+        return at_base and self.ledger.prepend(digests, bodies)
 
     def sizes(self) -> dict[str, int]:
         return {"ledger": len(self.ledger)}

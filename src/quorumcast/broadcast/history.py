@@ -159,6 +159,34 @@ class History:
             effects.append(SetTimer(HistoryFetch(self.stream), FETCH_MS))
         return effects
 
+    def resume(self, number: int) -> None:
+        """Go on where others have settled everything: what lies before comes from them."""
+        if number > self.ledger.next:
+            self.ledger.skip_to(number)
+            self._floor = max(self._floor, number - 1)
+            self._known_from = max(self._known_from, number)
+            self._forget_learned()
+
+    def recover(self, first: int, digests: list[Digest], bodies: tuple[bytes, ...]) -> bool:
+        """Write what others have settled, right before what this broker knows to be settled.
+
+        It may hold some of it by the fast path already, and perhaps not what was settled.
+        """
+        if first + len(digests) != self.final_from:
+            return False
+        lacked = max(0, self.ledger.base - first)
+        for number, digest, body in zip(
+            range(first + lacked, self.final_from), digests[lacked:], bodies[lacked:], strict=True
+        ):
+            if self.ledger.digest(number) != digest:
+                self.ledger.correct(number, digest, body)
+        if lacked and not self.ledger.prepend(digests[:lacked], bodies[:lacked]):
+            self._known_from = self.ledger.base
+            return False
+        self._known_from = first
+        self._forget_learned()
+        return True
+
     def sizes(self) -> dict[str, int]:
         return {
             **self._fast.sizes(),

@@ -42,7 +42,7 @@ class Held(msgspec.Struct, frozen=True):
 class Ledger:
     """Consecutive publications of one stream, the newest `retained_publications` of them."""
 
-    __slots__ = ("_bytes", "_entries", "_limits", "_marks", "_times", "base", "next")
+    __slots__ = ("_bytes", "_entries", "_limits", "_marks", "_times", "base", "floor", "next")
 
     def __init__(self, limits: Limits, base: int = 1) -> None:
         self._limits = limits
@@ -56,6 +56,8 @@ class Ledger:
         self._marks: deque[tuple[Millis, int]] = deque()
         #: The oldest number still held; grows, except when what was lost is fetched again.
         self.base = base
+        #: What lies before was let go of because it is not retained any longer; only grows.
+        self.floor = 1
         #: The number that will be written next; only grows.
         self.next = base
 
@@ -204,3 +206,4 @@ class Ledger:
         self.base += 1
         if self.base % BLOCK == 0:
             self._times.changed(self.base - 1)
+        self.floor = max(self.floor, self.base)

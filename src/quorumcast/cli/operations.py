@@ -72,7 +72,7 @@ def status_table(cell: str, rows: dict[str, dict[str, Any]]) -> Table:
         rates = row["rates"]
         table.add_row(
             name,
-            "[green]up[/]",
+            "[yellow]catching up[/]" if row.get("catching_up") else "[green]up[/]",
             str(row["epoch"]),
             f"{len(peers)}/{len(row['brokers'])}",
             str(len(row["clients"])),

@@ -220,6 +220,32 @@ class Checkpoint(Message, frozen=True, array_like=True):
     statement: Signed
 
 
+# broker ↔ broker, without total order: what one has lost and others retain
+
+
+class Survey(Message, frozen=True, array_like=True):
+    """Of which publications on this channel are you sure? (Answered with `Positions`.)"""
+
+    channel: ChannelName
+
+
+class Recall(Message, frozen=True, array_like=True):
+    """What are these publications? Their digests, or their contents as well."""
+
+    stream: Stream
+    first: Positive
+    count: Annotated[int, Meta(ge=1, le=limits.MAX_RUN)]
+    bodies: bool = False
+
+
+class Recalled(Message, frozen=True, array_like=True):
+    """My final word on publications, perhaps with their bodies."""
+
+    stream: Stream
+    first: Positive
+    digests: Digests
+
+
 # total order: publisher → broker, broker ↔ broker
 
 
@@ -400,6 +426,9 @@ AnyMessage = (
     | Missed
     | Attest
     | Checkpoint
+    | Survey
+    | Recall
+    | Recalled
     | Displaced
     | Offer
     | Propose

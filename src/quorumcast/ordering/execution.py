@@ -139,6 +139,11 @@ class Execution:
         """What must come before the next batch can be executed."""
         return [item for item in self.state.takes(batch) if not self.offers.holds(item)]
 
+    def taken(self, batch: Batch) -> list[Item] | None:
+        """What of the next batch gets positions; None if some of it is not here."""
+        items = self.state.takes(batch)
+        return items if all(map(self.offers.holds, items)) else None
+
     def complete(self, batch: Batch, offer: Offer, bodies: Bodies, now: Millis) -> bool:
         """Take an offer that the next batch lacks: what is decided needs no other authority."""
         if offer.item not in self.lacking(batch) or self.offers.flaw(offer, bodies) is not None:

@@ -184,6 +184,12 @@ class Sequencer:
         """How many batches this broker has executed."""
         return self._execution.executed
 
+    @property
+    def late(self) -> bool:
+        """Whether this broker still listens, executes or fetches what the others have."""
+        behind = self.catch_up.behind() or self._execution.executed < self._consensus.decided
+        return self._caution.fresh or behind or bool(self._execution.backfill)
+
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
         return {
@@ -271,11 +277,9 @@ class Sequencer:
         consensus = self._consensus
         return (
             bool(self._execution.offers)
-            or self._caution.fresh
+            or self.late
             or not consensus.synced
             or max(consensus.slots, default=0) > self._execution.executed
-            or self.catch_up.behind()
-            or bool(self._execution.backfill)
         )
 
     # ---------------------------------------------------------------- offers
@@ -317,10 +321,7 @@ class Sequencer:
         )
 
     def _reconsider(self) -> list[Effect]:
-        effects: list[Effect] = []
-        for instance, _ in self._consensus.waiting():
-            effects += self._consensus.consider(instance)
-        return effects
+        return [e for i, _ in self._consensus.waiting() for e in self._consensus.consider(i)]
 
     # --------------------------------------------------------------- consensus
 
@@ -374,9 +375,9 @@ class Sequencer:
         effects = self._checkpoints.arrive()
         while execution.executed < self._consensus.decided:
             batch = self._consensus.batch(execution.executed + 1)
-            if batch is None or execution.lacking(batch):
-                break  # the next tick asks for it
-            if execution.state.takes(batch):
+            if batch is None or (taken := execution.taken(batch)) is None:
+                break  # the next tick asks for what is lacking
+            if taken:
                 self._patience.regain(now)
             effects += execution.apply(batch)
             if self._checkpoints.make():

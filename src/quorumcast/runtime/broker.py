@@ -306,6 +306,10 @@ class BrokerNode:
         """Who leads each log of total order, and how far this broker is."""
         return self.machine.logs()
 
+    def catching_up(self) -> list[str]:
+        """What it still waits for before another broker should be restarted."""
+        return self.machine.catching_up()
+
     def streams(self) -> list[dict[str, object]]:
         """What this broker holds, stream by stream."""
         return [

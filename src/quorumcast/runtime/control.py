@@ -94,6 +94,10 @@ class Controlled(Protocol):
         """What this broker holds, stream by stream."""
         ...
 
+    def catching_up(self) -> list[str]:
+        """What it still waits for before another broker should be restarted."""
+        ...
+
 
 class Control:
     """The handlers of one broker's status page."""
@@ -102,7 +106,9 @@ class Control:
         self._node = node
         self._allow_faults = allow_faults
         self._rates = Rates(node.telemetry)
-        self._collector = Collector(node.telemetry, node.sizes, node.peers, node.storage)
+        self._collector = Collector(
+            node.telemetry, node.sizes, node.peers, node.storage, node.catching_up
+        )
 
     def routes(self) -> dict[tuple[str, str], Handler]:
         """By method and path."""
@@ -138,6 +144,7 @@ class Control:
             "clients": sorted(up - set(manifest.broker_ids)),
             "streams": node.streams(),
             "logs": node.logs(),
+            "catching_up": node.catching_up(),
             "sizes": node.sizes(),
             "store": node.storage(),
             "disk": node.disk(),

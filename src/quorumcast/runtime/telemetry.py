@@ -130,11 +130,13 @@ class Collector:
         sizes: Callable[[], dict[str, int]],
         peers: Callable[[], Iterable[NodeId]],
         storage: Callable[[], dict[str, int]],
+        catching_up: Callable[[], list[str]],
     ) -> None:
         self._telemetry = telemetry
         self._sizes = sizes
         self._peers = peers
         self._storage = storage
+        self._catching_up = catching_up
 
     def collect(self) -> Iterable[Metric]:
         """Every family that this node exports."""
@@ -167,6 +169,8 @@ class Collector:
         yield sizes
         for name, value in self._storage().items():
             yield GaugeMetricFamily(f"quorumcast_store_{name}", name.replace("_", " "), value=value)
+        waits = len(self._catching_up())
+        yield GaugeMetricFamily("quorumcast_catching_up", "what it still waits for", value=waits)
         yield GaugeMetricFamily("quorumcast_rss_bytes", "resident memory", value=rss_bytes())
         yield CounterMetricFamily("quorumcast_cpu_seconds", "processor time", value=cpu_seconds())
 

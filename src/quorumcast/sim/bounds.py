@@ -10,10 +10,11 @@ from __future__ import annotations
 from quorumcast.agents.archive import MAX_PENDING, RANGES
 from quorumcast.agents.archive import MAX_PENDING_BYTES as MAX_PROOF_BYTES
 from quorumcast.agents.publisher import MAX_RUN_BYTES
+from quorumcast.agents.recovery import CHUNK
 from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES
 from quorumcast.broadcast.history import WAITING
 from quorumcast.broadcast.signed_history import REMEMBERED
-from quorumcast.core.limits import MAX_CHUNKS, MAX_FRAME_BYTES, MAX_VOUCHERS
+from quorumcast.core.limits import MAX_CHUNKS, MAX_FRAME_BYTES, MAX_STREAMS_NAMED, MAX_VOUCHERS
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.catchup import HEADS_KEPT, LOG_REACH
 from quorumcast.ordering.regency import KEPT_VALUES
@@ -40,7 +41,9 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
         "pledges": streams * limits.retained_publications,
         "subscribers": len(channels) * len(clients),
         "publishing": len(channels) * len(clients),
-        "served": (len(channels) + 2) * len(clients),
+        "served": (len(channels) + 4) * (len(clients) + len(brokers)),
+        "told": MAX_STREAMS_NAMED,
+        "recalled": CHUNK,
         **bracha,
         **{f"history_{name}": size for name, size in bracha.items()},
         "vouchers": MAX_VOUCHERS,

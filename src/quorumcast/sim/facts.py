@@ -44,6 +44,8 @@ class Reader(msgspec.Struct, eq=False):
     #: Since when the subscriber knows where its streams begin; None: not yet.
     standing_at: int | None = None
     left_at: int | None = None
+    #: Whether it asked for everything that is still held.
+    from_the_oldest: bool = False
     #: What was accepted of each stream, in order.
     accepted: dict[Stream, list[tuple[int, Digest]]] = msgspec.field(default_factory=dict)
     gaps: dict[Stream, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
@@ -85,6 +87,7 @@ class Facts:
         "manifest",
         "published",
         "readers",
+        "restarting",
         "suspicions",
         "violations",
     )
@@ -108,6 +111,8 @@ class Facts:
         #: (observer, suspect, reason) → how often.
         self.suspicions: dict[tuple[NodeId, NodeId, str], int] = {}
         self.violations: list[Violation] = []
+        #: Brokers that are restarted one after the other; the first one has not caught up yet.
+        self.restarting: tuple[NodeId, ...] = ()
 
     def violate(self, name: str, detail: str) -> None:
         """A checker has found something; only the first few are kept."""
@@ -138,7 +143,7 @@ class Facts:
                 known = self.published.setdefault(stream, [])
                 known.extend((body, now) for body in bodies)
             case Join(channel=channel) if self.adversary.is_correct(node):
-                reader = Reader(node, channel, now)
+                reader = Reader(node, channel, now, from_the_oldest=event.start == 0)
                 self.readers.append(reader)
                 self._current[node, channel] = reader
             case Leave(channel=channel):

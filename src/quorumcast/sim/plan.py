@@ -27,6 +27,7 @@ from quorumcast.sim.epochs import call_with_stolen_key, change_key, own_keyrings
 from quorumcast.sim.facts import Violation
 from quorumcast.sim.network import Weather
 from quorumcast.sim.promises import Boundedness, Promise, promised
+from quorumcast.sim.upkeep import Upkeep
 from quorumcast.sim.world import World
 
 #: How often promises and sizes are looked at while time passes.
@@ -157,7 +158,10 @@ class Run:
             world.scheduler.after(act.at_ms, self._action(act))
         self._pass_time(plan.calm_at_ms)
         self._calm_down()
-        promises = promised(plan.policy, valid=promises_validity(plan), told=world.lies.told)
+        valid = promises_validity(plan)
+        promises = promised(plan.policy, valid=valid, told=world.lies.told)
+        if valid:
+            promises.append(Upkeep(world.nodes))
         self._finale()
         self._await(promises)
         for checker in world.checkers:
@@ -201,6 +205,10 @@ class Run:
                 self._submit(act.node, act.channel, act.amount)
             case "join":
                 world.join(act.node, act.channel)
+            case "read":
+                world.read(act.node, act.channel)
+            case "roll":
+                world.roll(act.peers, act.amount, lambda: world.read(act.node, act.channel))
             case "leave":
                 world.leave(act.node, act.channel)
             case "crash":

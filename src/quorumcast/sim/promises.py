@@ -76,6 +76,34 @@ class Validity:
         return None
 
 
+class Past:
+    """Whoever asks for everything that is held gets all of it, from the first one on, with no gap.
+
+    True where brokers retain everything, and restart one after the other at most.
+    """
+
+    name = "Retention"
+
+    def pending(self, facts: Facts) -> str | None:
+        if facts.restarting:
+            return f"{facts.restarting[0]} was restarted and has not caught up"
+        for reader in facts.present():
+            if not reader.from_the_oldest:
+                continue
+            for stream, published in facts.published.items():
+                if stream.channel != reader.channel or not published:
+                    continue
+                if not facts.adversary.is_correct(stream.publisher):
+                    continue
+                if reader.gaps.get(stream):
+                    return f"{reader} was told of a gap in {stream}: {reader.gaps[stream]}"
+                accepted = [number for number, _ in reader.accepted.get(stream, ())]
+                safe = facts.acknowledged.get(stream, 0)
+                if accepted[:safe] != list(range(1, safe + 1)):
+                    return f"{reader} got {len(accepted)} of {safe} on {stream} from the oldest on"
+        return None
+
+
 class Standing:
     """Every subscriber gets to know where its streams begin."""
 
@@ -185,7 +213,7 @@ def promised(policy: Policy, *, valid: bool, told: Mapping[NodeId, int]) -> list
     """What this channel promises in the end; `valid`: the adversary leaves validity intact."""
     result: list[Promise] = []
     if valid:
-        result += [Standing(), Validity(), AllAcknowledged()]
+        result += [Standing(), Validity(), AllAcknowledged(), Past()]
     if valid and policy.total:
         result.append(Durability())
     if policy.name in ("brb", "ab+history", "chain+history", "total", "total-crash"):

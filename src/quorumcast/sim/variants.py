@@ -39,6 +39,7 @@ from quorumcast.sim.known_bad import Catch, Patch, Variant, try_variant
 from quorumcast.sim.network import Weather
 from quorumcast.sim.order_variants import ORDER_VARIANTS
 from quorumcast.sim.plan import Act, Corruption, Plan, small_limits
+from quorumcast.sim.recovery_variants import RECOVERY_VARIANTS
 from quorumcast.sim.scenario import ORDERS, QUOTES
 
 B1, B2, B3, B4, B5, B6 = broker_names(6)
@@ -387,8 +388,8 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
 )  # fmt: skip
 
 
-#: Every variant: of streams in publishers' order, then of total order.
-VARIANTS: tuple[Variant, ...] = (*_FIFO_VARIANTS, *ORDER_VARIANTS)
+#: Every variant: of streams in publishers' order, of total order, of getting back what was lost.
+VARIANTS: tuple[Variant, ...] = (*_FIFO_VARIANTS, *ORDER_VARIANTS, *RECOVERY_VARIANTS)
 
 
 def run_known_bad(names: Sequence[str] = ()) -> list[Catch]:

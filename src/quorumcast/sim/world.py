@@ -179,6 +179,11 @@ class World:
         if self.facts.reader(subscriber, channel) is None:
             self.nodes[subscriber].feed(Join(channel))
 
+    def read(self, subscriber: NodeId, channel: Channel) -> None:
+        """The application wants everything that is still held."""
+        self.nodes[subscriber].feed(Leave(channel))
+        self.nodes[subscriber].feed(Join(channel, 0))
+
     def leave(self, subscriber: NodeId, channel: Channel) -> None:
         """The application has had enough."""
         self.nodes[subscriber].feed(Leave(channel))
@@ -200,6 +205,35 @@ class World:
             for body, _ in self.facts.published.get(stream, [])[number - 1 : number]:
                 if self.cell.manifest.hash(body) == digest:
                     self.nodes[subscriber].feed(Prove(stream, number, body))
+
+    def roll(self, brokers: Sequence[NodeId], pause_ms: int, then: Callable[[], None]) -> None:
+        """Restart brokers without their memories, each once the one before has caught up.
+
+        As an operator would: none of them counts as faulty, for none lacks anything when the next
+        one goes.
+        """
+        self.facts.restarting = tuple(brokers)
+        if not brokers:
+            then()
+            return
+        broker, *others = brokers
+        node = self.nodes[broker]
+        node.crash(wipe=True)
+        self.network.break_all(broker)
+        self.adversary.injected += 1
+
+        def look() -> None:
+            machine = node.machine
+            if node.up and isinstance(machine, Broker) and not machine.catching_up():
+                self.roll(others, pause_ms, then)
+            else:
+                self.scheduler.after(pause_ms, look)
+
+        def back() -> None:
+            self.adversary.restart(broker)
+            self.scheduler.after(pause_ms, look)
+
+        self.scheduler.after(pause_ms, back)
 
     def stop(
         self,

@@ -1,0 +1,127 @@
+"""What a broker is sure of, told to its peers, and what they told: the ground of state transfer.
+
+A broker's *final* word on a number is the one that it would sign (`Carrier.final`): it does not
+change any more. `needed` says how many equal final words decide what a number is.
+"""
+
+from __future__ import annotations
+
+from quorumcast.agents.desks import Desks
+from quorumcast.core.ids import Channel, Lane, NodeId, Stream
+from quorumcast.core.limits import MAX_FRAME_BYTES, MAX_STREAMS_NAMED
+from quorumcast.core.machine import Drop, DropReason, Effect, Send
+from quorumcast.core.messages import Position, Positions, Recall, Recalled, Survey
+from quorumcast.core.quorum import Broadcast, Protection, accept_votes
+from quorumcast.core.statements import Basis
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
+
+
+def recoverable(entry: ChannelEntry) -> bool:
+    """Whether brokers of this channel get back from one another what they lost.
+
+    A log has its own way. On a chain nobody can vote without the MACs that came with a number.
+    """
+    return not entry.policy.total and entry.policy.broadcast is not Broadcast.CHAIN
+
+
+def testify(desks: Desks, sender: NodeId, message: Survey | Recall) -> list[Effect]:
+    """The answer to a peer that asks of what this broker is sure."""
+    if isinstance(message, Survey):
+        held = [
+            Position(desk.stream, desk.carrier.final_from, desk.carrier.final + 1)
+            for desk in desks.all()
+            if desk.stream.channel == message.channel
+            and desk.genuine
+            and desk.carrier.final >= desk.carrier.final_from
+        ]
+        return [Send((sender,), Positions(message.channel, tuple(held[-MAX_STREAMS_NAMED:])))]
+    desk = desks.get(message.stream)
+    last = message.first + message.count - 1
+    if desk is None or message.first < desk.carrier.final_from or last > desk.carrier.final:
+        return [Drop(DropReason.NOT_HELD, sender)]
+    ledger = desk.carrier.ledger
+    if not message.bodies:
+        digests = ledger.digests(message.first, message.count)
+        if digests is None:
+            return [Drop(DropReason.NOT_HELD, sender)]
+        return [Send((sender,), Recalled(message.stream, message.first, digests))]
+    held_run = ledger.read(message.first, message.count, MAX_FRAME_BYTES // 4)
+    if held_run is None or held_run.first != message.first:
+        return [Drop(DropReason.NOT_HELD, sender)]
+    recalled = Recalled(message.stream, held_run.first, held_run.digests)
+    return [Send((sender,), recalled, held_run.bodies)]
+
+
+class Holdings:
+    """Of what each peer is sure, by its own account."""
+
+    __slots__ = ("_manifest", "_told")
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        #: What each peer last said of each channel; only streams of entitled publishers.
+        self._told: dict[tuple[Channel, NodeId], dict[Stream, Position]] = {}
+
+    def __len__(self) -> int:
+        return max(map(len, self._told.values()), default=0)
+
+    def adopt(self, manifest: Manifest) -> None:
+        """Go on in a new epoch, in which a channel may be gone."""
+        self._manifest = manifest
+        kept = {name: told for name, told in self._told.items() if manifest.channel(name[0])}
+        self._told = kept
+
+    def hear(self, peer: NodeId, message: Positions) -> list[Stream]:
+        """A peer's account of a channel; the streams in it."""
+        self._told[message.channel, peer] = told = {
+            position.stream: position
+            for position in message.positions
+            if position.stream.channel == message.channel
+            and position.stream.lane is Lane.DATA
+            and position.base < position.next
+            and self._manifest.may_publish(position.stream.publisher, message.channel)
+        }
+        return list(told)
+
+    def answered(self, channel: Channel) -> list[NodeId]:
+        """Who has ever said what it holds of a channel."""
+        return [peer for name, peer in self._told if name == channel]
+
+    def streams(self) -> list[Stream]:
+        """Every stream that somebody speaks of."""
+        return list(dict.fromkeys(stream for told in self._told.values() for stream in told))
+
+    def of(self, stream: Stream) -> dict[NodeId, Position]:
+        """Who is sure of what in a stream."""
+        return {
+            peer: told[stream]
+            for (channel, peer), told in self._told.items()
+            if channel == stream.channel and stream in told
+        }
+
+    def needed(self, entry: ChannelEntry) -> int:
+        """So many equal words decide what a number is."""
+        policy, quorums = entry.policy, self._manifest.quorums
+        if policy.protection is Protection.CRASH:
+            return 1
+        if policy.basis is Basis.SETTLED:
+            return quorums.one_correct
+        return accept_votes(quorums, policy.protection, policy.broadcast)
+
+    def end(self, entry: ChannelEntry, stream: Stream) -> int:
+        """Where enough peers end; 0 if too few speak of the stream."""
+        needed = self.needed(entry)
+        ends = sorted((word.next for word in self.of(stream).values()), reverse=True)
+        if entry.policy.broadcast is Broadcast.BRACHA:
+            # A liar could make us begin within a run, which would never be completed.
+            return max((end for end in ends if ends.count(end) >= needed), default=0)
+        return ends[needed - 1] if len(ends) >= needed else 0
+
+    def beginning(self, entry: ChannelEntry, stream: Stream, end: int, own: int) -> int:
+        """From where on enough peers hold what lies before a number; the number if they do not.
+
+        `own`: how many words this broker itself can add (0 or 1).
+        """
+        needed = self.needed(entry) - own
+        bases = sorted(word.base for word in self.of(stream).values() if word.next >= end)
+        return min(bases[needed - 1], end) if len(bases) >= needed else end

@@ -1,0 +1,53 @@
+"""A range of publications that a broker recalls from its peers: their words and the contents."""
+
+from __future__ import annotations
+
+from quorumcast.agents.pledges import Pledges
+from quorumcast.core.ids import Stream, split_digests
+from quorumcast.core.machine import Bodies
+from quorumcast.core.statements import Basis
+from quorumcast.core.tally import Tally
+from quorumcast.crypto.digest import Hasher
+from quorumcast.manifest.manifest import ChannelEntry
+
+
+class Job:
+    """One range under way."""
+
+    __slots__ = ("bodies", "count", "first", "stream", "ticks", "words", "writing")
+
+    def __init__(self, stream: Stream, first: int, count: int) -> None:
+        self.stream = stream
+        self.first = first
+        self.count = count
+        #: One word per broker: the digests of the whole range.
+        self.words: Tally[bytes] = Tally()
+        #: Contents that match their digests, of one peer.
+        self.bodies: tuple[bytes, Bodies] | None = None
+        #: For how many ticks it has been under way.
+        self.ticks = 0
+        #: Whether it waits for the journal.
+        self.writing = False
+
+    def doubt(self) -> None:
+        """Let go of contents that are not what most say: another peer may have the right ones."""
+        best = max(self.words.values(), key=self.words.count, default=None)
+        if self.bodies is not None and self.bodies[0] != best:
+            self.bodies = None
+
+
+def match(digests: bytes, bodies: Bodies, hash_: Hasher) -> bool:
+    """Whether contents are what their digests say."""
+    parts = split_digests(digests)
+    return len(parts) == len(bodies) and all(
+        hash_(body) == digest for digest, body in zip(parts, bodies, strict=True)
+    )
+
+
+def own_words(entry: ChannelEntry, pledges: Pledges, stream: Stream, end: int) -> int:
+    """Whether this broker's journal has a word on what lies before a number: 1, or 0.
+
+    It counts where each broker vouches for what it forwarded, and not where they settle it.
+    """
+    known = end > 1 and pledges.of(stream, end - 1, 1) != [None]
+    return int(known and entry.policy.basis is Basis.FORWARDED)

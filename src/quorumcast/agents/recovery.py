@@ -1,0 +1,444 @@
+"""State transfer of channels without total order: a broker gets back what the others retain.
+
+A broker that restarts, was wiped or fell behind goes on where its publishers say (`Open`). What
+lies before it fetches from its peers, newest first, so that its ledger never has holes:
+
+    broker ──Survey──▶ peers ──Positions──▶ broker      of what are you sure, stream by stream?
+    broker ──Recall──▶ peers ──Recalled──▶ broker       digests from all, contents from one
+
+It takes what enough peers give their final word for (`holdings`):
+
+    crash protection                                    1
+    correct brokers cannot differ (Basis.SETTLED)       f+1: one of them is correct
+    a bare fast path (`ab`)                             as many as make a subscriber accept
+
+The last because it may have vouched for something else before it forgot: whatever it says now can
+bring nobody to accept what others would not have accepted without it. It may itself be one of
+them, if its journal says so. Contents are checked against their digests. A stream that nobody opens
+here, because its publisher is gone, begins where enough peers end; one that stands still while
+others are further goes on there.
+
+One range of one stream is under way at a time. Whoever lies or is silent is one voice of many, and
+contents are asked of one peer after the other. What too few peers hold or agree on is given up,
+until a peer says something new; all are asked again now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quorumcast.agents.desks import Desk, Desks
+from quorumcast.agents.holdings import Holdings, recoverable
+from quorumcast.agents.pledges import Pledges, Vouched
+from quorumcast.agents.recalling import Job, match, own_words
+from quorumcast.broadcast.bracha import Bracha
+from quorumcast.broadcast.forwarding import Forwarder
+from quorumcast.broadcast.history import History
+from quorumcast.core.ids import DIGEST_SIZE, Channel, NodeId, Stream, split_digests
+from quorumcast.core.machine import (
+    Drop,
+    DropReason,
+    Effect,
+    Persist,
+    Receive,
+    Send,
+    SetTimer,
+    Suspect,
+    Suspicion,
+    Timer,
+    Vouch,
+)
+from quorumcast.core.messages import Positions, Recall, Recalled, Survey
+from quorumcast.core.statements import Basis
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
+
+TICK_MS = 150
+#: How long a broker that lacks nothing waits before it asks all peers again.
+IDLE_MS = 3_000
+#: Publications asked for at a time.
+CHUNK = 256
+#: Ticks that a publisher has to open its stream, or to go on with it, before peers are asked.
+GRACE = 6
+#: Ticks for one range before it is made smaller, and at last given up.
+PATIENCE = 4
+#: Ticks after which the answer of a peer is not awaited any longer.
+UNANSWERED = 20
+
+
+class RecoveryTick(Timer, frozen=True, tag=True):
+    """See what is lacking, and ask again."""
+
+
+class Recovery:
+    """What one broker fetches from its peers."""
+
+    __slots__ = (
+        "_desks",
+        "_done",
+        "_holdings",
+        "_idle",
+        "_job",
+        "_manifest",
+        "_me",
+        "_outpaced",
+        "_pledges",
+        "_seen",
+        "_set",
+        "_size",
+        "_surveyed",
+        "_turn",
+        "_up",
+    )
+
+    #: How peers' words are kept and weighed.
+    holdings: type[Holdings] = Holdings
+
+    def __init__(self, manifest: Manifest, me: NodeId, desks: Desks, pledges: Pledges) -> None:
+        self._manifest = manifest
+        self._me = me
+        self._desks = desks
+        #: What this broker vouched for in an earlier life.
+        self._pledges = pledges
+        self._holdings = type(self).holdings(manifest)
+        #: Peers that can be reached.
+        self._up: dict[NodeId, None] = {}
+        #: For how many ticks an answer has been awaited, by channel and peer.
+        self._surveyed: dict[tuple[Channel, NodeId], int] = {}
+        #: Streams with which nothing more can be done, before or after (True) what is held, until a
+        #: peer says something new.
+        self._done: dict[tuple[Stream, bool], None] = {}
+        #: Where a stream stood, and for how many ticks.
+        self._seen: dict[Stream, tuple[int, int]] = {}
+        #: Streams that begin here where too few peers had got to when they were last asked, and for
+        #: how many ticks: what lies before cannot be judged yet.
+        self._outpaced: dict[Stream, int] = {}
+        self._job: Job | None = None
+        #: Publications of the next range; smaller after a failure.
+        self._size = CHUNK
+        #: Whose turn it is to send contents.
+        self._turn = 0
+        #: Whether RecoveryTick is set, and whether it is the one after a long while.
+        self._set = False
+        self._idle = False
+
+    def adopt(self, manifest: Manifest) -> None:
+        """Go on in a new epoch, in which a channel may be gone."""
+        self._manifest = manifest
+        self._holdings.adopt(manifest)
+        self._job = None
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+        return {
+            "told": len(self._holdings),
+            "recalled": 0 if self._job is None else self._job.count,
+        }
+
+    def lacking(self) -> list[str]:
+        """What this broker still waits for, for people to look at."""
+        outpaced = [desk.stream for desk in self._desks.all() if self._is_outpaced(desk)]
+        wanted = [s for s in self._holdings.streams() if self._wanted(s) is not None]
+        waits = [f"publications of {stream}" for stream in dict.fromkeys(wanted + outpaced)]
+        others = len(self._manifest.broker_ids) - 1
+        for entry in self._entries():
+            told = self._holdings.answered(entry.name)
+            asked = any(name == entry.name and peer not in told for name, peer in self._surveyed)
+            enough = min(others, max(others - self._manifest.f, self._holdings.needed(entry)))
+            if asked or len(told) < enough:
+                waits.append(f"what the other brokers hold of {entry.name!r}")
+        return waits
+
+    def expects(self, desk: Desk) -> bool:
+        """Whether what lies before a stream may come yet: subscribers need not give it up."""
+        return self._is_outpaced(desk) or self._wanted(desk.stream) is not None
+
+    # --------------------------------------------------------------- asking
+
+    def _entries(self) -> list[ChannelEntry]:
+        return [entry for entry in self._manifest.channels if recoverable(entry)]
+
+    def _channels(self) -> list[Channel]:
+        return [entry.name for entry in self._entries()]
+
+    def connected(self, peer: NodeId) -> list[Effect]:
+        """A peer can be reached: what does it hold?"""
+        if peer not in self._manifest.broker_ids:
+            return []
+        self._up[peer] = None
+        return self._survey((peer,), self._channels())
+
+    def disconnected(self, peer: NodeId) -> None:
+        """A peer cannot be reached."""
+        self._up.pop(peer, None)
+        for key in [key for key in self._surveyed if key[1] == peer]:
+            del self._surveyed[key]
+
+    def left_out(self, stream: Stream) -> list[Effect]:
+        """A publisher could not repeat what this broker lacks of a stream: perhaps peers can."""
+        channels = [channel for channel in self._channels() if channel == stream.channel]
+        return self._survey(tuple(self._up), channels)
+
+    def _survey(self, peers: Iterable[NodeId], channels: list[Channel]) -> list[Effect]:
+        effects: list[Effect] = []
+        for peer in peers:
+            for channel in channels:
+                if (channel, peer) not in self._surveyed:
+                    self._surveyed[channel, peer] = 0
+                    effects.append(Send((peer,), Survey(channel)))
+        return effects + self._wake(TICK_MS) if effects else []
+
+    def _wake(self, after_ms: int) -> list[Effect]:
+        if self._set and after_ms > TICK_MS:
+            return []
+        self._set = True
+        self._idle = after_ms == IDLE_MS
+        return [SetTimer(RecoveryTick(), after_ms)]
+
+    # -------------------------------------------------------------- hearing
+
+    def hear(self, event: Receive) -> list[Effect]:
+        """A peer answers."""
+        match event.message:
+            case Positions() as message:
+                return self._on_positions(event.sender, message)
+            case Recalled() as message:
+                return self._on_recalled(event, message)
+            case _:
+                return []
+
+    def _on_positions(self, sender: NodeId, message: Positions) -> list[Effect]:
+        if self._surveyed.pop((message.channel, sender), None) is None:
+            return [Drop(DropReason.UNEXPECTED, sender)]
+        for stream in self._holdings.hear(sender, message):
+            self._done.pop((stream, False), None)
+            self._done.pop((stream, True), None)
+        return []
+
+    def _on_recalled(self, event: Receive, message: Recalled) -> list[Effect]:
+        """A peer's word on the range under way, perhaps with its contents."""
+        job, sender, digests = self._job, event.sender, message.digests
+        if job is None or job.writing or (message.stream, message.first) != (job.stream, job.first):
+            return [Drop(DropReason.DUPLICATE, sender)]
+        if event.bodies and not match(digests, event.bodies, self._manifest.hash):
+            return [
+                Drop(DropReason.BAD_BODY, sender),
+                Suspect(sender, Suspicion.BAD_BODY, job.stream, job.first),
+            ]
+        if event.bodies and len(event.bodies) < job.count:
+            # As many as fit into a frame. The newest must come first: ask for as many of them.
+            self._size = len(event.bodies)
+            self._begin(job.stream, job.first + job.count - self._size, self._size)
+            return self._ask()
+        if len(digests) != job.count * DIGEST_SIZE:
+            return [Drop(DropReason.BAD_RUN, sender)]
+        if event.bodies:
+            job.bodies = (digests, event.bodies)
+        job.words.vote(sender, digests)
+        return self._maybe_take(job)
+
+    # --------------------------------------------------------------- taking
+
+    def _maybe_take(self, job: Job) -> list[Effect]:
+        entry = self._manifest.channel(job.stream.channel)
+        value = None if entry is None else job.words.leader(self._holdings.needed(entry))
+        if entry is None or value is None or job.bodies is None or job.bodies[0] != value:
+            return []
+        pledged = self._pledges.of(job.stream, job.first, job.count)
+        if any(p not in (None, d) for p, d in zip(pledged, split_digests(value), strict=True)):
+            # What it vouched for it does not take back; it says nothing about it any more.
+            return self._give_up(job)
+        job.writing = True
+        if entry.policy.journal:
+            return [Persist(Vouched(job.stream, job.first, value))]
+        return self._write(job)
+
+    def journaled(self, record: Vouched) -> list[Effect]:
+        """The journal holds what this broker will vouch for from now on."""
+        job = self._job
+        if job is None or not job.writing or job.bodies is None:
+            return []
+        if (job.stream, job.first, job.bodies[0]) != (record.stream, record.first, record.digests):
+            return []
+        return self._write(job)
+
+    def _write(self, job: Job) -> list[Effect]:
+        self._job = None
+        desk = self._desks.get(job.stream)
+        if desk is None or job.bodies is None:
+            return []
+        self._size = min(CHUNK, 2 * self._size)
+        digests, bodies = job.bodies
+        carrier, after = desk.carrier, self._is_after(job)
+        if not isinstance(carrier, Forwarder | Bracha | History) or not carrier.recover(
+            job.first, split_digests(digests), bodies
+        ):
+            self._done[job.stream, after] = None
+        vouched: list[Effect] = [Vouch(job.stream, job.first, digests)] if after else []
+        return vouched + self._next()
+
+    def _give_up(self, job: Job) -> list[Effect]:
+        """Perhaps a part of it can be had: the newest, or the oldest after what is held."""
+        self._job = None
+        if job.count > 1:
+            self._size = max(1, job.count // 4)
+        else:
+            self._size = CHUNK
+            self._done[job.stream, self._is_after(job)] = None
+        return self._next()
+
+    def _is_after(self, job: Job) -> bool:
+        """Whether a range lies after what is held, and not before."""
+        desk = self._desks.get(job.stream)
+        return desk is not None and job.first == desk.carrier.ledger.next
+
+    # ------------------------------------------------------------- choosing
+
+    def _entry(self, stream: Stream) -> ChannelEntry | None:
+        entry = self._manifest.channel(stream.channel)
+        return entry if entry is not None and recoverable(entry) else None
+
+    def _wanted(self, stream: Stream) -> tuple[int, int] | None:
+        """What peers hold and this broker does not, after or before what it holds."""
+        return self._ahead(stream) or self._before(stream)
+
+    def _ahead(self, stream: Stream) -> tuple[int, int] | None:
+        """The range after what is held, first and one past the last."""
+        entry, desk = self._entry(stream), self._desks.get(stream)
+        if entry is None or (desk is None and self._desks.over(stream)):
+            return None
+        held = 1 if desk is None else desk.carrier.ledger.next
+        end = self._holdings.end(entry, stream)
+        return (held, end) if end > held and (stream, True) not in self._done else None
+
+    def _before(self, stream: Stream) -> tuple[int, int] | None:
+        """The range before what is held, as far as it would be retained."""
+        entry, desk = self._entry(stream), self._desks.get(stream)
+        if entry is None or desk is None or (stream, False) in self._done:
+            return None
+        ledger, end = desk.carrier.ledger, desk.carrier.final_from
+        room = entry.policy.limits.retained_publications - len(ledger)
+        own = own_words(entry, self._pledges, stream, end)
+        first = max(self._holdings.beginning(entry, stream, end, own), end - room, ledger.floor)
+        return (first, end) if first < end else None
+
+    def _next(self) -> list[Effect]:
+        """Begin with the next range, of one stream after the other."""
+        if self._job is not None:
+            return []
+        for stream in self._holdings.streams():
+            chosen = self._choose(stream)
+            if chosen is not None:
+                self._begin(stream, *chosen)
+                return self._ask()
+        return []
+
+    def _choose(self, stream: Stream) -> tuple[int, int] | None:
+        """First number and length of what to ask for now."""
+        ahead, desk = self._ahead(stream), self._desks.get(stream)
+        # Otherwise its publisher may be about to send it.
+        if ahead is not None and self._seen.get(stream, (0, 0))[1] >= GRACE:
+            first, end = ahead
+            if desk is not None and first > 1 and isinstance(desk.carrier, Forwarder):
+                return first, min(self._size, end - first)
+            self._resume(stream, end)
+        wanted = self._before(stream)
+        if wanted is None:
+            return None
+        first, end = wanted
+        count = min(self._size, end - first)
+        return end - count, count
+
+    def _resume(self, stream: Stream, end: int) -> None:
+        """Begin, or go on, where enough peers end; what lies before is fetched."""
+        entry = self._entry(stream)
+        if entry is None:
+            return
+        desk = self._desks.get(stream) or self._desks.open(stream, entry, self._me)
+        if desk is not None and isinstance(desk.carrier, Forwarder | Bracha | History):
+            desk.carrier.resume(end)
+            # It is no hearsay any more, and may be one too many.
+            self._desks.open(stream, entry, desk.introducer or self._me)
+
+    def _begin(self, stream: Stream, first: int, count: int) -> None:
+        self._job = job = Job(stream, first, count)
+        entry = self._entry(stream)
+        pledged = [p for p in self._pledges.of(stream, first, count) if p is not None]
+        if entry is not None and entry.policy.basis is Basis.FORWARDED and len(pledged) == count:
+            job.words.vote(self._me, b"".join(pledged))
+
+    def _ask(self) -> list[Effect]:
+        job = self._job
+        if job is None:
+            return []
+        holders = [
+            peer
+            for peer, word in self._holdings.of(job.stream).items()
+            if word.base <= job.first and word.next >= job.first + job.count and peer in self._up
+        ]
+        if not holders:
+            return []
+        source = holders[self._turn % len(holders)]
+        self._turn += 1
+        rest = tuple(p for p in holders if p != source and job.words.vote_of(p) is None)
+        effects: list[Effect] = []
+        if rest:
+            effects.append(Send(rest, Recall(job.stream, job.first, job.count)))
+        if job.bodies is None:
+            effects.append(Send((source,), Recall(job.stream, job.first, job.count, bodies=True)))
+        return effects
+
+    # ---------------------------------------------------------------- clock
+
+    def tick(self) -> list[Effect]:
+        """Ask again what was not answered, and see what else is lacking."""
+        self._set = False
+        self._watch()
+        effects: list[Effect] = []
+        if self._idle or any(ticks % GRACE == 1 for ticks in self._outpaced.values()):
+            self._idle = False
+            effects += self._survey(tuple(self._up), self._channels())
+        for key, ticks in list(self._surveyed.items()):
+            self._surveyed[key] = ticks + 1
+            if ticks >= UNANSWERED:
+                del self._surveyed[key]
+            elif ticks and ticks & (ticks - 1) == 0:
+                effects.append(Send((key[1],), Survey(key[0])))
+        if self._job is not None and not self._job.writing:
+            effects += self._urge(self._job)
+        effects += self._next()
+        if not self._channels():
+            return effects
+        return effects + self._wake(TICK_MS if self._surveyed or self.lacking() else IDLE_MS)
+
+    def _urge(self, job: Job) -> list[Effect]:
+        job.ticks += 1
+        if job.ticks > PATIENCE:
+            return self._give_up(job)
+        job.doubt()
+        return self._ask()
+
+    def _watch(self) -> None:
+        """See which streams move by themselves."""
+        seen: dict[Stream, tuple[int, int]] = {}
+        for stream in self._holdings.streams():
+            desk: Desk | None = self._desks.get(stream)
+            at = 1 if desk is None else desk.carrier.ledger.next
+            before, ticks = self._seen.get(stream, (at, 0))
+            seen[stream] = (at, ticks + 1 if before == at else 0)
+        self._seen = seen
+        self._outpaced = {
+            desk.stream: self._outpaced.get(desk.stream, 0) + self._is_outpaced(desk)
+            for desk in self._desks.all()
+            if desk.stream in self._outpaced or self._is_outpaced(desk)
+        }
+
+    def _is_outpaced(self, desk: Desk) -> bool:
+        """Whether it may turn out yet that peers hold what lies before a stream."""
+        entry, end = self._entry(desk.stream), desk.carrier.final_from
+        if entry is None or end <= desk.carrier.ledger.floor:
+            return False
+        if self._outpaced.get(desk.stream, 0) >= UNANSWERED:
+            return False
+        reach = [word for word in self._holdings.of(desk.stream).values() if word.next >= end]
+        needed = self._holdings.needed(entry) - own_words(entry, self._pledges, desk.stream, end)
+        return len(reach) < needed

@@ -1,0 +1,106 @@
+"""Known-bad variants of getting back what was lost: words taken on trust, and nothing asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from quorumcast.agents.holdings import Holdings
+from quorumcast.agents.recovery import Recovery
+from quorumcast.core.ids import DIGEST_SIZE, Millis
+from quorumcast.core.machine import Effect, Send
+from quorumcast.core.messages import Contents, Recalled, Vote
+from quorumcast.faults.base import Tampering, digests_of
+from quorumcast.faults.contract import Later
+from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.fetching import Fetching
+from quorumcast.sim import order_variants
+from quorumcast.sim.attacks import attack
+from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
+from quorumcast.sim.known_bad import Patch, Variant
+from quorumcast.sim.network import Weather
+from quorumcast.sim.plan import Act, Corruption, Plan, small_limits
+from quorumcast.sim.scenario import ORDERS
+
+B1, B2, B3, B4 = broker_names(4)
+PUB = PUBLISHERS[0]
+SUB1, SUB2 = SUBSCRIBERS[:2]
+
+
+class FalseMemory(Tampering):
+    """Remembers other contents than everybody else, and always the same."""
+
+    __slots__ = ()
+
+    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+        message = send.message
+        if not isinstance(message, Vote | Contents | Recalled):
+            return [send]
+        count = len(message.digests) // DIGEST_SIZE
+        bodies = tuple(
+            b"false %d" % number for number in range(message.first, message.first + count)
+        )
+        lie = replace(message, digests=digests_of(bodies, self.context))
+        return [Send(send.to, lie, bodies if send.bodies else ())]
+
+
+def _restart(*corruptions: Corruption) -> Any:
+    """Two brokers restart one after the other; somebody reads everything afterwards."""
+    rules = Policy.named("direct", limits=small_limits())
+    acts = [
+        Act(5, "join", SUB1, ORDERS),
+        *(Act(60 + 6 * n, "submit", PUB, ORDERS, 1) for n in range(12)),
+        Act(200, "roll", SUB2, ORDERS, 20, (B1, B3)),
+    ]
+
+    def plan(seed: int) -> Plan:
+        return Plan(
+            seed=f"recovery {seed}",
+            policy=rules,
+            brokers=4,
+            f=1,
+            weather=Weather(latency_ms=1, jitter_ms=3),
+            publishers=(PUB,),
+            subscribers=(SUB1, SUB2),
+            channels=(channel_entry(ORDERS, rules),),
+            acts=tuple(acts),
+            corruptions=corruptions,
+            patience_ms=8000,
+            adversary="siege",
+        )
+
+    return plan
+
+
+RECOVERY_VARIANTS: tuple[Variant, ...] = (
+    Variant(
+        name="recall-believed",
+        mistake="a broker that lost its memory believes one peer about what it held",
+        patches=(Patch(Holdings, "needed", lambda self, entry: 1),),
+        attack=_restart(Corruption(B2, "FalseMemory", attack=attack(FalseMemory))),
+        caught_by=("Authenticity", "Agreement"),
+    ),
+    Variant(
+        name="no-recall",
+        mistake="a broker that lost its memory asks nobody for what it held",
+        patches=(Patch(Recovery, "_ask", lambda self: []),),
+        attack=_restart(),
+        caught_by=("FIFO", "Retention", "Upkeep"),
+    ),
+    Variant(
+        name="no-fetch",
+        mistake="a broker votes on, and never fetches what it lacks to execute",
+        patches=(Patch(Fetching, "ask", lambda self: []),),
+        attack=order_variants.siege(
+            "total",
+            acts=[
+                Act(395, "mute", PUB, peers=(B4,)),
+                Act(400, "submit", PUB, ORDERS, 1),
+                Act(900, "stop", PUB),
+            ],
+        ),
+        caught_by=("Upkeep",),
+    ),
+)

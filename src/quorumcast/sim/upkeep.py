@@ -1,0 +1,85 @@
+"""Upkeep: brokers, and not only subscribers, end up with what they should have.
+
+In the end every correct broker that is up has executed as much of each log as any other, and holds
+every publication of a channel without total order that enough *other* correct brokers are sure of
+and agree on: as many as it needs to take their word (`Holdings.needed`). What it has itself let go
+of by retention, and streams that have given way to later ones, are its own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quorumcast.agents.broker import Broker
+from quorumcast.agents.desks import Desk
+from quorumcast.agents.holdings import Holdings, recoverable
+from quorumcast.core.ids import NodeId
+from quorumcast.core.tally import Tally
+from quorumcast.sim.facts import Facts
+from quorumcast.sim.node import Node
+
+
+class Upkeep:
+    """A promise about the brokers themselves."""
+
+    name = "Upkeep"
+
+    def __init__(self, nodes: Mapping[NodeId, Node]) -> None:
+        self._nodes = nodes
+
+    def pending(self, facts: Facts) -> str | None:
+        """What is still missing, if anything."""
+        brokers = {
+            name: self._nodes[name].machine
+            for name in facts.manifest.broker_ids
+            if facts.adversary.is_correct(name) and self._nodes[name].up
+        }
+        machines = {n: m for n, m in brokers.items() if isinstance(m, Broker)}
+        return self._executed(machines) or self._held(facts, machines)
+
+    def _executed(self, brokers: Mapping[NodeId, Broker]) -> str | None:
+        reach: dict[str, tuple[int, NodeId]] = {}
+        for name, broker in brokers.items():
+            for log, standing in broker.logs().items():
+                executed = standing["executed"]
+                if isinstance(executed, int):
+                    reach[log] = max(reach.get(log, (0, name)), (executed, name))
+        for name, broker in brokers.items():
+            for log, standing in broker.logs().items():
+                most, leader = reach[log]
+                if standing["executed"] != most:
+                    return (
+                        f"{name} has executed {standing['executed']} of {log}, {leader} has {most}"
+                    )
+        return None
+
+    def _held(self, facts: Facts, brokers: Mapping[NodeId, Broker]) -> str | None:
+        holdings = Holdings(facts.manifest)
+        for stream in facts.published:
+            entry = facts.manifest.channel(stream.channel)
+            if entry is None or not recoverable(entry):
+                continue
+            desks = {name: broker.desk(stream) for name, broker in brokers.items()}
+            needed = holdings.needed(entry)
+            for name, broker in brokers.items():
+                others = [desk for other, desk in desks.items() if other != name and desk]
+                if broker.has_ended(stream):
+                    continue
+                for number in self._decided(others, needed):
+                    mine = desks[name]
+                    floor = 1 if mine is None else mine.carrier.ledger.floor
+                    held = mine is not None and mine.carrier.ledger.digest(number) is not None
+                    if number >= floor and not held:
+                        return f"{name} does not hold {stream} {number}, which others are sure of"
+        return None
+
+    def _decided(self, desks: list[Desk], needed: int) -> list[int]:
+        """Numbers that enough of these are sure of, with the same contents."""
+        words: dict[int, Tally[bytes]] = {}
+        for desk in desks:
+            carrier = desk.carrier
+            for number in range(carrier.final_from, carrier.final + 1):
+                digest = carrier.ledger.digest(number)
+                if digest is not None:
+                    words.setdefault(number, Tally()).vote(NodeId(str(id(desk))), digest)
+        return [n for n, tally in words.items() if tally.leader(needed) is not None]

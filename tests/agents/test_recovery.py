@@ -1,0 +1,273 @@
+"""State transfer without total order: whose words a broker takes, and what it does about liars."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.cells import (
+    AB,
+    ALICE,
+    B1,
+    B2,
+    B3,
+    B4,
+    BOB,
+    ORDERS,
+    STREAM,
+    T0,
+    Cell,
+    bodies,
+    digests,
+    messages,
+    publish,
+    reasons,
+    suspects,
+)
+
+from quorumcast.agents.broker import Broker
+from quorumcast.agents.pledges import Vouched
+from quorumcast.agents.recovery import CHUNK, GRACE, PATIENCE, RecoveryTick
+from quorumcast.core.ids import Millis, NodeId
+from quorumcast.core.machine import (
+    Connected,
+    DropReason,
+    Effect,
+    Persist,
+    Persisted,
+    Receive,
+    Restored,
+    Send,
+    TimerFired,
+)
+from quorumcast.core.messages import (
+    Open,
+    Position,
+    Positions,
+    Recall,
+    Recalled,
+    Subscribe,
+    Survey,
+    Vote,
+)
+from quorumcast.manifest.policy import Policy
+
+PEERS = (B2, B3, B4)
+DIRECT = Policy.named("direct")
+#: Asked for with contents and without.
+WITH, WITHOUT = True, False
+
+
+def restarted(policy: Policy = AB, base: int = 4, end: int = 6) -> Broker:
+    """Broker 1 without its memory: its publisher goes on at `base`, its peers are at `end`."""
+    broker = Cell(policy).broker(B1)
+    for peer in PEERS:
+        assert messages(broker.handle(Connected(peer), T0), Survey) == [Survey(ORDERS)]
+    broker.handle(Receive(ALICE, Open(STREAM, base, base)), T0)
+    for peer in PEERS:
+        told = Positions(ORDERS, (Position(STREAM, 1, end),))
+        broker.handle(Receive(peer, told), T0)
+    return broker
+
+
+def tick(broker: Broker, times: int = 1) -> list[Effect]:
+    return [e for _ in range(times) for e in broker.handle(TimerFired(RecoveryTick()), T0)]
+
+
+def recalls(effects: list[Effect]) -> list[tuple[NodeId, int, int, bool]]:
+    return [
+        (peer, effect.message.first, effect.message.count, effect.message.bodies)
+        for effect in effects
+        if isinstance(effect, Send) and isinstance(effect.message, Recall)
+        for peer in effect.to
+    ]
+
+
+def recalled(peer: NodeId, first: int, *run: bytes, full: bool = True) -> Receive:
+    return Receive(peer, Recalled(STREAM, first, digests(*run)), run if full else ())
+
+
+def held(broker: Broker) -> tuple[int, int]:
+    base, end, _ = broker.streams()[STREAM]
+    return base, end
+
+
+def test_broker_asks_all_for_digests_and_one_for_contents() -> None:
+    asked = recalls(tick(restarted()))
+    assert sorted(asked) == [(B2, 1, 3, True), (B3, 1, 3, False), (B4, 1, 3, False)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "needed"), [(Policy.named("direct-crash"), 1), (DIRECT, 2), (AB, 3)]
+)
+def test_broker_takes_what_enough_peers_vouch_for(policy: Policy, needed: int) -> None:
+    broker = restarted(policy)
+    tick(broker)
+    for words, peer in enumerate(PEERS[:needed], 1):
+        assert held(broker) == (4, 4)
+        broker.handle(recalled(peer, 1, *bodies(1, 3), full=words == 1), T0)
+    assert held(broker) == (1, 4)
+    assert broker.catching_up() != []  # peers have two more, which its publisher may send
+
+
+def test_broker_with_everything_has_caught_up() -> None:
+    broker = restarted(end=4)
+    assert broker.catching_up() == [f"publications of {STREAM}"]
+    tick(broker)
+    for peer in PEERS:
+        broker.handle(recalled(peer, 1, *bodies(1, 3)), T0)
+    assert broker.catching_up() == []
+    told = broker.handle(Receive(BOB, Subscribe(ORDERS, (), True)), T0)
+    assert messages(told, Positions) == [Positions(ORDERS, (Position(STREAM, 1, 4),))]
+
+
+def test_broker_that_expects_more_does_not_make_subscribers_give_it_up() -> None:
+    broker = restarted()
+    told = broker.handle(Receive(BOB, Subscribe(ORDERS, (), True)), T0)
+    assert messages(told, Positions) == [Positions(ORDERS, (Position(STREAM, 1, 4),))]
+
+
+def test_broker_liar_is_one_voice_and_another_is_asked_for_contents() -> None:
+    broker = restarted(DIRECT)
+    tick(broker)
+    broker.handle(recalled(B2, 1, b"x", b"y", b"z"), T0)
+    broker.handle(recalled(B3, 1, *bodies(1, 3), full=False), T0)
+    broker.handle(recalled(B4, 1, *bodies(1, 3), full=False), T0)
+    assert held(broker) == (4, 4)
+    assert (B3, 1, 3, WITH) in recalls(tick(broker))
+    broker.handle(recalled(B3, 1, *bodies(1, 3)), T0)
+    assert held(broker) == (1, 4)
+    desk = broker.desk(STREAM)
+    assert desk is not None
+    assert desk.carrier.ledger.digests(1, 3) == digests(*bodies(1, 3))
+
+
+def test_broker_contents_of_another_digest_are_held_against_their_sender() -> None:
+    broker = restarted(DIRECT)
+    tick(broker)
+    message = Recalled(STREAM, 1, digests(*bodies(1, 3)))
+    effects = broker.handle(Receive(B2, message, (b"x", b"y", b"z")), T0)
+    assert reasons(effects) == [DropReason.BAD_BODY]
+    assert suspects(effects) == [B2]
+
+
+def test_broker_silent_peers_are_asked_again_and_what_nobody_answers_is_given_up() -> None:
+    broker = restarted(end=4)
+    for _ in range(4 * PATIENCE * CHUNK):
+        if not broker.catching_up():
+            break
+        tick(broker)
+    assert broker.catching_up() == []
+    assert held(broker) == (4, 4)
+
+
+def test_broker_words_that_differ_are_enough_for_the_part_on_which_they_agree() -> None:
+    """A lying publisher told one correct broker something else: number 1 is nobody's to decide."""
+    broker = restarted(end=4)
+    stories = {B2: (b"p1", b"p2", b"p3"), B3: (b"p1", b"p2", b"p3"), B4: (b"other", b"p2", b"p3")}
+    for _ in range(40 * PATIENCE):
+        for peer, first, count, full in recalls(tick(broker)):
+            run = stories[peer][first - 1 : first - 1 + count]
+            broker.handle(recalled(peer, first, *run, full=full), T0)
+    assert held(broker) == (2, 4)
+
+
+def test_broker_large_contents_come_in_smaller_ranges_newest_first() -> None:
+    broker = restarted(DIRECT)
+    tick(broker)
+    effects = broker.handle(recalled(B2, 1, b"p1"), T0)
+    assert {(first, count) for _, first, count, _ in recalls(effects)} == {(3, 1)}
+
+
+def test_broker_stream_that_nobody_opens_begins_where_enough_peers_end() -> None:
+    broker = Cell(DIRECT).broker(B1)
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+        told = Positions(ORDERS, (Position(STREAM, 1, 4),))
+        broker.handle(Receive(peer, told), T0)
+    assert recalls(tick(broker, GRACE - 1)) == []  # its publisher may be about to come
+    tick(broker, 2)
+    for peer in PEERS[:2]:
+        broker.handle(recalled(peer, 1, *bodies(1, 3)), T0)
+    assert held(broker) == (1, 4)
+
+
+def test_broker_that_fell_behind_goes_on_and_votes_for_what_others_vouch_for() -> None:
+    broker = Cell(DIRECT).broker(B1)
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+    broker.handle(publish(1, *bodies(1, 2)), T0)
+    broker.handle(Receive(BOB, Subscribe(ORDERS, (), True)), T0)
+    for peer in PEERS:
+        broker.handle(Receive(peer, Positions(ORDERS, (Position(STREAM, 1, 5),))), T0)
+    tick(broker, GRACE + 2)
+    effects = broker.handle(recalled(B2, 3, b"p3", b"p4"), T0)
+    effects += broker.handle(recalled(B3, 3, b"p3", b"p4"), T0)
+    assert messages(effects, Vote) == [Vote(STREAM, 3, digests(b"p3", b"p4"))]
+    assert held(broker) == (1, 5)
+
+
+def test_broker_with_a_journal_takes_nothing_before_the_disk_has_it() -> None:
+    broker = restarted(Policy.named("direct", journal=True))
+    tick(broker)
+    broker.handle(recalled(B2, 1, *bodies(1, 3)), T0)
+    (record,) = [
+        effect.record
+        for effect in broker.handle(recalled(B3, 1, *bodies(1, 3)), T0)
+        if isinstance(effect, Persist)
+    ]
+    assert record == Vouched(STREAM, 1, digests(*bodies(1, 3)))
+    assert held(broker) == (4, 4)
+    broker.handle(Persisted(record), T0)
+    assert held(broker) == (1, 4)
+
+
+def test_broker_counts_its_own_journal_and_never_contradicts_it() -> None:
+    for mine, expected in ((b"p1", (1, 4)), (b"other", (2, 4))):
+        broker = Cell(Policy.named("ab", journal=True)).broker(B1)
+        for number, body in enumerate((mine, b"p2", b"p3"), 1):
+            broker.handle(Restored(Vouched(STREAM, number, digests(body))), T0)
+        for peer in (B2, B3):
+            broker.handle(Connected(peer), T0)
+            broker.handle(Receive(peer, Positions(ORDERS, (Position(STREAM, 1, 4),))), T0)
+        broker.handle(Receive(ALICE, Open(STREAM, 4, 4)), T0)
+        for _ in range(40 * PATIENCE):
+            asked = tick(broker)
+            for peer, first, count, full in recalls(asked):
+                run = bodies(first, count)
+                for effect in broker.handle(recalled(peer, first, *run, full=full), T0):
+                    if isinstance(effect, Persist):
+                        broker.handle(Persisted(effect.record), T0)
+        # Two peers and its own word are three; against its own word it takes nothing.
+        assert held(broker) == expected
+
+
+def test_broker_answers_brokers_only_and_only_what_it_is_sure_of() -> None:
+    broker = Cell(Policy.named("ab+history", alpha=4)).broker(B1)
+    broker.handle(publish(1, *bodies(1, 3)), T0)
+    assert messages(broker.handle(Receive(B2, Survey(ORDERS)), T0), Positions) == [
+        Positions(ORDERS, ())
+    ]  # no history has settled it
+    assert reasons(broker.handle(Receive(B2, Recall(STREAM, 1, 3)), T0)) == [DropReason.NOT_HELD]
+    assert reasons(broker.handle(Receive(BOB, Survey(ORDERS)), T0)) == [DropReason.WRONG_SENDER]
+    sure = Cell(AB).broker(B1)
+    sure.handle(publish(1, *bodies(1, 3)), T0)
+    answer = sure.handle(Receive(B2, Recall(STREAM, 2, 2, bodies=True)), T0)
+    assert answer == [Send((B2,), Recalled(STREAM, 2, digests(b"p2", b"p3")), (b"p2", b"p3"))]
+
+
+def test_broker_is_asked_only_so_often() -> None:
+    broker = Cell(AB).broker(B1)
+    answers = [broker.handle(Receive(B2, Survey(ORDERS)), Millis(0)) for _ in range(100)]
+    assert sum(bool(messages(answer, Positions)) for answer in answers) == 32
+
+
+def test_broker_what_nobody_asked_for_is_dropped() -> None:
+    broker = Cell(AB).broker(B1)
+    unasked = broker.handle(Receive(B2, Positions(ORDERS, ())), T0)
+    assert reasons(unasked) == [DropReason.UNEXPECTED]
+    assert reasons(broker.handle(recalled(B2, 1, b"p1"), T0)) == [DropReason.DUPLICATE]
+
+
+@pytest.mark.parametrize("name", ["chain", "chain+history", "total"])
+def test_broker_of_a_chain_or_a_log_asks_nobody(name: str) -> None:
+    broker = Cell(Policy.named(name)).broker(B1)
+    assert messages(broker.handle(Connected(B2), T0), Survey) == []
