@@ -289,6 +289,23 @@ def test_disk_of_a_broker_is_judged(
     assert says in what
 
 
+@pytest.mark.parametrize(("forgotten", "level"), [(3, "warning"), (0, None)])
+def test_broker_that_found_no_store_and_had_taken_part_is_warned_of(
+    tmp_path: Path, forgotten: int, level: str | None
+) -> None:
+    made = make(tmp_path / "c", "--channel", "trades:total+durable", "--cell", "cell")
+    manifest = read_manifest(made / "manifest.json")
+    answers = rows(manifest)
+    fine = {"directory": "data", "writable": True, "free_bytes": 9e9, "set_aside": []}
+    for row in answers.values():
+        row["disk"] = fine
+    log = {**answers["broker-2"].get("logs", {}).get("byzantine", {}), "forgotten": forgotten}
+    answers["broker-2"] |= {"disk": {**fine, "began_empty": True}}
+    answers["broker-2"]["logs"] = {"byzantine": log}
+    said = [(who, how) for who, how, what in judge(manifest, answers) if "found no store" in what]
+    assert said == ([("broker-2", level)] if level else [])
+
+
 def test_probe_of_something_that_is_no_broker(manifest: Manifest) -> None:
     async def main() -> None:
         server = HttpServer({("GET", "/"): lambda request: json_response({})})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from tests.support.cells import B1, B2, B3, B4, ORDERS
-from tests.support.ordering import Hall, agree
+from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, ORDERS, STREAM, Cell
+from tests.support.ordering import Disk, Hall, agree, offer
 
-from quorumcast.core.ids import Millis, NodeId
+from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.limits import Limits
+from quorumcast.core.machine import Forget, Receive
 from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.offers import Stored
 
 BROKERS = (B1, B2, B3, B4)
 
@@ -128,3 +130,35 @@ def test_durable_brokers_that_restart_together_go_on_after_what_was_old() -> Non
     hall.offer(7, b"last")
     hall.run(3000)
     assert agree(hall, *BROKERS) == [b"a5", b"a6", b"last"]
+
+
+# ------------------------------------------------------------ never ordered
+
+
+def test_offers_that_are_let_go_without_having_been_ordered_leave_the_disk() -> None:
+    """A publisher whose offers nobody signed, and one with many incarnations."""
+    hall = Hall(Policy.named("total", limits=LIMITS), durable=True).begin()
+    bad, bodies = offer(hall.cell, 1, b"unsigned", signer=BOB)
+    for member in BROKERS:
+        hall.happen(member, Receive(STREAM.publisher, bad, bodies))
+    hall.run(3000)
+    for incarnation in range(2, 12):
+        # Each leaves out its first number, so nothing of it can be ordered.
+        hall.offer(5, b"late", stream=Stream(ORDERS, ALICE, incarnation))
+        hall.run(100)
+    hall.offer(1, b"good", stream=Stream(ORDERS, ALICE, 99))
+    hall.run(1000)
+    owners = {owner for kind, owner, _ in hall.disks[B1].records if kind.__name__ == "Stored"}
+    assert str(STREAM) not in owners
+    assert str(Stream(ORDERS, ALICE, 2)) not in owners
+    assert len(owners) <= LIMITS.streams_per_publisher + 1
+    assert agree(hall, *BROKERS) == [b"good"]
+
+
+def test_offers_between_those_that_were_ordered_leave_the_disk_alone() -> None:
+    disk = Disk()
+    for first in (1, 2, 3):
+        message, bodies = offer(Cell(Policy.named("total")), first, b"x")
+        disk.keep(Stored(message, bodies))
+    disk.forget(Forget(Stored, str(STREAM), 3, since=2))
+    assert [place for _, _, place in disk.records] == [1, 3]

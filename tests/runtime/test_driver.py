@@ -193,7 +193,7 @@ class SlowStore:
     def save(self, record: Record, done: Callable[[], None], *, lazy: bool = False) -> None:
         self.saved.append((record, done))
 
-    def forget(self, kind: type[Record], owner: str, below: int) -> None:
+    def forget(self, kind: type[Record], owner: str, below: int, since: int = 0) -> None:
         self.forgotten.append((kind, owner, below))
 
     def watch(self, on_full: Callable[[bool], None]) -> None:

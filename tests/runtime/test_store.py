@@ -181,6 +181,43 @@ def test_store_replacing_and_forgetting_within_one_commit_keep_their_order(tmp_p
     run(main())
 
 
+def test_store_forgets_a_range_and_nothing_beside_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        for turns in (1, 2):
+            opened = DiskStore(tmp_path / str(turns), KINDS)
+            for place in range(1, 6):
+                opened.save(Kept(place, b"x"), nothing)
+            if turns == 2:
+                await until(lambda opened=opened: not opened.status()["waiting_bytes"])  # type: ignore[misc]
+            opened.forget(Kept, "alice", 4, since=2)
+            opened.save(Kept(3, b"again"), nothing)
+            await opened.close()
+            found = await held(tmp_path / str(turns))
+            assert found == [Kept(1, b"x"), Kept(4, b"x"), Kept(5, b"x"), Kept(3, b"again")]
+
+    run(main())
+
+
+def modes_in(directory: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in directory.iterdir()}
+
+
+def test_store_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        opened = DiskStore(tmp_path / "s", KINDS)
+        opened.save(Said("a secret"), nothing)
+        await until(lambda: opened.status()["waiting_bytes"] == 0)
+        modes = modes_in(tmp_path)
+        assert len(modes) >= 3
+        assert set(modes.values()) == {0o600}, modes
+        await opened.close()
+        (tmp_path / "s").chmod(0o644)  # as earlier versions left it
+        await held(tmp_path / "s")
+        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
+
+    run(main())
+
+
 def test_store_oldest_records_without_an_address_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

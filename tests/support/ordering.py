@@ -127,7 +127,8 @@ class Disk:
         gone = [
             (kind, owner, place)
             for kind, owner, place in self.records
-            if (kind, owner) == (effect.kind, effect.owner) and (place or 0) < effect.below
+            if (kind, owner) == (effect.kind, effect.owner)
+            and effect.since <= (place or 0) < effect.below
         ]
         for address in gone:
             del self.records[address]

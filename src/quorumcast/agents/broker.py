@@ -216,6 +216,7 @@ class Broker:
                 "decided": standing.decided,
                 "executed": sequencer.executed,
                 "checkpoint": standing.checkpoint,
+                "forgotten": sequencer.catch_up.forgotten,
             }
             for log, sequencer in self._sequencers.all().items()
         }

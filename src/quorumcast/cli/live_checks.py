@@ -134,6 +134,10 @@ def _disk(manifest: Manifest, name: str, row: Row, directory: Path) -> list[Find
                 "look at the disk, then move the files away",
             )
         )
+    forgot = any(log.get("forgotten") for log in row.get("logs", {}).values())
+    if disk.get("began_empty") and forgot:
+        says = f"it found no store in {where} when it started, and had taken part before"
+        findings.append(Finding(name, "warning", says, "see that --data names its own directory"))
     if not findings:
         room = "" if free is None else f" with {free / 1e9:,.1f} GB free"
         findings.append(Finding(name, "ok", f"keeps its store in {where}{room}"))

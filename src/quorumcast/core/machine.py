@@ -216,11 +216,15 @@ class Persist(msgspec.Struct, frozen=True):
 
 
 class Forget(msgspec.Struct, frozen=True):
-    """Records of this kind and owner below a place are no longer needed on disk."""
+    """Records of this kind and owner below a place are no longer needed on disk.
+
+    Or, with `since`, those from one place on and below another.
+    """
 
     kind: type[Record]
     owner: str
     below: int
+    since: int = 0
 
 
 class Vouch(msgspec.Struct, frozen=True):

@@ -125,6 +125,11 @@ class CatchUp:
 
     # ------------------------------------------------------------------ asking
 
+    @property
+    def forgotten(self) -> int:
+        """Up to this instance it may have voted in a life that it does not remember; 0: nothing."""
+        return self._consensus.blind
+
     def behind(self) -> bool:
         """Whether enough members are further than this broker."""
         return self.frontier() > self._consensus.decided

@@ -187,11 +187,21 @@ class Execution:
         self.offers.retire(self.state.over)
         if self._durable:
             effects.append(Persist(Decided(self._log, self.executed, batch), lazy=True))
-        return effects
+        return effects + self._sweep()
 
     def keep(self, offer: Offer, bodies: Bodies) -> list[Effect]:
         """Have an offer on disk before anything that is said about it."""
-        return [Persist(Stored(offer, bodies), lazy=True)] if self._durable else []
+        swept = self._sweep()  # before it is written: it may take the place of one that went
+        return [*swept, Persist(Stored(offer, bodies), lazy=True)] if self._durable else []
+
+    def _sweep(self) -> list[Effect]:
+        """Offers that were let go without having been ordered leave the disk as well."""
+        dropped, self.offers.dropped = self.offers.dropped, []
+        if not self._durable:
+            return []
+        # One that came again meanwhile, or was ordered after all, stays.
+        gone = [(stream, first) for stream, first in dropped if self.find(stream, first) is None]
+        return [Forget(Stored, str(stream), first + 1, first) for stream, first in gone]
 
     def lacked(self, offer: Offer, bodies: Bodies) -> bool:
         """Whether this was ordered without us and is genuine: the state vouches for its digests."""
@@ -281,8 +291,11 @@ class Execution:
 
     def requeue(self, now: Millis) -> None:
         """Offers from the disk that the state does not know as ordered wait again."""
-        for stored in self._stored.values():
+        ordered = {(e.stream, e.first) for kept in self.state.extents.values() for e in kept}
+        for name, stored in self._stored.items():
             # Also without the right by now: it may be part of what must be decided.
             if not self.state.over(stored.offer.stream):
                 self.offers.put_back(stored.offer, stored.bodies, now)
+            elif name not in ordered:
+                self.offers.dropped.append(name)
         self._stored.clear()

@@ -119,6 +119,7 @@ class Offers:
         "_signed",
         "_stirred",
         "_turn",
+        "dropped",
     )
 
     def __init__(
@@ -147,6 +148,9 @@ class Offers:
         self._stirred = False
         #: Bytes that are kept because proposals name them; at most NAMED_BYTES.
         self._named_bytes = 0
+        #: What was let go without having been ordered, and may still be on disk; emptied whenever
+        #: something is ordered or written.
+        self.dropped: list[tuple[Stream, int]] = []
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
@@ -227,6 +231,7 @@ class Offers:
 
     def _drop_queue(self, stream: Stream) -> None:
         queue = self._queues.pop(stream)
+        self.dropped += [(stream, first) for first in queue.runs]
         self._named_bytes -= sum(held.size for held in queue.runs.values() if held.named)
         self._turn.remove(stream)
 
@@ -335,6 +340,7 @@ class Offers:
             for first, held in list(queue.runs.items()):
                 if held.named and held.item not in under_way:
                     self._drop(queue, first)
+                    self.dropped.append((stream, first))
             self._tidy(stream)
 
     def choose(self) -> Batch:
@@ -382,6 +388,7 @@ class Offers:
         if not held.proven and not offer_holds(self._keyring, held.offer):
             stream = held.offer.stream
             self._drop(self._queues[stream], held.offer.first)
+            self.dropped.append((stream, held.offer.first))
             self._tidy(stream)
             return False
         held.proven = True

@@ -113,6 +113,8 @@ class BrokerNode:
             Suspect: self._on_suspect,
             Accuse: self._on_accuse,
         }
+        #: Whether there was no store when this process began to need one.
+        self._began_empty = False
         self._store = self._open_store(manifest)
         kind = RecordingDriver if settings.trace else Driver
         self.driver = kind(
@@ -148,6 +150,9 @@ class BrokerNode:
             ) from None
         holder = f"{manifest.cell}/{self.name}"
         path = directory / f"{self.name}.store"
+        self._began_empty = not path.exists()
+        if self._began_empty:
+            note("has no store yet; begins without a memory", level=logging.WARNING, path=str(path))
         return DiskStore(path, RECORDS, holder=holder, on_failure=self._fail)
 
     @property
@@ -300,7 +305,9 @@ class BrokerNode:
 
     def disk(self) -> dict[str, object]:
         """Where its store is or would be, and whether there is room."""
-        return {} if self.settings.data is None else look_at(self.settings.data, self.name)
+        if self.settings.data is None:
+            return {}
+        return {**look_at(self.settings.data, self.name), "began_empty": self._began_empty}
 
     def logs(self) -> dict[str, dict[str, object]]:
         """Who leads each log of total order, and how far this broker is."""

@@ -58,7 +58,7 @@ _SCHEMA = (
     "CREATE TABLE head (id INTEGER PRIMARY KEY, seq INTEGER NOT NULL)",
 )
 _KEEP = "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)"
-_REMOVE = "DELETE FROM records WHERE kind = ? AND owner = ? AND place < ?"
+_REMOVE = "DELETE FROM records WHERE kind = ? AND owner = ? AND place >= ? AND place < ?"
 _HEAD = "INSERT OR REPLACE INTO head VALUES (1, ?)"
 
 #: Errors that say nothing about what is in the file.
@@ -154,6 +154,9 @@ class Database:
             if path.exists():
                 # Before SQLite has it open: closing a file lets go of the process's locks on it.
                 os.close(os.open(path, os.O_RDWR))
+                for file in (path, self._log):
+                    with contextlib.suppress(OSError):
+                        file.chmod(0o600)
             return Mark(path.with_name(f"{path.name}.mark"), self._key)
         except BlockingIOError:
             raise self._in_use("broker") from None
@@ -207,6 +210,8 @@ class Database:
         self._mark.begin()
         making = self.path.with_name(f"{self.path.name}.new")
         making.unlink(missing_ok=True)
+        # For nobody else to read; SQLite gives its log the mode of the file.
+        os.close(os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         connection = _connect(making)
         try:
             _prepare(connection)
@@ -329,8 +334,8 @@ class Database:
         try:
             connection.execute("BEGIN IMMEDIATE")
             # First of all: a disk that is full has room for the rest then.
-            for (kind, owner), below in removals.items():
-                connection.execute(_REMOVE, (kind, owner, below))
+            for removal in removals:
+                connection.execute(_REMOVE, removal)
             for seq, keep in keeps:
                 kind, owner, place, record = keep.kind, keep.owner, keep.place, keep.record
                 checksum = self._checksum(seq, kind, owner, place, record)

@@ -64,7 +64,7 @@ class Store(Protocol):
         """Keep a record, at once or with the next that is not lazy, and say when it is safe."""
         ...
 
-    def forget(self, kind: type[Record], owner: str, below: int) -> None:
+    def forget(self, kind: type[Record], owner: str, below: int, since: int = 0) -> None:
         """Remove the records of a kind and owner below a place, after what was saved before."""
         ...
 
@@ -285,7 +285,7 @@ class Driver:
 
     def _on_forget(self, effect: Forget) -> None:
         if self._store is not None:
-            self._store.forget(effect.kind, effect.owner, effect.below)
+            self._store.forget(effect.kind, effect.owner, effect.below, effect.since)
 
     def _on_drop(self, effect: Drop) -> None:
         self.telemetry.drops[effect.reason.value] += 1

@@ -98,9 +98,9 @@ class DiskStore:
         self._most_waiting_bytes = max(self._most_waiting_bytes, self._waiting_bytes)
         self._change(Keep(kind, record.owner, place, encoded), done, lazy=lazy)
 
-    def forget(self, kind: type[Record], owner: str, below: int) -> None:
+    def forget(self, kind: type[Record], owner: str, below: int, since: int = 0) -> None:
         """Remove the records of a kind and owner below a place, with the next commit."""
-        self._change(Remove(kind.__name__, owner, below), _nothing, lazy=True)
+        self._change(Remove(kind.__name__, owner, below, since), _nothing, lazy=True)
 
     def status(self) -> dict[str, int]:
         """How the disk does, for people to look at."""

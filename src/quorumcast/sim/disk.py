@@ -58,9 +58,9 @@ class Disk:
         """Make a record durable, then call `done`; a crash in between forgets both."""
         self._sync(lambda: self._keep(record), done)
 
-    def forget(self, kind: type[Record], owner: str, below: int) -> None:
+    def forget(self, kind: type[Record], owner: str, below: int, since: int = 0) -> None:
         """Remove the records of a kind and owner below a place, after what was written before."""
-        self._sync(lambda: self._remove(kind, owner, below), lambda: None)
+        self._sync(lambda: self._remove(kind, owner, below, since), lambda: None)
 
     def _sync(self, change: Change, done: Callable[[], None]) -> None:
         life = self._life
@@ -80,9 +80,9 @@ class Disk:
         place = self._changes if record.place is None else record.place
         self._kept.setdefault((type(record), record.owner), {})[place] = (self._changes, record)
 
-    def _remove(self, kind: type[Record], owner: str, below: int) -> None:
+    def _remove(self, kind: type[Record], owner: str, below: int, since: int) -> None:
         places = self._kept.get((kind, owner), {})
-        for place in [place for place in places if place < below]:
+        for place in [place for place in places if since <= place < below]:
             del places[place]
 
     def crash(self, *, wipe: bool = False, tear: int = 0, corrupt: bool = False) -> None:

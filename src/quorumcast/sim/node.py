@@ -226,7 +226,7 @@ class Node:
         elif isinstance(effect, Persist):
             self._persist(effect, copy)
         elif isinstance(effect, Forget):
-            self.disk.forget(effect.kind, effect.owner, effect.below)
+            self.disk.forget(effect.kind, effect.owner, effect.below, effect.since)
         else:
             self._scheduler.note(self.id.encode() + msgspec.msgpack.encode(effect))
         for watcher in self._watchers:
