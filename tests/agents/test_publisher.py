@@ -315,6 +315,13 @@ def test_publisher_refusal_of_f_brokers_is_not_believed_of_f_plus_1_is() -> None
     ]
 
 
+def test_publisher_place_goes_when_the_urgent_stream_has_ended_as_well() -> None:
+    made = publisher()
+    made.open(ORDERS, urgent=True)
+    assert made.finish(ORDERS) == []
+    assert made.finish(ORDERS, urgent=True) == [Send(BROKERS, Finish(ORDERS))]
+
+
 def test_publisher_refusal_is_reported_once() -> None:
     made = publisher()
     effects = [

@@ -79,6 +79,7 @@ class Line:
         "alpha",
         "covered",
         "data",
+        "finished",
         "finishing",
         "history",
         "introduced",
@@ -120,6 +121,8 @@ class Line:
         self.introduced = False
         #: Whether the application has closed it, and brokers are told once everything has arrived.
         self.finishing = False
+        #: Whether it has said so; the place goes when every line of the channel has.
+        self.finished = False
         #: Whether the timers are set.
         self.retransmitting = False
         self.tail_set = False
@@ -300,8 +303,12 @@ class Publisher:
         """Leave the place on a channel to others, once everything has arrived."""
         if not line.finishing or any(outlet.unfinished for outlet in line.outlets):
             return []
-        line.finishing = False
-        return [Send(tuple(self._up), Finish(line.stream.channel))] if self._up else []
+        line.finishing, line.finished = False, True
+        channel = line.stream.channel
+        others = [line for (name, _), line in self._lines.items() if name == channel]
+        if not self._up or any(line.introduced and not line.finished for line in others):
+            return []
+        return [Send(tuple(self._up), Finish(channel))]
 
     def _withdraw(self, line: Line) -> list[Effect]:
         """Refused: say nothing more on a channel until the application opens it again."""
@@ -350,7 +357,7 @@ class Publisher:
         return line
 
     def _introduce(self, line: Line) -> list[Effect]:
-        line.finishing = False
+        line.finishing = line.finished = False
         if line.introduced:
             return []
         line.introduced = True
