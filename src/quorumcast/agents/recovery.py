@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from quorumcast.agents.desks import Desk, Desks
 from quorumcast.agents.holdings import Holdings, recoverable
 from quorumcast.agents.pledges import Pledges, Vouched
-from quorumcast.agents.recalling import Job, match, own_words
+from quorumcast.agents.lost_range import Job, match, own_words
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.forwarding import Forwarder
 from quorumcast.broadcast.history import History

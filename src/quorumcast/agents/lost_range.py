@@ -1,4 +1,4 @@
-"""A range of publications that a broker recalls from its peers: their words and the contents."""
+"""A range of publications that a broker lost: what its peers say of it, and the contents."""
 
 from __future__ import annotations
 
