@@ -20,6 +20,7 @@ FLOORS = (
     {"broadcast"},
     {"ordering"},
     {"agents"},
+    {"named"},
     {"faults"},
     {"sim", "runtime"},
     {"client"},
@@ -29,7 +30,7 @@ FLOORS = (
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
-SANS_IO = {"core", "crypto", "manifest", "broadcast", "ordering", "agents"}
+SANS_IO = {"core", "crypto", "manifest", "broadcast", "ordering", "agents", "named"}
 IO_MODULES = {
     "asyncio", "logging", "pathlib", "random", "socket", "threading", "time", "uvloop",
 }  # fmt: skip

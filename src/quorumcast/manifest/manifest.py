@@ -67,6 +67,20 @@ class ClientEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exchange_key: bytes
 
 
+class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A subscription that several consumers share: each publication goes to one of them."""
+
+    name: str
+    #: Clients, or EVERYONE who may subscribe. They trust one another.
+    members: tuple[str, ...]
+    #: Deliveries before a publication is given up; 0 for no end.
+    max_attempts: int = 0
+    #: A member without a sign of life for so long loses what it works on.
+    ack_timeout_ms: int = 30_000
+    #: Where what is given up goes; "" for nowhere.
+    dead_letter: str = ""
+
+
 class ChannelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A channel: its promise, who may use it, and the columns of its events."""
 
@@ -78,6 +92,12 @@ class ChannelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: tuple[tuple[str, str], ...] = ()
     #: What becomes of publications when the queue of a subscriber that does not say is full.
     overflow: Overflow = Overflow.WAIT
+    #: Subscriptions that consumers share; needs a companion channel (`manifest.groups`).
+    groups: tuple[Group, ...] = ()
+
+    def group(self, name: str) -> Group | None:
+        """The shared subscription of that name."""
+        return next((group for group in self.groups if group.name == name), None)
 
     def arrow_schema(self) -> pa.Schema:
         """The schema of every publication on this channel."""
@@ -257,6 +277,16 @@ class Manifest(
                     f"channel {channel.name!r} gives rights to {name!r}, which is no client of the "
                     f"cell; add the client or write {EVERYONE!r} for every client"
                 )
+        if channel.groups:
+            self._check_groups(channel)
+
+    def _check_groups(self, channel: ChannelEntry) -> None:
+        from quorumcast.manifest.groups import check_group
+
+        _check_unique(f"group of channel {channel.name!r}", (g.name for g in channel.groups))
+        for group in channel.groups:
+            _check_name("group", group.name, _NODE_NAME)
+            check_group(self, channel, group)
 
 
 def _check_name(kind: str, name: str, allowed: re.Pattern[str]) -> None:

@@ -5,7 +5,7 @@ here is about what nodes remember across the change: streams that are open, publ
 retained, and the state of a log, which brokers compare byte for byte.
 
     may change     clients, keys, rights, addresses, new channels, columns behind those there are,
-                   limits that concern one node alone (`LIVE_LIMITS`)
+                   groups of consumers, limits that concern one node alone (`LIVE_LIMITS`)
     may not        the cell's name, brokers, f, digest, MAC; of a channel its policy, its columns
                    and the other limits; of a log whether it is durable, how far it runs ahead and
                    how often it makes checkpoints
