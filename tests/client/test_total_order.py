@@ -6,9 +6,9 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from tests.runtime.world import run
+from tests.runtime.world import run, until
 
-from quorumcast.client import Gap, GapError, Node
+from quorumcast.client import Batch, Gap, GapError, Node
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import total_order
 from quorumcast.core.limits import Limits
@@ -238,3 +238,56 @@ async def test_whoever_joined_in_the_middle_of_a_segment_gets_a_receipt(policy: 
                 receipt = await event.batch.receipt()
     assert event.payload == b"late"
     assert receipt.first == receipt.number == 6
+
+
+@pytest.mark.parametrize("policy", TOTAL)
+@in_a_loop
+async def test_single_positions_are_recalled_from_anywhere(policy: str) -> None:
+    async with MemoryCell(channels={"trades": policy}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, "trades", 12)
+        async with bob.subscribe("trades") as events:
+            assert (events.oldest, events.end) == (1, 13)
+            found = await events.recall([2, 3, 12, 3])
+            assert {p: b.payloads for p, b in found.items() if isinstance(b, Batch)} == {
+                2: [b"2"],
+                3: [b"3"],
+                12: [b"12"],
+            }
+            batch = found[12]
+            assert isinstance(batch, Batch)
+            assert (batch.publisher, batch.position, batch.number) == ("alice", 12, 12)
+            with pytest.raises(UsageError, match="it has positions from 1 to 12"):
+                await events.recall([13])
+            with pytest.raises(UsageError, match="cannot be recalled"):
+                await events.recall([0])
+
+
+@pytest.mark.parametrize("fault", ["alter", "silent", "lie-to-subscribers", "false-positions"])
+@in_a_loop
+async def test_recalled_positions_are_true_although_a_broker_lies(fault: str) -> None:
+    async with MemoryCell(channels={"trades": "total"}) as cell:
+        cell.make_lie("broker-1", fault)
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, "trades", 12)
+        async with bob.subscribe("trades") as events:
+            await until(lambda: events.end == 13)
+            found = await events.recall(range(1, 13))
+            assert [b.payloads for b in found.values() if isinstance(b, Batch)] == [
+                [str(number).encode()] for number in range(1, 13)
+            ]
+
+
+@in_a_loop
+async def test_recalled_positions_that_are_gone_say_so() -> None:
+    limits = Limits(
+        retained_publications=8, window=4, segment=4, vote_window=8, pipeline=2, checkpoint=4
+    )
+    policy = Policy.named("total", limits=limits)
+    async with MemoryCell(channels={"trades": policy}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, "trades", 40)
+        async with bob.subscribe("trades") as events:
+            found = await events.recall([3, 40])
+            assert found[3] == Gap(total_order(events.channel), 3, 32)
+            assert isinstance(found[40], Batch)

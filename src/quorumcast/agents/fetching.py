@@ -120,7 +120,7 @@ class Fetcher:
         holders = voters + [broker for broker in self._up if broker not in voters]
         if holders:
             holder = holders[(pulls - 1) % len(holders)]
-            for first, last in _ranges(lacking)[:RANGES_AT_ONCE]:
+            for first, last in number_ranges(lacking)[:RANGES_AT_ONCE]:
                 effects.append(Send((holder,), Pull(stream, first, last - first + 1)))
                 asked = max(asked, last)
         interest.pulls[stream] = (pulls, asked)
@@ -138,7 +138,7 @@ class Fetcher:
         return effects
 
 
-def _ranges(numbers: list[int]) -> list[tuple[int, int]]:
+def number_ranges(numbers: list[int]) -> list[tuple[int, int]]:
     """First and last of each row of consecutive numbers."""
     ends = [a for a, b in pairwise(numbers) if b != a + 1] + numbers[-1:]
     starts = numbers[:1] + [b for a, b in pairwise(numbers) if b != a + 1]

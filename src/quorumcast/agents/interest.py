@@ -285,18 +285,34 @@ class Interest:
                 self.archives.pop(stale, None)
                 self.pulls.pop(stale, None)
 
+    @property
+    def quorums(self) -> Quorums:
+        """The thresholds of the cell."""
+        return self._quorums
+
+    @property
+    def end(self) -> int:
+        """Where there is one order: the position that comes next, as far as is known."""
+        stream = total_order(self.channel)
+        acceptor = self.acceptors.get(stream)
+        return 1 if acceptor is None else max(acceptor.next, self.ends.get(stream, 1))
+
+    def oldest(self, stream: Stream) -> int:
+        """The first number that enough brokers may still hold to be accepted."""
+        # A broker that has not spoken of the stream may hold all of it.
+        bases = sorted(
+            held[stream].base if held is not None and stream in held else 0
+            for held in map(self._positions.get, self._manifest.broker_ids)
+        )
+        return bases[self._needed(stream.lane) - 1]
+
     def _gaps(self, broker: NodeId) -> list[Effect]:
         effects: list[Effect] = []
         for stream in self._positions[broker]:
             acceptor = self.acceptors.get(stream)
             if acceptor is None:
                 continue
-            # A broker that has not spoken of the stream may hold all of it.
-            bases = sorted(
-                held[stream].base if held is not None and stream in held else 0
-                for held in map(self._positions.get, self._manifest.broker_ids)
-            )
-            first = bases[self._needed(stream.lane) - 1]
+            first = self.oldest(stream)
             if first > acceptor.next:
                 effects.append(Gap(stream, acceptor.next, first - 1))
                 acceptor.skip_to(first)

@@ -14,12 +14,21 @@ import msgspec
 
 from quorumcast.agents.fetching import Fetcher, PullDue
 from quorumcast.agents.interest import Interest
+from quorumcast.agents.recalling import RecallDue, Recaller
 from quorumcast.agents.receipts import Receipts
 from quorumcast.agents.refusals import Refusals, channel_entry
 from quorumcast.broadcast.acceptance import Acceptor
 from quorumcast.broadcast.chain import is_chain
 from quorumcast.broadcast.signed_history import read_history
-from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
+from quorumcast.core.ids import (
+    DIGEST_SIZE,
+    Channel,
+    Lane,
+    Millis,
+    NodeId,
+    Stream,
+    total_order,
+)
 from quorumcast.core.labels import unlabel
 from quorumcast.core.machine import (
     CancelTimer,
@@ -34,6 +43,8 @@ from quorumcast.core.machine import (
     Join,
     Leave,
     Prove,
+    Recall,
+    Recalled,
     Receive,
     Send,
     SetTimer,
@@ -73,6 +84,7 @@ class Subscriber:
         "_keyring",
         "_manifest",
         "_me",
+        "_recaller",
         "_receipts",
         "_refusals",
         "_up",
@@ -88,6 +100,7 @@ class Subscriber:
         self._up: dict[NodeId, None] = {}
         self._fetcher = Fetcher(self._me, manifest.broker_ids, self._up)
         self._receipts = Receipts(manifest.quorums, self._up)
+        self._recaller = Recaller(manifest.broker_ids, manifest.hash, self._up)
         self._refusals = Refusals()
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
@@ -117,6 +130,8 @@ class Subscriber:
                 return self._on_refresh(channel)
             case TimerFired(timer=PullDue(stream=stream)):
                 return self._fetcher.on_pull_due(self._interests.get(stream.channel), stream)
+            case TimerFired(timer=RecallDue(channel=channel)):
+                return self._on_recall_due(channel)
             case Connected(peer=peer):
                 return self._on_connected(peer)
             case Disconnected(peer=peer):
@@ -127,11 +142,17 @@ class Subscriber:
                 return self._on_leave(channel)
             case Prove(stream=stream):
                 return self._receipts.on_prove(self._interests.get(stream.channel), event)
+            case Recall(channel=channel):
+                return self._recaller.on_recall(self._interests.get(channel), event)
             case _:
                 return []
 
     def sizes(self) -> dict[str, int]:
-        sizes = {"interests": len(self._interests), **self._fetcher.sizes()}
+        sizes = {
+            "interests": len(self._interests),
+            **self._fetcher.sizes(),
+            **self._recaller.sizes(),
+        }
         for interest in self._interests.values():
             for name, size in interest.sizes().items():
                 sizes[f"{interest.channel}: {name}"] = size
@@ -146,6 +167,16 @@ class Subscriber:
         """How far streams that had not been read to their end were when the channel began."""
         interest = self._interests.get(channel)
         return {} if interest is None else dict(interest.ends)
+
+    def end(self, channel: Channel) -> int:
+        """The position that comes next in a channel's order, as far as is known."""
+        interest = self._interests.get(channel)
+        return 1 if interest is None else interest.end
+
+    def oldest(self, channel: Channel) -> int:
+        """The first position of a channel's order that enough brokers may still hold."""
+        interest = self._interests.get(channel)
+        return 1 if interest is None else max(1, interest.oldest(total_order(channel)))
 
     # ------------------------------------------------- joining and leaving
 
@@ -166,6 +197,7 @@ class Subscriber:
         return [
             Send(tuple(self._up), Unsubscribe(channel)),
             CancelTimer(Refresh(channel)),
+            *self._recaller.forget(channel),
         ]
 
     def _on_connected(self, peer: NodeId) -> list[Effect]:
@@ -290,8 +322,18 @@ class Subscriber:
         acceptor = None if interest is None else interest.acceptors.get(message.stream)
         if interest is None or acceptor is None:
             return [Drop(DropReason.UNKNOWN_STREAM, event.sender)]
+        recalled, effects = self._recaller.on_contents(
+            interest, event.sender, message, event.bodies
+        )
+        if recalled:
+            return [_positioned(effect) for effect in effects]
         effects = acceptor.contents(event.sender, message.first, message.digests, event.bodies)
         return effects + self._advance(interest, acceptor)
+
+    def _on_recall_due(self, channel: Channel) -> list[Effect]:
+        interest = self._interests.get(channel)
+        late, effects = self._recaller.on_due(interest, channel)
+        return effects + (self._ask_all(interest) if late and interest is not None else [])
 
     # ------------------------------------------------------ staying in touch
 
@@ -341,6 +383,8 @@ def _positioned(effect: Effect) -> Effect:
 
     Brokers compare label and offer before they write, so what was decided is labelled.
     """
+    if isinstance(effect, Recalled) and effect.found is not None:
+        return msgspec.structs.replace(effect, found=_positioned(effect.found))
     found = unlabel(effect.body) if isinstance(effect, Deliver) else None
     if found is None or not isinstance(effect, Deliver):
         return effect

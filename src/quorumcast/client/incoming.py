@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from quorumcast.agents import subscriber as agent
 from quorumcast.client.outgoing import MakeDriver
@@ -21,16 +22,29 @@ from quorumcast.client.rights import matching_channels
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
-from quorumcast.core.machine import Deliver, Gap, Join, Leave, Prove, Proven, Refused
+from quorumcast.core.machine import (
+    Deliver,
+    Gap,
+    Join,
+    Leave,
+    Prove,
+    Proven,
+    Recall,
+    Recalled,
+    Refused,
+)
 from quorumcast.core.messages import Positions
 from quorumcast.core.statements import Receipt
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.patterns import is_pattern
+from quorumcast.named.ranges import spans
 from quorumcast.runtime.telemetry import Telemetry
 
 RECEIPT_TIMEOUT_S = 10.0
+#: Positions recalled at once.
+MOST_RECALLED = 256
 #: What a held subscriber did not hear, in `telemetry.drops`.
 HELD = "held-back"
 #: Packets kept while held; a paused socket delivers at most what one read had brought.
@@ -61,6 +75,8 @@ class Incoming:
         #: The same by channel; those to a pattern under each of their channels.
         self._subscriptions: dict[Channel, list[Subscription]] = {}
         self._proofs: dict[tuple[Stream, int], list[asyncio.Future[Receipt]]] = {}
+        self._recalls: dict[tuple[Channel, int], list[asyncio.Future[Recalled]]] = {}
+        self._recalling = asyncio.Semaphore(2)
         #: Whether a subscription's queue is full.
         self.held = False
         #: Whether the sockets are paused while held: then little more comes, and it is kept.
@@ -75,6 +91,7 @@ class Incoming:
                 Deliver: self._on_deliver,
                 Gap: self._on_gap,
                 Proven: self._on_proven,
+                Recalled: self._on_recalled,
                 Refused: on_refused,
             },
         )
@@ -225,6 +242,51 @@ class Incoming:
             if not future.done():
                 future.set_result(effect.receipt)
 
+    # ------------------------------------------------------------------- recalls
+
+    def end(self, channel: Channel) -> int:
+        """The position that comes next on a channel that is listened to, as far as is known."""
+        return self._machine.end(channel)
+
+    def oldest(self, channel: Channel) -> int:
+        """The oldest position of a channel that is listened to and still held."""
+        return self._machine.oldest(channel)
+
+    async def recall(self, channel: Channel, positions: Iterable[int]) -> list[Recalled]:
+        """Positions of the past of a channel that is listened to, once more.
+
+        As long as it takes: a cell without enough brokers answers when they are back.
+        """
+        found: list[Recalled] = []
+        wanted = list(positions)
+        for index in range(0, len(wanted), MOST_RECALLED):
+            async with self._recalling:
+                found += await self._recall_some(channel, wanted[index : index + MOST_RECALLED])
+        return found
+
+    async def _recall_some(self, channel: Channel, positions: list[int]) -> list[Recalled]:
+        loop = asyncio.get_running_loop()
+        futures: dict[int, asyncio.Future[Recalled]] = {p: loop.create_future() for p in positions}
+        for position, future in futures.items():
+            self._recalls.setdefault((channel, position), []).append(future)
+        try:
+            for first, last in spans(positions):
+                self.driver.feed(Recall(channel, first, last - first + 1))
+            return list(await asyncio.gather(*futures.values()))
+        finally:
+            for position, future in futures.items():
+                future.cancel()
+                waiting = self._recalls.get((channel, position), [])
+                if future in waiting:
+                    waiting.remove(future)
+                if not waiting:
+                    self._recalls.pop((channel, position), None)
+
+    def _on_recalled(self, effect: Recalled) -> None:
+        for future in self._recalls.pop((effect.channel, effect.position), ()):
+            if not future.done():
+                future.set_result(effect)
+
     # --------------------------------------------------------------------- ending
 
     def fail(self, error: Exception, channel: Channel | None = None) -> None:
@@ -233,10 +295,15 @@ class Incoming:
             # A pattern is told by the manifest what it may read; only its beginning can fail.
             if channel in (None, subscription.channel) or subscription.awaits(channel):
                 subscription.fail(error)
+        pending: list[asyncio.Future[Any]] = []
         if channel is None:
-            for future in [f for waiting in self._proofs.values() for f in waiting]:
-                if not future.done():
-                    future.set_exception(error)
+            pending += [f for waiting in self._proofs.values() for f in waiting]
+        for (name, _), waiting in self._recalls.items():
+            if channel is None or channel == name:
+                pending += waiting
+        for future in pending:
+            if not future.done():
+                future.set_exception(error)
 
     def close(self) -> None:
         """End every subscription."""

@@ -20,7 +20,7 @@ are skipped, counted in `undecodable` and reported to the node's `on_undecodable
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -31,7 +31,7 @@ from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.core import machine
 from quorumcast.core.envelope import read_envelope
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel, Stream
+from quorumcast.core.ids import Channel, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED, Overflow
 from quorumcast.manifest.manifest import ChannelEntry
 
@@ -56,6 +56,20 @@ class Inlet(Protocol):
 
     def ignored(self, reason: str, publications: int) -> None:
         """The application will not see these, for this reason."""
+        ...
+
+    def end(self, channel: Channel) -> int:
+        """The position that comes next."""
+        ...
+
+    def oldest(self, channel: Channel) -> int:
+        """The oldest position that is still held."""
+        ...
+
+    async def recall(
+        self, channel: Channel, positions: Iterable[int]
+    ) -> Sequence[machine.Recalled]:
+        """Positions of the past, once more."""
         ...
 
 
@@ -343,6 +357,42 @@ class Subscription:
             self._inlet.undecodable(item)
             return None
         return Batch(item, envelope, *unpacked, self._prove, expired=expired)
+
+    # ------------------------------------------------------------------- the past
+
+    @property
+    def end(self) -> int:
+        """On a channel with total order: the position that comes next, as far as is known."""
+        return self._inlet.end(self.channel)
+
+    @property
+    def oldest(self) -> int:
+        """On a channel with total order: the oldest position that the cell still holds."""
+        return self._inlet.oldest(self.channel)
+
+    async def recall(self, positions: Iterable[int]) -> dict[int, Batch | Gap | None]:
+        """Single positions of the past, wherever this subscription stands; total order only.
+
+        As trustworthy as what the subscription brings: enough brokers must send equal contents. A
+        `Gap` says from where to where publications are gone, None that contents were nonsense or
+        have expired.
+        Waits as long as it takes.
+        """
+        wanted = sorted(set(positions))
+        if wanted and not 1 <= wanted[0] <= wanted[-1] < self.end:
+            raise UsageError(
+                f"positions {wanted[0]} to {wanted[-1]} of {self.channel!r} cannot be recalled: "
+                f"it has positions from 1 to {self.end - 1}"
+            )
+        found: dict[int, Batch | Gap | None] = {}
+        for item in await self._inlet.recall(self.channel, wanted):
+            if item.found is None:
+                found[item.position] = Gap(
+                    total_order(self.channel), item.position, item.oldest - 1
+                )
+            else:
+                found[item.position] = self._open(item.found)
+        return found
 
     @property
     def waiting(self) -> int:

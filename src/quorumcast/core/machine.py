@@ -129,6 +129,14 @@ class Prove(msgspec.Struct, frozen=True):
     contents: bytes
 
 
+class Recall(msgspec.Struct, frozen=True):
+    """The application wants positions of a channel that it listens to once more."""
+
+    channel: Channel
+    first: int
+    count: int
+
+
 Event = (
     Receive
     | Connected
@@ -141,6 +149,7 @@ Event = (
     | Join
     | Leave
     | Prove
+    | Recall
 )
 
 # ----------------------------------------------------------------- effects
@@ -287,6 +296,16 @@ class Proven(msgspec.Struct, frozen=True):
     receipt: Receipt
 
 
+class Recalled(msgspec.Struct, frozen=True):
+    """A position that was recalled, or news that it is gone."""
+
+    channel: Channel
+    position: int
+    found: Deliver | None
+    #: If it is gone: the oldest position that is not.
+    oldest: int = 0
+
+
 class Refused(msgspec.Struct, frozen=True):
     """Enough brokers refuse to serve this node on a channel."""
 
@@ -327,6 +346,7 @@ Effect = (
     | Gap
     | Acknowledged
     | Proven
+    | Recalled
     | Refused
     | Suspect
     | Accuse

@@ -10,6 +10,7 @@ from __future__ import annotations
 from quorumcast.agents.archive import MAX_PENDING, RANGES
 from quorumcast.agents.archive import MAX_PENDING_BYTES as MAX_PROOF_BYTES
 from quorumcast.agents.publisher import MAX_RUN_BYTES
+from quorumcast.agents.recalling import MAX_RECALLED
 from quorumcast.agents.recovery import CHUNK
 from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES
 from quorumcast.broadcast.history import WAITING
@@ -70,6 +71,7 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
         # subscribers
         "interests": len(channels),
         "pulling": followed,
+        "recalled": MAX_RECALLED,
         "acceptors": followed // len(channels),
         "named": len(brokers) * len(clients) * limits.streams_per_publisher,
         "statements": len(brokers) * (limits.kept_segments + RANGES),
