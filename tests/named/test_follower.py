@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -13,6 +11,7 @@ from quorumcast.manifest.build import next_epoch
 from quorumcast.manifest.files import sign_manifest
 from quorumcast.manifest.manifest import ChannelEntry, Group
 from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.successor import check_successor
 from quorumcast.named.follower import MAX_EARLY, Follower, charters_of
 from quorumcast.named.operations import (
     AnyOperation,
@@ -96,7 +95,7 @@ def test_nobody_else_creates_a_group(author: NodeId, data: bytes) -> None:
 
 
 def test_of_two_that_create_at_once_the_first_counts_for_everybody() -> None:
-    log = [
+    log: list[tuple[int, NodeId, AnyOperation]] = [
         (1, BOB, Create(0, 1, Settings(), charter())),
         (2, BOB, Join(5)),
         (3, CAROL, Create(0, 9, Settings(), charter())),
@@ -140,6 +139,19 @@ def test_member_of_a_newer_manifest_enters_by_itself_and_the_expelled_cannot_go_
     assert made.state.pool == {1: 1, 2: 1}
 
 
+def test_whoever_read_everything_follows_members_that_are_no_longer() -> None:
+    log: list[tuple[int, NodeId, AnyOperation]] = [
+        (1, BOB, Create(0, 4, Settings(), charter())),
+        (2, DAVE, Configure(Settings(), charter("dave", epoch=2))),
+        (3, BOB, Create(2, 1, Settings(), charter())),  # void: an older charter
+    ]
+    made = feed(shared(members=("dave",)), *log)
+    assert made.state is not None
+    assert (made.state.next, made.state.allowed) == (4, ("dave",))
+    # Who has not cannot know what came between.
+    assert feed(shared(since=2, members=("dave",)), *log[1:]).state is None
+
+
 def test_snapshot_is_believed_from_members_alone() -> None:
     picture = State(1, 5, ("bob", "carol"), Settings(), epoch=1).picture()
     assert feed(shared(10), (12, DAVE, Snapshot(10, picture))).state is None
@@ -169,16 +181,22 @@ def test_private_subscription_listens_to_its_owner_alone() -> None:
     made = Follower("mine", ALICE, 1, lambda author: author == ALICE)
     feed(made, (1, BOB, Create(0, 1, Settings())))
     assert made.state is None
-    feed(made, (2, ALICE, Create(1, 4, Settings(2))), (3, BOB, Join(1)), (4, ALICE, Join(2)))
-    assert made.state is not None
-    assert (made.state.next, list(made.state.members)) == (4, ["alice"])
-    feed(made, (5, ALICE, Configure(Settings(7))))
-    assert made.state.settings.max_attempts == 7
+    made = Follower("mine", ALICE, 1, lambda author: author == ALICE)
+    log: list[tuple[int, NodeId, AnyOperation]] = [
+        (1, BOB, Create(0, 1, Settings())),
+        (2, ALICE, Create(1, 4, Settings(2))),
+        (3, BOB, Join(1)),
+        (4, ALICE, Join(2)),
+        (5, ALICE, Configure(Settings(7))),
+        (6, BOB, Configure(Settings(8))),
+    ]
+    state = feed(made, *log).state
+    assert state is not None
+    assert (state.next, list(state.members)) == (4, ["alice"])
+    assert state.settings.max_attempts == 7
 
 
-def test_next_epoch_may_change_groups(tmp_path: Path) -> None:
-    from quorumcast.manifest.successor import check_successor
-
+def test_next_epoch_may_change_groups() -> None:
     orders, companion = PLAN.manifest.channels
     changed = replace(orders, groups=())
     check_successor(PLAN.manifest, next_epoch(PLAN.manifest, channels=(changed, companion)))

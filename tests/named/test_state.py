@@ -153,7 +153,7 @@ def test_next_session_frees_what_the_last_held_and_the_last_can_do_nothing() -> 
 
 def test_leaving_gives_back_what_nobody_saw_without_an_attempt() -> None:
     made = play(
-        state(), (ALICE, Join(1)), (ALICE, Claim(1, 2, 9)), (ALICE, Leave(1, untouched=((2, 2),)))
+        state(), (ALICE, Join(1)), (ALICE, Claim(1, 2, 9)), (ALICE, Leave(1, touched=((1, 1),)))
     )
     assert (made.pool, made.members) == ({1: 1, 2: 0}, {})
 
@@ -244,12 +244,13 @@ OPERATIONS = st.one_of(
     st.builds(Release, AUTHORS, SESSIONS, st.integers(0, 60)),
     st.builds(Dead, SESSIONS, st.integers(1, 30)),
 )
+Log = list[tuple[NodeId, AnyOperation]]
 LOGS = st.lists(st.tuples(AUTHORS, OPERATIONS), max_size=60)
 
 
 @settings(max_examples=200, deadline=None)
 @given(LOGS, st.integers(0, 3))
-def test_no_position_is_lost_or_held_twice(log: list, max_attempts: int) -> None:
+def test_no_position_is_lost_or_held_twice(log: Log, max_attempts: int) -> None:
     made = state(max_attempts)
     settled: set[int] = set()
     for position, (author, operation) in enumerate(log, 2):
@@ -277,7 +278,7 @@ def test_no_position_is_lost_or_held_twice(log: list, max_attempts: int) -> None
 @settings(max_examples=200, deadline=None)
 @given(LOGS, st.integers(0, 60), st.integers(0, 10), st.integers(1, 60))
 def test_snapshot_and_what_follows_is_the_whole_log(
-    log: list, taken: int, late: int, since: int
+    log: Log, taken: int, late: int, since: int
 ) -> None:
     """Wherever a reader begins: a snapshot that it can use leads it to the same state."""
     taken = min(taken, len(log))

@@ -39,6 +39,7 @@ from quorumcast.core.machine import (
     Join,
     Persist,
     Proven,
+    Recalled,
     Refused,
     Send,
     SetTimer,
@@ -223,6 +224,8 @@ class Scene:
                 return f"{node} IS REFUSED: {why}"
             case Proven(receipt=receipt):
                 return f"{node} HAS A RECEIPT for {receipt.number}"
+            case Recalled(position=position):
+                return f"{node} RECALLS {position}"
             case SetTimer() | CancelTimer() | Persist() | Vouch() | Forget():
                 return ""
 

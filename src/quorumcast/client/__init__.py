@@ -16,6 +16,8 @@ from pathlib import Path
 
 from quorumcast.client.arguments import check_seat, check_times
 from quorumcast.client.events import Batch, BufferFull, Event, Gap, GapError, GapReason
+from quorumcast.client.letters import DeadLetter
+from quorumcast.client.named import Delivery, NamedSubscription
 from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.subscription import Subscription
@@ -52,10 +54,13 @@ async def connect(
 __all__ = [
     "Batch",
     "BufferFull",
+    "DeadLetter",
+    "Delivery",
     "Event",
     "Gap",
     "GapError",
     "GapReason",
+    "NamedSubscription",
     "Node",
     "Publisher",
     "Subscription",

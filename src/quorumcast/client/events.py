@@ -185,6 +185,16 @@ class Batch:
         """Whether history had to repair it."""
         return self._delivered.by_history
 
+    @property
+    def contents(self) -> bytes:
+        """Its contents as they were published."""
+        return self._delivered.body
+
+    @property
+    def size(self) -> int:
+        """Bytes of its contents."""
+        return len(self._delivered.body)
+
     async def receipt(self) -> Receipt:
         """Signed statements that prove to anybody that this went through the cell."""
         return await self._prove(self._delivered)

@@ -21,6 +21,7 @@ from typing import Any
 
 from quorumcast.client.arguments import LATEST, Start, check_overflow, check_start
 from quorumcast.client.incoming import Incoming
+from quorumcast.client.named import MANUAL, NamedSubscription
 from quorumcast.client.outgoing import Outgoing
 from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.client.publishing import Publisher
@@ -72,6 +73,8 @@ class Node:
         self.on_suspect: Callable[[Suspect], None] | None = None
         self.on_evidence: Callable[[Evidence], None] | None = None
         self.on_undecodable: Callable[[Deliver], None] | None = None
+        #: The signed manifest, where there is no file of it.
+        self.signed_manifest: bytes | None = None
         self._manifest_path = manifest_path
         self._recorder = recorder
         self._now_us = now_us
@@ -261,6 +264,48 @@ class Node:
         )
         self._incoming.add(subscription)
         return subscription
+
+    def subscribe_as(
+        self,
+        channel: str,
+        name: str,
+        *,
+        start: str | int = LATEST,
+        anew: bool = False,
+        ack: str = MANUAL,
+        prefetch: int = 16,
+        ack_timeout_s: float | None = None,
+        max_attempts: int | None = None,
+        dead_letter: str | None = None,
+    ) -> NamedSubscription:
+        """A subscription that goes on where it stopped; `async with node.subscribe_as(…) as …`.
+
+        `start` counts the first time only, `anew` begins again from there. With `ack="auto"` taking
+        the next delivery acknowledges the last. At most `prefetch` are claimed ahead. The others
+        are for names that the operator has not declared as shared; see `client.named`.
+        """
+        self._check_alive()
+        entry = to_subscribe(self.manifest, self.name, channel)
+        return NamedSubscription(
+            self,
+            entry,
+            name,
+            start=start,
+            anew=anew,
+            ack=ack,
+            prefetch=prefetch,
+            ack_timeout_s=ack_timeout_s,
+            max_attempts=max_attempts,
+            dead_letter=dead_letter,
+        )
+
+    def charter(self) -> bytes:
+        """The manifest as its operator signed it, for others to see."""
+        if self.signed_manifest is not None:
+            return self.signed_manifest
+        if self._manifest_path is None:
+            raise UsageError("this node has no manifest file: connect with one")
+        return self._manifest_path.read_bytes()
 
     def _check_alive(self) -> None:
         if self._failure is not None:

@@ -27,6 +27,7 @@ import pyarrow as pa
 from quorumcast import client
 from quorumcast.client.arguments import check_timeout
 from quorumcast.client.events import Batch, BufferFull, Event, Gap, GapError
+from quorumcast.client.named import Delivery, NamedSubscription
 from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publishable, Publisher
 from quorumcast.client.subscription import Subscription
@@ -278,6 +279,43 @@ class SyncSubscription(Closes):
         self._thread.call(self._subscription.close)
 
 
+class SyncNamedSubscription(Closes):
+    """Deliveries of a named subscription, one after another."""
+
+    def __init__(self, thread: LoopThread, subscription: NamedSubscription) -> None:
+        self._thread = thread
+        self._subscription = subscription
+
+    def __iter__(self) -> SyncNamedSubscription:
+        return self
+
+    def __next__(self) -> Delivery:
+        return self.next()
+
+    def next(self, timeout_s: float | None = None) -> Delivery:
+        """The next delivery; `TimeoutError` if none comes in time."""
+        item = self._thread.run(self._subscription.next(), timeout_s)
+        if isinstance(item, Gap):
+            raise GapError(item)
+        return item
+
+    def ack(self, delivery: Delivery) -> None:
+        """Done with it."""
+        self._thread.run(delivery.ack())
+
+    def nack(self, delivery: Delivery) -> None:
+        """It is to come again."""
+        self._thread.run(delivery.nack())
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Until what was acknowledged so far stands in the order."""
+        self._thread.run(self._subscription.flush(), timeout_s)
+
+    def close(self) -> None:
+        """Give back what is not acknowledged."""
+        self._thread.run(self._subscription.close())
+
+
 class SyncNode(Closes):
     """A connected client."""
 
@@ -308,6 +346,16 @@ class SyncNode(Closes):
             return await self._node.subscribe(channel, **options).__aenter__()
 
         return SyncSubscription(self._thread, self._thread.run(subscribe()))
+
+    def subscribe_as(self, channel: str, name: str, **options: Any) -> SyncNamedSubscription:
+        """A subscription that goes on where it stopped; options as in `Node.subscribe_as`."""
+
+        async def opened() -> NamedSubscription:
+            subscription = self._node.subscribe_as(channel, name, **options)
+            await subscription.open()
+            return subscription
+
+        return SyncNamedSubscription(self._thread, self._thread.run(opened()))
 
     def close(self) -> None:
         """Leave the cell."""

@@ -8,7 +8,9 @@ are retained for a while only, so most readers begin in the middle, at operation
   of a private subscription, a member (by the reader's own manifest) of a shared one. What was read
   after `upto` and before the snapshot is applied to it;
 - a `Create` whose `upto` is not before `since - 1`: its author had read everything up to there, and
-  the reader has read everything since, so both know that no other `Create` came in between.
+  the reader has read everything since, so both know that no other `Create` came in between. Its
+  author must be trusted as well, unless the reader has read from the first operation on: then the
+  order itself says everything.
 
 Two consumers that create the same subscription at once therefore make one: the second `Create` is
 void for everybody. Whoever follows already takes no root: it knows the state.
@@ -150,7 +152,7 @@ class Follower:
         if state is None:
             known = self._since - 1 <= create.upto and self._created <= create.upto
             self._created = position
-            if not known or not self._trusted(author):
+            if not known or not (self._since == 1 or self._trusted(author)):
                 return
         elif state.root > create.upto or charter.epoch < state.epoch or not state.may(author):
             return

@@ -12,7 +12,7 @@ everybody who reads it sees the same operations in the same sequence and compute
 | `Claim` | give me so many positions, of those before `end` |
 | `Ack`, `Nack` | these are done; these are to come again |
 | `Beat` | I am still at work |
-| `Leave` | I go; those in `untouched` nobody has seen |
+| `Leave` | I go; of what I hold my application has seen those in `touched` |
 | `Release` | that consumer has done nothing since operation `seen`: free what it holds |
 | `Dead` | this one failed too often and lies on the dead-letter channel, if there is one |
 | `Skip` | the cell holds nothing before this position any longer |
@@ -151,7 +151,7 @@ class Leave(Operation, frozen=True, array_like=True, tag=True):
     """A consumer ends its session; what its application never saw counts as no attempt."""
 
     session: Positive
-    untouched: Ranges = ()
+    touched: Ranges = ()
 
 
 class Release(Operation, frozen=True, array_like=True, tag=True):

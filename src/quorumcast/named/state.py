@@ -171,10 +171,12 @@ class State:
             case Nack(ranges=ranges):
                 for position in self._mine(author, ranges):
                     self._nack(position)
-            case Leave(untouched=untouched):
-                for position in self._mine(author, untouched):
-                    claim = self.held.pop(position)
-                    self.pool[position] = claim.attempt - 1
+            case Leave(touched=touched):
+                seen = self._mine(author, touched)
+                for claim in self.held_by(author):
+                    if claim.position not in seen:
+                        del self.held[claim.position]
+                        self.pool[claim.position] = claim.attempt - 1
                 self._free(author)
             case Dead(position=position):
                 claimed = self.held.get(position)

@@ -12,6 +12,8 @@ import random
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
+import msgspec
+
 from quorumcast.agents.broker import Broker
 from quorumcast.client.node import Node
 from quorumcast.client.packing import Clock, wall_us
@@ -23,6 +25,7 @@ from quorumcast.core.messages import AnyMessage
 from quorumcast.crypto.session import Opened
 from quorumcast.faults.catalogue import make_fault
 from quorumcast.faults.contract import FaultContext
+from quorumcast.manifest.files import sign_manifest
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.driver import Driver
@@ -182,6 +185,7 @@ class MemoryCell:
         plan = CellPlan(brokers=brokers, f=f, clients=clients, channels=channels)
         self.manifest = plan.manifest
         self.identities = plan.identities
+        self._signed = msgspec.json.encode(sign_manifest(plan.manifest, plan.operator))
         self._rng = random.Random(seed)
         #: What clients take for the time.
         self._now_us = now_us
@@ -211,6 +215,7 @@ class MemoryCell:
             known = ", ".join(client.id for client in self.manifest.clients)
             raise UsageError(f"this memory cell has no client {name!r}; it has {known}")
         node = Node(self.manifest, identity, now_us=self._now_us)
+        node.signed_manifest = self._signed
         node.attach(self._network.enter(identity.name, node))
         self._network.link(identity.name)
         await node.wait_connected(1.0)

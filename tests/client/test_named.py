@@ -1,0 +1,428 @@
+"""Named subscriptions through the client: going on, coming again, sharing, giving up."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from tests.client.test_total_order import in_a_loop, publish
+from tests.runtime.world import until
+
+from quorumcast.client import DeadLetter, Delivery, GapError, NamedSubscription, Node
+from quorumcast.client.companion import Past
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel
+from quorumcast.core.limits import Limits
+from quorumcast.manifest.manifest import ChannelEntry, Group
+from quorumcast.manifest.policy import Policy
+from quorumcast.testing import MemoryCell, SyncMemoryCell
+
+TOTAL = Policy.named("total")
+GROUP = Group("billing", ("bob", "carol"), max_attempts=2, ack_timeout_ms=300, dead_letter="dead")
+ORDERS = ChannelEntry(Channel("orders"), TOTAL, groups=(GROUP,))
+CHANNELS: Mapping[str, Any] = {
+    "orders": ORDERS,
+    "orders/subscriptions": TOTAL,
+    "dead": TOTAL,
+    "logs": "ab",
+    "alone": TOTAL,
+}
+SMALL = Policy.named(
+    "total",
+    limits=Limits(
+        retained_publications=16, window=4, segment=4, vote_window=8, pipeline=2, checkpoint=4
+    ),
+)
+
+
+async def take(subscription: NamedSubscription, count: int, *, ack: bool = True) -> list[Delivery]:
+    found = []
+    for _ in range(count):
+        delivery = await anext(subscription)
+        found.append(delivery)
+        if ack:
+            await delivery.ack()
+    return found
+
+
+def seen(deliveries: list[Delivery]) -> list[tuple[int, int]]:
+    return [(delivery.position, delivery.attempt) for delivery in deliveries]
+
+
+async def cell_of(cell: MemoryCell, *names: str) -> list[Node]:
+    return [await cell.connect(name) for name in names]
+
+
+@in_a_loop
+async def test_subscription_goes_on_where_it_stopped() -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        alice, bob = await cell_of(cell, "alice", "bob")
+        await publish(alice, "orders", 30)
+        async with bob.subscribe_as("orders", "mine", start="earliest") as mine:
+            first = await take(mine, 12)
+            assert [d.batch.payloads for d in first] == [[b"%d" % n] for n in range(1, 13)]
+            assert first[0].events[0].payload == b"1"
+            assert mine.lag >= 18
+        async with bob.subscribe_as("orders", "mine") as mine:
+            assert seen(await take(mine, 18)) == [(n, 1) for n in range(13, 31)]
+            await mine.flush()
+            await publish(alice, "orders", 1)
+            assert seen(await take(mine, 1)) == [(31, 1)]
+
+
+@in_a_loop
+async def test_what_was_not_acknowledged_comes_again_and_what_nobody_saw_comes_as_new() -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        alice, bob = await cell_of(cell, "alice", "bob")
+        await publish(alice, "orders", 8)
+        async with bob.subscribe_as("orders", "mine", start="earliest", prefetch=8) as mine:
+            deliveries = await take(mine, 3, ack=False)
+            await deliveries[1].ack()
+        async with bob.subscribe_as("orders", "mine") as mine:
+            again = seen(await take(mine, 7))
+        assert again == [(1, 2), (3, 2), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1)]
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"), [("latest", 6), ("earliest", 1), (4, 4)], ids=["latest", "earliest", "4"]
+)
+@in_a_loop
+async def test_start_counts_the_first_time(start: str | int, expected: int) -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        alice, bob = await cell_of(cell, "alice", "bob")
+        await publish(alice, "orders", 5)
+        async with bob.subscribe_as("orders", "mine", start=start):
+            await publish(alice, "orders", 1)
+        async with bob.subscribe_as("orders", "mine", start="latest") as mine:
+            assert (await anext(mine)).position == expected
+
+
+@in_a_loop
+async def test_taking_the_next_acknowledges_the_last() -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        alice, bob = await cell_of(cell, "alice", "bob")
+        await publish(alice, "orders", 3)
+        async with bob.subscribe_as("orders", "mine", start="earliest", ack="auto") as mine:
+            await take(mine, 3, ack=False)
+        async with bob.subscribe_as("orders", "mine") as mine:
+            assert seen(await take(mine, 1)) == [(3, 2)]
+
+
+@in_a_loop
+async def test_anew_begins_again() -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        alice, bob = await cell_of(cell, "alice", "bob")
+        await publish(alice, "orders", 3)
+        async with bob.subscribe_as("orders", "mine", start="earliest") as mine:
+            await take(mine, 3)
+        async with bob.subscribe_as("orders", "mine", start=2, anew=True) as mine:
+            assert seen(await take(mine, 2)) == [(2, 1), (3, 1)]
+
+
+@in_a_loop
+async def test_used_up_attempts_end_on_the_dead_letter_channel() -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
+        await publish(alice, "orders", 4)
+        async with (
+            carol.subscribe("dead") as dead,
+            bob.subscribe_as(
+                "orders", "mine", start="earliest", max_attempts=2, dead_letter="dead", prefetch=2
+            ) as mine,
+        ):
+            (first,) = await take(mine, 1, ack=False)
+            await first.nack()
+            others = [(d.position, d.attempt) for d in await take(mine, 1)]
+            while (delivery := await anext(mine)).position != 1:
+                others.append((delivery.position, delivery.attempt))
+                await delivery.ack()
+            assert delivery.attempt == 2
+            await delivery.nack()
+            letter = DeadLetter.read((await anext(dead)).payload)
+            assert (letter.channel, letter.subscription, letter.position) == ("orders", "mine", 1)
+            assert (letter.publisher, letter.attempts, letter.consumer) == ("alice", 2, "bob")
+            assert letter.data().to_pylist() == [{"payload": b"1"}]
+            assert letter.contents == delivery.batch.contents
+            while len(others) < 3:
+                others += [(d.position, d.attempt) for d in await take(mine, 1)]
+            assert sorted(others) == [(2, 1), (3, 1), (4, 1)]
+            state = mine.state
+            await until(lambda: state().dead == [1])
+            assert state().cursor >= 2
+
+
+@in_a_loop
+async def test_without_a_dead_letter_channel_it_is_recorded_alone() -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        alice, bob = await cell_of(cell, "alice", "bob")
+        await publish(alice, "orders", 1)
+        async with bob.subscribe_as("orders", "m", start="earliest", max_attempts=1) as mine:
+            await (await anext(mine)).nack()
+            await until(lambda: mine.state().dead_count == 1)
+
+
+@in_a_loop
+async def test_members_share_the_work_and_miss_nothing() -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
+        found: dict[str, list[int]] = {"bob": [], "carol": []}
+
+        async def work(node: Node) -> None:
+            async with node.subscribe_as("orders", "billing", start=1, prefetch=4) as mine:
+                async for delivery in mine:
+                    found[node.name].append(delivery.position)
+                    await delivery.ack()
+
+        async def share() -> None:
+            await publish(alice, "orders", 60)
+            await until(lambda: len(found["bob"]) + len(found["carol"]) >= 60)
+
+        working = [asyncio.ensure_future(work(node)) for node in (bob, carol)]
+        await share()
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+    assert sorted(found["bob"] + found["carol"]) == list(range(1, 61))
+    assert found["bob"]
+    assert found["carol"]
+
+
+@in_a_loop
+async def test_silent_member_loses_its_work_to_another() -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
+        await publish(alice, "orders", 6)
+        silent = bob.subscribe_as("orders", "billing", start="earliest", prefetch=4)
+        await silent.open()
+        await take(silent, 2, ack=False)
+        await bob.close()  # as a process that dies: it says nothing any more
+        async with carol.subscribe_as("orders", "billing", prefetch=8) as mine:
+            got = seen(await take(mine, 6))
+        assert sorted(got) == [(1, 2), (2, 2), (3, 2), (4, 2), (5, 1), (6, 1)]
+
+
+@in_a_loop
+async def test_member_at_work_keeps_it_however_long_it_takes() -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
+        await publish(alice, "orders", 1)
+        async with (
+            bob.subscribe_as("orders", "billing", start="earliest") as slow,
+            carol.subscribe_as("orders", "billing") as other,
+            carol.subscribe("orders/subscriptions") as operations,
+        ):
+            delivery = await anext(slow)
+            for _ in range(8):  # beats: more than twice the time-out
+                await anext(operations)
+            assert slow.state().held_by("bob")[0].attempt == 1
+            await delivery.ack()
+            await until(lambda: other.state().cursor == 2)
+
+
+@in_a_loop
+async def test_group_without_work_is_silent() -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
+        async with (
+            bob.subscribe_as("orders", "billing") as one,
+            carol.subscribe_as("orders", "billing") as other,
+            alice.subscribe("orders/subscriptions") as operations,
+        ):
+            await publish(alice, "orders", 1)
+            waiting = [asyncio.ensure_future(anext(s)) for s in (one, other)]
+            (done,), (idle,) = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await done.result().ack()
+            await until(lambda: one.state().cursor == other.state().cursor == 2)
+            idle.cancel()
+            before = operations.end
+            await asyncio.sleep(3 * GROUP.ack_timeout_ms / 1000)  # nothing comes: no event to await
+            assert operations.end == before
+
+
+@in_a_loop
+async def test_several_subscriptions_of_one_node_do_not_disturb_each_other() -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        alice, bob = await cell_of(cell, "alice", "bob")
+        await publish(alice, "orders", 5)
+        async with (
+            bob.subscribe("orders") as plain,
+            bob.subscribe_as("orders", "one", start="earliest") as one,
+            bob.subscribe_as("orders", "two", start=3) as two,
+        ):
+            await publish(alice, "orders", 1)
+            assert (await anext(plain)).position == 6
+            assert seen(await take(one, 6)) == [(n, 1) for n in range(1, 7)]
+            assert seen(await take(two, 4)) == [(n, 1) for n in range(3, 7)]
+
+
+@in_a_loop
+async def test_second_session_of_a_client_takes_over() -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        alice, bob = await cell_of(cell, "alice", "bob")
+        await publish(alice, "orders", 2)
+        async with bob.subscribe_as("orders", "mine", start="earliest") as old:
+            stale = await anext(old)
+            async with bob.subscribe_as("orders", "mine") as new:
+                assert seen(await take(new, 2)) == [(1, 2), (2, 2)]
+                with pytest.raises(UsageError, match="another process of 'bob'"):
+                    await take(old, 2)
+                await stale.ack()
+
+
+@pytest.mark.parametrize("fault", ["lie-to-subscribers", "alter", "silent", "false-positions"])
+@in_a_loop
+async def test_lying_broker_changes_nothing(fault: str) -> None:
+    async with MemoryCell(channels=CHANNELS, liars={"broker-2": fault}) as cell:
+        alice, bob = await cell_of(cell, "alice", "bob")
+        await publish(alice, "orders", 20)
+        async with bob.subscribe_as("orders", "mine", start=1) as mine:
+            await take(mine, 10)
+        async with bob.subscribe_as("orders", "mine") as mine:
+            got = await take(mine, 10)
+        assert [d.batch.payloads for d in got] == [[b"%d" % n] for n in range(11, 21)]
+
+
+# ----------------------------------------------------------------- retention
+
+
+@in_a_loop
+async def test_what_the_channel_no_longer_holds_is_announced() -> None:
+    channels = {"orders": SMALL, "orders/subscriptions": TOTAL}
+    async with MemoryCell(channels=channels) as cell:
+        alice, bob = await cell_of(cell, "alice", "bob")
+        await publish(alice, "orders", 2)
+        async with bob.subscribe_as("orders", "mine", start="earliest") as mine:
+            await take(mine, 1)
+        await publish(alice, "orders", 60)
+        async with bob.subscribe_as("orders", "mine") as mine:
+            with pytest.raises(GapError) as caught:
+                await anext(mine)
+            gap = caught.value.gap
+            assert gap.first == 2
+            rest = await take(mine, 62 - gap.upto)
+            assert seen(rest) == [(n, 1) for n in range(gap.upto + 1, 63)]
+
+
+@in_a_loop
+async def test_active_subscription_survives_the_retention_of_its_companion() -> None:
+    channels = {"orders": TOTAL, "orders/subscriptions": SMALL}
+    async with MemoryCell(channels=channels) as cell:
+        alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
+        await publish(alice, "orders", 60)
+        async with (
+            carol.subscribe_as("orders", "idle", start=7) as idle,
+            bob.subscribe_as("orders", "mine", start="earliest", prefetch=2) as mine,
+        ):
+            for _ in range(50):
+                await take(mine, 1)
+                await mine.flush()
+            assert idle.state().root < mine.position - 16
+        async with bob.subscribe_as("orders", "mine") as mine:
+            assert seen(await take(mine, 1)) == [(51, 1)]
+        async with carol.subscribe_as("orders", "idle") as idle:
+            assert (await anext(idle)).position == 7
+
+
+@in_a_loop
+async def test_subscription_whose_state_is_gone_is_refused_unless_begun_anew() -> None:
+    channels = {"orders": TOTAL, "orders/subscriptions": SMALL}
+    async with MemoryCell(channels=channels) as cell:
+        alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
+        await publish(alice, "orders", 60)
+        async with carol.subscribe_as("orders", "old", start=7):
+            pass
+        async with bob.subscribe_as("orders", "mine", start="earliest", prefetch=2) as mine:
+            for _ in range(40):
+                await take(mine, 1)
+                await mine.flush()
+        with pytest.raises(UsageError, match="begin it anew with anew=True"):
+            await carol.subscribe_as("orders", "old").open()
+        async with carol.subscribe_as("orders", "old", anew=True, start=9) as old:
+            assert (await anext(old)).position == 9
+        async with carol.subscribe("orders/subscriptions") as operations:
+            past = Past(operations)
+            await past.read_all()
+            assert (None, "old") not in past.names()
+            assert ("carol", "old") in past.names()
+
+
+# ----------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("who", "channel", "name", "options", "sentence"),
+    [
+        ("bob", "nowhere", "m", {}, "no channel 'nowhere'"),
+        ("bob", "logs", "m", {}, "no total order"),
+        ("bob", "alone", "m", {}, "no companion"),
+        ("dave", "orders", "billing", {}, "no member of the group 'billing'"),
+        ("bob", "orders", "billing", {"max_attempts": 3}, "in the manifest"),
+        ("bob", "orders", "", {}, "is no name"),
+        ("bob", "orders", "m" * 200, {}, "is no name"),
+        ("bob", "orders", "m", {"start": 0}, "start is 0"),
+        ("bob", "orders", "m", {"prefetch": 0}, "prefetch is 0"),
+        ("bob", "orders", "m", {"prefetch": 1000}, "at most 256"),
+        ("bob", "orders", "m", {"ack": "never"}, "ack is 'never'"),
+        ("bob", "orders", "m", {"ack_timeout_s": 0}, "ack_timeout_s is 0"),
+        ("bob", "orders", "m", {"ack_timeout_s": float("nan")}, "ack_timeout_s is nan"),
+        ("bob", "orders", "m", {"max_attempts": -1}, "max_attempts is -1"),
+        ("bob", "orders", "m", {"max_attempts": 1.5}, "max_attempts is 1.5"),
+        ("bob", "orders", "m", {"dead_letter": "dead"}, "give max_attempts"),
+        ("bob", "orders", "m", {"dead_letter": "x", "max_attempts": 1}, "another channel"),
+        ("bob", "orders", "m", {"dead_letter": "orders", "max_attempts": 1}, "another channel"),
+    ],
+)
+@in_a_loop
+async def test_bad_input_is_refused_with_a_sentence(
+    who: str, channel: str, name: str, options: dict[str, Any], sentence: str
+) -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        node = await cell.connect(who)
+        with pytest.raises(UsageError, match=sentence):
+            node.subscribe_as(channel, name, **options)
+
+
+@in_a_loop
+async def test_position_that_does_not_exist_yet_is_refused() -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        bob = await cell.connect("bob")
+        with pytest.raises(UsageError, match="position 9 of 'orders' does not exist yet"):
+            await bob.subscribe_as("orders", "m", start=9).open()
+        async with bob.subscribe_as("orders", "m", start=1):
+            pass
+
+
+@in_a_loop
+async def test_client_without_rights_is_told() -> None:
+    channels = {**CHANNELS, "orders": replace(ORDERS, subscribers=("bob", "carol"))}
+    async with MemoryCell(channels=channels) as cell:
+        dave = await cell.connect("dave")
+        with pytest.raises(UsageError, match="'dave' may not subscribe"):
+            dave.subscribe_as("orders", "mine")
+
+
+def test_event_that_is_no_letter_is_refused() -> None:
+    with pytest.raises(UsageError, match="no dead letter"):
+        DeadLetter.read(b"hello")
+
+
+# ------------------------------------------------------ without an event loop
+
+
+def test_named_subscription_without_an_event_loop() -> None:
+    with SyncMemoryCell(channels=CHANNELS) as cell:
+        alice, bob = cell.connect("alice"), cell.connect("bob")
+        with alice.publisher("orders", batching=False) as out:
+            for number in range(3):
+                out.publish(b"%d" % number)
+        with bob.subscribe_as("orders", "mine", start="earliest") as mine:
+            first = mine.next(timeout_s=10)
+            mine.nack(next(mine))
+            mine.ack(first)
+            mine.flush(timeout_s=10)
+        with bob.subscribe_as("orders", "mine") as mine:
+            again = [(d.position, d.attempt) for d in (mine.next(10), mine.next(10))]
+            with pytest.raises(TimeoutError):
+                mine.next(timeout_s=0.1)
+        assert again == [(2, 2), (3, 1)]
