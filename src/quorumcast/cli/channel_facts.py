@@ -30,6 +30,7 @@ def channel_facts(entry: ChannelEntry) -> dict[str, Any]:
         "subscribers": list(entry.subscribers),
         "schema": [{"name": name, "type": kind} for name, kind in entry.schema],
         "overflow": entry.overflow.value,
+        "groups": msgspec.to_builtins(entry.groups),
         "limits": msgspec.to_builtins(policy.limits),
     }
 
@@ -91,6 +92,8 @@ def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:
         "columns": ", ".join(f"{c['name']} {c['type']}" for c in facts["schema"]) or "bytes",
     }
     lines["when a queue is full"] = facts["overflow"]
+    for group in facts["groups"]:
+        lines[f"shared as {group['name']}"] = _group(group)
     for name, value in facts["limits"].items():
         lines[f"limit {name}"] = f"{value:,}" + ("" if name in live else "  (stays)")
     for broker, far in facts.get("live", {}).items():
@@ -111,6 +114,13 @@ def _disk(facts: dict[str, Any]) -> str:
     if facts["durable"]:
         return "publications"
     return "promises" if facts["journal"] else ""
+
+
+def _group(group: dict[str, Any]) -> str:
+    attempts = group["max_attempts"]
+    often = f"{attempts} attempts" if attempts else "tried without end"
+    where = f", then to {group['dead_letter']}" if group["dead_letter"] else ""
+    return f"{_rights(group['members'])}; {often}{where}; {group['ack_timeout_ms'] / 1000:g} s"
 
 
 def _rights(names: list[str]) -> str:

@@ -25,6 +25,16 @@ from quorumcast.cli.common import (
     print_json,
     status_urls,
 )
+from quorumcast.cli.sharing import (
+    AckTimeoutOption,
+    AttemptsOption,
+    DeadLetterOption,
+    ShareOption,
+    Sharing,
+    SubscriptionsOption,
+    UnshareOption,
+    with_companion,
+)
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.patterns import matching
 
@@ -110,6 +120,7 @@ def create(
     column: ColumnOption = None,
     limit: LimitOption = None,
     overflow: OverflowOption = None,
+    subscriptions: SubscriptionsOption = False,
     manifest: ManifestOption = Path(),
     operator: OperatorOption = None,
     url: StatusOption = None,
@@ -135,7 +146,8 @@ def create(
                 f"with 'quorumcast channel change {entry.name}'"
             )
         _check_size(old, entry)
-        return next_epoch(old, channels=(*old.channels, entry))
+        more = with_companion(old, None, entry, make=subscriptions)
+        return next_epoch(old, channels=(*old.channels, entry, *more))
 
     if policy.needs_store:
         _check_disks(cell, entry, urls)
@@ -156,6 +168,12 @@ def change(
     column: ColumnOption = None,
     limit: LimitOption = None,
     overflow: OverflowOption = None,
+    subscriptions: SubscriptionsOption = False,
+    share: ShareOption = None,
+    unshare: UnshareOption = None,
+    dead_letter: DeadLetterOption = None,
+    attempts: AttemptsOption = None,
+    ack_timeout: AckTimeoutOption = None,
     policy: Annotated[str | None, typer.Option(hidden=True)] = None,
     remove_column: Annotated[str | None, typer.Option(hidden=True)] = None,
     manifest: ManifestOption = Path(),
@@ -164,7 +182,7 @@ def change(
     wait: WaitOption = True,
     json_: JsonOption = False,
 ) -> None:
-    """Change rights, add columns, or change limits that each node keeps to by itself.
+    """Change rights, groups or limits that each node keeps to by itself, or add columns.
 
     A new column stands behind the others and is null in what was published before. New limits hold
     for streams that are opened from then on.
@@ -179,9 +197,12 @@ def change(
             f"{wrong} stays, because publications that rest on it are retained; make a new channel "
             "with 'quorumcast channel create'"
         )
-    if publishers is subscribers is overflow is None and not column and not limit:
+    sharing = Sharing(share, unshare, dead_letter, attempts, ack_timeout)
+    given = (publishers, subscribers, column or None, limit or None, overflow)
+    if all(value is None for value in given) and not subscriptions and not sharing.given:
         raise UsageError(
-            "nothing to change; use --publishers, --subscribers, --column, --limit or --overflow"
+            "nothing to change; use --publishers, --subscribers, --column, --limit, "
+            "--overflow, --subscriptions, --share or --unshare"
         )
     path = manifest_path(manifest)
     cell = _read(manifest)
@@ -197,16 +218,19 @@ def change(
             publishers=entry.publishers if publishers is None else parse_rights(publishers),
             subscribers=entry.subscribers if subscribers is None else parse_rights(subscribers),
             schema=(*entry.schema, *new),
+            groups=sharing.applied(entry),
             policy=replace(entry.policy, limits=_with_limits(entry.policy.limits, limit)),
             overflow=entry.overflow if overflow is None else _overflow(overflow),
         )
 
     def apply(old: Manifest) -> Manifest:
         entry = changed(old)
-        others = tuple(entry if c.name == name else c for c in old.channels)
-        return next_epoch(old, channels=others)
+        there = {channel.name: channel for channel in old.channels}
+        for made in (entry, *with_companion(old, there[entry.name], entry, make=subscriptions)):
+            there[made.name] = made
+        return next_epoch(old, channels=tuple(there.values()))
 
-    same = changed(cell) == cell.channel(name)
+    same = apply(cell).channels == cell.channels
     new = cell if same else advance(path, operator, apply)
     _report(new, name, status_urls(new, url) if wait else {}, json_)
 

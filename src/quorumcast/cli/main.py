@@ -30,6 +30,7 @@ from quorumcast.cli import (
     running,
     sim,
     subscribing,
+    subscriptions,
     verify,
 )
 from quorumcast.core.errors import UsageError
@@ -71,6 +72,7 @@ app.command("replay", epilog=replay.EXAMPLE)(replay.replay)
 app.command("status", epilog=operations.STATUS_EXAMPLE)(operations.status)
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
 app.add_typer(channels.app, name="channel")
+app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(members.app, name="members")
 app.add_typer(operations.faults, name="faults")
 app.add_typer(epochs.app, name="epoch")

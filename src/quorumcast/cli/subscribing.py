@@ -27,6 +27,7 @@ from quorumcast.core.errors import UsageError
 if TYPE_CHECKING:
     from quorumcast.client.arguments import Start
     from quorumcast.client.events import Batch, Event, Gap
+    from quorumcast.client.named import NamedSubscription
     from quorumcast.client.node import Node
     from quorumcast.client.subscription import Subscription
     from quorumcast.core.statements import Evidence
@@ -51,6 +52,13 @@ def subscribe(
             "2026-11-01T12:00:00Z, or at a position.",
         ),
     ] = LATEST,
+    name: Annotated[
+        str,
+        typer.Option(help="Go on where the subscription of this name stopped (total order)."),
+    ] = "",
+    anew: Annotated[
+        bool, typer.Option("--anew", help="With --name: begin it again, from --from on.")
+    ] = False,
     count: Annotated[int, typer.Option(help="End after so many events; 0 is no end.")] = 0,
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", help="Wait for more, or end when idle.")
@@ -83,6 +91,10 @@ def subscribe(
     every proof of a lie. In a pattern '*' is any one level of a channel's name and '**' any number
     of them: 'plant/*/temp', 'plant/**'. Payloads are printed as they are; with --json those that
     are not UTF-8 are "payload_base64".
+
+    With --name the subscription is kept by the cell: what was printed is acknowledged, and the next
+    time it goes on from there. --from counts the first time. Publications are printed whole, so
+    --count may be exceeded.
     """
     from quorumcast.client import run
 
@@ -90,6 +102,10 @@ def subscribe(
         raise UsageError("--count is 0 or more and --idle more than 0")
     if receipt is not None and follow and not count:
         raise UsageError("--receipt needs an end: say how many events with --count")
+    if name and receipt is not None:
+        raise UsageError("--receipt and --name do not go together: subscribe without a name")
+    if anew and not name:
+        raise UsageError("--anew needs --name: only a named subscription can begin again")
     beginning = parse_start(start)
     path = manifest_path(manifest)
     who = identity_path(identity, path)
@@ -104,7 +120,10 @@ def subscribe(
                 f"{evidence} cannot be used ({error.strerror}); choose another directory"
             ) from None
     listener = _Listener(count, None if follow else idle, receipt, evidence, json_)
-    run(listener.listen(path, who, channel, beginning, timeout, queue=queue, overflow=overflow))
+    if name:
+        run(listener.consume(path, who, channel, name, beginning, anew, timeout))
+    else:
+        run(listener.listen(path, who, channel, beginning, timeout, queue=queue, overflow=overflow))
 
 
 class _Listener:
@@ -147,6 +166,48 @@ class _Listener:
             _tell_skipped(subscription)
             if self._receipt is not None:
                 await self._save_receipt(last, self._receipt)
+
+    async def consume(
+        self,
+        manifest: Path,
+        identity: Path,
+        channel: str,
+        name: str,
+        start: Start,
+        anew: bool,
+        timeout_s: float,
+    ) -> None:
+        from quorumcast.client import connect
+
+        async with await connect(manifest, identity, timeout_s=timeout_s) as node:
+            self._report_lies(node)
+            named = node.subscribe_as(channel, name, start=start, anew=anew)
+            try:
+                await asyncio.wait_for(named.open(), timeout_s)
+            except TimeoutError:
+                raise _too_few(channel, timeout_s) from None
+            console(stderr=True).print(f"subscribed to {channel} as {name}", markup=False)
+            try:
+                await self._print_named(named)
+            finally:
+                await named.close()
+
+    async def _print_named(self, named: NamedSubscription) -> None:
+        from quorumcast.client import Delivery
+
+        while self._left is None or self._left > 0:
+            try:
+                async with asyncio.timeout(self._idle_s):
+                    item = await named.next()
+            except TimeoutError:
+                return
+            events = self._printer.events(item.batch if isinstance(item, Delivery) else item)
+            for event in events:
+                self._printer.print(event)
+            if isinstance(item, Delivery):
+                await item.ack()
+            if self._left is not None:
+                self._left -= len(events)
 
     async def _print_all(self, subscription: Subscription) -> Event | None:
         last: Event | None = None
@@ -240,10 +301,14 @@ async def join(
     try:
         await subscription.wait_joined(timeout_s)
     except TimeoutError:
-        raise UsageError(
-            f"too few brokers answered on {channel!r} within {timeout_s} s; see 'quorumcast status'"
-        ) from None
+        raise _too_few(channel, timeout_s) from None
     return subscription
+
+
+def _too_few(channel: str, timeout_s: float) -> UsageError:
+    return UsageError(
+        f"too few brokers answered on {channel!r} within {timeout_s} s; see 'quorumcast status'"
+    )
 
 
 class Printer:
