@@ -13,6 +13,7 @@ SRC = Path(__file__).parents[2] / "src"
 SAYS = {
     "publish_subscribe.py": "alice: 4 pears",
     "sync_client.py": "order 3",
+    "named_subscription.py": "failed: order 5, after 3 attempts",
     "arrow_batches.py": "publication 1: 3,000 trades",
     "verify_receipt.py": "forged: the contents do not have the digest that was signed",
 }

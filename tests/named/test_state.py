@@ -6,6 +6,7 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from quorumcast.core.ids import NodeId
 from quorumcast.named.follower import Follower
@@ -227,6 +228,12 @@ def test_dead_positions_are_counted_beyond_those_that_are_named() -> None:
         MAX_DEAD + 3,
     )
     assert made.sizes() == {"members": 1, "held": 0, "pool": 0, "dead": MAX_DEAD}
+
+
+def test_picture_that_makes_no_sense_loses_nothing() -> None:
+    picture = replace(state().picture(), next=9, held=(Claimed(3, "nobody", 2), Claimed(4, EVE, 1)))
+    made = State.restored(picture)
+    assert (made.held, made.pool, made.next) == ({}, {3: 2, 4: 1}, 9)
 
 
 # --------------------------------------------------------------- all at once

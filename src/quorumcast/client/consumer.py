@@ -54,12 +54,13 @@ CLOSE_TIMEOUT_S = 10.0
 class Work:
     """A position that this consumer holds."""
 
-    __slots__ = ("attempt", "batch", "done", "given")
+    __slots__ = ("attempt", "batch", "done", "fetching", "given")
 
     def __init__(self, attempt: int) -> None:
         self.attempt = attempt
         #: None until its contents are here.
         self.batch: Batch | None = None
+        self.fetching = False
         #: Whether the application has it; whether it has answered.
         self.given = False
         self.done = False
@@ -254,19 +255,27 @@ class Consumer:
             mine = {}
         for position in [p for p in self._work if p not in mine]:
             del self._work[position]
-        missing: list[int] = []
         for position, claim in mine.items():
             work = self._work.get(position)
-            if work is not None and work.attempt == claim.attempt:
+            if work is None or work.attempt != claim.attempt:
+                work = self._work[position] = Work(claim.attempt)
+                if self.state.condemned(claim):
+                    work.given = True
+                    self._spawn(partial(self._bury, claim))
+        self._look_for_contents()
+
+    def _look_for_contents(self) -> None:
+        missing: list[int] = []
+        for position, work in self._work.items():
+            if work.batch is not None or work.given or work.fetching:
                 continue
-            work = self._work[position] = Work(claim.attempt)
-            if self.state.condemned(claim):
-                work.given = True
-                self._spawn(partial(self._bury, claim))
-            elif (batch := self._take_recent(position)) is not None:
+            batch = self._take_recent(position)
+            if batch is not None:
                 self._got(position, work, batch)
-            else:
+            elif position < self._live.end:
+                work.fetching = True
                 missing.append(position)
+            # Otherwise others are further than we are: it is yet to come.
         if missing:
             self._spawn(partial(self._fetch, missing))
 
@@ -372,6 +381,7 @@ class Consumer:
         """Its attempts are used up: put it on the dead-letter channel, then say so."""
         session, target = self.session, self.state.settings.dead_letter
         if target:
+            await self.until(lambda: claim.position < self._live.end)
             found = (await self._live.recall([claim.position]))[claim.position]
             letter = DeadLetter(
                 channel=self._live.channel,

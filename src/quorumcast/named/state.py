@@ -176,7 +176,7 @@ class State:
                 for claim in self.held_by(author):
                     if claim.position not in seen:
                         del self.held[claim.position]
-                        self.pool[claim.position] = claim.attempt - 1
+                        self.pool[claim.position] = max(0, claim.attempt - 1)
                 self._free(author)
             case Dead(position=position):
                 claimed = self.held.get(position)
@@ -271,8 +271,12 @@ class State:
         """The state that was written down."""
         state = cls(picture.root, picture.next, picture.allowed, picture.settings, picture.epoch)
         state.members = {member.consumer: member for member in picture.members}
-        state.held = {claim.position: claim for claim in picture.held}
+        # Whoever wrote it is trusted with what it says, not with making sense.
+        state.held = {c.position: c for c in picture.held if c.consumer in state.members}
         state.pool = {p: a for p, a in picture.pool if p not in state.held}
+        state.pool |= {
+            c.position: c.attempt for c in picture.held if c.consumer not in state.members
+        }
         state.dead = list(picture.dead)
         state.dead_count = picture.dead_count
         state.redelivered = picture.redelivered
