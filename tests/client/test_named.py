@@ -1,6 +1,7 @@
 """Named subscriptions through the client: going on, coming again, sharing, giving up."""
 
 import asyncio
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.runtime.world import until
 
 from quorumcast.client import DeadLetter, Delivery, GapError, NamedSubscription, Node
 from quorumcast.client.companion import Past
+from quorumcast.client.overview import subscriptions_of
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
 from quorumcast.core.limits import Limits
@@ -164,7 +166,8 @@ async def test_without_a_dead_letter_channel_it_is_recorded_alone() -> None:
 
 @in_a_loop
 async def test_members_share_the_work_and_miss_nothing() -> None:
-    async with MemoryCell(channels=CHANNELS) as cell:
+    patient = replace(ORDERS, groups=(replace(GROUP, ack_timeout_ms=20_000),))
+    async with MemoryCell(channels={**CHANNELS, "orders": patient}) as cell:
         alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
         found: dict[str, list[int]] = {"bob": [], "carol": []}
 
@@ -281,6 +284,48 @@ async def test_lying_broker_changes_nothing(fault: str) -> None:
         async with bob.subscribe_as("orders", "mine") as mine:
             got = await take(mine, 10)
         assert [d.batch.payloads for d in got] == [[b"%d" % n] for n in range(11, 21)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@in_a_loop
+async def test_members_that_die_and_come_back_lose_nothing(seed: int) -> None:
+    rng, count = random.Random(seed), 60
+    liars = {"broker-3": rng.choice(["lie-to-subscribers", "false-positions", "alter"])}
+    endless = replace(ORDERS, groups=(replace(GROUP, max_attempts=0, dead_letter=""),))
+    acknowledged: set[int] = set()
+    async with MemoryCell(channels={**CHANNELS, "orders": endless}, liars=liars) as cell:
+        alice = await cell.connect("alice")
+
+        async def work(name: str) -> None:
+            """Live after life, each with a few deliveries and a sudden or an orderly end."""
+            while True:
+                node = await cell.connect(name)
+                mine = node.subscribe_as("orders", "billing", start=1, prefetch=4)
+                await mine.open()
+                for _ in range(rng.randint(1, 12)):
+                    delivery = await anext(mine)
+                    assert delivery.batch.payloads == [b"%d" % delivery.position]
+                    if rng.random() < 0.2:
+                        await delivery.nack()
+                    else:
+                        await delivery.ack()
+                        acknowledged.add(delivery.position)
+                if rng.random() < 0.5:
+                    await mine.close()
+                await node.close()
+
+        working = [asyncio.ensure_future(work(name)) for name in ("bob", "carol")]
+        await publish(alice, "orders", count)
+        while True:
+            found = await subscriptions_of(alice, "orders")
+            if found and found[0].cursor == count + 1:
+                break
+            assert not any(task.done() for task in working)
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+    assert acknowledged == set(range(1, count + 1))
+    assert found[0].redelivered > 0
 
 
 # ----------------------------------------------------------------- retention

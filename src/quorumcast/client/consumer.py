@@ -351,7 +351,13 @@ class Consumer:
         """The application is done with a position, or wants it to come again."""
         self._answers[position] = done
         if self._flushing is None:
-            self._flushing = self._loop.call_later(LINGER_S, self.say_answers)
+            self._flushing = self._loop.call_later(LINGER_S, self._answers_due)
+
+    def _answers_due(self) -> None:
+        try:
+            self.say_answers()
+        except Exception as error:  # the node is closed: whoever waits for us hears of it
+            self._fail(error)
 
     def say_answers(self) -> None:
         """Say what was answered since the last time."""

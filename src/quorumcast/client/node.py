@@ -273,7 +273,7 @@ class Node:
         start: str | int = LATEST,
         anew: bool = False,
         ack: str = MANUAL,
-        prefetch: int = 16,
+        prefetch: int = 32,
         ack_timeout_s: float | None = None,
         max_attempts: int | None = None,
         dead_letter: str | None = None,
