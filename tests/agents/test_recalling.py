@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from tests.support.cells import B1, B2, B3, B4, BOB, ORDERS, T0, Cell, digests, messages, sent
 
-from quorumcast.agents.recalling import MAX_RECALLED, RecallDue
+from quorumcast.agents.recalling import MAX_RECALLED, PATIENT_TRIES, RecallDue
 from quorumcast.agents.subscriber import Subscriber
 from quorumcast.core.ids import NodeId, Stream, total_order
 from quorumcast.core.labels import label
@@ -130,6 +130,18 @@ def test_recall_positions_that_are_gone_are_announced() -> None:
         made.handle(positions(broker, 60, 110), T0)
     assert recalled(made.handle(DUE, T0)) == [(50, None)]
     assert made.handle(DUE, T0) == []
+
+
+def test_recall_waits_for_brokers_that_are_down_only_so_long() -> None:
+    made = Cell(Policy.named("total-crash"), n=3).subscriber(BOB)
+    for broker in (B1, B2):
+        made.handle(Connected(broker), T0)
+    made.handle(Join(ORDERS), T0)
+    for broker in (B1, B2):
+        made.handle(positions(broker, 50, 100), T0)
+    assert recalled(made.handle(Recall(ORDERS, 5, 1), T0)) == []
+    late = [made.handle(DUE, T0) for _ in range(PATIENT_TRIES)]
+    assert [recalled(effects) for effects in late] == [[]] * (PATIENT_TRIES - 1) + [[(5, None)]]
 
 
 def test_recall_liars_cannot_declare_a_position_gone() -> None:

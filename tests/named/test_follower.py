@@ -196,6 +196,22 @@ def test_private_subscription_listens_to_its_owner_alone() -> None:
     assert state.settings.max_attempts == 7
 
 
+def test_seats_of_a_client_are_consumers_of_what_is_its_own() -> None:
+    one, two, other = NodeId("alice#1"), NodeId("alice#2"), NodeId("bob#1")
+    made = Follower("mine", ALICE, 1, lambda author: True)
+    log: list[tuple[int, NodeId, AnyOperation]] = [
+        (1, one, Create(0, 4, Settings())),
+        (2, one, Join(1)),
+        (3, two, Join(2)),
+        (4, other, Join(3)),
+    ]
+    state = feed(made, *log).state
+    assert state is not None
+    assert list(state.members) == [one, two]
+    group = feed(shared(), (1, NodeId("bob#1"), Create(0, 4, Settings(), charter()))).state
+    assert group is not None
+
+
 def test_next_epoch_may_change_groups() -> None:
     orders, companion = PLAN.manifest.channels
     changed = replace(orders, groups=())

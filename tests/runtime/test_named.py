@@ -249,3 +249,30 @@ def test_operator_changes_the_members_while_they_work(tmp_path: Path) -> None:
         run(publish(cell, 1, 6))
         found = run(change(cell), timeout_s=60)
     assert sorted(value for _, _, value in found) == [1, 2, 3, 4, 5, 6]
+
+
+def test_seats_of_one_client_share_its_subscription(tmp_path: Path) -> None:
+    async def share(cell: LocalCluster) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {1: [], 2: []}
+
+        async def work(seat: int) -> None:
+            manifest, identity = cell.manifest_path, cell.identity_path("dave")
+            async with (
+                await connect(manifest, identity, seat=seat, timeout_s=20) as member,
+                member.subscribe_as("orders", "mine", start=1, prefetch=2) as mine,
+            ):
+                async for delivery in mine:
+                    found[seat].append(int(delivery.batch.payloads[0]))
+                    await delivery.ack()
+
+        working = [asyncio.ensure_future(work(seat)) for seat in found]
+        await publish(cell, 1, 30)
+        await until(lambda: len({*found[1], *found[2]}) == 30)
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+        return found
+
+    with cluster(tmp_path) as cell:
+        found = run(share(cell), timeout_s=60)
+    assert sorted(found[1] + found[2]) == list(range(1, 31))

@@ -297,14 +297,15 @@ class Interest:
         acceptor = self.acceptors.get(stream)
         return 1 if acceptor is None else max(acceptor.next, self.ends.get(stream, 1))
 
-    def oldest(self, stream: Stream) -> int:
+    def oldest(self, stream: Stream, *, of_those_who_answer: bool = False) -> int:
         """The first number that enough brokers may still hold to be accepted."""
         # A broker that has not spoken of the stream may hold all of it.
         bases = sorted(
             held[stream].base if held is not None and stream in held else 0
             for held in map(self._positions.get, self._manifest.broker_ids)
+            if held is not None or not of_those_who_answer
         )
-        return bases[self._needed(stream.lane) - 1]
+        return bases[min(self._needed(stream.lane), len(bases)) - 1] if bases else 0
 
     def _gaps(self, broker: NodeId) -> list[Effect]:
         effects: list[Effect] = []

@@ -49,6 +49,8 @@ from quorumcast.core.tally import Tally
 from quorumcast.crypto.digest import Hasher
 
 RECALL_MS = 60
+#: Late answers in a row, about eight seconds, after which brokers that say nothing do not count.
+PATIENT_TRIES = 16
 #: Positions that may be recalled at the same time, on all channels.
 MAX_RECALLED = MAX_RUN
 
@@ -165,7 +167,10 @@ class Recaller:
     def _gone(self, interest: Interest) -> list[Effect]:
         """Positions that too few brokers still hold."""
         wanted = self._wanted.get(interest.channel, {})
-        oldest = interest.oldest(total_order(interest.channel))
+        # Brokers that are down may hold more; but nobody waits for them for ever.
+        patient = self._tries.get(interest.channel, 0) < PATIENT_TRIES
+        stream = total_order(interest.channel)
+        oldest = interest.oldest(stream, of_those_who_answer=not patient)
         gone = [number for number in wanted if number < oldest]
         for number in gone:
             del wanted[number]

@@ -176,7 +176,9 @@ class Subscriber:
     def oldest(self, channel: Channel) -> int:
         """The first position of a channel's order that enough brokers may still hold."""
         interest = self._interests.get(channel)
-        return 1 if interest is None else max(1, interest.oldest(total_order(channel)))
+        if interest is None:
+            return 1
+        return max(1, interest.oldest(total_order(channel), of_those_who_answer=True))
 
     # ------------------------------------------------- joining and leaving
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from quorumcast.client.events import Batch, Gap
 from quorumcast.client.subscription import Subscription
-from quorumcast.core.ids import NodeId
-from quorumcast.manifest.manifest import EVERYONE, ChannelEntry, Manifest
+from quorumcast.core.ids import NodeId, holder
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.named.follower import Follower, charters_of
 from quorumcast.named.operations import decode
+from quorumcast.named.state import listed
 
 #: Operations that are read at first.
 LOOK_BACK = 256
@@ -23,15 +24,12 @@ def make_follower(
 ) -> Follower:
     """A follower of a private (its owner's) or a shared subscription."""
     if owner is not None:
-        return Follower(name, owner, since, lambda author: author == owner)
+        return Follower(name, owner, since, lambda author: holder(author) == owner)
     charters = charters_of(manifest.cell, manifest.operator, entry.name, name)
     group = entry.group(name)
     members = () if group is None else group.members
 
-    def trusted(author: NodeId) -> bool:
-        return EVERYONE in members or author in members
-
-    return Follower(name, None, since, trusted, charters)
+    return Follower(name, None, since, lambda author: listed(author, members), charters)
 
 
 class Past:
@@ -81,7 +79,8 @@ class Past:
             for payload in batch.payloads:
                 entry = decode(payload)
                 if entry is not None:
-                    found[None if entry.shared else batch.publisher, entry.name] = None
+                    owner = None if entry.shared else holder(batch.publisher)
+                    found[owner, entry.name] = None
         return list(found)
 
 

@@ -330,7 +330,7 @@ class Consumer:
 
     # -------------------------------------------------------------- handing out
 
-    def next_ready(self) -> tuple[int, Work] | Gap | None:
+    def next_ready(self) -> tuple[int, Work, Batch] | Gap | None:
         """What the application may have now: in order, as far as we hold it."""
         if self._gaps:
             return self._gaps.popleft()
@@ -344,7 +344,7 @@ class Consumer:
                 return None  # an earlier one is on its way
             heapq.heappop(self._ready)
             work.given = True
-            return position, work
+            return position, work, work.batch
         return None
 
     def answer(self, position: int, *, done: bool) -> None:

@@ -7,8 +7,8 @@
 
 A subscription is known by its name: whoever opens it again goes on where it stopped. What was
 handed out and not acknowledged comes again: after a crash, a `nack`, or silence. A *private* one
-belongs to the client that made it; a *shared* one is declared by the operator, and each publication
-goes to one of its members.
+belongs to the client that made it, whose processes share it if each has a seat; a *shared* one is
+declared by the operator. Of several consumers each publication goes to one.
 
 Delivery is at least once: a consumer that dies between its work and the acknowledgement will see
 the publication again. `delivery.position` is the same every time and for every member, so consumers
@@ -29,13 +29,13 @@ from quorumcast.client.companion import find_state
 from quorumcast.client.consumer import Consumer, Work
 from quorumcast.client.events import Batch, Event, Gap, GapError
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import NodeId, holder
 from quorumcast.core.limits import MAX_NAME
 from quorumcast.manifest.groups import MAX_ATTEMPTS, MAX_TIMEOUT_MS, check_companion
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.named.follower import Follower, charter_of
 from quorumcast.named.operations import MAX_CLAIMED, Configure, Create, Settings
-from quorumcast.named.state import State
+from quorumcast.named.state import State, listed
 
 if TYPE_CHECKING:
     from quorumcast.client.node import Node
@@ -47,21 +47,16 @@ AUTO, MANUAL = "auto", "manual"
 class Delivery:
     """A publication that this consumer is to work on."""
 
-    __slots__ = ("_consumer", "_session", "_work", "position")
+    __slots__ = ("_consumer", "_session", "_work", "batch", "position")
 
-    def __init__(self, consumer: Consumer, position: int, work: Work) -> None:
+    def __init__(self, consumer: Consumer, position: int, work: Work, batch: Batch) -> None:
         self._consumer = consumer
         self._session = consumer.session
         self._work = work
+        #: The publication.
+        self.batch = batch
         #: Its place in the channel's total order: the same in every attempt.
         self.position = position
-
-    @property
-    def batch(self) -> Batch:
-        """The publication."""
-        if self._work.batch is None:
-            raise UsageError("this delivery was answered: use it before you acknowledge it")
-        return self._work.batch
 
     @property
     def events(self) -> list[Event]:
@@ -142,7 +137,7 @@ class NamedSubscription:
                     "dead-letter channel are in the manifest"
                 )
             charter = charter_of(node.manifest, group)
-            if not ("*" in group.members or node.name in group.members):
+            if not listed(node.name, group.members):
                 raise UsageError(
                     f"{node.name!r} is no member of the group {self.name!r} of channel "
                     f"{self._entry.name!r}; ask the operator, or choose another name"
@@ -179,12 +174,14 @@ class NamedSubscription:
 
     async def open(self) -> None:
         """Find out where the subscription stands and begin a session."""
+        if self._consumer is not None:
+            raise UsageError("this subscription was opened before: ask the node for another one")
         live = self._node.subscribe(self._entry.name)
         companion = self._node.subscribe(self._companion)
         try:
             await live.wait_joined()
             await companion.wait_joined()
-            owner = None if self._group is not None else self._node.name
+            owner = None if self._group is not None else holder(self._node.name)
             follower, complete = await find_state(
                 companion, self._node.manifest, self._entry, self.name, owner
             )

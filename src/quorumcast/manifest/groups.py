@@ -9,7 +9,7 @@ channel, would stand still without a word: it is refused here.
 from __future__ import annotations
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel
+from quorumcast.core.ids import Channel, holder
 from quorumcast.core.limits import MAX_NAME
 from quorumcast.manifest.manifest import EVERYONE, ChannelEntry, Group, Manifest
 
@@ -82,7 +82,7 @@ def check_group(manifest: Manifest, channel: ChannelEntry, group: Group) -> None
             f"{MAX_TIMEOUT_MS:,}"
         )
     for member in _members(manifest, channel, group):
-        if manifest.client(member) is None:
+        if manifest.client(member) is None or holder(member) != member:
             raise UsageError(f"{where} names {member!r}, which is no client of the cell; add it")
         if not manifest.may_subscribe(member, channel.name):
             raise UsageError(

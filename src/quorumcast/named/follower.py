@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import NodeId, holder
 from quorumcast.manifest.files import parse_manifest
 from quorumcast.manifest.manifest import Group, Manifest
 from quorumcast.named.operations import (
@@ -38,7 +38,7 @@ from quorumcast.named.operations import (
     Snapshot,
     decode,
 )
-from quorumcast.named.state import ANYBODY, Charter, State
+from quorumcast.named.state import Charter, State, listed
 
 #: Operations that a reader without a root keeps; a snapshot that needs older ones is of no use.
 MAX_EARLY = 4096
@@ -113,7 +113,7 @@ class Follower:
     def _concerns(self, author: NodeId, entry: Entry) -> bool:
         if entry.name != self.name or entry.shared != self.shared:
             return False
-        return self.shared or author == self._owner
+        return self.shared or holder(author) == self._owner
 
     def _on_operation(self, position: int, author: NodeId, operation: AnyOperation) -> None:
         match operation:
@@ -142,10 +142,10 @@ class Follower:
     # ------------------------------------------------------------------ roots
 
     def _on_create(self, position: int, author: NodeId, create: Create) -> None:
-        charter = Charter(0, (author,), create.settings)
+        charter = Charter(0, (holder(author),), create.settings)
         if self.shared:
             found = self._charters(create.charter)
-            if found is None or not (ANYBODY in found.members or author in found.members):
+            if found is None or not listed(author, found.members):
                 return
             charter = found
         state = self.state

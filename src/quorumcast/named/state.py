@@ -25,7 +25,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import NodeId, holder
 from quorumcast.named.operations import (
     MAX_CLAIMED,
     MAX_DEAD,
@@ -50,6 +50,11 @@ from quorumcast.named.ranges import within
 
 #: In a list of members: whoever may write to the companion.
 ANYBODY = "*"
+
+
+def listed(author: str, members: tuple[str, ...]) -> bool:
+    """Whether an author is one of these clients, at whichever seat."""
+    return ANYBODY in members or holder(author) in members
 
 
 class Charter(msgspec.Struct, frozen=True):
@@ -109,7 +114,7 @@ class State:
 
     def may(self, author: str) -> bool:
         """Whether this author's operations count."""
-        return ANYBODY in self.allowed or author in self.allowed
+        return listed(author, self.allowed)
 
     def session(self, consumer: str) -> int:
         """The session of a consumer; 0 if it is at work in none."""
@@ -140,7 +145,7 @@ class State:
         self, position: int, author: NodeId, operation: AnyOperation, charter: Charter | None = None
     ) -> None:
         """The next operation of the order; `charter` is what a `Configure` of a group carries."""
-        if charter is not None and author not in charter.members and ANYBODY not in charter.members:
+        if charter is not None and not listed(author, charter.members):
             return
         # A newer charter speaks for itself: whom it adds need not wait for an older member.
         if charter is None and not self.may(author):
