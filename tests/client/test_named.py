@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -400,6 +401,8 @@ async def test_subscription_whose_state_is_gone_is_refused_unless_begun_anew() -
     [
         ("bob", "nowhere", "m", {}, "no channel 'nowhere'"),
         ("bob", "logs", "m", {}, "no total order"),
+        ("bob", "orders*", "m", {}, "is a pattern"),
+        ("bob", "orders", "m", {"start": datetime(2026, 11, 1, tzinfo=UTC)}, "or a position"),
         ("bob", "alone", "m", {}, "no companion"),
         ("dave", "orders", "billing", {}, "no member of the group 'billing'"),
         ("bob", "orders", "billing", {"max_attempts": 3}, "in the manifest"),

@@ -106,7 +106,7 @@ class Consumer:
         self._waiters: list[asyncio.Future[None]] = []
         self._failure: Exception | None = None
         self.closed = False
-        #: Publications that no reader of the channel's schema understands; they count as done.
+        #: Publications that nobody understands, or that have expired; they count as done.
         self.undecodable = 0
 
     # --------------------------------------------------------------- beginning

@@ -21,16 +21,17 @@ What everybody agrees on lies in the channel's companion, which no broker can fo
 from __future__ import annotations
 
 import math
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from quorumcast.client.arguments import LATEST, check_counts, check_start, check_times
+from quorumcast.client.arguments import LATEST, Start, check_counts, check_start, check_times
 from quorumcast.client.companion import find_state
 from quorumcast.client.consumer import Consumer, Work
 from quorumcast.client.events import Batch, Event, Gap, GapError
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId, holder
-from quorumcast.core.limits import MAX_NAME
+from quorumcast.core.limits import MAX_NAME, Overflow
 from quorumcast.manifest.groups import MAX_ATTEMPTS, MAX_TIMEOUT_MS, check_companion
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.named.follower import Follower, charter_of
@@ -95,7 +96,7 @@ class NamedSubscription:
         entry: ChannelEntry,
         name: str,
         *,
-        start: str | int = LATEST,
+        start: Start = LATEST,
         anew: bool = False,
         ack: str = MANUAL,
         prefetch: int = 32,
@@ -113,7 +114,12 @@ class NamedSubscription:
         self._companion = check_companion(node.manifest, entry).name
         self.name = name
         self._start = start
-        self._beginning = check_start(start, entry)
+        if isinstance(start, datetime):
+            raise UsageError(
+                "a named subscription begins at 'latest', 'earliest' or a position: find the "
+                "position of that time with 'quorumcast replay'"
+            )
+        self._beginning, _ = check_start(start, [entry])
         self._anew = anew
         self._auto = ack == AUTO
         self._prefetch = prefetch
@@ -176,8 +182,9 @@ class NamedSubscription:
         """Find out where the subscription stands and begin a session."""
         if self._consumer is not None:
             raise UsageError("this subscription was opened before: ask the node for another one")
-        live = self._node.subscribe(self._entry.name)
-        companion = self._node.subscribe(self._companion)
+        live = self._node.subscribe(self._entry.name, overflow=Overflow.WAIT)
+        # Whether an operation counts must not depend on anybody's clock.
+        companion = self._node.subscribe(self._companion, overflow=Overflow.WAIT, expired=True)
         try:
             await live.wait_joined()
             await companion.wait_joined()

@@ -25,7 +25,7 @@ from quorumcast.client.named import MANUAL, NamedSubscription
 from quorumcast.client.outgoing import Outgoing
 from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.client.publishing import Publisher
-from quorumcast.client.rights import to_publish, to_subscribe
+from quorumcast.client.rights import to_consume, to_publish, to_subscribe
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
@@ -270,7 +270,7 @@ class Node:
         channel: str,
         name: str,
         *,
-        start: str | int = LATEST,
+        start: Start = LATEST,
         anew: bool = False,
         ack: str = MANUAL,
         prefetch: int = 32,
@@ -285,7 +285,7 @@ class Node:
         are for names that the operator has not declared as shared; see `client.named`.
         """
         self._check_alive()
-        entry = to_subscribe(self.manifest, self.name, channel)
+        entry = to_consume(self.manifest, self.name, channel)
         return NamedSubscription(
             self,
             entry,
@@ -301,11 +301,9 @@ class Node:
 
     def charter(self) -> bytes:
         """The manifest as its operator signed it, for others to see."""
-        if self.signed_manifest is not None:
-            return self.signed_manifest
-        if self._manifest_path is None:
-            raise UsageError("this node has no manifest file: connect with one")
-        return self._manifest_path.read_bytes()
+        if self.signed_manifest is None and self._manifest_path is not None:
+            return self._manifest_path.read_bytes()
+        return self.signed_manifest or b""
 
     def _check_alive(self) -> None:
         if self._failure is not None:

@@ -8,6 +8,7 @@ import msgspec
 
 from quorumcast.client.companion import Past, make_follower
 from quorumcast.core.errors import UsageError
+from quorumcast.core.limits import Overflow
 from quorumcast.manifest.groups import check_companion
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ async def subscriptions_of(node: Node, channel: str) -> list[SubscriptionFacts]:
     if entry is None:
         raise UsageError(f"there is no channel {channel!r} in the cell {node.manifest.cell!r}")
     name = check_companion(node.manifest, entry).name
-    async with node.subscribe(channel) as live, node.subscribe(name) as companion:
+    async with (
+        node.subscribe(channel, overflow=Overflow.WAIT) as live,
+        node.subscribe(name, overflow=Overflow.WAIT, expired=True) as companion,
+    ):
         past = Past(companion)
         await past.read_all()
         found = []

@@ -37,6 +37,13 @@ def to_subscribe(manifest: Manifest, me: NodeId, name: str) -> list[ChannelEntry
     return [entry]
 
 
+def to_consume(manifest: Manifest, me: NodeId, channel: str) -> ChannelEntry:
+    """The channel of a named subscription."""
+    if is_pattern(channel):
+        raise UsageError(f"{channel!r} is a pattern: a named subscription is to one channel")
+    return to_subscribe(manifest, me, channel)[0]
+
+
 def matching_channels(manifest: Manifest, me: NodeId, pattern: str) -> list[ChannelEntry]:
     """The channels that fit a pattern and to which this client may subscribe."""
     names = set(matching(pattern, (entry.name for entry in manifest.channels)))
