@@ -42,8 +42,8 @@ from quorumcast.core.messages import (
     Open,
     Position,
     Positions,
-    Recall,
-    Recalled,
+    Regain,
+    Regained,
     Subscribe,
     Survey,
     Vote,
@@ -76,13 +76,13 @@ def recalls(effects: list[Effect]) -> list[tuple[NodeId, int, int, bool]]:
     return [
         (peer, effect.message.first, effect.message.count, effect.message.bodies)
         for effect in effects
-        if isinstance(effect, Send) and isinstance(effect.message, Recall)
+        if isinstance(effect, Send) and isinstance(effect.message, Regain)
         for peer in effect.to
     ]
 
 
 def recalled(peer: NodeId, first: int, *run: bytes, full: bool = True) -> Receive:
-    return Receive(peer, Recalled(STREAM, first, digests(*run)), run if full else ())
+    return Receive(peer, Regained(STREAM, first, digests(*run)), run if full else ())
 
 
 def held(broker: Broker) -> tuple[int, int]:
@@ -143,7 +143,7 @@ def test_broker_liar_is_one_voice_and_another_is_asked_for_contents() -> None:
 def test_broker_contents_of_another_digest_are_held_against_their_sender() -> None:
     broker = restarted(DIRECT)
     tick(broker)
-    message = Recalled(STREAM, 1, digests(*bodies(1, 3)))
+    message = Regained(STREAM, 1, digests(*bodies(1, 3)))
     effects = broker.handle(Receive(B2, message, (b"x", b"y", b"z")), T0)
     assert reasons(effects) == [DropReason.BAD_BODY]
     assert suspects(effects) == [B2]
@@ -246,12 +246,12 @@ def test_broker_answers_brokers_only_and_only_what_it_is_sure_of() -> None:
     assert messages(broker.handle(Receive(B2, Survey(ORDERS)), T0), Positions) == [
         Positions(ORDERS, ())
     ]  # no history has settled it
-    assert reasons(broker.handle(Receive(B2, Recall(STREAM, 1, 3)), T0)) == [DropReason.NOT_HELD]
+    assert reasons(broker.handle(Receive(B2, Regain(STREAM, 1, 3)), T0)) == [DropReason.NOT_HELD]
     assert reasons(broker.handle(Receive(BOB, Survey(ORDERS)), T0)) == [DropReason.WRONG_SENDER]
     sure = Cell(AB).broker(B1)
     sure.handle(publish(1, *bodies(1, 3)), T0)
-    answer = sure.handle(Receive(B2, Recall(STREAM, 2, 2, bodies=True)), T0)
-    assert answer == [Send((B2,), Recalled(STREAM, 2, digests(b"p2", b"p3")), (b"p2", b"p3"))]
+    answer = sure.handle(Receive(B2, Regain(STREAM, 2, 2, bodies=True)), T0)
+    assert answer == [Send((B2,), Regained(STREAM, 2, digests(b"p2", b"p3")), (b"p2", b"p3"))]
 
 
 def test_broker_is_asked_only_so_often() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.runtime.world import run, until
 
 from quorumcast.client import Event, Gap, GapError, Node
+from quorumcast.client.reach import refused_for_good
 from quorumcast.core import machine
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
@@ -291,15 +292,6 @@ def test_two_subscriptions_of_one_node_both_get_everything() -> None:
 def test_connect_refusal_is_known_by_its_mark_and_not_by_its_words(
     trouble: Trouble, refused: bool
 ) -> None:
-    cell = CellPlan()
-
-    class Shut:
-        def troubles(self) -> dict[NodeId, Trouble]:
-            return dict.fromkeys(cell.manifest.broker_ids, trouble)
-
-    async def main() -> None:
-        node = Node(cell.manifest, cell.identities[NodeId("alice")])
-        node.attach(Shut())  # type: ignore[arg-type]
-        assert node._refused_for_good(cell.manifest.quorums.responders) is refused
-
-    run(main())
+    manifest = CellPlan().manifest
+    troubles = dict.fromkeys(manifest.broker_ids, trouble)
+    assert refused_for_good(manifest, troubles) is refused

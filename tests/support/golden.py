@@ -61,9 +61,9 @@ from quorumcast.core.messages import (
     Publish,
     Pull,
     Ready,
-    Recall,
-    Recalled,
     Refuse,
+    Regain,
+    Regained,
     Subscribe,
     Survey,
     Vote,
@@ -289,9 +289,9 @@ class Names:
                 return wants + (" with bodies" if wanted else "")
             case Positions(positions=positions):
                 return "".join(f" {_lane(p.stream)}={p.base}..{p.next - 1}" for p in positions)
-            case Recalled(first=first, digests=run):
+            case Regained(first=first, digests=run):
                 return f" {first}:{self.run(run)}"
-            case Recall(first=first, count=count, bodies=wanted):
+            case Regain(first=first, count=count, bodies=wanted):
                 return f" {first} count={count}" + (" with bodies" if wanted else "")
             case Pull(first=first, count=count) | Missed(first=first, count=count):
                 return f" {first} count={count}"

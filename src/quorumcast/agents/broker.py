@@ -52,8 +52,8 @@ from quorumcast.core.messages import (
     Publish,
     Pull,
     Ready,
-    Recall,
-    Recalled,
+    Regain,
+    Regained,
     Subscribe,
     Survey,
     Unsubscribe,
@@ -115,9 +115,9 @@ class Broker:
             Missed: self._on_missed,
             Finish: self._on_finish,
             Survey: self._on_recovery,
-            Recall: self._on_recovery,
+            Regain: self._on_recovery,
             Positions: self._on_recovery,
-            Recalled: self._on_recovery,
+            Regained: self._on_recovery,
             Attest: self._on_attest,
         }
 
@@ -305,7 +305,7 @@ class Broker:
         if sender not in self._manifest.broker_ids:
             return [Drop(DropReason.WRONG_SENDER, sender)]
         match message:
-            case Survey() | Recall():
+            case Survey() | Regain():
                 if not self._audience.may_ask(sender, type(message), PULLS, now):
                     return [Drop(DropReason.OVER_LIMIT, sender)]
                 return testify(self._desks, sender, message)

@@ -10,7 +10,7 @@ from quorumcast.agents.desks import Desks
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES, MAX_STREAMS_NAMED
 from quorumcast.core.machine import Drop, DropReason, Effect, Send
-from quorumcast.core.messages import Position, Positions, Recall, Recalled, Survey
+from quorumcast.core.messages import Position, Positions, Regain, Regained, Survey
 from quorumcast.core.quorum import Broadcast, Protection, accept_votes
 from quorumcast.core.statements import Basis
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
@@ -24,7 +24,7 @@ def recoverable(entry: ChannelEntry) -> bool:
     return not entry.policy.total and entry.policy.broadcast is not Broadcast.CHAIN
 
 
-def testify(desks: Desks, sender: NodeId, message: Survey | Recall) -> list[Effect]:
+def testify(desks: Desks, sender: NodeId, message: Survey | Regain) -> list[Effect]:
     """The answer to a peer that asks of what this broker is sure."""
     if isinstance(message, Survey):
         held = [
@@ -44,12 +44,12 @@ def testify(desks: Desks, sender: NodeId, message: Survey | Recall) -> list[Effe
         digests = ledger.digests(message.first, message.count)
         if digests is None:
             return [Drop(DropReason.NOT_HELD, sender)]
-        return [Send((sender,), Recalled(message.stream, message.first, digests))]
+        return [Send((sender,), Regained(message.stream, message.first, digests))]
     held_run = ledger.read(message.first, message.count, MAX_FRAME_BYTES // 4)
     if held_run is None or held_run.first != message.first:
         return [Drop(DropReason.NOT_HELD, sender)]
-    recalled = Recalled(message.stream, held_run.first, held_run.digests)
-    return [Send((sender,), recalled, held_run.bodies)]
+    regained = Regained(message.stream, held_run.first, held_run.digests)
+    return [Send((sender,), regained, held_run.bodies)]
 
 
 class Holdings:

@@ -4,7 +4,7 @@ A broker that restarts, was wiped or fell behind goes on where its publishers sa
 lies before it fetches from its peers, newest first, so that its ledger never has holes:
 
     broker ──Survey──▶ peers ──Positions──▶ broker      of what are you sure, stream by stream?
-    broker ──Recall──▶ peers ──Recalled──▶ broker       digests from all, contents from one
+    broker ──Regain──▶ peers ──Regained──▶ broker       digests from all, contents from one
 
 It takes what enough peers give their final word for (`holdings`):
 
@@ -29,8 +29,8 @@ from collections.abc import Iterable
 
 from quorumcast.agents.desks import Desk, Desks
 from quorumcast.agents.holdings import Holdings, recoverable
-from quorumcast.agents.pledges import Pledges, Vouched
 from quorumcast.agents.lost_range import Job, match, own_words
+from quorumcast.agents.pledges import Pledges, Vouched
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.forwarding import Forwarder
 from quorumcast.broadcast.history import History
@@ -48,7 +48,7 @@ from quorumcast.core.machine import (
     Timer,
     Vouch,
 )
-from quorumcast.core.messages import Positions, Recall, Recalled, Survey
+from quorumcast.core.messages import Positions, Regain, Regained, Survey
 from quorumcast.core.statements import Basis
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 
@@ -131,7 +131,7 @@ class Recovery:
         """How much each container fed by peers holds."""
         return {
             "told": len(self._holdings),
-            "recalled": 0 if self._job is None else self._job.count,
+            "regained": 0 if self._job is None else self._job.count,
         }
 
     def lacking(self) -> list[str]:
@@ -201,8 +201,8 @@ class Recovery:
         match event.message:
             case Positions() as message:
                 return self._on_positions(event.sender, message)
-            case Recalled() as message:
-                return self._on_recalled(event, message)
+            case Regained() as message:
+                return self._on_regained(event, message)
             case _:
                 return []
 
@@ -214,7 +214,7 @@ class Recovery:
             self._done.pop((stream, True), None)
         return []
 
-    def _on_recalled(self, event: Receive, message: Recalled) -> list[Effect]:
+    def _on_regained(self, event: Receive, message: Regained) -> list[Effect]:
         """A peer's word on the range under way, perhaps with its contents."""
         job, sender, digests = self._job, event.sender, message.digests
         if job is None or job.writing or (message.stream, message.first) != (job.stream, job.first):
@@ -382,9 +382,9 @@ class Recovery:
         rest = tuple(p for p in holders if p != source and job.words.vote_of(p) is None)
         effects: list[Effect] = []
         if rest:
-            effects.append(Send(rest, Recall(job.stream, job.first, job.count)))
+            effects.append(Send(rest, Regain(job.stream, job.first, job.count)))
         if job.bodies is None:
-            effects.append(Send((source,), Recall(job.stream, job.first, job.count, bodies=True)))
+            effects.append(Send((source,), Regain(job.stream, job.first, job.count, bodies=True)))
         return effects
 
     # ---------------------------------------------------------------- clock

@@ -12,7 +12,6 @@ the subscriber machine meanwhile is dropped and counted, and asked for again whe
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from quorumcast.client.named import MANUAL, NamedSubscription
 from quorumcast.client.outgoing import Outgoing
 from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.client.publishing import Publisher
+from quorumcast.client.reach import Reach
 from quorumcast.client.rights import to_consume, to_publish, to_subscribe
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
@@ -38,7 +38,7 @@ from quorumcast.crypto.session import Opened
 from quorumcast.manifest.files import read_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
-from quorumcast.runtime.links import Links, Trouble
+from quorumcast.runtime.links import Links
 from quorumcast.runtime.telemetry import Telemetry
 from quorumcast.runtime.trace import Recorder, RecordingDriver
 from quorumcast.runtime.transport import Transport
@@ -83,8 +83,7 @@ class Node:
         self._outgoing: Outgoing | None = None
         self._incoming: Incoming | None = None
         #: Brokers that are connected, in the order in which they came.
-        self._up: dict[NodeId, None] = {}
-        self._changed = asyncio.Event()
+        self._reach = Reach()
         self._failure: Exception | None = None
 
     # ---------------------------------------------------------------- connecting
@@ -119,37 +118,7 @@ class Node:
 
     async def wait_connected(self, timeout_s: float) -> None:
         """Until n-f brokers are connected, or a sentence that names the others and why."""
-        needed = self.manifest.quorums.responders
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        while len(self._up) < needed:
-            self._changed.clear()
-            waited = loop.time() - started
-            # Nothing but a new manifest helps against refusals: do not wait for the time-out.
-            if waited >= timeout_s or (waited > 1.0 and self._refused_for_good(needed)):
-                raise UsageError(self._unreachable(needed))
-            try:
-                async with asyncio.timeout(min(timeout_s - waited, 0.25)):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
-
-    def _refused_for_good(self, needed: int) -> bool:
-        refused = [trouble for trouble in self.links.troubles().values() if trouble.refused]
-        return len(refused) > len(self.manifest.brokers) - needed
-
-    def _unreachable(self, needed: int) -> str:
-        troubles = self.links.troubles()
-        missing = [
-            f"{broker}: {troubles.get(broker, Trouble()).sentence}"
-            for broker in self.manifest.broker_ids
-            if broker not in self._up
-        ]
-        return (
-            f"only {len(self._up)} of {len(self.manifest.brokers)} brokers can be reached and "
-            f"{needed} are needed ({'; '.join(missing)}); start them, or check the addresses in "
-            "the manifest"
-        )
+        await self._reach.wait(self.manifest, self.links, timeout_s)
 
     @property
     def name(self) -> NodeId:
@@ -159,7 +128,7 @@ class Node:
     @property
     def connected(self) -> list[NodeId]:
         """Brokers that are connected now."""
-        return list(self._up)
+        return list(self._reach.up)
 
     # ------------------------------------------------------ publishing, subscribing
 
@@ -320,7 +289,7 @@ class Node:
         )
         if self._recorder is not None and isinstance(driver, RecordingDriver):
             driver.recorder = self._recorder
-        for peer in self._up:
+        for peer in self._reach.up:
             driver.peer_up(peer)
         return driver
 
@@ -343,14 +312,13 @@ class Node:
 
     def peer_up(self, peer: NodeId) -> None:
         """A broker is connected."""
-        self._up[peer] = None
-        self._changed.set()
+        self._reach.gain(peer)
         for driver in self._drivers():
             driver.peer_up(peer)
 
     def peer_down(self, peer: NodeId) -> None:
         """A broker is not connected any more."""
-        self._up.pop(peer, None)
+        self._reach.lose(peer)
         for driver in self._drivers():
             driver.peer_down(peer)
 
@@ -365,7 +333,7 @@ class Node:
             return
         self.links.resume_reading()
         if not incoming.held:
-            incoming.go_on(list(self._up))
+            incoming.go_on(list(self._reach.up))
 
     # ------------------------------------------------------------------ suspicions
 

@@ -229,7 +229,7 @@ class Survey(Message, frozen=True, array_like=True):
     channel: ChannelName
 
 
-class Recall(Message, frozen=True, array_like=True):
+class Regain(Message, frozen=True, array_like=True):
     """What are these publications? Their digests, or their contents as well."""
 
     stream: Stream
@@ -238,7 +238,7 @@ class Recall(Message, frozen=True, array_like=True):
     bodies: bool = False
 
 
-class Recalled(Message, frozen=True, array_like=True):
+class Regained(Message, frozen=True, array_like=True):
     """My final word on publications, perhaps with their bodies."""
 
     stream: Stream
@@ -427,8 +427,8 @@ AnyMessage = (
     | Attest
     | Checkpoint
     | Survey
-    | Recall
-    | Recalled
+    | Regain
+    | Regained
     | Displaced
     | Offer
     | Propose

@@ -44,7 +44,7 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
         "publishing": len(channels) * len(clients),
         "served": (len(channels) + 4) * (len(clients) + len(brokers)),
         "told": MAX_STREAMS_NAMED,
-        "recalled": CHUNK,
+        "regained": CHUNK,
         **bracha,
         **{f"history_{name}": size for name, size in bracha.items()},
         "vouchers": MAX_VOUCHERS,

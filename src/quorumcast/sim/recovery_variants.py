@@ -11,7 +11,7 @@ from quorumcast.agents.holdings import Holdings
 from quorumcast.agents.recovery import Recovery
 from quorumcast.core.ids import DIGEST_SIZE, Millis
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import Contents, Recalled, Vote
+from quorumcast.core.messages import Contents, Regained, Vote
 from quorumcast.faults.base import Tampering, digests_of
 from quorumcast.faults.contract import Later
 from quorumcast.manifest.policy import Policy
@@ -36,7 +36,7 @@ class FalseMemory(Tampering):
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         message = send.message
-        if not isinstance(message, Vote | Contents | Recalled):
+        if not isinstance(message, Vote | Contents | Regained):
             return [send]
         count = len(message.digests) // DIGEST_SIZE
         bodies = tuple(
