@@ -18,7 +18,7 @@ from tests.support.cells import (
     limited,
 )
 
-from quorumcast.agents.interest import Interest
+from quorumcast.agents.interest import DOUBTFUL_TICKS, Interest
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.limits import MAX_STREAMS_NAMED
 from quorumcast.core.machine import Gap
@@ -84,12 +84,34 @@ def test_interest_asks_for_a_time_until_it_has_begun() -> None:
     assert made.subscribe_to(B1).since == 0
 
 
-def test_interest_liar_about_its_oldest_cannot_keep_us_from_what_comes() -> None:
+def doubtful() -> Interest:
+    """Three have answered, and one of them claims to have lost everything."""
     made = interest(start=0)
     say(made, B4, 2**61 + 1, 2**61)
-    for broker in (B2, B3):
-        say(made, broker, 10)
+    assert say(made, B2, 10) == say(made, B3, 10) == (False, [])
+    return made
+
+
+def test_interest_liar_about_its_oldest_hides_nothing_that_the_last_broker_holds() -> None:
+    made = doubtful()
+    assert say(made, B1, 10) == (True, [])
+    assert made.acceptors[STREAM].next == 1
+
+
+def test_interest_liar_about_its_oldest_cannot_keep_us_from_what_comes() -> None:
+    made = doubtful()
+    for _ in range(DOUBTFUL_TICKS - 1):
+        assert made.wait_no_longer() == (False, [])
+    # B1 is down: two of those that may lie or not are too few to accept from, and we say so.
+    assert made.wait_no_longer() == (True, [Gap(STREAM, 1, 9)])
     assert made.acceptors[STREAM].next == 10
+
+
+def test_interest_that_begins_with_what_comes_has_no_doubts_about_the_past() -> None:
+    made = interest()
+    say(made, B4, 10, 9)
+    say(made, B2, 10)
+    assert say(made, B3, 10) == (True, [])
 
 
 def test_interest_liar_cannot_pull_the_start_down() -> None:

@@ -23,6 +23,8 @@ from quorumcast.core.quorum import Broadcast, Protection, Quorums, accept_votes
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 
+#: Refreshes for which a beginning in the past waits for brokers that may know of more.
+DOUBTFUL_TICKS = 4
 #: Refreshes without any news after which a subscriber asks whether it missed the last word.
 QUIET_TICKS = 8
 #: Refreshes during which a broker may lag before it is suspected of silence.
@@ -33,6 +35,7 @@ class Interest:
     """Everything that a subscriber keeps for one channel."""
 
     __slots__ = (
+        "_doubts",
         "_floor",
         "_keyring",
         "_manifest",
@@ -86,6 +89,8 @@ class Interest:
         self._named: dict[Stream, dict[NodeId, None]] = {}
         #: Incarnations of a publisher up to this one are over and forgotten.
         self._floor: dict[NodeId, int] = {}
+        #: For how many refreshes it has not begun.
+        self._doubts = 0
         #: Whether the beginnings are known.
         self.begun = False
         #: Streams (data lanes) of which something was there when the beginnings were known, and
@@ -162,11 +167,45 @@ class Interest:
         held = {position.stream: position for position in message.positions}
         self._positions[broker] = {s: p for s, p in held.items() if self._relevant(s)}
         if not self.begun:
-            if len(self._positions) < self._quorums.responders:
-                return False, []
-            return True, self._begin()
+            return self._maybe_begin()
         fresh = [stream for stream in self._positions[broker] if self.name(broker, stream)]
         return bool(fresh), self._gaps(broker)
+
+    def _maybe_begin(self) -> tuple[bool, list[Effect]]:
+        answers = len(self._positions)
+        all_answered = answers == len(self._manifest.broker_ids)
+        if answers < self._quorums.responders:
+            return False, []
+        if not all_answered and self._doubts < DOUBTFUL_TICKS and self._doubtful():
+            return False, []
+        return True, self._begin()
+
+    def wait_no_longer(self) -> tuple[bool, list[Effect]]:
+        """A refresh finds that it has not begun; says whether it has now."""
+        self._doubts += 1
+        return self._maybe_begin()
+
+    def _doubtful(self) -> bool:
+        """Whether a correct broker holds an older past than those that answered agree on.
+
+        One of them may lie about its oldest, or have lost it; the others may tell.
+        """
+        if self._start is None:
+            return False
+        streams = {stream for held in self._positions.values() for stream in held}
+        return any(self._claimed(stream) < self._agreed(stream) for stream in streams)
+
+    def _claimed(self, stream: Stream) -> int:
+        """From this number on, at least one correct broker holds a stream."""
+        return self._base(stream, self._enough_to_believe)
+
+    def _agreed(self, stream: Stream) -> int:
+        """From this number on, as many brokers as it takes to accept say that they hold it."""
+        return self._base(stream, self._needed(stream.lane))
+
+    def _base(self, stream: Stream, rank: int) -> int:
+        bases = sorted(held[stream].base for held in self._positions.values() if stream in held)
+        return bases[min(rank, len(bases)) - 1]
 
     def _relevant(self, stream: Stream) -> bool:
         return (
@@ -216,12 +255,10 @@ class Interest:
             return end, []
         if start > end:
             return end, [self._refuse_start(start, end)]
-        bases = sorted(held[stream].base for held in self._positions.values() if stream in held)
-        oldest = bases[min(self._needed(stream.lane), len(bases)) - 1]
-        if 0 < start < oldest:
-            return oldest, [Gap(stream, start, oldest - 1)]
         # Whoever claims to hold nothing before some far number must not keep us from what comes.
-        return min(max(start, oldest), end), []
+        oldest = min(self._agreed(stream), end)
+        start = start or min(self._claimed(stream), oldest)
+        return max(start, oldest), [Gap(stream, start, oldest - 1)] if start < oldest else []
 
     def _speaks_of(self, held: dict[Stream, Position], data: Stream) -> bool:
         return data in held or data.history in held

@@ -344,7 +344,10 @@ class Subscriber:
         if interest is None or broker not in self._manifest.broker_ids:
             return [Drop(DropReason.UNKNOWN_CHANNEL, broker)]
         self._refusals.served(message.channel, broker)
-        anew, effects = interest.on_positions(broker, message)
+        return self._informed(interest, *interest.on_positions(broker, message))
+
+    def _informed(self, interest: Interest, anew: bool, effects: list[Effect]) -> list[Effect]:
+        """What the positions of brokers lead to; cursors are sent anew if there are new ones."""
         effects = [e for e in effects if not (isinstance(e, Gap) and e.stream.lane is Lane.HISTORY)]
         return effects + (self._ask_all(interest) if anew and interest.acceptors else [])
 
@@ -354,6 +357,7 @@ class Subscriber:
             return []
         effects: list[Effect] = [SetTimer(Refresh(channel), REFRESH_MS)]
         if not interest.begun:
+            effects += self._informed(interest, *interest.wait_no_longer())
             return effects + [
                 Send((broker,), interest.subscribe_to(broker))
                 for broker in self._up
