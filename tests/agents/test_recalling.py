@@ -5,6 +5,7 @@ n = 4, f = 1: two equal answers make a position.
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.support.cells import B1, B2, B3, B4, BOB, ORDERS, T0, Cell, digests, messages, sent
 
@@ -164,3 +165,21 @@ def test_recall_without_one_order_or_an_interest_does_nothing() -> None:
     assert joined(policy="ab").handle(Recall(ORDERS, 1, 1), T0) == []
     made = Cell(Policy.named("total")).subscriber(BOB)
     assert made.handle(Recall(ORDERS, 1, 1), T0) == []
+
+
+def test_recall_answer_of_a_broker_that_has_left_the_cell_no_longer_counts() -> None:
+    cell = Cell(Policy.named("total"), n=5)
+    made = cell.subscriber(BOB)
+    gone = cell.manifest.broker_ids[-1]
+    for broker in cell.manifest.broker_ids:
+        made.handle(Connected(broker), T0)
+    made.handle(Join(ORDERS), T0)
+    for broker in cell.manifest.broker_ids:
+        made.handle(positions(broker, 1, 100), T0)
+    made.handle(Recall(ORDERS, 7, 1), T0)
+    assert recalled(made.handle(answer(gone, 7, body(7, b"a lie")), T0)) == []
+    brokers = tuple(entry for entry in cell.manifest.brokers if entry.id != gone)
+    made.adopt(msgspec.structs.replace(cell.manifest, epoch=2, brokers=brokers), cell.keyring(BOB))
+    assert recalled(made.handle(answer(B1, 7, body(7, b"a lie")), T0)) == []
+    made.handle(answer(B2, 7, body(7)), T0)
+    assert recalled(made.handle(answer(B3, 7, body(7)), T0)) == [(7, b"7")]

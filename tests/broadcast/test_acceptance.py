@@ -70,7 +70,7 @@ def cast(
         (Protection.BYZANTINE, Broadcast.AUTHENTICATED, 7, 2, 5),
         (Protection.BYZANTINE, Broadcast.BRACHA, 4, 1, 3),
         (Protection.BYZANTINE, Broadcast.BRACHA, 7, 2, 5),
-        (Protection.BYZANTINE, Broadcast.BRACHA, 5, 1, 3),
+        (Protection.BYZANTINE, Broadcast.BRACHA, 5, 1, 4),
     ],
 )
 def test_acceptor_one_vote_below_the_threshold_waits_and_at_it_accepts(

@@ -49,6 +49,7 @@ from quorumcast.core.messages import (
     Subscribe,
     Survey,
     Sync,
+    Taken,
     Unsubscribe,
     Vote,
     Voucher,
@@ -102,6 +103,7 @@ EXAMPLES: list[AnyMessage] = [
     StateHead(LOG, 64, (ONE,)),
     ChunkQuery(LOG, 64, 0),
     Chunk(LOG, 64, 0),
+    Taken(SIGNED),
 ]
 
 decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)

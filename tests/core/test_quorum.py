@@ -66,7 +66,48 @@ def test_one_correct_smallest_number_that_outnumbers_the_liars(n: int, f: int) -
 @pytest.mark.parametrize(("n", "f"), BYZANTINE_CELLS)
 def test_ready_accept_without_the_liars_makes_every_correct_broker_join(n: int, f: int) -> None:
     quorums = Quorums(n, f)
-    assert quorums.ready_accept - f == quorums.ready_join
+    assert quorums.ready_accept - f >= quorums.ready_join
+
+
+def share(sizes: tuple[int, int], pools: tuple[int, int], common: int) -> bool:
+    """Whether any two sets, one of each size out of each pool, have that many in common."""
+    ones = [set(chosen) for chosen in combinations(range(pools[0]), sizes[0])]
+    others = [set(chosen) for chosen in combinations(range(pools[1]), sizes[1])]
+    return all(len(one & other) >= common for one in ones for other in others)
+
+
+@pytest.mark.parametrize(("n", "f"), [cell for cell in BYZANTINE_CELLS if cell[0] < 7])
+def test_quorums_of_epochs_one_broker_apart_share_a_correct_broker(n: int, f: int) -> None:
+    for kind in (
+        (Quorums(n, f).intersecting, Quorums(n + 1, f).intersecting),
+        (
+            OrderQuorums(n, f, True).decide,
+            OrderQuorums(n + 1, f, True).decide,
+        ),
+    ):
+        assert share(kind, (n, n + 1), f + 1)
+    crash = OrderQuorums(n, f, False).decide, OrderQuorums(n + 1, f, False).decide
+    assert share(crash, (n, n + 1), 1)
+
+
+def test_quorums_of_epochs_two_brokers_apart_may_share_only_liars() -> None:
+    assert not share((Quorums(4, 1).intersecting, Quorums(6, 1).intersecting), (4, 6), 2)
+
+
+@pytest.mark.parametrize(
+    ("n", "f"), [cell for cell in BYZANTINE_CELLS if cell[0] > 3 * cell[1] + 3]
+)
+def test_quorums_of_epochs_that_differ_in_f_share_a_correct_broker(n: int, f: int) -> None:
+    assert share((Quorums(n, f).intersecting, Quorums(n, f + 1).intersecting), (n, n), f + 2)
+
+
+@pytest.mark.parametrize(("n", "f"), BYZANTINE_CELLS)
+def test_ready_accept_survives_a_broker_that_leaves(n: int, f: int) -> None:
+    if n > 3 * f + 1:
+        assert Quorums(n, f).ready_accept - f - 1 >= Quorums(n - 1, f).ready_join
+    if n >= 3 * (f + 1) + 1:
+        # One more may lie in the epoch that allows for it.
+        assert Quorums(n, f).ready_accept - f - 1 >= Quorums(n, f + 1).ready_join
 
 
 @pytest.mark.parametrize("f", range(3))
@@ -101,7 +142,7 @@ def test_largest_f_of_a_cell_is_the_last_that_the_minimum_allows(
         (Protection.CRASH, Broadcast.DIRECT, 1),
         (Protection.TRUSTED, Broadcast.DIRECT, 3),
         (Protection.BYZANTINE, Broadcast.AUTHENTICATED, 6),
-        (Protection.BYZANTINE, Broadcast.BRACHA, 5),
+        (Protection.BYZANTINE, Broadcast.BRACHA, 6),
         (Protection.BYZANTINE, Broadcast.CHAIN, 3),
         (Protection.BYZANTINE, Broadcast.CONSENSUS, 3),
         (Protection.CRASH, Broadcast.CONSENSUS, 1),

@@ -20,7 +20,7 @@ from quorumcast.crypto.session import Refusal
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.manifest.policy import POLICY_NAMES
 from quorumcast.runtime.link import Lost
-from quorumcast.sim.scenario import WORLD
+from quorumcast.sim.harm import WORLD
 from quorumcast.sim.variants import VARIANTS
 
 ROOT = Path(__file__).parents[2]

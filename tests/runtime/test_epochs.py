@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.runtime.test_broker import with_broker
+from tests.runtime.world import until
 
 from quorumcast.core.ids import Channel
 from quorumcast.manifest.build import next_epoch
@@ -32,6 +33,8 @@ def test_broker_first_channel_on_disk_opens_a_store_or_is_refused(
         assert (node.storage(), node.logs()) == ({}, {})
         following = next_epoch(node.manifest, channels=(*node.manifest.channels, DURABLE))
         give(node, cell, following)
+        if place:
+            await until(lambda: node.manifest.epoch == 2)
         # Without a disk the channel would promise what nobody keeps.
         assert node.manifest.epoch == (2 if place else 1)
         assert (tmp_path / "data" / "broker-1.store").exists() == place

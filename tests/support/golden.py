@@ -30,6 +30,7 @@ from quorumcast.core.ids import NodeId, Stream, split_digests
 from quorumcast.core.machine import (
     Accuse,
     Acknowledged,
+    Adopt,
     CancelTimer,
     Deliver,
     Drop,
@@ -66,6 +67,7 @@ from quorumcast.core.messages import (
     Regained,
     Subscribe,
     Survey,
+    Taken,
     Vote,
 )
 from quorumcast.core.statements import SegmentStatement, parse_statement
@@ -196,6 +198,8 @@ class Scene:
         match effect:
             case Send(to=to, message=Survey() | Positions()) if set(to) <= set(self._brokers):
                 return ""  # brokers ask one another now and then what they hold
+            case Send(message=Taken()):
+                return ""  # said with every connection, and about no publication
             case Send(to=to, message=message, bodies=contents):
                 names.learn(contents)
                 with_bodies = " +bodies" if contents else ""
@@ -216,6 +220,8 @@ class Scene:
             case Accuse(evidence=evidence):
                 verdict = self._cell.court.why_evidence_fails(evidence) or "holds"
                 return f"{node} ACCUSES {evidence.accused}: {evidence.kind.value}; court: {verdict}"
+            case Adopt():
+                return f"{node} MOVES ON to another epoch"
             case Drop(reason=why, sender=sender):
                 return f"{node} drops from {sender}: {why.value}"
             case Gap(first=first, upto=upto):

@@ -73,6 +73,11 @@ class Archive:
         #: Brokers accused already; one proof is enough.
         self._accused: dict[NodeId, None] = {}
 
+    def adopt(self, quorums: Quorums) -> None:
+        """Go on in a new epoch: what was signed in another one makes no receipt in this."""
+        self._quorums = quorums
+        self._statements.clear()
+
     def refresh(self) -> list[int]:
         """Numbers for which receipts are still awaited; those awaited for too long are given up."""
         for awaited in self._pending.values():

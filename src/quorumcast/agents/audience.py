@@ -41,6 +41,10 @@ class Audience:
         #: contents, or for signatures.
         self._served: dict[tuple[NodeId, Channel | type], tuple[Millis, int]] = {}
 
+    def adopt(self, quorums: Quorums) -> None:
+        """Go on in a new epoch; whoever listens will say so again, under its new keys."""
+        self._quorums = quorums
+
     def readers(self, channel: Channel) -> tuple[NodeId, ...]:
         """Who listens to a channel right now."""
         return tuple(self._readers.get(channel, ()))

@@ -6,12 +6,13 @@ promise to never contradict, after a restart, what it wrote to its journal befor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from quorumcast.agents.admission import Admission
 from quorumcast.agents.audience import ATTESTS, PULLS, Audience
 from quorumcast.agents.desks import Desk, Desks
 from quorumcast.agents.holdings import testify
+from quorumcast.agents.membership import Membership
 from quorumcast.agents.pledges import Pledges, Vouched
 from quorumcast.agents.recovery import Recovery, RecoveryTick
 from quorumcast.agents.retention import Retention, Sweep
@@ -58,6 +59,7 @@ from quorumcast.core.messages import (
     Survey,
     Unsubscribe,
 )
+from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
@@ -83,6 +85,7 @@ class Broker:
         "_recovery",
         "_retention",
         "_sequencers",
+        "membership",
     )
 
     #: How streams are kept.
@@ -92,13 +95,21 @@ class Broker:
     #: How total order is kept.
     sequencers: type[Sequencers] = Sequencers
 
-    def __init__(self, manifest: Manifest, keyring: Keyring) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        keyring: Keyring,
+        older: Collection[Protection] = (),
+        words: tuple[Signed, ...] = (),
+    ) -> None:
         self._manifest = manifest
         me = keyring.identity.name
         self._audience = Audience(me, manifest.quorums)
         self._admission = Admission(manifest, me, self._audience)
         self._desks = type(self).desks(manifest, keyring, self._audience.readers)
-        self._sequencers = type(self).sequencers(manifest, keyring, self._desks)
+        self._sequencers = type(self).sequencers(manifest, keyring, self._desks, older)
+        #: Which epoch it goes by, and what shows it to others.
+        self.membership = Membership(manifest, keyring, self._sequencers, words)
         self._retention = Retention(self._desks)
         self._pledges = Pledges()
         self._recovery = type(self).recovery(manifest, me, self._desks, self._pledges)
@@ -122,15 +133,22 @@ class Broker:
         }
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
-        """Go on in a new epoch: other clients, rights, keys and channels, the same brokers."""
+        """Go on in a new epoch: other clients, rights, keys, channels, a broker more or less."""
         self._manifest = manifest
         self._admission.adopt(manifest)
-        self._desks.adopt(manifest, keyring)
-        self._sequencers.adopt(manifest)
+        self._audience.adopt(manifest.quorums)
+        effects: list[Effect] = []
+        for desk, said in self._desks.adopt(manifest, keyring):
+            effects += self._finish(desk, said) if said else []
+        effects += self._sequencers.adopt(manifest)
+        self.membership.adopt(manifest)
         self._recovery.adopt(manifest)
-        return self._retention.watch(manifest)
+        return effects + self._retention.watch(manifest)
 
     def handle(self, event: Event, now: Millis) -> list[Effect]:
+        moved = self.membership.handle(event, now)
+        if moved is not None:
+            return self._positioned(moved)
         match event:
             case Connected(peer=peer):
                 watch = self._retention.watch(self._manifest)
@@ -148,7 +166,7 @@ class Broker:
                 return refusal
             effects = self._sequencers.handle(event, now)
             if effects is not None:
-                return self._positioned(effects)
+                return self._positioned(effects) + self.membership.look(event)
         match event:
             case Receive(sender=sender, message=message):
                 act = self._dispatch.get(type(message))
@@ -159,6 +177,8 @@ class Broker:
                 if desk is None:
                     return []
                 return self._finish(desk, desk.carrier.handle(event, now))
+            case Connected():
+                return self.membership.look(event)
             case Disconnected(peer=peer):
                 self._audience.lose(peer)
                 self._admission.lose(peer)
@@ -179,7 +199,7 @@ class Broker:
 
     def sizes(self) -> dict[str, int]:
         sizes = {"streams": len(self._desks), **self._audience.sizes(), **self._admission.sizes()}
-        sizes |= self._recovery.sizes()
+        sizes |= self._recovery.sizes() | self.membership.sizes()
         sizes["pledges"] = len(self._pledges)
         sizes["complaints"] = sum(desk.complaints for desk in self._desks.all())
         sizes |= self._sequencers.sizes()
@@ -190,14 +210,7 @@ class Broker:
 
     def streams(self) -> dict[Stream, tuple[int, int, int]]:
         """Base, next and settled number of every stream, for people to look at."""
-        return {
-            desk.stream: (
-                desk.carrier.ledger.base,
-                desk.carrier.ledger.next,
-                desk.carrier.settled,
-            )
-            for desk in self._desks.all()
-        }
+        return self._desks.view()
 
     def desk(self, stream: Stream) -> Desk | None:
         """What this broker keeps of a stream, for checkers to look at."""
@@ -209,17 +222,7 @@ class Broker:
 
     def logs(self) -> dict[str, dict[str, object]]:
         """Who leads each log and how far this broker is in it, for people to look at."""
-        return {
-            log.value: {
-                "leader": sequencer.leader,
-                "regency": (standing := sequencer.standing()).regency,
-                "decided": standing.decided,
-                "executed": sequencer.executed,
-                "checkpoint": standing.checkpoint,
-                "forgotten": sequencer.catch_up.forgotten,
-            }
-            for log, sequencer in self._sequencers.all().items()
-        }
+        return self._sequencers.view()
 
     def catching_up(self) -> list[str]:
         """What this broker still waits for before others may restart, for people to look at."""

@@ -187,8 +187,8 @@ class Desks:
         #: Incarnations up to this one are over, per channel and publisher of the manifest.
         self._over: dict[tuple[Channel, NodeId], int] = {}
 
-    def adopt(self, manifest: Manifest, keyring: Keyring) -> None:
-        """Go on in a new epoch; streams that are there already stay as they are.
+    def adopt(self, manifest: Manifest, keyring: Keyring) -> list[tuple[Desk, list[Effect]]]:
+        """Go on in a new epoch; streams that are there already go on with its brokers.
 
         Those of a channel that is gone go with it, and never come back under its name.
         """
@@ -198,6 +198,7 @@ class Desks:
             del self._by_stream[data]
             owner = (data.channel, data.publisher)
             self._over[owner] = max(self._over.get(owner, -1), data.incarnation)
+        return [(desk, desk.carrier.adopt(self._around(desk.entry))) for desk in self.all()]
 
     def __len__(self) -> int:
         return len(self._by_stream)
@@ -214,6 +215,13 @@ class Desks:
         """Every desk, oldest stream first."""
         return list(self._by_stream.values())
 
+    def view(self) -> dict[Stream, tuple[int, int, int]]:
+        """Base, next and settled number of every stream, for people to look at."""
+        return {
+            stream: (desk.carrier.ledger.base, desk.carrier.ledger.next, desk.carrier.settled)
+            for stream, desk in self._by_stream.items()
+        }
+
     def open(self, data: Stream, entry: ChannelEntry, introducer: NodeId) -> Desk | None:
         """The desk of a stream that somebody entitled speaks of; None if the stream is over."""
         desk = self._by_stream.get(data)
@@ -228,8 +236,8 @@ class Desks:
         self._make_room(desk, entry.policy.limits.streams_per_publisher)
         return self._by_stream.get(data)
 
-    def _make_carrier(self, data: Stream, entry: ChannelEntry) -> Carrier:
-        around = Surroundings(
+    def _around(self, entry: ChannelEntry) -> Surroundings:
+        return Surroundings(
             me=self._keyring.identity.name,
             brokers=self._manifest.broker_ids,
             quorums=self._manifest.quorums,
@@ -238,6 +246,9 @@ class Desks:
             keyring=self._keyring,
             readers=self._readers,
         )
+
+    def _make_carrier(self, data: Stream, entry: ChannelEntry) -> Carrier:
+        around = self._around(entry)
         carrier = type(self).carriers[entry.policy.broadcast](data, around)
         return type(self).history(data, around, carrier) if entry.policy.has_history else carrier
 

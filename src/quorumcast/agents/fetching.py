@@ -56,6 +56,10 @@ class Fetcher:
         """How much is kept."""
         return {"pulling": len(self._pulling)}
 
+    def adopt(self, brokers: tuple[NodeId, ...]) -> None:
+        """Go on in a new epoch with these brokers."""
+        self._brokers = brokers
+
     # -------------------------------------------------------------- sources
 
     def choose_source(self, interest: Interest) -> None:

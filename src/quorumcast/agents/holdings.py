@@ -66,10 +66,13 @@ class Holdings:
         return max(map(len, self._told.values()), default=0)
 
     def adopt(self, manifest: Manifest) -> None:
-        """Go on in a new epoch, in which a channel may be gone."""
+        """Go on in a new epoch, in which a channel or a broker may be gone."""
         self._manifest = manifest
-        kept = {name: told for name, told in self._told.items() if manifest.channel(name[0])}
-        self._told = kept
+        self._told = {
+            (channel, peer): told
+            for (channel, peer), told in self._told.items()
+            if manifest.channel(channel) is not None and manifest.broker(peer) is not None
+        }
 
     def hear(self, peer: NodeId, message: Positions) -> list[Stream]:
         """A peer's account of a channel; the streams in it."""

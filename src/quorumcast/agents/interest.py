@@ -22,6 +22,7 @@ from quorumcast.core.messages import Cursor, Position, Positions, Subscribe
 from quorumcast.core.quorum import Broadcast, Protection, Quorums, accept_votes
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.manifest.policy import Policy
 
 #: Refreshes for which a beginning in the past waits for brokers that may know of more.
 DOUBTFUL_TICKS = 4
@@ -78,10 +79,7 @@ class Interest:
         self._quorums: Quorums = manifest.quorums
         self._keyring = keyring
         policy = entry.policy
-        self._rules: dict[Lane, Rule] = {
-            Lane.DATA: rule_for(self._quorums, policy.protection, policy.broadcast),
-            Lane.HISTORY: rule_for(self._quorums, Protection.BYZANTINE, Broadcast.BRACHA),
-        }
+        self._rules = _rules(self._quorums, policy)
         #: What each broker last said it holds; at most MAX_STREAMS_NAMED streams each.
         self._positions: dict[NodeId, dict[Stream, Position]] = {}
         #: Streams (data lanes) that too few brokers have named yet, and which ones have; of each
@@ -114,8 +112,27 @@ class Interest:
         self.ticks = 0
 
     def adopt(self, manifest: Manifest) -> None:
-        """Go on in a new epoch with other rights; who lost the right to publish is not heard."""
+        """Go on in a new epoch with other rights and, perhaps, a broker more or less.
+
+        Who lost the right to publish is not heard any more.
+        """
         self._manifest = manifest
+        self._quorums = manifest.quorums
+        self._rules = _rules(self._quorums, self.entry.policy)
+        members = manifest.broker_ids
+        for known in (self._positions, self.lagging):
+            for gone in [broker for broker in known if broker not in members]:
+                del known[gone]
+        for data, named in list(self._named.items()):
+            self._named[data] = {broker: None for broker in named if broker in members}
+            if not self._named[data]:
+                del self._named[data]
+        if self.source not in members:
+            self.source = None
+        for acceptor in self.acceptors.values():
+            acceptor.adopt(self._rules[acceptor.stream.lane], members)
+        for archive in self.archives.values():
+            archive.adopt(self._quorums)
         for stream in [s for s in self.acceptors if not self._may_speak(s)]:
             del self.acceptors[stream]
             self.archives.pop(stream, None)
@@ -420,3 +437,11 @@ class Interest:
         return target - asked > replay // 2 and acceptor.next - asked >= min(
             replay // 2, target - asked
         )
+
+
+def _rules(quorums: Quorums, policy: Policy) -> dict[Lane, Rule]:
+    """When a number of either lane is accepted."""
+    return {
+        Lane.DATA: rule_for(quorums, policy.protection, policy.broadcast),
+        Lane.HISTORY: rule_for(quorums, Protection.BYZANTINE, Broadcast.BRACHA),
+    }

@@ -132,6 +132,14 @@ class Line:
         """The lanes of this line."""
         return (self.data,) if self.history is None else (self.data, self.history)
 
+    def adopt(self, manifest: Manifest) -> list[Effect]:
+        """Go on in a new epoch, perhaps with other brokers."""
+        effects = self.data.adopt(manifest.broker_ids, manifest.quorums)
+        if self.history is not None:
+            # The application is told of publications, not of histories.
+            self.history.adopt(manifest.broker_ids, manifest.quorums)
+        return effects
+
     def connected(self, peer: NodeId) -> list[Effect]:
         """Introduce the stream to a broker."""
         return [effect for outlet in self.outlets for effect in outlet.connected(peer)]
@@ -262,11 +270,12 @@ class Publisher:
         self._up: dict[NodeId, None] = {}
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
-        """Go on in a new epoch: other clients, rights, keys and channels, the same brokers."""
+        """Go on in a new epoch: other clients, rights, keys, channels, a broker more or less."""
         self._manifest = manifest
         self._keyring.adopt(keyring)
         self._refusals.clear()
-        return []
+        self._up = {peer: None for peer in self._up if peer in manifest.broker_ids}
+        return [effect for line in self._lines.values() for effect in line.adopt(manifest)]
 
     def room(self, channel: Channel, urgent: bool = False) -> int:
         """How many more publications the buffer of a channel takes."""

@@ -87,6 +87,13 @@ class Recaller:
         """How much is kept."""
         return {"recalled": sum(map(len, self._wanted.values()))}
 
+    def adopt(self, brokers: tuple[NodeId, ...]) -> None:
+        """Go on in a new epoch: what brokers that left have said no longer counts."""
+        self._brokers = brokers
+        for wanted in self._wanted.values():
+            for found in wanted.values():
+                found.tally.retain(brokers)
+
     def forget(self, channel: Channel) -> list[Effect]:
         """Nobody listens to a channel any more."""
         self._tries.pop(channel, None)

@@ -26,6 +26,10 @@ class Receipts:
         #: Brokers that can be reached; the subscriber's own, which changes.
         self._up = up
 
+    def adopt(self, quorums: Quorums) -> None:
+        """Go on in a new epoch."""
+        self._quorums = quorums
+
     def on_prove(self, interest: Interest | None, event: Prove) -> list[Effect]:
         """The application wants a receipt: from what is there, or else brokers are asked."""
         archive = None if interest is None else interest.archives.get(event.stream)

@@ -104,13 +104,23 @@ class Subscriber:
         self._refusals = Refusals()
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
-        """Go on in a new epoch: other clients, rights, keys and channels, the same brokers."""
+        """Go on in a new epoch: other clients, rights, keys, channels, a broker more or less."""
         self._manifest = manifest
         self._keyring.adopt(keyring)
         self._refusals.clear()
+        for gone in [peer for peer in self._up if peer not in manifest.broker_ids]:
+            del self._up[gone]
+        self._fetcher.adopt(manifest.broker_ids)
+        self._recaller.adopt(manifest.broker_ids)
+        self._receipts.adopt(manifest.quorums)
+        effects: list[Effect] = []
         for interest in self._interests.values():
             interest.adopt(manifest)
-        return []
+            if interest.source is None:
+                self._fetcher.choose_source(interest)
+            for acceptor in list(interest.acceptors.values()):
+                effects += self._advance(interest, acceptor)
+        return effects
 
     def handle(self, event: Event, now: Millis) -> list[Effect]:
         match event:

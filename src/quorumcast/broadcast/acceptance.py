@@ -140,6 +140,21 @@ class Acceptor:
             "accepted": len(self._accepted),
         }
 
+    def adopt(self, rule: Rule, brokers: tuple[NodeId, ...]) -> None:
+        """Go on in a new epoch: votes of brokers that left no longer count.
+
+        What was decided stays decided. A broker that is new need not have voted on what was there
+        before it.
+        """
+        self._rule = rule
+        self.last_vote = {b: self.last_vote.get(b, self.next - 1) for b in brokers}
+        for box in self._boxes.all():
+            box.tally.retain(brokers)
+            if box.decided is None:
+                # With a broker less, what is there may be enough.
+                won = [value for value in box.tally.values() if rule(box.tally, value)]
+                box.decided = won[0][0] if won else None
+
     # --------------------------------------------------------------- votes
 
     def vote(

@@ -8,8 +8,8 @@ one correct node accepts, every one does (LC2).
 
 A broker echoes the first run that it is sent at a number; is ready at ⌈(n+f+1)/2⌉ echoes (two runs
 cannot both gather as many) or f+1 readies (one of them is a correct broker's); and a run is
-delivered at 2f+1 readies. An instance is named by the first number of its run: a correct broker's
-echoes never overlap, so neither can two delivered runs.
+delivered at ⌈(n+f+1)/2⌉ readies. An instance is named by the first number of its run: a correct
+broker's echoes never overlap, so neither can two delivered runs.
 
 Source: Freeman §3.2 (algorithms 4–6). Ours: echo and ready carry one digest of the run; a broker
 that is ready without the contents pulls them from one that echoed; a broker that is stuck repeats
@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from quorumcast.broadcast.contract import Surroundings, check_run, dropped, publisher_of
+from quorumcast.broadcast.instance import Instance
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.core.ids import Digest, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES, MAX_RUN
@@ -39,7 +40,7 @@ from quorumcast.core.machine import (
 )
 from quorumcast.core.messages import Contents, Echo, Open, Publish, Pull, Ready
 from quorumcast.core.quorum import Broadcast
-from quorumcast.core.tally import Ballot, Tally
+from quorumcast.core.tally import Ballot
 from quorumcast.crypto.digest import root
 
 RETRY_MS = 150
@@ -51,26 +52,6 @@ class BrachaRetry(Timer, frozen=True, tag=True):
     """Some run of this stream is not delivered yet: say again what we said of it."""
 
     stream: Stream
-
-
-class Instance:
-    """One run on its way: who echoed what, who is ready for what, and the contents seen."""
-
-    __slots__ = ("contents", "echoed", "echoes", "pulled", "readies", "ready", "waited")
-
-    def __init__(self) -> None:
-        self.echoes: Tally[bytes] = Tally()
-        self.readies: Tally[bytes] = Tally()
-        #: What we echoed; set once (algorithm 5, line 8).
-        self.echoed: bytes | None = None
-        #: What we are ready for; set once (algorithm 5, lines 16 and 24).
-        self.ready: bytes | None = None
-        #: Contents by run digest: the publisher's first, or what was pulled for `ready`.
-        self.contents: dict[bytes, tuple[list[Digest], tuple[bytes, ...]]] = {}
-        #: How often the contents were asked for.
-        self.pulled = 0
-        #: Whether a whole retry interval has passed since it began.
-        self.waited = False
 
 
 class Bracha:
@@ -94,7 +75,7 @@ class Bracha:
         #: Numbers below ledger.next belong to runs that we are ready for, in order.
         self.ledger = Ledger(around.policy.limits)
         #: Runs not delivered yet, by first number; all lie within the window above ledger.next,
-        #: or are vouched for and wait for 2f+1 readies.
+        #: or are vouched for and wait for enough readies.
         self._instances: dict[int, Instance] = {}
         #: Bytes of contents in _instances; beyond `retained_bytes` only the next run is taken.
         self._pending_bytes = 0
@@ -102,7 +83,7 @@ class Bracha:
         self._done: OrderedDict[int, tuple[bytes, int]] = OrderedDict()
         #: The next number that the publisher should send us.
         self._expected = 1
-        #: Last number of the last run that gathered 2f+1 readies in order.
+        #: Last number of the last run that gathered enough readies in order.
         self._delivered = 0
         #: Whether BrachaRetry is set.
         self._retrying = False
@@ -189,6 +170,18 @@ class Bracha:
             "instance_bytes": self._pending_bytes,
             "done": len(self._done),
         }
+
+    def adopt(self, around: Surroundings) -> list[Effect]:
+        """Votes of brokers that left go; those that stay said in this epoch what they say now."""
+        self._around = around
+        effects: list[Effect] = []
+        for first in sorted(self._instances):
+            instance = self._instances[first]
+            instance.echoes.retain(around.brokers)
+            instance.readies.retain(around.brokers)
+            # With a broker less, what is there may be enough.
+            effects += self._maybe_ready(first, instance)
+        return effects + self._advance()
 
     # ------------------------------------------------------------- messages
 
@@ -353,7 +346,7 @@ class Bracha:
         return [Send((source,), Pull(self.stream, first, MAX_RUN))]
 
     def _advance(self) -> list[Effect]:
-        """Vouch for what is ready, in order; retire what 2f+1 brokers are ready for."""
+        """Vouch for what is ready, in order; retire what enough brokers are ready for."""
         effects: list[Effect] = []
         while (instance := self._instances.get(self.ledger.next)) is not None:
             found = None if instance.ready is None else instance.contents.get(instance.ready)

@@ -70,6 +70,11 @@ class ChainOut(FanOut):
     def unfinished(self) -> bool:
         return self._acknowledged < self.next - 1
 
+    def adopt(self, brokers: tuple[NodeId, ...], quorums: Quorums) -> list[Effect]:
+        """The pool of chains stays as it is (`manifest.successor`): nothing is chosen anew."""
+        self._quorums = quorums
+        return super().adopt(brokers, quorums)
+
     def _send_new(self, run: OutRun) -> list[Effect]:
         head = self._progress[self._order[0]]
         if head.connected and head.sent == run.first and self._chain_credit() >= run.last:

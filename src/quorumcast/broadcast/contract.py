@@ -92,6 +92,10 @@ class Carrier(Protocol):
         """How much each container fed by peers holds."""
         ...
 
+    def adopt(self, around: Surroundings) -> list[Effect]:
+        """Go on in a new epoch, perhaps with a broker more or less; its votes go with it."""
+        ...
+
 
 def check_run(
     surroundings: Surroundings, event: Receive, digests: bytes

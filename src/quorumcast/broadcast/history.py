@@ -111,7 +111,7 @@ class History:
 
     @property
     def history_carrier(self) -> Bracha:
-        """What carries the histories; its progress is acknowledged on the history lane."""
+        """What carries the histories."""
         return self._bracha
 
     @property
@@ -129,8 +129,7 @@ class History:
 
     @property
     def final(self) -> int:
-        final = min(self.settled, self.ledger.next - 1)
-        return min(final, min(self._learned) - 1) if self._learned else final
+        return min([self.settled, self.ledger.next - 1, *(n - 1 for n in self._learned)])
 
     @property
     def final_from(self) -> int:
@@ -196,6 +195,11 @@ class History:
             "ends": len(self._ends),
             "seen": len(self._seen),
         }
+
+    def adopt(self, around: Surroundings) -> list[Effect]:
+        self._around = around
+        self._fast.adopt(around)
+        return self._heed(self._bracha.adopt(around))
 
     def _on_message(self, event: Receive, now: Millis) -> list[Effect]:
         message = event.message
@@ -351,10 +355,11 @@ class History:
         return effects
 
     def _through_bracha(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
-        effects = self._bracha.handle(event, now)
-        for effect in effects:
-            if isinstance(effect, Vouch):
-                self._learn(effect)
+        return self._heed(self._bracha.handle(event, now))
+
+    def _heed(self, effects: list[Effect]) -> list[Effect]:
+        for vouch in [effect for effect in effects if isinstance(effect, Vouch)]:
+            self._learn(vouch)
         return effects
 
     def _learn(self, vouch: Vouch) -> None:
@@ -394,8 +399,8 @@ class History:
         return wanted
 
     def _fetch(self) -> list[Effect]:
-        lacking = [n for n, d in self._wanted().items() if self.ledger.digest(n) != d]
-        lacking = [number for number in lacking if number >= self.ledger.base]
+        wanted, ledger = self._wanted(), self.ledger
+        lacking = [n for n, d in wanted.items() if n >= ledger.base and ledger.digest(n) != d]
         peers = self._around.peers
         if not lacking or not peers:
             self._forget_learned()

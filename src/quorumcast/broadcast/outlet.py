@@ -85,7 +85,7 @@ class FanOut:
     ) -> None:
         self.stream = stream
         self._brokers = brokers
-        self._quorum = quorums.responders
+        self._quorum = self._acknowledging(quorums)
         self._one_correct = quorums.one_correct
         self._limits = policy.limits
         self._settles = (
@@ -159,6 +159,18 @@ class FanOut:
     def sizes(self) -> dict[str, int]:
         """How much is kept."""
         return {"runs": len(self._runs), "run_bytes": self._pending_bytes}
+
+    def adopt(self, brokers: tuple[NodeId, ...], quorums: Quorums) -> list[Effect]:
+        """Go on in a new epoch: by its quorums, with whoever is a broker in it."""
+        self._brokers = brokers
+        self._quorum = self._acknowledging(quorums)
+        self._one_correct = quorums.one_correct
+        self._progress = {b: self._progress.get(b) or Progress() for b in brokers}
+        return self._advance()
+
+    def _acknowledging(self, quorums: Quorums) -> int:
+        """So many brokers must have a publication before it counts as acknowledged."""
+        return quorums.responders
 
     # ------------------------------------------------------------- sending
 

@@ -22,6 +22,7 @@ from quorumcast.cli.common import (
     manifest_path,
     print_json,
 )
+from quorumcast.cli.membership import rotating
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -97,28 +98,10 @@ def rotate(
 ) -> None:
     """Give a node new keys; its old identity is kept beside the new one and is worth nothing.
 
-    A broker must be started again with its new identity.
+    A broker reads its identity file again when it takes the epoch.
     """
-    from quorumcast.core.ids import NodeId
-    from quorumcast.crypto.identity import Identity
-    from quorumcast.manifest import build
-    from quorumcast.manifest.files import write_identity
-    from quorumcast.runtime.tls import make_certificate
-
     path = manifest_path(manifest)
-    identity = Identity.generate(NodeId(name))
-    file = path.parent / f"{name}{IDENTITY}"
-
-    def change(old: Manifest) -> Manifest:
-        entry = old.broker(name)
-        certificate = make_certificate(identity) if entry and entry.certificate else ""
-        new = build.rotate(old, identity.name, identity, certificate=certificate)
-        if file.exists():
-            file.rename(file.with_name(f"{name}.epoch-{old.epoch}.old"))
-        write_identity(file, identity)
-        return new
-
-    _advance(path, operator, change, json_)
+    _advance(path, operator, rotating(path, name), json_)
 
 
 def _advance(path: Path, operator: Path | None, change: Change, json_: bool) -> None:

@@ -1,8 +1,12 @@
-"""`quorumcast members`: who is in a cell, how they are recognised, and who is there."""
+"""`quorumcast members`: who is in a cell, how they are recognised, and who is there.
+
+`cli.membership` has the commands that change it.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +22,7 @@ from quorumcast.cli.common import (
     print_json,
     status_urls,
 )
+from quorumcast.cli.membership import add, remove, replace, rotate
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,9 +31,18 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Who is in a cell.",
+    help="Who is in a cell, and changes of it while it runs.",
     epilog="Example:  quorumcast members list -m cell --live",
 )
+
+_EXAMPLES: dict[Callable[..., None], str] = {
+    add: "members add broker-5 --host 10.0.0.5 --port 7005 -m cell --wait",
+    remove: "members remove broker-1 -m cell --wait",
+    replace: "members replace broker-1 broker-5 --host 10.0.0.5 --port 7005 -m cell",
+    rotate: "members rotate broker-2 -m cell --wait",
+}
+for command, example in _EXAMPLES.items():
+    app.command(epilog=f"Example:  quorumcast {example}")(command)
 
 #: Of a fingerprint, as much is compared by eye.
 SHOWN = 16

@@ -4,7 +4,8 @@ A broker that ends by itself comes back after a pause that doubles with each qui
 over once it has lived for a while. One that ends with exit code 2 was asked for something
 impossible (a port in use, a wrong key): its sentence is the answer, and trying again would not
 help. Brokers hold the reading end of a pipe, the lifeline, and stop when it closes: they end with
-their supervisor, however it ends.
+their supervisor, however it ends. Brokers that a new epoch of the manifest adds are started, and
+one that it removes ends by itself and is not started again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from quorumcast.cli.common import IDENTITY, STATUS_OFFSET
 from quorumcast.core.errors import UsageError
+from quorumcast.manifest.files import read_manifest
 from quorumcast.manifest.manifest import BrokerEntry, Manifest
 from quorumcast.runtime.broker import BrokerSettings
 from quorumcast.runtime.process import encode_settings
@@ -47,6 +49,8 @@ class Child:
         self._started_at = 0.0
         self._start_at = 0.0
         self.ready = False
+        #: Whether the manifest no longer names it: when it ends, it has left.
+        self.leaving = False
 
     @property
     def pid(self) -> int | None:
@@ -81,7 +85,7 @@ class Child:
         self.ready = False
 
     def poll(self) -> str:
-        """What happened since the last look: "", "ready", "ended" or "restarted"."""
+        """What happened since the last look: "", "ready", "ended", "left" or "restarted"."""
         if self._process is None:
             if time.monotonic() < self._start_at:
                 return ""
@@ -91,7 +95,7 @@ class Child:
         code = self._process.poll()
         if code is not None:
             self._ended(code)
-            return "ended"
+            return "left" if self.leaving else "ended"
         if not self.ready and self._said_ready():
             self.ready = True
             return "ready"
@@ -158,27 +162,55 @@ class Supervisor:
                 f"there is no broker {unknown[0]!r} in cell {manifest.cell!r}; it has "
                 f"{', '.join(manifest.broker_ids)}"
             )
-        logs = directory / "logs"
-        logs.mkdir(exist_ok=True)
+        self._directory = directory
+        self._only = only
+        self._allow_faults = allow_faults
+        self._log_level = log_level
+        (directory / "logs").mkdir(exist_ok=True)
         self._lifeline = os.pipe()
-        self.children = [
-            Child(
-                entry,
-                BrokerSettings(
-                    manifest=directory / "manifest.json",
-                    identity=directory / f"{entry.id}{IDENTITY}",
-                    http_port=entry.port + STATUS_OFFSET,
-                    allow_faults=allow_faults,
-                    evidence=directory / "evidence",
-                    data=directory / "data",
-                    lifeline_fd=self._lifeline[0],
-                    log_level=log_level,
-                ),
-                logs / f"{entry.id}.log",
-            )
-            for entry in manifest.brokers
-            if not only or entry.id in only
-        ]
+        self._stamp = self._look()
+        self.children = [self._child(entry) for entry in self._mine(manifest)]
+
+    def _mine(self, manifest: Manifest) -> list[BrokerEntry]:
+        return [e for e in manifest.brokers if not self._only or e.id in self._only]
+
+    def _child(self, entry: BrokerEntry) -> Child:
+        directory = self._directory
+        settings = BrokerSettings(
+            manifest=directory / "manifest.json",
+            identity=directory / f"{entry.id}{IDENTITY}",
+            http_port=entry.port + STATUS_OFFSET,
+            allow_faults=self._allow_faults,
+            evidence=directory / "evidence",
+            data=directory / "data",
+            lifeline_fd=self._lifeline[0],
+            log_level=self._log_level,
+        )
+        return Child(entry, settings, directory / "logs" / f"{entry.id}.log")
+
+    def _look(self) -> int:
+        try:
+            return (self._directory / "manifest.json").stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    def _follow(self) -> None:
+        """The manifest has changed: start brokers that it adds, let those go that it removes."""
+        stamp = self._look()
+        if stamp in (0, self._stamp):
+            return
+        self._stamp = stamp
+        try:
+            manifest = read_manifest(self._directory / "manifest.json")
+        except UsageError:
+            return  # brokers say in their logs what is wrong with it
+        known = {child.entry.id: child for child in self.children}
+        for entry in self._mine(manifest):
+            if entry.id not in known:
+                self.children.append(self._child(entry))
+                self.children[-1].start()
+        for name, child in known.items():
+            child.leaving = manifest.broker(name) is None
 
     def start(self) -> None:
         """Start every broker."""
@@ -187,8 +219,11 @@ class Supervisor:
 
     def poll(self) -> Iterator[tuple[Child, str]]:
         """What happened to whom since the last look."""
-        for child in self.children:
+        self._follow()
+        for child in list(self.children):
             happened = child.poll()
+            if happened == "left":
+                self.children.remove(child)
             if happened:
                 yield child, happened
 

@@ -95,6 +95,10 @@ class Stream(msgspec.Struct, frozen=True, array_like=True, order=True):
         return f"{self.channel}/{self.publisher}@{self.incarnation}{suffix}"
 
 
+#: The stream on which a cell orders its own manifests; the numbers are epochs.
+EPOCHS = Stream(Channel(CELL), CELL, 0)
+
+
 def total_order(channel: Channel) -> Stream:
     """The stream whose numbers are the positions of a channel's total order."""
     return Stream(channel, CELL, 0)

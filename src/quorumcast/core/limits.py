@@ -32,6 +32,8 @@ MAX_VOUCHERS = 4096
 #: Runs in one batch of a total order, and batches or offers asked for at once.
 MAX_BATCH = 1024
 MAX_FETCH = 256
+#: A manifest that brokers pass on to one another.
+MAX_MANIFEST_BYTES = 1024 * 1024
 #: Chunks of a transferred state.
 MAX_CHUNKS = 4096
 #: Instances of which a broker gives its word when the leader changes, and values that it wrote in

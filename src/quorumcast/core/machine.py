@@ -18,7 +18,7 @@ import msgspec
 from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.messages import AnyMessage
-from quorumcast.core.statements import Evidence, Receipt
+from quorumcast.core.statements import Evidence, Receipt, Signed
 
 Bodies = tuple[bytes, ...]
 
@@ -137,6 +137,19 @@ class Recall(msgspec.Struct, frozen=True):
     count: int
 
 
+class Renewal(msgspec.Struct, frozen=True):
+    """The operator's manifest file has a newer epoch; the driver has read and checked it."""
+
+    data: bytes
+
+
+class Passage(msgspec.Struct, frozen=True):
+    """Somebody shows a manifest and the words of brokers that go by it; nothing is checked yet."""
+
+    data: bytes
+    words: tuple[Signed, ...]
+
+
 Event = (
     Receive
     | Connected
@@ -150,6 +163,8 @@ Event = (
     | Leave
     | Prove
     | Recall
+    | Renewal
+    | Passage
 )
 
 # ----------------------------------------------------------------- effects
@@ -328,6 +343,16 @@ class Accuse(msgspec.Struct, frozen=True):
     evidence: Evidence
 
 
+class Adopt(msgspec.Struct, frozen=True):
+    """The time has come to go by this manifest: `adopt` it, and greet everybody anew.
+
+    `words` prove to others that it was decided; none where nothing has to be.
+    """
+
+    data: bytes
+    words: tuple[Signed, ...] = ()
+
+
 class Drop(msgspec.Struct, frozen=True):
     """Something that a peer sent was ignored, and why."""
 
@@ -351,6 +376,7 @@ Effect = (
     | Suspect
     | Accuse
     | Drop
+    | Adopt
 )
 
 

@@ -83,14 +83,12 @@ class ChainRun(Message, frozen=True, array_like=True):
 
 
 class Ack(Message, frozen=True, array_like=True):
-    """I hold every number up to `upto`; you may send up to `credit`.
-
-    `settled` is covered by history, `missed` counts what subscribers learned only from history.
-    """
+    """I hold every number up to `upto`; you may send up to `credit`."""
 
     stream: Stream
     upto: Count
     credit: Count
+    #: Covered by history, and what subscribers learned only from history.
     settled: Count = 0
     missed: Count = 0
 
@@ -258,10 +256,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(Message, frozen=True, array_like=True):
-    """A run to be ordered, with its bodies; signed, so that brokers can pass it on.
-
-    (Where only crashes are feared nobody signs.)
-    """
+    """A run to be ordered, with its bodies; signed where brokers may lie, for it is passed on."""
 
     stream: Stream
     first: Positive
@@ -401,6 +396,12 @@ class Chunk(Message, frozen=True, array_like=True):
     index: Count
 
 
+class Taken(Message, frozen=True, array_like=True):
+    """An epoch has been decided, and I go by it: signed, so that others can show it."""
+
+    statement: Signed
+
+
 # any node that is called → its caller; heard by links, not by machines
 
 
@@ -445,4 +446,5 @@ AnyMessage = (
     | StateHead
     | ChunkQuery
     | Chunk
+    | Taken
 )

@@ -83,8 +83,13 @@ class Quorums(msgspec.Struct, frozen=True):
 
     @property
     def ready_accept(self) -> int:
-        """2f+1 readies: f+1 are correct brokers', so every correct broker will be ready as well."""
-        return 2 * self.f + 1
+        """⌈(n+f+1)/2⌉ readies: f+1 are correct brokers', so every correct broker will be ready.
+
+        At n = 3f+1 that is the document's 2f+1. With spare brokers it is more, and has to be: one
+        of the f+1 may leave with the next epoch, and the f that stay would convince nobody. Of
+        2f+2 at least f+1 correct ones stay. It is also enough for an epoch that raises f by one.
+        """
+        return self.intersecting
 
     @property
     def chain_length(self) -> int:

@@ -99,6 +99,16 @@ class StopStatement(msgspec.Struct, frozen=True, tag="stop", kw_only=True):
     claims: Annotated[tuple[Claim, ...], Meta(max_length=MAX_CLAIMS)]
 
 
+class EpochStatement(msgspec.Struct, frozen=True, tag="epoch", kw_only=True):
+    """A broker says: this epoch has been decided, and I go by this manifest of it."""
+
+    cell: str
+    broker: NodeId
+    epoch: Positive
+    #: Stands for the manifest.
+    digest: Value
+
+
 #: What evidence and receipts are made of.
 Statement = SegmentStatement | HistoryStatement
 
@@ -135,10 +145,11 @@ class Receipt(msgspec.Struct, frozen=True, tag="receipt", kw_only=True):
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _statements: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder(Statement)
+_epochs: msgspec.msgpack.Decoder[EpochStatement] = msgspec.msgpack.Decoder(EpochStatement)
 _stops: msgspec.msgpack.Decoder[StopStatement] = msgspec.msgpack.Decoder(StopStatement)
 
 
-def canonical(statement: Statement | OfferStatement | StopStatement) -> bytes:
+def canonical(statement: Statement | OfferStatement | StopStatement | EpochStatement) -> bytes:
     """The one encoding that is signed."""
     return _encoder.encode(statement)
 
@@ -155,5 +166,13 @@ def parse_stop(payload: bytes) -> StopStatement | None:
     """What a broker stands by, or None if these bytes do not say it."""
     try:
         return _stops.decode(payload)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def parse_epoch(payload: bytes) -> EpochStatement | None:
+    """A broker's word on an epoch, or None if these bytes are not one."""
+    try:
+        return _epochs.decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable
+from collections.abc import Container, Hashable
 from typing import Generic, TypeVar
 
 from quorumcast.core.ids import NodeId
@@ -74,6 +74,11 @@ class Tally(Generic[V]):
             self._counts[value] -= 1
             if not self._counts[value]:
                 del self._counts[value]
+
+    def retain(self, members: Container[NodeId]) -> None:
+        """Only these are members now: votes of others no longer count."""
+        for gone in [member for member in self._votes if member not in members]:
+            self.withdraw(gone)
 
     def votes(self) -> dict[NodeId, V]:
         """Every member's vote, in the order in which they came."""

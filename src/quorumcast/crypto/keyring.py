@@ -49,6 +49,7 @@ class Keyring:
 
     def adopt(self, following: Keyring) -> None:
         """Go on with the keys of a new epoch; so does everybody who holds this keyring."""
+        self.identity = following.identity
         self.epoch = following.epoch
         self.factory = following.factory
         self._directory = following._directory

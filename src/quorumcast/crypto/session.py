@@ -68,6 +68,8 @@ class Farewell(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     reason: str
     epoch: int = 0
+    #: For a caller in an older epoch: the manifest, and signed words that it was decided.
+    proof: bytes = b""
 
 
 class Packet(msgspec.Struct, frozen=True, array_like=True):

@@ -107,6 +107,32 @@ def add_client(manifest: Manifest, node: NodeId, keys: Keys) -> Manifest:
     return next_epoch(manifest, clients=(*manifest.clients, _client(node, keys)))
 
 
+def add_broker(
+    manifest: Manifest, node: NodeId, keys: Keys, host: str, port: int, *, certificate: str = ""
+) -> Manifest:
+    """The next epoch, with one broker more, behind those there are."""
+    entry = BrokerEntry(
+        id=node,
+        host=host,
+        port=port,
+        verify_key=keys.verify_key,
+        exchange_key=keys.exchange_key,
+        certificate=certificate,
+    )
+    return next_epoch(manifest, brokers=(*manifest.brokers, entry))
+
+
+def remove_broker(manifest: Manifest, node: NodeId) -> Manifest:
+    """The next epoch, with one broker less."""
+    if manifest.broker(node) is None:
+        raise UsageError(
+            f"there is no broker {node!r} in cell {manifest.cell!r}; it has "
+            f"{', '.join(manifest.broker_ids)}"
+        )
+    rest = tuple(broker for broker in manifest.brokers if broker.id != node)
+    return next_epoch(manifest, brokers=rest)
+
+
 def rotate(manifest: Manifest, node: NodeId, keys: Keys, *, certificate: str = "") -> Manifest:
     """The next epoch, with new keys for one node.
 

@@ -16,6 +16,7 @@ what to do.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -128,6 +129,11 @@ def parse_manifest(
             "get the newer manifest from the operator"
         )
     return manifest
+
+
+def manifest_digest(manifest: Manifest) -> bytes:
+    """What stands for a manifest, however its file is formatted."""
+    return hashlib.sha256(_signed_bytes(manifest)).digest()
 
 
 def _signed_bytes(manifest: Manifest) -> bytes:

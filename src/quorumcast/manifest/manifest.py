@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 #: In a channel's list of publishers or subscribers: every client of the manifest.
 EVERYONE = "*"
 KEY_SIZE = 32
-MAX_EPOCH = 2**62
+#: Regencies of a log are counted from epoch to epoch, and must fit into a message as well.
+MAX_EPOCH = 2**28
 
 # Names become part of key derivations, file names and printed streams ("orders/alice@1"): no
 # separator of these may be in them. Channels may be paths.

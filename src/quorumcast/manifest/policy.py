@@ -8,7 +8,7 @@ than no channel.
     direct-crash    crash                direct         –         1 vote
     direct          trusted publishers   direct         –         f+1 votes
     ab, ab+history  byzantine            authenticated  α or –    ⌈(n+f+1)/2⌉ votes
-    brb             byzantine            Bracha         –         2f+1 readies
+    brb             byzantine            Bracha         –         ⌈(n+f+1)/2⌉ readies
     chain, …        byzantine            chain          α or –    the last f+1 of the chain
     total           byzantine            consensus      –         f+1 votes for a position
     total-crash     crash                consensus      –         1 vote for a position

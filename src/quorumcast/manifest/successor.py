@@ -5,10 +5,16 @@ here is about what nodes remember across the change: streams that are open, publ
 retained, and the state of a log, which brokers compare byte for byte.
 
     may change     clients, keys, rights, addresses, new channels, columns behind those there are,
-                   groups of consumers, limits that concern one node alone (`LIVE_LIMITS`)
-    may not        the cell's name, brokers, f, digest, MAC; of a channel its policy, its columns
-                   and the other limits; of a log whether it is durable, how far it runs ahead and
-                   how often it makes checkpoints
+                   groups of consumers, limits that concern one node alone (`LIVE_LIMITS`); and
+                   *one* of: a broker more, a broker less, f by one
+    may not        the cell's name, digest, MAC; of a channel its policy, its columns and the other
+                   limits; of a log whether it is durable, how far it runs ahead and how often it
+                   makes checkpoints
+
+One step at a time, because quorums of two neighbouring epochs then share a correct broker. With
+q(n, f) = ⌊(n+f)/2⌋+1, two quorums of n and n+1 brokers have q(n, f) + q(n+1, f) - (n+1) = f+1 in
+common, and two of n brokers with f and f+1 have q(n, f) + q(n, f+1) - n = f+2. Chains need more: of
+their 3f+1 brokers none may go (ADR 0017).
 
 A channel with total order cannot go either: its publications lie in the log between those of the
 others, and whoever executes the log again must still know what they were.
@@ -20,7 +26,7 @@ import msgspec
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import Limits
-from quorumcast.core.quorum import Protection
+from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 
 #: Limits that each node keeps to by itself. Two nodes with different ones understand each other.
@@ -47,12 +53,9 @@ def check_successor(present: Manifest, following: Manifest) -> None:
     epoch = following.epoch
     if following.cell != present.cell:
         raise UsageError(f"the manifest is now of another cell, {following.cell!r}")
-    if (following.broker_ids, following.f) != (present.broker_ids, present.f):
-        raise UsageError(
-            f"epoch {epoch} has other brokers or another f: restart the cell to take it"
-        )
     if (following.digest, following.mac) != (present.digest, present.mac):
         raise UsageError(f"epoch {epoch} has another digest or MAC: restart the cell to take it")
+    _check_members(present, following)
     for channel in present.channels:
         later = following.channel(channel.name)
         if later is None:
@@ -62,6 +65,53 @@ def check_successor(present: Manifest, following: Manifest) -> None:
             _check_schema(channel, later)
     for log in Protection:
         _check_log(log, present, following)
+
+
+def _check_members(present: Manifest, following: Manifest) -> None:
+    """One broker more, one less, or f by one: quorums of the two epochs must intersect."""
+    epoch, old, new = following.epoch, present.broker_ids, following.broker_ids
+    same = (old, present.f) == (new, following.f)
+    ordered = any(channel.policy.total for channel in present.channels)
+    if epoch != present.epoch + 1 and (ordered or not same):
+        raise UsageError(
+            f"epoch {epoch} does not follow epoch {present.epoch}, and "
+            + ("a log takes every epoch" if ordered else "brokers or f have changed")
+            + f": epoch {present.epoch + 1} comes first"
+        )
+    if same:
+        return
+    added = [broker for broker in new if broker not in old]
+    removed = [broker for broker in old if broker not in new]
+    if len(added) + len(removed) > 1:
+        changes = [*(f"adds {b}" for b in added), *(f"removes {b}" for b in removed)]
+        raise UsageError(
+            f"epoch {epoch} {' and '.join(changes)} at once: change one broker per epoch, and wait "
+            "until the cell has taken it (to replace one, add the new one and then remove the old)"
+        )
+    if [b for b in old if b in new] != [b for b in new if b in old]:
+        raise UsageError(f"epoch {epoch} puts the brokers in another order: leave them as they are")
+    step = abs(following.f - present.f)
+    if step > 1 or (step and (added or removed)):
+        raise UsageError(
+            f"epoch {epoch} changes f from {present.f} to {following.f}"
+            + (" and the brokers" if added or removed else "")
+            + ": change f by one, in an epoch of its own"
+        )
+    _check_chains(present, following)
+
+
+def _check_chains(present: Manifest, following: Manifest) -> None:
+    """Two chains, of whichever epochs, must share f+1 of one and the same pool."""
+    pools = [m.broker_ids[: m.quorums.chain_pool] for m in (present, following)]
+    if pools[0] == pools[1]:
+        return
+    for channel in present.channels:
+        if channel.policy.broadcast is Broadcast.CHAIN and following.channel(channel.name):
+            raise UsageError(
+                f"epoch {following.epoch} changes the brokers from which channel {channel.name!r} "
+                f"draws its chains ({', '.join(pools[0])}): delete the channel first, or change "
+                "only brokers behind these"
+            )
 
 
 def live_limits(channel: ChannelEntry) -> tuple[str, ...]:

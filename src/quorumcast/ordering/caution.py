@@ -108,6 +108,13 @@ class Caution:
         self.fresh = False
         self._consensus.blind = 0
 
+    def follow(self, before: Caution) -> None:
+        """Go on after an earlier epoch: what this broker does in the new one it remembers."""
+        if not before.fresh:
+            self.remember()
+        members = self._consensus.members
+        self._awake = {member: None for member in before.awake if member in members}
+
     def relent(self, now: Millis) -> None:
         """Take part after all, if nothing goes on without this broker."""
         consensus = self._consensus

@@ -59,7 +59,8 @@ class Checkpoints:
 
     def make(self) -> bool:
         """Make a checkpoint if one is due."""
-        if self._execution.executed % self._every:
+        executed, state = self._execution.executed, self._execution.state
+        if executed % self._every and state.since != executed:
             return False
         made, self._made = self._execution.checkpoint()
         self._catch_up.hold(made)

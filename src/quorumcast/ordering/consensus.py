@@ -88,7 +88,9 @@ class Consensus:
         "blind",
         "conclusion",
         "decided",
+        "first",
         "forgotten",
+        "late",
         "log",
         "members",
         "peers",
@@ -110,6 +112,7 @@ class Consensus:
         window: int,
         holds: Callable[[Batch], bool],
         kept: int | None = None,
+        first: int = 0,
     ) -> None:
         self.log = log
         self._me = me
@@ -124,7 +127,9 @@ class Consensus:
         self._kept = kept
         #: Whether everything in a batch is here and genuine.
         self._holds = holds
-        self.regency = 0
+        #: The regency in which its epoch began: nothing that was said before it counts.
+        self.first = first
+        self.regency = first
         #: Whether the leader of this regency has shown on what its proposals rest.
         self.synced = True
         #: What the leader must propose first.
@@ -137,6 +142,8 @@ class Consensus:
         self.forgotten = 0
         #: This broker forgot what it did up to here, and takes no part.
         self.blind = 0
+        #: Nor does it while it does not know in which instance its epoch began.
+        self.late = False
 
     @property
     def leader(self) -> NodeId:
@@ -202,7 +209,7 @@ class Consensus:
         if (
             regency != self.regency
             or not self.synced
-            or instance <= self.blind
+            or self._mute(instance)
             or slot.wrote(regency)
             or slot.decided not in (b"", value)
             or not (slot.decided or self._holds(slot.batches[value]))
@@ -215,6 +222,10 @@ class Consensus:
             return self._say(instance, slot, Write(self.log, regency, instance, value))
         slot.accepted = (regency, value)
         return self._say(instance, slot, Accept(self.log, regency, instance, value))
+
+    def _mute(self, instance: int) -> bool:
+        """Whether this broker must say nothing there."""
+        return self.late or instance <= self.blind
 
     def waiting(self) -> list[tuple[int, Batch]]:
         """Proposals of this regency that have not been voted for, and why: something is lacking."""
@@ -247,7 +258,7 @@ class Consensus:
     def on_persisted(self, record: Voted) -> list[Effect]:
         """A vote of ours is safe: now it counts."""
         slot = self.slots.get(record.instance)
-        if slot is None:
+        if slot is None or record.regency < self.first:
             return []
         regency, value = record.accepted
         if regency == record.regency:
@@ -267,6 +278,8 @@ class Consensus:
         """A member's vote; its first one in a regency stands."""
         if sender not in self.members:
             return [Drop(DropReason.WRONG_SENDER, sender)]
+        if word.regency < self.first:
+            return [Drop(DropReason.OUT_OF_TURN, sender)]
         if not self.forgotten < word.instance <= self.horizon + self.window:
             return [Drop(DropReason.OUT_OF_WINDOW, sender)]
         slot = self.slot(word.instance)
@@ -294,7 +307,7 @@ class Consensus:
             or won[0] != self.regency
             or slot.accepted[0] >= self.regency
             or not self.synced
-            or instance <= self.blind
+            or self._mute(instance)
         ):
             return []
         slot.accepted = won
@@ -361,11 +374,28 @@ class Consensus:
             effects += [Send(self.peers, word) for word in slot.said]
         return effects
 
+    def follow(self, before: Consensus, upto: int) -> None:
+        """Go on after an earlier epoch, of which everything up to an instance stands.
+
+        Of these instances this broker keeps what was decided; all votes were that epoch's.
+        """
+        self.forgotten = self.decided = before.forgotten
+        for instance, old in sorted(before.slots.items()):
+            if instance <= upto and old.decided in old.batches:
+                self.decide(instance, old.decided, old.batches[old.decided])
+
+    def begin(self, instance: int) -> None:
+        """It has turned out in which instance the epoch began: consensus goes on after it."""
+        self.late = False
+        self.decided = max(self.decided, instance)
+        if self.regency == self.first:
+            self.conclusion = Conclusion(instance, {})
+
     # ------------------------------------------------- remembering, forgetting
 
     def restore(self, record: Voted) -> None:
         """What the disk says this broker did."""
-        if record.instance <= self.forgotten:
+        if record.instance <= self.forgotten or record.regency < self.first:
             return
         slot = self.slot(record.instance)
         slot.accepted = record.accepted

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quorumcast.core.ids import DIGEST_SIZE, Channel, Millis, NodeId, Stream, total_order
+from quorumcast.core.ids import DIGEST_SIZE, EPOCHS, Channel, Millis, NodeId, Stream, total_order
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Bodies, Effect, Forget, Persist, Send
 from quorumcast.core.messages import Ack, Batch, Item, Offer
@@ -18,6 +18,7 @@ from quorumcast.crypto.keyring import Keyring
 from quorumcast.ordering.backfill import Backfill
 from quorumcast.ordering.catchup import Checkpoint
 from quorumcast.ordering.consensus import LogRecord, Voted
+from quorumcast.ordering.epochs import Epochs, epoch_item
 from quorumcast.ordering.log import OrderedLog
 from quorumcast.ordering.offers import Offers, Stored
 from quorumcast.ordering.state import State
@@ -50,7 +51,17 @@ class Snapshot(LogRecord, frozen=True, tag=True):
 class Surroundings:
     """What a log knows of the world."""
 
-    __slots__ = ("hash", "keyring", "limits", "log_of", "may_publish", "me", "members")
+    __slots__ = (
+        "epoch",
+        "follows",
+        "hash",
+        "keyring",
+        "limits",
+        "log_of",
+        "may_publish",
+        "me",
+        "members",
+    )
 
     def __init__(
         self,
@@ -61,6 +72,8 @@ class Surroundings:
         limits: Callable[[Stream], Limits],
         may_publish: Callable[[Stream], bool],
         log_of: Callable[[Channel], OrderedLog | None],
+        epoch: int = 1,
+        follows: Callable[[bytes], int] = lambda data: 0,
     ) -> None:
         self.me = keyring.identity.name
         self.members = members
@@ -72,6 +85,10 @@ class Surroundings:
         self.may_publish = may_publish
         #: The order of a channel.
         self.log_of = log_of
+        #: The epoch that this broker goes by.
+        self.epoch = epoch
+        #: The epoch of a manifest that may follow it; 0 if it may not.
+        self.follows = follows
 
     def retained(self, channel: Channel) -> int:
         """How many positions of a channel brokers keep."""
@@ -94,6 +111,7 @@ class Execution:
         "_stored",
         "_unneeded",
         "backfill",
+        "epochs",
         "executed",
         "offers",
         "state",
@@ -114,6 +132,7 @@ class Execution:
             served=lambda stream: state.served.get(stream, 0),
             entitled=lambda stream: around.may_publish(stream),
         )
+        self.epochs = Epochs(around.hash, lambda data: around.follows(data), around.epoch)
         self.backfill = Backfill()
         #: Every instance up to this one has been executed; only grows.
         self.executed = 0
@@ -130,17 +149,27 @@ class Execution:
         return [
             item
             for item in batch
-            if not self.offers.holds(item)
-            and item.first + len(item.digests) // DIGEST_SIZE - 1
-            > self.state.served.get(item.stream, 0)
+            if (
+                self.epochs.lacks(item)
+                if item.stream == EPOCHS
+                else not self.offers.holds(item)
+                and item.first + len(item.digests) // DIGEST_SIZE - 1
+                > self.state.served.get(item.stream, 0)
+            )
         ]
 
     def lacking(self, batch: Batch) -> list[Item]:
         """What must come before the next batch can be executed."""
+        named = epoch_item(batch)
+        if named is not None:
+            return [named] if self.epochs.lacks(named) else []
         return [item for item in self.state.takes(batch) if not self.offers.holds(item)]
 
     def taken(self, batch: Batch) -> list[Item] | None:
         """What of the next batch gets positions; None if some of it is not here."""
+        named = epoch_item(batch)
+        if named is not None and self.epochs.lacks(named):
+            return None
         items = self.state.takes(batch)
         return items if all(map(self.offers.holds, items)) else None
 
@@ -153,6 +182,8 @@ class Execution:
 
     def find(self, stream: Stream, first: int) -> tuple[Offer, Bodies] | None:
         """An offer, whether it waits or has been ordered."""
+        if stream == EPOCHS:
+            return self.epochs.find(first)
         held = self.offers.find(stream, first)
         if held is not None:
             return held.offer, held.bodies
@@ -164,6 +195,22 @@ class Execution:
         served = self.state.served.get(stream, 0)
         credit = served + self._around.limits(stream).window
         return Send((stream.publisher,), Ack(stream, served, credit, served))
+
+    @property
+    def oldest(self) -> Millis | None:
+        """Since when something has waited that a leader could propose."""
+        waiting = [self.offers.oldest(), None if self.halted else self.epochs.oldest]
+        return min([since for since in waiting if since is not None], default=None)
+
+    @property
+    def halted(self) -> bool:
+        """Whether the next epoch was ordered: this one executes nothing more."""
+        return self.state.epoch > self.epochs.present
+
+    @property
+    def reached(self) -> bool:
+        """Whether the instance is known in which the present epoch was ordered."""
+        return self.state.epoch >= self.epochs.present
 
     def apply(self, batch: Batch) -> list[Effect]:
         """Execute the next batch, everything of which is here."""
@@ -178,6 +225,9 @@ class Execution:
                 for effect in log.append(extent, held.offer, held.bodies):
                     late = isinstance(effect, Forget)
                     (self._unneeded if late else effects).append(effect)
+        named = epoch_item(batch)
+        if named is not None:
+            self.state.enter(named.first, self.executed)
         for stream in served:
             self.offers.serve(stream, self.state.served.get(stream, 0))
             effects.append(self.ack(stream))
@@ -293,6 +343,9 @@ class Execution:
         """Offers from the disk that the state does not know as ordered wait again."""
         ordered = {(e.stream, e.first) for kept in self.state.extents.values() for e in kept}
         for name, stored in self._stored.items():
+            if stored.offer.stream == EPOCHS:
+                self.epochs.add(stored.offer, stored.bodies, now)
+                continue
             # Also without the right by now: it may be part of what must be decided.
             if not self.state.over(stored.offer.stream):
                 self.offers.put_back(stored.offer, stored.bodies, now)

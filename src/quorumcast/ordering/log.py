@@ -116,5 +116,8 @@ class OrderedLog:
             case _:
                 return []
 
+    def adopt(self, around: Surroundings) -> list[Effect]:
+        return []
+
     def sizes(self) -> dict[str, int]:
         return {"ledger": len(self.ledger), "extents": len(self._extents)}

@@ -32,10 +32,12 @@ class OfferOut(FanOut):
         hash_: Hasher,
         keyring: Keyring,
     ) -> None:
-        super().__init__(stream, brokers, quorums, policy, hash_)
         self._keyring = keyring
         self._signed = policy.protection is Protection.BYZANTINE
-        self._quorum = OrderQuorums(quorums.n, quorums.f, self._signed).believe
+        super().__init__(stream, brokers, quorums, policy, hash_)
+
+    def _acknowledging(self, quorums: Quorums) -> int:
+        return OrderQuorums(quorums.n, quorums.f, self._signed).believe
 
     def submit(self, bodies: Bodies) -> tuple[bytes, list[Effect]]:
         labelled = [

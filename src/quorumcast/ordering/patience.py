@@ -49,7 +49,7 @@ class Patience:
     def lose(self, now: Millis) -> list[Effect]:
         """Time has passed."""
         synced = self._consensus.synced
-        oldest = self._execution.offers.oldest()
+        oldest = self._execution.oldest
         if synced and oldest is None:
             return []
         began = self._succession.entered_at
@@ -57,7 +57,7 @@ class Patience:
         effects: list[Effect] = []
         if synced and waited > self._limit_ms // 2:
             effects += self._pass_on()
-            if self._execution.offers.oldest() is None:
+            if self._execution.oldest is None:
                 return effects  # there was nothing that a leader could have proposed
         unfair = oldest is not None and now - max(oldest, began) > UNFAIR_MS
         if waited > self._limit_ms or unfair:
@@ -71,4 +71,6 @@ class Patience:
         waiting = self._execution.offers.genuine(PASSED_ON)
         if leader == self._around.me:
             return []
-        return [Send((leader,), held.offer, held.bodies) for held in waiting]
+        passed: list[Effect] = [Send((leader,), held.offer, held.bodies) for held in waiting]
+        epoch = self._execution.epochs.waiting
+        return passed if epoch is None else [*passed, Send((leader,), *epoch)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from quorumcast.core.messages import Offer, Propose
 from quorumcast.ordering.consensus import Consensus, value_of
+from quorumcast.ordering.epochs import epoch_item
 from quorumcast.ordering.execution import Execution, Surroundings
 
 
@@ -42,7 +43,10 @@ class Rights:
     def may_propose(self, message: Propose) -> bool:
         """Whether a batch may be ordered."""
         offers = self._execution.offers
-        if all(self._around.may_publish(i.stream) or offers.holds(i) for i in message.batch):
+        if epoch_item(message.batch) is not None:
+            if self._execution.epochs.may_propose(message.batch):
+                return True
+        elif all(self._around.may_publish(i.stream) or offers.holds(i) for i in message.batch):
             return True
         bound = self._consensus.conclusion.values.get(message.instance)
         return bound == value_of(self._around.hash, message.batch)

@@ -6,9 +6,8 @@ execute, when to say something again, and how to go on with what the disk held.
 
 from __future__ import annotations
 
-from quorumcast.core.ids import Lane, Millis, NodeId
+from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import (
-    Bodies,
     Connected,
     Drop,
     DropReason,
@@ -20,15 +19,12 @@ from quorumcast.core.machine import (
     Restored,
     Send,
     SetTimer,
-    Suspect,
-    Suspicion,
     Timer,
     TimerFired,
 )
 from quorumcast.core.messages import (
     Accept,
     AnyMessage,
-    Batch,
     Chunk,
     ChunkQuery,
     Fetch,
@@ -50,8 +46,11 @@ from quorumcast.ordering.catchup import LOG_REACH, CatchUp
 from quorumcast.ordering.caution import Caution
 from quorumcast.ordering.checkpoints import Checkpoints
 from quorumcast.ordering.consensus import Consensus, Voted, value_of
+from quorumcast.ordering.epochs import epoch_item, first_regency
 from quorumcast.ordering.execution import Decided, Execution, Surroundings
 from quorumcast.ordering.fetching import Fetching
+from quorumcast.ordering.intake import Intake
+from quorumcast.ordering.leading import Leading
 from quorumcast.ordering.offers import Stored
 from quorumcast.ordering.patience import Patience
 from quorumcast.ordering.rights import Rights
@@ -78,16 +77,17 @@ class Sequencer:
         "_consensus",
         "_execution",
         "_fetching",
-        "_former",
-        "_led",
+        "_follows",
+        "_intake",
+        "_leading",
         "_log",
-        "_next",
         "_patience",
-        "_quorums",
+        "_patient",
         "_restored",
         "_rights",
         "_seen",
         "_succession",
+        "_terms",
         "_ticking",
         "catch_up",
     )
@@ -107,16 +107,29 @@ class Sequencer:
         durable: bool,
         window: int,
         checkpoint: int,
+        follows: bool = False,
     ) -> None:
         self._log = log
-        self._quorums = quorums
         self._around = around
-        kind = type(self)
-        self._execution = Execution(
-            log, around, kind.state(around.retained), signed=quorums.byzantine, durable=durable
-        )
-        self._consensus = kind.consensus(
-            log,
+        #: Whether it is kept on disk, how far it runs ahead, decisions between two checkpoints.
+        self._terms = (durable, window, checkpoint)
+        #: Whether the log is older than the epoch in which this broker starts.
+        self._follows = follows
+        state = type(self).state(around.retained)
+        self._execution = Execution(log, around, state, signed=quorums.byzantine, durable=durable)
+        self._assemble(quorums)
+        #: What the disk held, until the first event of the new life.
+        self._restored: list[Record] | None = None
+        self._ticking = False
+        #: What was decided at the last tick.
+        self._seen = 0
+
+    def _assemble(self, quorums: OrderQuorums) -> None:
+        """Everything that depends on who the brokers are, around what has been executed."""
+        kind, around, execution = type(self), self._around, self._execution
+        durable, window, checkpoint = self._terms
+        consensus = self._consensus = kind.consensus(
+            self._log,
             around.me,
             around.members,
             quorums,
@@ -124,38 +137,74 @@ class Sequencer:
             durable=durable,
             window=window,
             kept=LOG_REACH + 2 * checkpoint,
-            holds=lambda batch: not self._execution.missing(batch),
+            holds=lambda batch: not execution.missing(batch),
+            first=first_regency(around.epoch),
         )
-        self._succession = kind.succession(
-            self._consensus, quorums, around.keyring, durable=durable
-        )
+        self._succession = kind.succession(consensus, quorums, around.keyring, durable=durable)
         self.catch_up = kind.catching_up(
-            self._consensus, quorums, around.hash, lambda: self._execution.executed
+            consensus, quorums, around.hash, lambda: execution.executed
         )
-        self._caution = Caution(around, quorums, self._consensus, self.catch_up)
-        self._rights = Rights(around, self._consensus, self._execution)
-        self._fetching = Fetching(around, self._consensus, self._execution, self._succession)
+        self._caution = Caution(around, quorums, consensus, self.catch_up)
+        self._rights = Rights(around, consensus, execution)
+        self._fetching = Fetching(around, consensus, execution, self._succession)
         self._checkpoints = Checkpoints(
             around,
             quorums,
-            self._consensus,
-            self._execution,
+            consensus,
+            execution,
             self._succession,
             self.catch_up,
             every=checkpoint,
         )
-        self._patience = Patience(around, self._consensus, self._execution, self._succession)
-        #: The next instance that this broker proposes while it leads, and the regency it leads in.
-        self._next = 1
-        self._led = -1
-        #: The regency in which an earlier life of this broker may have proposed what it no longer
-        #: knows: it does not lead there again, or it would look like a liar.
-        self._former = -1
-        #: What the disk held, until the first event of the new life.
-        self._restored: list[Record] | None = None
-        self._ticking = False
-        #: What was decided at the last tick.
-        self._seen = 0
+        self._patience = Patience(around, consensus, execution, self._succession)
+        self._intake = Intake(around, consensus, execution, self._rights, self._fetching)
+        #: Whether patience with a new leader begins with the next event.
+        self._patient = False
+        self._leading = Leading(consensus, execution, self._caution)
+
+    # ---------------------------------------------------------------- epochs
+
+    def offer_epoch(self, data: bytes, now: Millis) -> list[Effect]:
+        """The operator wants this manifest to follow."""
+        return self._intake.on_epoch(self._execution.epochs.offer(data), (data,), now)
+
+    @property
+    def passed(self) -> bytes | None:
+        """The manifest that was ordered to follow the present one, once it has been executed."""
+        execution = self._execution
+        found = execution.epochs.find(execution.state.epoch) if execution.halted else None
+        return None if found is None else found[1][0]
+
+    def adopt(self, quorums: OrderQuorums) -> None:
+        """Go on with the brokers of the epoch that `around` speaks of now.
+
+        What was executed stays. Of what was decided beyond, only what is known to lie before the
+        instance in which the epoch was ordered; this broker takes no part before it knows that one.
+        """
+        consensus, caution, held = self._consensus, self._caution, self.catch_up.held
+        execution = self._execution
+        execution.epochs.adopt(self._around.epoch)
+        stands = execution.executed
+        while stands < consensus.decided and not execution.reached:
+            batch = consensus.batch(stands + 1)
+            if batch is None or epoch_item(batch) is not None:
+                break
+            stands += 1
+        self._assemble(quorums)
+        self._consensus.follow(consensus, stands)
+        self.catch_up.held = held
+        self._caution.follow(caution)
+        self._patient = True
+        self._consensus.late = True
+        self._maybe_begin()
+
+    def _maybe_begin(self) -> None:
+        """Take part, once it is known in which instance the epoch began."""
+        if self._consensus.late and self._execution.reached:
+            since = self._execution.state.since
+            self._consensus.begin(since)
+            # Nobody may decide anew what lies before: whoever gives its word says so.
+            self._succession.stable = max(self._succession.stable, since)
 
     # ------------------------------------------------------------- for people
 
@@ -188,7 +237,8 @@ class Sequencer:
     def late(self) -> bool:
         """Whether this broker still listens, executes or fetches what the others have."""
         behind = self.catch_up.behind() or self._execution.executed < self._consensus.decided
-        return self._caution.fresh or behind or bool(self._execution.backfill)
+        waits = self._caution.fresh or self._consensus.late
+        return waits or behind or bool(self._execution.backfill)
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
@@ -196,6 +246,7 @@ class Sequencer:
             **self._consensus.sizes(),
             **self._execution.offers.sizes(),
             **self.catch_up.sizes(),
+            "epochs": len(self._execution.epochs),
             "served_streams": len(self._execution.state.served),
         }
 
@@ -228,9 +279,9 @@ class Sequencer:
     ) -> list[Effect]:
         match message:
             case Offer():
-                return self._on_offer(sender, message, event.bodies, now)
+                return self._intake.on_offer(sender, message, event.bodies, now)
             case Open():
-                return self._on_open(sender, message)
+                return self._intake.on_open(sender, message)
             case _ if sender not in self._around.members:
                 return [Drop(DropReason.WRONG_SENDER, sender)]
             case Write() | Accept():
@@ -265,8 +316,11 @@ class Sequencer:
 
     def _go_on(self, now: Millis) -> list[Effect]:
         """Execute what was decided, propose what waits, keep looking after it all."""
+        if self._patient:
+            self._patient = False
+            self._patience.regain(now)
         effects = self._execute(now)
-        effects += self._propose(now)
+        effects += self._leading.propose()
         if not self._ticking:
             self._ticking = True
             effects.append(SetTimer(Tick(self._log), TICK_MS if self._busy else IDLE_TICK_MS))
@@ -277,91 +331,13 @@ class Sequencer:
         consensus = self._consensus
         return (
             bool(self._execution.offers)
+            or self._execution.oldest is not None
             or self.late
             or not consensus.synced
             or max(consensus.slots, default=0) > self._execution.executed
         )
 
-    # ---------------------------------------------------------------- offers
-
-    def _on_open(self, sender: NodeId, message: Open) -> list[Effect]:
-        stream = message.stream
-        if sender != stream.publisher or stream.lane is not Lane.DATA:
-            return [Drop(DropReason.WRONG_SENDER, sender)]
-        return [self._execution.ack(stream)]
-
-    def _on_offer(self, sender: NodeId, offer: Offer, bodies: Bodies, now: Millis) -> list[Effect]:
-        stream = offer.stream
-        direct = sender == stream.publisher
-        if not direct and sender not in self._around.members:
-            return [Drop(DropReason.WRONG_SENDER, sender)]
-        if not direct and self._was_decided(offer, bodies, now):
-            return self._execution.keep(offer, bodies)
-        if not self._rights.may_offer(offer, direct=direct):
-            return [Drop(DropReason.NO_RIGHT, sender)]
-        if not direct and self._fetching.stands_by_another(offer):
-            return [Drop(DropReason.CONFLICT, sender)]
-        named = not direct and self._consensus.awaits(offer)
-        held = self._execution.offers.add(sender, offer, bodies, now, named=named)
-        if not isinstance(held, DropReason):
-            return [*self._execution.keep(offer, bodies), *self._reconsider()]
-        effects: list[Effect] = [Drop(held, sender)]
-        if held is DropReason.CONFLICT:
-            effects.append(Suspect(sender, Suspicion.EQUIVOCATION, stream, offer.first))
-        if held is DropReason.DUPLICATE and direct:
-            effects.append(self._execution.ack(stream))
-        return effects
-
-    def _was_decided(self, offer: Offer, bodies: Bodies, now: Millis) -> bool:
-        """Whether this broker lacks it for what was decided, now or while it was away."""
-        execution = self._execution
-        batch = self._consensus.batch(execution.executed + 1)
-        return execution.lacked(offer, bodies) or (
-            batch is not None and execution.complete(batch, offer, bodies, now)
-        )
-
-    def _reconsider(self) -> list[Effect]:
-        return [e for i, _ in self._consensus.waiting() for e in self._consensus.consider(i)]
-
     # --------------------------------------------------------------- consensus
-
-    def _propose(self, now: Millis) -> list[Effect]:
-        """The leader: first what must be proposed, then what waits."""
-        consensus, offers = self._consensus, self._execution.offers
-        if not consensus.leads or consensus.regency == self._former or not self._caution.quorate():
-            return []
-        bound = consensus.conclusion.values
-        if self._led != consensus.regency:
-            self._led = consensus.regency
-            self._next = consensus.conclusion.low + 1
-            offers.begin(self._under_way())
-        effects: list[Effect] = []
-        while self._next <= consensus.horizon:
-            if self._next in bound and self._next > consensus.forgotten:
-                batch = consensus.slot(self._next).batches.get(bound[self._next], ())
-            elif self._next <= consensus.decided:
-                self._next += 1
-                continue
-            else:
-                batch = offers.choose()
-                if not batch:
-                    break
-            effects += consensus.propose(self._next, batch)
-            self._next += 1
-        return effects
-
-    def _under_way(self) -> list[Batch]:
-        """Batches that are decided and not executed, or must be proposed: chosen already."""
-        consensus = self._consensus
-        values = dict(consensus.conclusion.values)
-        values |= {i: slot.decided for i, slot in consensus.slots.items() if slot.decided}
-        return [
-            slot.batches[value]
-            for instance, value in values.items()
-            if instance > self._execution.executed
-            and (slot := consensus.slots.get(instance)) is not None
-            and value in slot.batches
-        ]
 
     def _on_propose(self, sender: NodeId, message: Propose) -> list[Effect]:
         if not self._rights.may_propose(message):
@@ -373,13 +349,15 @@ class Sequencer:
     def _execute(self, now: Millis) -> list[Effect]:
         execution = self._execution
         effects = self._checkpoints.arrive()
-        while execution.executed < self._consensus.decided:
+        self._maybe_begin()
+        while execution.executed < self._consensus.decided and not execution.halted:
             batch = self._consensus.batch(execution.executed + 1)
             if batch is None or (taken := execution.taken(batch)) is None:
                 break  # the next tick asks for what is lacking
             if taken:
                 self._patience.regain(now)
             effects += execution.apply(batch)
+            self._maybe_begin()
             if self._checkpoints.make():
                 effects += self._checkpoints.announce(self.standing())
         return effects
@@ -393,7 +371,7 @@ class Sequencer:
         if self._caution.listen():
             self._patience.regain(now)
             if self._consensus.blind:
-                self._former = max(self._caution.regency, self._consensus.regency)
+                self._leading.former = max(self._caution.regency, self._consensus.regency)
             effects.append(Send(self._around.peers, self.standing()))
             if self._caution.regency > self._consensus.regency:
                 effects += self._succession.enter(self._caution.regency, now)
@@ -416,6 +394,7 @@ class Sequencer:
         effects += self._fetching.ask()
         self._caution.relent(now)
         late = self._execution.executed < consensus.decided or self.catch_up.behind()
+        late = late or consensus.late or self._execution.halted
         if self._caution.fresh or late or consensus.decided < consensus.blind:
             return effects  # whoever is late itself blames nobody
         return effects + self._patience.lose(now)
@@ -430,6 +409,8 @@ class Sequencer:
         self._caution.remember()
         self._patience.regain(now)
         execution, consensus = self._execution, self._consensus
+        # Votes of an earlier epoch count for nothing, and perhaps it began beyond what is here.
+        consensus.late = self._follows
         for record in records:
             if isinstance(record, Stored):
                 execution.restore_offer(record)
@@ -445,5 +426,6 @@ class Sequencer:
                     consensus.decide(instance, value_of(self._around.hash, batch), batch)
                 case _:
                     pass
-        self._former = consensus.regency
+        self._maybe_begin()
+        self._leading.former = consensus.regency
         return self._execute(now)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from quorumcast.core.ids import DIGEST_SIZE, Channel, NodeId, Stream
+from quorumcast.core.ids import DIGEST_SIZE, EPOCHS, Channel, NodeId, Stream
 from quorumcast.core.messages import Item
 
 #: Incarnations of a publisher on a channel that are told apart.
@@ -60,6 +60,8 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
     over: tuple[tuple[Channel, NodeId, int], ...]
     heads: tuple[tuple[Channel, Head], ...]
     extents: tuple[tuple[Channel, tuple[Extent, ...]], ...]
+    #: The newest epoch that was ordered, and the instance in which it was.
+    epoch: tuple[int, int] = (0, 0)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -69,7 +71,7 @@ _images: msgspec.msgpack.Decoder[_Image] = msgspec.msgpack.Decoder(_Image)
 class State:
     """The replicated state of one log."""
 
-    __slots__ = ("_over", "_retained", "extents", "heads", "served")
+    __slots__ = ("_over", "_retained", "epoch", "extents", "heads", "served", "since")
 
     def __init__(self, retained: Callable[[Channel], int]) -> None:
         #: How many positions of a channel brokers keep.
@@ -81,6 +83,8 @@ class State:
         self.heads: dict[Channel, Head] = {}
         #: The offers that the newest positions of each channel came from, in order.
         self.extents: dict[Channel, deque[Extent]] = {}
+        #: The newest epoch that was ordered, and the instance in which it was; 0 if none was.
+        self.epoch = self.since = 0
 
     def head(self, channel: Channel) -> Head:
         """Where a channel's order has got to."""
@@ -97,7 +101,7 @@ class State:
         for item in batch:
             stream, last = item.stream, item.first + len(item.digests) // DIGEST_SIZE - 1
             upto = served.get(stream, self.served.get(stream, 0))
-            if item.first == upto + 1 and not self.over(stream):
+            if item.first == upto + 1 and not self.over(stream) and stream != EPOCHS:
                 taken.append(item)
                 served[stream] = last
         return taken
@@ -109,7 +113,7 @@ class State:
             stream = item.stream
             served = self.served.get(stream, 0)
             count = len(item.digests) // DIGEST_SIZE
-            if item.first != served + 1 or self.over(stream):
+            if item.first != served + 1 or self.over(stream) or stream == EPOCHS:
                 continue
             head = self.head(stream.channel)
             root = extent_root(item.digests)
@@ -122,6 +126,13 @@ class State:
             if not served:
                 self._retire(stream)
         return placed
+
+    def enter(self, epoch: int, instance: int) -> bool:
+        """A manifest was ordered; whether it is a newer one."""
+        if epoch <= self.epoch:
+            return False
+        self.epoch, self.since = epoch, instance
+        return True
 
     def _extend(self, channel: Channel, extent: Extent) -> None:
         extents = self.extents.setdefault(channel, deque())
@@ -146,6 +157,7 @@ class State:
                 tuple(sorted((*owner, upto) for owner, upto in self._over.items())),
                 tuple(sorted(self.heads.items())),
                 tuple(sorted((name, tuple(found)) for name, found in self.extents.items())),
+                (self.epoch, self.since),
             )
         )
 
@@ -159,6 +171,7 @@ class State:
         self._over = {(channel, node): upto for channel, node, upto in found.over}
         self.heads = dict(found.heads)
         self.extents = {channel: deque(extents) for channel, extents in found.extents}
+        self.epoch, self.since = found.epoch
         return True
 
 

@@ -128,7 +128,7 @@ class Succession:
     def give_word(self, now: Millis) -> list[Effect]:
         """What this broker stands by, for the leader; said again with whatever is new."""
         consensus = self._consensus
-        if consensus.synced or consensus.decided < consensus.blind:
+        if consensus.synced or consensus.late or consensus.decided < consensus.blind:
             return []
         if self._durable and consensus.regency > self.moved:
             return []  # a word that is forgotten might be contradicted
@@ -243,6 +243,8 @@ class Succession:
 
     def restore(self, record: Moved) -> None:
         """What the disk says."""
+        if record.regency < self._consensus.first:
+            return
         self.moved = max(self.moved, record.regency)
         if record.regency > self._consensus.regency:
             self._consensus.enter(record.regency)

@@ -5,8 +5,8 @@
                       peer turns out to be in a newer epoch)
 
 A new epoch of the manifest is taken without a restart: the machine adopts it, and every session is
-greeted anew with the new keys. A manifest that is not newer, or not signed by the same operator, is
-refused with a line in the log and nothing changes.
+greeted anew with the new keys. A broker that the epoch no longer names ends. A manifest that is not
+newer, or not signed by the same operator, is refused with a line in the log and nothing changes.
 """
 
 from __future__ import annotations
@@ -26,16 +26,25 @@ import msgspec
 from quorumcast.agents.broker import RECORDS, Broker
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
-from quorumcast.core.machine import Accuse, Suspect
+from quorumcast.core.machine import Accuse, Adopt, Renewal, Suspect
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened
-from quorumcast.manifest.files import read_identity, read_manifest
+from quorumcast.manifest.files import parse_manifest, read_identity, read_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.successor import check_successor
 from quorumcast.runtime.control import Control, FaultOrder
 from quorumcast.runtime.disk import look_at
 from quorumcast.runtime.driver import Driver
+from quorumcast.runtime.epochs import (
+    Kept,
+    decode_proof,
+    encode_proof,
+    keep,
+    kept_path,
+    recall,
+    stamp_of,
+)
 from quorumcast.runtime.http import HttpServer
 from quorumcast.runtime.limits import TransportLimits
 from quorumcast.runtime.logs import note, start_logging
@@ -44,14 +53,15 @@ from quorumcast.runtime.store import DiskStore
 from quorumcast.runtime.telemetry import Telemetry
 from quorumcast.runtime.trace import ParquetRecorder, RecordingDriver
 from quorumcast.runtime.transport import Transport
+from quorumcast.runtime.witness import Witness
 
 MANIFEST_CHECK_S = 1.0
 #: A peer's word that there is a newer epoch makes us read the file so soon if it changed; if it did
 #: not, this rarely: the word may be a stranger's.
 READ_SOON_S = 0.1
 READ_AGAIN_S = 10.0
-#: Evidence that the disk did not take, in `telemetry.drops`.
-EVIDENCE_NOT_SAVED = "evidence-not-saved"
+#: A broker that was removed stays so long, to tell those that come late where the others are.
+LEAVE_S = 3.0
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +95,13 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
 class BrokerNode:
     """A running broker."""
 
-    def __init__(self, settings: BrokerSettings, manifest: Manifest, identity: Identity) -> None:
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        manifest: Manifest,
+        identity: Identity,
+        kept: Kept | None = None,
+    ) -> None:
         self.settings = settings
         self.manifest = manifest
         self.identity = identity
@@ -96,11 +112,16 @@ class BrokerNode:
                 "start the broker with a broker's identity"
             )
         self.telemetry = Telemetry()
-        self.machine = Broker(manifest, self.keyring)
+        self._kept = kept = kept or Kept(settings.manifest.read_bytes())
+        #: The manifest as its operator signed it.
+        self._data = kept.manifest
+        self.machine = Broker(manifest, self.keyring, kept.older, kept.words)
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stop = asyncio.Event()
         self._renewing: asyncio.TimerHandle | None = None
-        self._stamp = _stamp(settings.manifest)
+        #: What the file was when it was read last; None: look at it as soon as possible.
+        current = kept.manifest == settings.manifest.read_bytes()
+        self._stamp = stamp_of(settings.manifest) if current else None
         self.transport = Transport(
             manifest,
             self.keyring,
@@ -108,10 +129,14 @@ class BrokerNode:
             limits=settings.limits,
             telemetry=self.telemetry,
             on_other_epoch=lambda epoch: self._read_soon(),
+            on_proof=self._on_proof,
+            proof=lambda: encode_proof(self._data, self.machine.membership.words),
         )
+        witness = Witness(identity.name, self.telemetry, settings.evidence)
         application: dict[type, Callable[[Any], None]] = {
-            Suspect: self._on_suspect,
-            Accuse: self._on_accuse,
+            Suspect: witness.on_suspect,
+            Accuse: witness.on_accuse,
+            Adopt: self._on_adopt,
         }
         #: Whether there was no store when this process began to need one.
         self._began_empty = False
@@ -168,6 +193,7 @@ class BrokerNode:
         if entry is None:
             raise UsageError(f"{self.name!r} is not in the manifest")
         settings = self.settings
+        self._keep(self.manifest, self._kept)
         self.driver.restore()
         await self.transport.listen(settings.bind or entry.host, entry.port)
         if settings.http_port is not None:
@@ -240,36 +266,78 @@ class BrokerNode:
     def _read_soon(self) -> None:
         if self._renewing is None:
             loop = asyncio.get_running_loop()
-            changed = _stamp(self.settings.manifest) != self._stamp
+            changed = stamp_of(self.settings.manifest) != self._stamp
             pause = READ_SOON_S if changed else READ_AGAIN_S
             self._renewing = loop.call_later(pause, self.read_manifest)
 
     async def _watch_manifest(self) -> None:
         while True:
             await asyncio.sleep(MANIFEST_CHECK_S)
-            stamp = _stamp(self.settings.manifest)
+            stamp = stamp_of(self.settings.manifest)
             if stamp != self._stamp and stamp is not None:
                 self.read_manifest()
 
     def read_manifest(self) -> None:
-        """Take the manifest file's epoch if it is newer."""
+        """Let the cell take the manifest file's epoch, if it is the next one."""
         if self._renewing is not None:
             self._renewing.cancel()
             self._renewing = None
-        self._stamp = _stamp(self.settings.manifest)
+        self._stamp = stamp_of(self.settings.manifest)
         try:
-            manifest = read_manifest(
-                self.settings.manifest,
+            data = self.settings.manifest.read_bytes()
+            manifest = parse_manifest(
+                data,
+                source=str(self.settings.manifest),
                 operator=self.manifest.operator,
                 newer_than=self.manifest.epoch,
             )
             check_successor(self.manifest, manifest)
-            keyring = manifest.keyring(self.identity)
-            store = self._open_store(manifest) if self._store is None else None
-        except UsageError as error:
+            self._check_mine(manifest)
+        except (UsageError, OSError) as error:
             note("keeps its manifest", level=logging.WARNING, reason=str(error))
             return
-        self.manifest, self.keyring = manifest, keyring
+        self.driver.feed(Renewal(data))
+
+    def _check_mine(self, manifest: Manifest) -> None:
+        """Whether this very broker could go by a manifest: it has the keys, and a disk."""
+        if manifest.broker(self.name) is not None:
+            manifest.keyring(self._identity_for(manifest))
+            if self._store is None and self.settings.data is None:
+                self._open_store(manifest)
+
+    def _on_proof(self, proof: bytes) -> None:
+        """Somebody shows that the others are further."""
+        passage = decode_proof(proof)
+        if passage is not None:
+            self.driver.feed(passage)
+
+    def _on_adopt(self, effect: Adopt) -> None:
+        # What came in one packet with this still belongs to the epoch before.
+        asyncio.get_running_loop().call_soon(self._adopt, effect)
+
+    def _adopt(self, effect: Adopt) -> None:
+        """The machine says that it is time: go by another manifest."""
+        if self.driver.stopped:
+            return
+        manifest = parse_manifest(effect.data, operator=self.manifest.operator)
+        self._data = effect.data
+        if manifest.broker(self.name) is None:
+            note("has left the cell", epoch=manifest.epoch)
+            self.transport.leave(manifest.epoch)
+            asyncio.get_running_loop().call_later(LEAVE_S, self.request_stop)
+            return
+        identity = self._identity_for(manifest)
+        try:
+            keyring = manifest.keyring(identity)
+            store = self._open_store(manifest) if self._store is None else None
+            self._keep(
+                manifest, Kept(effect.data, effect.words, self.machine.membership.older_logs())
+            )
+        except UsageError as error:
+            # The others go on without it; whoever reads this can help it.
+            self._fail(error)
+            return
+        self.manifest, self.keyring, self.identity = manifest, keyring, identity
         if store is not None:
             # The first channel that needs a disk: from now on promises wait for it.
             self._store = store
@@ -279,6 +347,19 @@ class BrokerNode:
             self.driver.restore()
         self.transport.renew(manifest, keyring)
         note("took a new epoch", epoch=manifest.epoch)
+
+    def _keep(self, manifest: Manifest, kept: Kept) -> None:
+        """Where there is a log, this broker starts again in the epoch that it took last."""
+        path = kept_path(self.settings.data, self.name)
+        if path is not None and any(channel.policy.total for channel in manifest.channels):
+            keep(path, kept)
+
+    def _identity_for(self, manifest: Manifest) -> Identity:
+        """The identity that an epoch gives this broker: another one if its keys were rotated."""
+        entry = manifest.broker(self.name)
+        if entry is None or entry.verify_key == self.identity.verify_key:
+            return self.identity
+        return read_identity(self.settings.identity)
 
     # -------------------------------------------------------------------- status
 
@@ -324,50 +405,6 @@ class BrokerNode:
             for stream, (base, next_, settled) in self.machine.streams().items()
         ]
 
-    def _on_suspect(self, effect: Suspect) -> None:
-        count = self.telemetry.suspicions[effect.node, effect.reason.value]
-        if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th …: a liar must not fill the log
-            note(
-                "suspects",
-                level=logging.WARNING,
-                suspect=effect.node,
-                reason=effect.reason.value,
-                stream=str(effect.stream) if effect.stream else "",
-                number=effect.number,
-                times=count,
-            )
-
-    def _on_accuse(self, effect: Accuse) -> None:
-        evidence = effect.evidence
-        count = self.telemetry.accusations[evidence.accused]
-        if count & (count - 1):
-            return
-        note(
-            "has proof of a lie",
-            level=logging.WARNING,
-            accused=evidence.accused,
-            kind=evidence.kind.value,
-            times=count,
-        )
-        if self.settings.evidence is not None:
-            path = self.settings.evidence / f"{self.name}-{evidence.accused}-{count}.evidence"
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(msgspec.json.encode(evidence))
-            except OSError as error:
-                # A full disk takes nothing from what this broker is for.
-                self.telemetry.drops[EVIDENCE_NOT_SAVED] += 1
-                reason = error.strerror or str(error)
-                note("cannot save evidence", level=logging.ERROR, path=str(path), reason=reason)
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size
-
 
 def _lifeline_cut(node: BrokerNode, descriptor: int) -> None:
     """Whoever started us is gone, however it ended."""
@@ -379,7 +416,13 @@ async def run_broker(settings: BrokerSettings) -> None:
     """Start, serve until a signal, stop."""
     manifest = read_manifest(settings.manifest)
     identity = read_identity(settings.identity)
-    node = BrokerNode(settings, manifest, identity)
+    path = kept_path(settings.data, identity.name)
+    found = None if path is None else recall(path, manifest.operator)
+    if found is None:
+        node = BrokerNode(settings, manifest, identity)
+    else:
+        # Whatever the file says by now, the cell has yet to take it.
+        node = BrokerNode(settings, found[1], identity, found[0])
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.request_stop)

@@ -5,7 +5,8 @@ nonce and a MAC that proves that it is the one that was called; the caller prove
 first sealed packet. Until that packet has been verified the called node believes nothing: an
 impostor that only knows names can neither take the place of a live connection nor make a machine
 hear of it. Farewells are not authenticated and nobody acts on one beyond reading its own manifest
-file again and telling its user.
+file again and telling its user. One may carry a newer manifest: it is worth what its operator's
+signature and the words of f+1 brokers in it are worth, whoever sends it.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ from quorumcast.crypto.session import (
     make_session,
     welcome_mac,
 )
+from quorumcast.runtime.epochs import MAX_PROOF_BYTES
 
 #: A greeting frame longer than this is refused unread, whoever sends it.
 MAX_GREETING_BYTES = 2048
+#: … unless we called: the answer may be a farewell with a manifest in it.
+MAX_ANSWER_BYTES = MAX_GREETING_BYTES + MAX_PROOF_BYTES
 #: Of a stranger's sentence, as much is shown.
 MAX_SENTENCE = 300
 
@@ -63,15 +67,24 @@ def sentence_of(farewell: Farewell) -> str:
 class Greeter:
     """Greets and judges greetings for one node in one epoch."""
 
-    __slots__ = ("_keyring", "_nonce")
+    __slots__ = ("_keyring", "_left", "_nonce", "_shown")
 
     def __init__(
         self,
         keyring: Keyring,
         nonce: Callable[[], bytes] = lambda: secrets.token_bytes(NONCE_SIZE),
+        proof: Callable[[], bytes] = lambda: b"",
     ) -> None:
         self._keyring = keyring
         self._nonce = nonce
+        #: What shows to those in an older epoch that this one was decided.
+        self._shown = proof
+        #: The epoch in which this node is no longer in the cell; 0 if it is.
+        self._left = 0
+
+    def leave(self, epoch: int) -> None:
+        """Greet nobody any more: that epoch does not name us."""
+        self._left = epoch
 
     @property
     def name(self) -> NodeId:
@@ -92,7 +105,9 @@ class Greeter:
         """A welcome and the session that follows from it, or why not."""
         refusal = self._refusal(hello)
         if refusal is not None:
-            return Farewell(refusal, self._keyring.epoch)
+            epoch = self._left or self._keyring.epoch
+            late = hello.cell == self._keyring.cell and hello.epoch < epoch
+            return Farewell(refusal, epoch, self._shown() if late else b"")
         secret = self._keyring.secret(hello.sender)
         nonce = self._nonce()
         session = make_session(secret, self._keyring.factory, hello, nonce, caller=False)
@@ -121,6 +136,8 @@ class Greeter:
                 f"{self.name} belongs to the cell {keyring.cell!r}, not to the one in your "
                 "manifest: use the manifest of this cell"
             )
+        if self._left:
+            return f"{self.name} has left the cell with epoch {self._left}: take that one as well"
         if hello.epoch < keyring.epoch:
             return (
                 f"{self.name} runs epoch {keyring.epoch} of the manifest and yours is epoch "

@@ -39,6 +39,7 @@ from quorumcast.crypto.session import (
     encode_parcel,
 )
 from quorumcast.runtime.greeting import (
+    MAX_ANSWER_BYTES,
     MAX_GREETING_BYTES,
     Greeter,
     decode_greeting,
@@ -136,8 +137,9 @@ class Link(asyncio.BufferedProtocol):
         self.refused = False
         #: Whether another process with our identity took our place.
         self.displaced = False
-        #: The epoch that a farewell named.
+        #: The epoch that a farewell named, and what it shows of it.
         self.farewell_epoch = 0
+        self.proof = b""
         #: Where the socket leads, for limits and logs.
         self.address = ""
         #: Messages that wait for the next flush, within the transport's bounds.
@@ -157,7 +159,7 @@ class Link(asyncio.BufferedProtocol):
         #: What a frame means in this phase.
         self._take: Callable[[memoryview], None] = self._on_hello if to is None else self._on_answer
         self._transport: asyncio.Transport | None = None
-        self._largest = MAX_GREETING_BYTES
+        self._largest = MAX_GREETING_BYTES if to is None else MAX_ANSWER_BYTES
         self._buffer = bytearray(STRANGER_BUFFER)
         self._view = memoryview(self._buffer)
         #: Bytes of `_buffer` that are filled; frames are always taken from its start.
@@ -297,6 +299,7 @@ class Link(asyncio.BufferedProtocol):
             self._drop(Lost.GREETING_REFUSED.value)
             self.farewell = answer.reason
             self.farewell_epoch = hello.epoch
+            self.peer = hello.sender
             self._write(encode_greeting(answer))
             self.close(answer.reason)
             return
@@ -310,6 +313,7 @@ class Link(asyncio.BufferedProtocol):
         answer = decode_greeting(bytes(frame))
         if isinstance(answer, Farewell):
             self.farewell_epoch = answer.epoch
+            self.proof = answer.proof
             self.refused = True
             self.close(f"{self.peer} refused: {sentence_of(answer)}")
             return

@@ -13,6 +13,7 @@ at its end: one packet, one MAC and one system call per peer, however many messa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import random
@@ -26,7 +27,7 @@ from quorumcast.core.machine import Bodies
 from quorumcast.core.messages import AnyMessage
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import encode_parcel
-from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.manifest import BrokerEntry, Manifest
 from quorumcast.runtime.dialer import Dialer
 from quorumcast.runtime.greeting import Greeter
 from quorumcast.runtime.limits import TransportLimits
@@ -35,6 +36,9 @@ from quorumcast.runtime.links import Listener, Trouble
 from quorumcast.runtime.logs import note
 from quorumcast.runtime.telemetry import Telemetry
 from quorumcast.runtime.tls import client_context, server_context
+
+#: Between two calls to brokers that say they are in a newer epoch.
+ASK_PAUSE_S = 0.5
 
 
 def peers_to_call(manifest: Manifest, me: NodeId) -> list[NodeId]:
@@ -56,15 +60,21 @@ class Transport:
         telemetry: Telemetry | None = None,
         rng: random.Random | None = None,
         on_other_epoch: Callable[[int], None] | None = None,
+        on_proof: Callable[[bytes], None] | None = None,
+        proof: Callable[[], bytes] = lambda: b"",
     ) -> None:
         self._manifest = manifest
         self._keyring = keyring
-        self._greeter = Greeter(keyring)
+        self._proof = proof
+        self._greeter = Greeter(keyring, proof=proof)
         self._listener = listener
         self._limits = limits or TransportLimits()
         self.telemetry = telemetry or Telemetry()
         self._rng = rng or random.Random()
         self._on_other_epoch = on_other_epoch
+        self._on_proof = on_proof
+        #: A broker that is being asked for its epoch; one at a time, for whoever says anything.
+        self._asking: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         #: Open links; one per peer, all of them nodes of the manifest.
         self._open: dict[NodeId, Link] = {}
@@ -189,13 +199,44 @@ class Transport:
         """A socket is gone."""
         self._no_stranger(link)
         other_epoch = link.farewell_epoch
+        if link.proof and self._on_proof is not None and not self._closing:
+            self._on_proof(link.proof)
         if self._open.get(link.peer) is link:
             del self._open[link.peer]
             self._listener.peer_down(link.peer)
         if link.peer in self._dialers:
             self._dialers[link.peer].link_closed(link)
         if other_epoch > self._greeter.epoch and self._on_other_epoch is not None:
+            self._ask(link)
             self._on_other_epoch(other_epoch)
+
+    def _ask(self, link: Link) -> None:
+        """Call back a broker that called from a newer epoch: its refusal shows the way there.
+
+        Whoever called may be a stranger; what its name makes us do is one call at a time.
+        """
+        entry = self._manifest.broker(link.peer)
+        busy = self._asking is not None and not self._asking.done()
+        if entry is None or busy or self._closing or link.peer in self._dialers:
+            return
+        if self._on_proof is not None:
+            tls = client_context(entry.certificate) if entry.certificate else None
+            self._asking = self._loop.create_task(self._call_once(entry, tls))
+
+    async def _call_once(self, entry: BrokerEntry, tls: ssl.SSLContext | None) -> None:
+        link = self.calling(entry.id)
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(self._limits.greeting_timeout_s):
+                await self._loop.create_connection(
+                    lambda: link,
+                    entry.host,
+                    entry.port,
+                    ssl=tls,
+                    server_hostname="quorumcast" if tls else None,
+                )
+                await link.gone.wait()
+        link.abort("asked for its epoch")
+        await asyncio.sleep(ASK_PAUSE_S)
 
     def link_ready(self, link: Link) -> None:
         """A socket takes bytes again: what waited leaves as one packet."""
@@ -259,7 +300,7 @@ class Transport:
         self.flush()
         self._manifest = manifest
         self._keyring = keyring
-        self._greeter = Greeter(keyring)
+        self._greeter = Greeter(keyring, proof=self._proof)
         dialers, self._dialers = self._dialers, {}
         for dialer in dialers.values():
             dialer.stop()
@@ -270,9 +311,21 @@ class Transport:
             self._listener.peer_down(peer)
         self.call_peers()
 
+    def leave(self, epoch: int) -> None:
+        """That epoch does not name us: serve nobody, and only say where the others are."""
+        self.flush()
+        self._greeter.leave(epoch)
+        for dialer in self._dialers.values():
+            dialer.stop()
+        self._dialers = {}
+        for link in [*self._open.values(), *self._strangers]:
+            link.close(f"{self._greeter.name} has left the cell with epoch {epoch}")
+
     async def close(self) -> None:
         """Write what waits, end every link, listen no more."""
         self._closing = True
+        if self._asking is not None:
+            self._asking.cancel()
         if self._server is not None:
             self._server.close()
         for dialer in self._dialers.values():

@@ -18,6 +18,7 @@ from quorumcast.broadcast.signed_history import REMEMBERED
 from quorumcast.core.limits import MAX_CHUNKS, MAX_FRAME_BYTES, MAX_STREAMS_NAMED, MAX_VOUCHERS
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.catchup import HEADS_KEPT, LOG_REACH
+from quorumcast.ordering.epochs import STORIES
 from quorumcast.ordering.regency import KEPT_VALUES
 
 
@@ -37,6 +38,8 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
     }
     return {
         # brokers
+        "words": 2 * len(brokers),
+        "epochs": STORIES,
         "streams": streams,
         "complaints": streams * len(clients),
         "pledges": streams * limits.retained_publications,

@@ -57,6 +57,11 @@ def identity_of(brokers: int, node: NodeId) -> Identity:
     return _identities(brokers)[1][node]
 
 
+def operator_of(brokers: int) -> Identity:
+    """The operator of cells of that size."""
+    return _identities(brokers)[0]
+
+
 @cache
 def _manifest(brokers: int, f: int, channels: tuple[ChannelEntry, ...]) -> Manifest:
     operator, identities = _identities(brokers)

@@ -181,7 +181,7 @@ class SoundBlame(Watching):
         accused = effect.evidence.accused
         if facts.adversary.is_correct(accused):
             facts.violate(self.name, f"{node} accuses {accused}, which is correct")
-        flaw = flaw_of(effect.evidence, facts.manifest)
+        flaw = flaw_of(effect.evidence, facts.signed_in(effect.evidence.against))
         if flaw:
             facts.violate(self.name, f"{node}'s evidence against {accused} is void: {flaw}")
 
@@ -197,7 +197,7 @@ class SoundReceipts(Watching):
         receipt = effect.receipt
         stream, number, contents = receipt.stream, receipt.number, receipt.contents
         what = f"{node}'s receipt of {stream} {number}"
-        flaw = flaw_of_receipt(receipt, facts.manifest)
+        flaw = flaw_of_receipt(receipt, facts.signed_in(receipt.statements))
         if flaw:
             facts.violate(self.name, f"{what} is void: {flaw}")
         found = unlabel(contents) if stream.publisher == CELL else None
@@ -228,7 +228,7 @@ class Acknowledgement(Watching):
             facts.violate(self.name, f"{node} was told that {effect.upto} of its {count} are safe")
         holders = [
             broker
-            for broker in facts.manifest.broker_ids
+            for broker in dict.fromkeys(b for m in facts.manifests.values() for b in m.broker_ids)
             if facts.held.get((effect.stream, broker), 0) >= effect.upto
         ]
         if len(holders) < self._needed(facts, effect.stream):
@@ -236,7 +236,11 @@ class Acknowledgement(Watching):
             facts.violate(self.name, f"{node} was told that {effect.upto} are safe with {held}")
 
     def _needed(self, facts: Facts, stream: Stream) -> int:
-        quorums, channel = facts.manifest.quorums, facts.manifest.channel(stream.channel)
+        # The publisher may be in any of the epochs.
+        return min(self._needed_in(manifest, stream) for manifest in facts.manifests.values())
+
+    def _needed_in(self, manifest: Manifest, stream: Stream) -> int:
+        quorums, channel = manifest.quorums, manifest.channel(stream.channel)
         if channel is None:
             return 0
         waited_for = quorums.responders

@@ -8,6 +8,8 @@ to readers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from quorumcast.core.ids import CELL, Channel, Digest, Millis, NodeId, Stream
@@ -24,6 +26,7 @@ from quorumcast.core.machine import (
     Suspect,
 )
 from quorumcast.core.messages import Ack
+from quorumcast.core.statements import Signed, parse_statement
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.adversary import Adversary
 
@@ -85,6 +88,7 @@ class Facts:
         "held",
         "incarnations",
         "manifest",
+        "manifests",
         "published",
         "readers",
         "restarting",
@@ -94,6 +98,8 @@ class Facts:
 
     def __init__(self, manifest: Manifest, adversary: Adversary) -> None:
         self.manifest = manifest
+        #: Every epoch that there has been.
+        self.manifests = {manifest.epoch: manifest}
         self.adversary = adversary
         #: What each publisher's application submitted: contents and time, by stream.
         self.published: dict[Stream, list[tuple[bytes, int]]] = {}
@@ -118,6 +124,15 @@ class Facts:
         """A checker has found something; only the first few are kept."""
         if len(self.violations) < 20:
             self.violations.append(Violation(name, detail))
+
+    def renew(self, manifest: Manifest) -> None:
+        """The operator has signed the next epoch."""
+        self.manifest = self.manifests[manifest.epoch] = manifest
+
+    def signed_in(self, statements: Sequence[Signed]) -> Manifest:
+        """The epoch in which statements were signed."""
+        found = parse_statement(statements[0].payload) if statements else None
+        return self.manifest if found is None else self.manifests.get(found.epoch, self.manifest)
 
     # ---------------------------------------------------------- watching
 

@@ -13,7 +13,7 @@ after; healing lets both ends reconnect.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -90,6 +90,8 @@ class Network:
         self.packets = 0
         self.messages = 0
         self.refused: Counter[Refusal] = Counter()
+        #: Told when two nodes of different epochs meet: who is behind, and who is ahead.
+        self.on_mismatch: Callable[[NodeId, NodeId], None] | None = None
 
     # ------------------------------------------------------------ links
 
@@ -115,7 +117,8 @@ class Network:
         )
 
     def _greet(self, link: Link) -> None:
-        if link.sessions or link.greeting:
+        over = self._nodes[link.caller].left or self._nodes[link.callee].left
+        if link.sessions or link.greeting or over:
             return
         if not self._reachable(link):
             self._scheduler.after(RECONNECT_MS, lambda: self._greet(link))
@@ -137,6 +140,13 @@ class Network:
             if link.generation != generation or not self._reachable(link):
                 link.greeting = False
                 self._scheduler.after(RECONNECT_MS, lambda: self._greet(link))
+                return
+            if caller.epoch != callee.epoch:
+                link.greeting = False
+                self._scheduler.after(2 * RECONNECT_MS, lambda: self._greet(link))
+                if self.on_mismatch is not None:
+                    late = link.caller if caller.epoch < callee.epoch else link.callee
+                    self.on_mismatch(late, link.callee if late == link.caller else link.caller)
                 return
             link.sessions[link.callee] = self._session(callee, link.caller, hello, nonce, False)
             delay_ms = self._latency()

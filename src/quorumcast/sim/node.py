@@ -18,6 +18,7 @@ import msgspec
 
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import (
+    Adopt,
     CancelTimer,
     Connected,
     Disconnected,
@@ -80,6 +81,8 @@ class Node:
         "disk",
         "fault",
         "id",
+        "left",
+        "on_adopt",
         "up",
     )
 
@@ -96,6 +99,10 @@ class Node:
     ) -> None:
         self.id = name
         self.up = True
+        #: Whether it has ended for good, because it is no longer in the cell.
+        self.left = False
+        #: Whoever sees to it that this node goes by another manifest.
+        self.on_adopt: Callable[[Adopt], None] | None = None
         self.fault: Fault | None = None
         self.disk = Disk(scheduler, sync_ms)
         self.coalesce_ms = coalesce_ms
@@ -140,8 +147,15 @@ class Node:
         self._held = None
         self.disk.crash(wipe=wipe, tear=tear, corrupt=corrupt)
 
+    def leave(self) -> None:
+        """End for good: the cell has let this node go."""
+        self.crash()
+        self.left = True
+
     def restart(self) -> None:
         """Start again with what the disk holds."""
+        if self.left:
+            return
         self.up = True
         self._copies = [self._factory()]
         self._side = {}
@@ -225,12 +239,24 @@ class Node:
             self._timers.pop((copy, effect.timer), None)
         elif isinstance(effect, Persist):
             self._persist(effect, copy)
+        elif isinstance(effect, Adopt):
+            self._adopt(effect)
         elif isinstance(effect, Forget):
             self.disk.forget(effect.kind, effect.owner, effect.below, effect.since)
         else:
             self._scheduler.note(self.id.encode() + msgspec.msgpack.encode(effect))
         for watcher in self._watchers:
             watcher.on_effect(self.id, effect, self._scheduler.now)
+
+    def _adopt(self, effect: Adopt) -> None:
+        life = self._life
+
+        def adopt() -> None:
+            if life == self._life and not self._waits(adopt) and self.on_adopt is not None:
+                self.on_adopt(effect)
+
+        # What came in one packet with this still belongs to the epoch before.
+        self._scheduler.after(0, adopt)
 
     def _send(self, send: Send, copy: int) -> None:
         parcel = encode_parcel(send.message, send.bodies)

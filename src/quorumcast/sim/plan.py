@@ -25,6 +25,7 @@ from quorumcast.sim.cells import broker_names, make_simulated_cell
 from quorumcast.sim.checkers import safety_checkers
 from quorumcast.sim.epochs import call_with_stolen_key, change_key, own_keyrings
 from quorumcast.sim.facts import Violation
+from quorumcast.sim.members import Members, first_epoch
 from quorumcast.sim.network import Weather
 from quorumcast.sim.promises import Boundedness, Promise, promised
 from quorumcast.sim.upkeep import Upkeep
@@ -86,6 +87,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     finale: int = 3
     adversary: str = ""
     gaps_allowed: bool = False
+    #: Brokers that may come later.
+    newcomers: int = 0
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,11 +131,13 @@ def promises_validity(plan: Plan) -> bool:
 class Run:
     """A plan being carried out."""
 
-    __slots__ = ("_bodies", "_boundedness", "_count", "_plots", "plan", "world")
+    __slots__ = ("_bodies", "_boundedness", "_count", "_members", "_plots", "plan", "world")
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        cell = make_simulated_cell(plan.brokers, plan.f, plan.channels)
+        pool = cell = make_simulated_cell(plan.brokers + plan.newcomers, plan.f, plan.channels)
+        if plan.newcomers:
+            cell = first_epoch(pool, plan.brokers)
         if any(act.what == "rotate" for act in plan.acts):
             cell = own_keyrings(cell)
         checkers = safety_checkers(gaps_allowed=plan.gaps_allowed)
@@ -144,11 +149,12 @@ class Run:
             sync_ms=plan.sync_ms,
             coalesce_ms=plan.coalesce_ms,
         )
+        self._members = Members(self.world, pool.manifest) if plan.newcomers else None
         self._count = 0
         #: What the conspirators of each plot know.
         self._plots: dict[str, dict[bytes, bytes]] = {}
         self._bodies = self.world.scheduler.fork("bodies")
-        self._boundedness = Boundedness(bounds_of(cell.manifest))
+        self._boundedness = Boundedness(bounds_of(pool.manifest))
 
     def perform(self) -> Outcome:
         """The whole run."""
@@ -240,6 +246,8 @@ class Run:
                 if link is not None and link.sessions:
                     world.network.break_link(link)
                     world.adversary.injected += 1
+            case "add" | "remove" if self._members is not None:
+                self._members.step(act.what, act.node)
             case "rotate":
                 change_key(world, act.node)
             case "steal":

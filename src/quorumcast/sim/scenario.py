@@ -18,39 +18,11 @@ from quorumcast.faults.contract import Role
 from quorumcast.manifest.manifest import EVERYONE, ChannelEntry
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
+from quorumcast.sim.harm import ACCOMPLICES, JOURNALED, TOTAL_WORLD, WORLD
 from quorumcast.sim.network import Weather
 from quorumcast.sim.plan import Act, Corruption, Outcome, Plan, perform, small_limits
+from quorumcast.sim.steps import draw_steps
 
-#: What the world does to nodes and links, beside the faults of the catalogue.
-WORLD = {
-    "none": "nothing: only the weather",
-    "crash": "f brokers stop for good",
-    "crash-recover": "brokers stop and come back with their journals, f at a time",
-    "amnesia": "f brokers stop and come back without their disks",
-    "twin": "f brokers run as two honest copies with one key",
-    "partition": "the network falls apart and heals, again and again",
-    "disconnect": "links break, again and again",
-    "wire": "an attacker on the wire corrupts, repeats and replays packets",
-    "conspiracy": "a publisher tells brokers different things, and f brokers are in the plot",
-    "restarting-clients": "publishers and subscribers crash and come back",
-    "blackout": "every broker is killed at once and comes back with its disk, again and again",
-    "pause": "brokers, also more than f, stand still for a while and then do everything at once",
-    "rolling": "brokers restart without their memories, each once the one before has caught up",
-    "wiped": "f brokers lose their disks when the others have long forgotten the log they need",
-}
-#: Adversaries of total order alone: they take their time, for leaders change by the second.
-TOTAL_WORLD = ("blackout", "pause", "wiped")
-#: What brokers do that help a lying publisher, and one that lies about what is to be ordered.
-ACCOMPLICES = ("drop", "alter", "equivocate", "withhold-bodies", "lie-acks", "silent")
-ORDERING_ACCOMPLICES = (
-    "equivocating-leader",
-    "unfetchable-leader",
-    "double-vote",
-    "withhold-offers",
-    "false-stop-data",
-    "lie-in-ordering",
-    "silent",
-)
 #: Every name that `--adversary` takes.
 ADVERSARIES = (*WORLD, *CATALOGUE)
 
@@ -103,7 +75,7 @@ class Draw:
             raise UsageError(f"policy {policy!r} does not claim to withstand {adversary!r}")
         # Drawn apart from the rest, so that naming both replays what was drawn with neither named.
         self.policy_name, self.adversary = random.Random(f"pair {seed}").choice(pairs)
-        journal = self.adversary in ("crash-recover", "blackout") or rng.randrange(4) == 0
+        journal = self.adversary in JOURNALED or rng.randrange(4) == 0
         alpha = rng.choice((4, 4, 8, 16, 32))
         self.policy = Policy.named(
             self.policy_name,
@@ -123,12 +95,14 @@ class Draw:
         self.publishers = PUBLISHERS[: rng.choice((1, 1, 2, 2, 3) if honest else (1, 2, 2, 3))]
         self.subscribers = SUBSCRIBERS[: rng.choice((1, 2, 2, 3) if honest else (2, 2, 3))]
         #: Whether it takes long enough for leaders to change and for logs to be forgotten.
-        self.long = self.adversary in TOTAL_WORLD or (entry is not None and bool(entry.only_under))
+        slow = entry is not None and bool(entry.only_under)
+        self.long = slow or self.adversary in (*TOTAL_WORLD, "members")
         self.safety_ms = rng.randrange(1200, 3000) if self.long else rng.randrange(250, 700)
         self.acts: list[Act] = []
         self.corruptions: list[Corruption] = []
         self.doomed: list[tuple[NodeId, str]] = []
         self.gaps_allowed = False
+        self.newcomers = 0
         self.victims = rng.sample(self.names, self.f)
 
     def plan(self) -> Plan:
@@ -162,6 +136,7 @@ class Draw:
             finale=rng.choice((1, 3)),
             adversary=self.adversary,
             gaps_allowed=self.gaps_allowed,
+            newcomers=self.newcomers,
         )
 
     def _channels(self) -> tuple[ChannelEntry, ...]:
@@ -234,6 +209,8 @@ class Draw:
                     self._pause(self.rng.sample(self.names, self.rng.randrange(1, self.brokers)))
             case "wiped":
                 self._wipe()
+            case "members":
+                self._change_members()
             case "crash":
                 for victim in self.victims:
                     self.doomed.append((victim, "crash"))
@@ -382,6 +359,26 @@ class Draw:
                 late = rng.choice((0, 0, rng.randrange(60), rng.randrange(60, 900)))
                 self.acts.append(Act(at, "crash", name, amount=rng.randrange(6)))
                 self.acts.append(Act(at + down + late, "restart", name))
+
+    def _change_members(self) -> None:
+        """One step after the other, and something else that goes wrong at the same time."""
+        rng = self.rng
+        steps, added = draw_steps(rng, self.names, self.f, self.policy, self.safety_ms)
+        self.acts += steps
+        self.newcomers = max(added, 1)
+        also = rng.choice(("nothing", "crash", "cut", "pause", "lie"))
+        if also in ("crash", "lie") and not self.policy.total:
+            # On fifo channels who is new counts like one that forgot: f of them are enough.
+            return
+        if also == "crash":
+            self._crash_recover()
+        elif also == "cut":
+            self._partitions()
+        elif also == "pause":
+            self._pause(rng.sample(self.names, rng.randrange(1, self.brokers)))
+        elif also == "lie" and self.policy.protection is Protection.BYZANTINE:
+            fault = rng.choice(("silent", "drop", "alter", "equivocate", "lie-acks"))
+            self.corruptions += [Corruption(victim, fault) for victim in self.victims]
 
     def _wipe(self) -> None:
         """Late, so that the log is no longer there to learn from; of two victims one lies."""

@@ -36,6 +36,7 @@ from quorumcast.sim import attacks, network
 from quorumcast.sim.attacks import attack
 from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry, identity_of
 from quorumcast.sim.known_bad import Catch, Patch, Variant, try_variant
+from quorumcast.sim.member_variants import MEMBER_VARIANTS
 from quorumcast.sim.network import Weather
 from quorumcast.sim.order_variants import ORDER_VARIANTS
 from quorumcast.sim.plan import Act, Corruption, Plan, small_limits
@@ -388,8 +389,14 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
 )  # fmt: skip
 
 
-#: Every variant: of streams in publishers' order, of total order, of getting back what was lost.
-VARIANTS: tuple[Variant, ...] = (*_FIFO_VARIANTS, *ORDER_VARIANTS, *RECOVERY_VARIANTS)
+#: Every variant: of streams in publishers' order, of total order, of getting back what was lost,
+#: and of members that change.
+VARIANTS: tuple[Variant, ...] = (
+    *_FIFO_VARIANTS,
+    *ORDER_VARIANTS,
+    *RECOVERY_VARIANTS,
+    *MEMBER_VARIANTS,
+)
 
 
 def run_known_bad(names: Sequence[str] = ()) -> list[Catch]:

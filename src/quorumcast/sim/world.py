@@ -6,7 +6,7 @@ what ought to have happened that of the checkers. Machines are the production on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from quorumcast.agents.broker import Broker
 from quorumcast.agents.publisher import Publisher
@@ -16,6 +16,7 @@ from quorumcast.core.labels import label
 from quorumcast.core.machine import (
     Accuse,
     Acknowledged,
+    Adopt,
     Deliver,
     Effect,
     Event,
@@ -103,6 +104,11 @@ class World:
         self.checkers = checkers
         self.lies = Lies(cell.manifest.f)
         self._monitor = Monitor(self.facts, checkers, self.lies, self._look_whether_begun)
+        #: How a broker begins a life, and how it goes on in another epoch.
+        self.make_broker: Callable[[NodeId], Broker] = lambda name: Broker(
+            self.cell.manifest, self.cell.keyrings[name]
+        )
+        self.take: Callable[[NodeId, Adopt], None] = lambda name, effect: None
         self._sync_ms = sync_ms
         self._coalesce_ms = coalesce_ms
 
@@ -124,13 +130,19 @@ class World:
 
     def add_brokers(self) -> None:
         """Every broker of the manifest, all linked: the earlier one calls the later one."""
-        manifest, keyrings = self.cell.manifest, self.cell.keyrings
-        brokers = manifest.broker_ids
+        brokers = self.cell.manifest.broker_ids
         for name in brokers:
-            self._add(name, lambda name=name: Broker(manifest, keyrings[name]))  # type: ignore[misc]
+            self.add_broker(name, ())
         for index, caller in enumerate(brokers):
             for callee in brokers[index + 1 :]:
                 self.network.connect(caller, callee)
+
+    def add_broker(self, name: NodeId, linked: Collection[NodeId]) -> None:
+        """One broker, linked to these nodes, which call it."""
+        node = self._add(name, lambda: self.make_broker(name))
+        node.on_adopt = lambda effect: self.take(name, effect)
+        for other in linked:
+            self.network.connect(other, name)
 
     def add_publisher(self, name: NodeId) -> None:
         """A publisher; each of its lives is a new incarnation."""

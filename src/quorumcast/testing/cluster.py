@@ -30,6 +30,8 @@ import msgspec
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
+from quorumcast.crypto.identity import Identity
+from quorumcast.manifest import build
 from quorumcast.manifest.files import sign_manifest, write_identity, write_manifest
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
@@ -121,6 +123,42 @@ class LocalCluster:
     def log_path(self, name: str) -> Path:
         """Where a broker logs."""
         return self.directory / f"{name}.log"
+
+    # -------------------------------------------------------------------- members
+
+    def add_broker(self, name: str) -> None:
+        """The next epoch has one broker more; its process is started."""
+        identity = Identity.generate(NodeId(name))
+        write_identity(self.identity_path(name), identity)
+        (port,) = free_ports(1)
+        self.write_manifest(
+            build.add_broker(self.manifest, identity.name, identity, "127.0.0.1", port)
+        )
+        self.start_broker(name)
+
+    def remove_broker(self, name: str) -> None:
+        """The next epoch has one broker less; its process ends by itself (`wait_left`)."""
+        self.write_manifest(build.remove_broker(self.manifest, NodeId(name)))
+
+    def wait_left(self, name: str, timeout_s: float = START_TIMEOUT_S) -> int:
+        """Until a removed broker has ended; its exit code."""
+        return self._processes.pop(NodeId(name)).wait(timeout_s)
+
+    def rotate_broker(self, name: str) -> None:
+        """The next epoch gives a broker other keys."""
+        identity = Identity.generate(NodeId(name))
+        self.identity_path(name).unlink()
+        write_identity(self.identity_path(name), identity)
+        self.write_manifest(build.rotate(self.manifest, identity.name, identity))
+
+    def wait_for_epoch(self, *names: str, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until these brokers, or all that run, have taken the manifest's epoch."""
+        deadline = time.monotonic() + timeout_s
+        wanted = names or tuple(broker for broker in self.brokers if self.running(broker))
+        while any(self.status(name)["epoch"] < self.manifest.epoch for name in wanted):
+            if time.monotonic() > deadline:
+                raise UsageError(f"epoch {self.manifest.epoch} was not taken within {timeout_s} s")
+            time.sleep(0.05)
 
     # ------------------------------------------------------------------ processes
 

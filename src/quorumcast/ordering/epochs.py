@@ -1,0 +1,109 @@
+"""Epochs in a log: the next manifest is ordered like any other decision.
+
+It travels as an offer on a stream of the cell itself (`EPOCHS`), whose number is the epoch and
+whose one body is the manifest file. Nobody signs the offer: the operator's signature is inside, and
+brokers vote only for a manifest that may follow the one they go by. It fills a batch alone.
+
+Whoever executes it at instance i makes a checkpoint and executes nothing more in its epoch: what
+others decide beyond i before they get there is void, and is offered again. Consensus goes on at i+1
+with the brokers of the new epoch and in a regency that no earlier epoch can have had
+(`first_regency`): words and records of before cannot be taken for new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quorumcast.core.ids import EPOCHS, Millis
+from quorumcast.core.limits import MAX_MANIFEST_BYTES
+from quorumcast.core.machine import Bodies, DropReason
+from quorumcast.core.messages import Batch, Item, Offer
+from quorumcast.crypto.digest import Hasher
+
+#: Manifests of one epoch that are kept: the operator should never sign two.
+STORIES = 4
+_SHIFT = 32
+
+
+def first_regency(epoch: int) -> int:
+    """The regency in which an epoch begins; it needs no synchronisation."""
+    return (epoch - 1) << _SHIFT
+
+
+def within_epoch(regency: int) -> int:
+    """How many leaders there were before in its epoch, for people to look at."""
+    return regency & ((1 << _SHIFT) - 1)
+
+
+def epoch_item(batch: Batch) -> Item | None:
+    """The manifest in a batch, if it holds one."""
+    return next((item for item in batch if item.stream == EPOCHS), None)
+
+
+class Epochs:
+    """Manifests that wait to be ordered in one log, or have just been."""
+
+    __slots__ = ("_follows", "_hash", "_held", "_since", "present")
+
+    def __init__(self, hash_: Hasher, follows: Callable[[bytes], int], present: int) -> None:
+        self._hash = hash_
+        #: The epoch of a manifest that may follow the present one; 0 if it may not.
+        self._follows = follows
+        #: The epoch that this broker goes by.
+        self.present = present
+        #: What may follow, by digest; at most STORIES.
+        self._held: dict[bytes, tuple[Offer, Bodies]] = {}
+        #: Since when something has waited.
+        self._since = Millis(0)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def offer(self, data: bytes) -> Offer:
+        """A manifest as it travels."""
+        return Offer(EPOCHS, self._follows(data) or 1, self._hash(data))
+
+    def add(self, offer: Offer, bodies: Bodies, now: Millis) -> DropReason | None:
+        """Keep a manifest until it is ordered, if it may follow the present one."""
+        if offer.digests in self._held:
+            return DropReason.DUPLICATE
+        if offer.first != self.present + 1:
+            return DropReason.OUT_OF_WINDOW
+        if len(bodies) != 1 or len(bodies[0]) > MAX_MANIFEST_BYTES:
+            return DropReason.BAD_RUN
+        if self._hash(bodies[0]) != offer.digests:
+            return DropReason.BAD_BODY
+        if len(self._held) >= STORIES:
+            return DropReason.OVER_LIMIT
+        if self._follows(bodies[0]) != offer.first:
+            return DropReason.NO_RIGHT
+        self._since = self._since if self._held else now
+        self._held[offer.digests] = (offer, bodies)
+        return None
+
+    def lacks(self, item: Item) -> bool:
+        """Whether this broker needs a manifest that it has not got."""
+        return item.first > self.present and item.digests not in self._held
+
+    def find(self, number: int) -> tuple[Offer, Bodies] | None:
+        """The manifest of an epoch."""
+        return next((held for held in self._held.values() if held[0].first == number), None)
+
+    @property
+    def waiting(self) -> tuple[Offer, Bodies] | None:
+        """The manifest that this broker would propose."""
+        return next(iter(self._held.values()), None)
+
+    @property
+    def oldest(self) -> Millis | None:
+        """Since when it has waited."""
+        return self._since if self._held else None
+
+    def adopt(self, epoch: int) -> None:
+        """This broker goes by that epoch now."""
+        self.present = epoch
+        self._held.clear()
+
+    def may_propose(self, batch: Batch) -> bool:
+        """Whether a batch with a manifest is one that correct leaders propose."""
+        return len(batch) == 1 and batch[0].first == self.present + 1

@@ -1,0 +1,86 @@
+"""What comes into a log: offers by publishers, offers that brokers pass on, and manifests."""
+
+from __future__ import annotations
+
+from quorumcast.core.ids import EPOCHS, Lane, Millis, NodeId
+from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Suspect, Suspicion
+from quorumcast.core.messages import Offer, Open
+from quorumcast.ordering.consensus import Consensus
+from quorumcast.ordering.execution import Execution, Surroundings
+from quorumcast.ordering.fetching import Fetching
+from quorumcast.ordering.rights import Rights
+
+
+class Intake:
+    """What one broker takes into one log."""
+
+    __slots__ = ("_around", "_consensus", "_execution", "_fetching", "_rights")
+
+    def __init__(
+        self,
+        around: Surroundings,
+        consensus: Consensus,
+        execution: Execution,
+        rights: Rights,
+        fetching: Fetching,
+    ) -> None:
+        self._around = around
+        self._consensus = consensus
+        self._execution = execution
+        self._rights = rights
+        self._fetching = fetching
+
+    def on_open(self, sender: NodeId, message: Open) -> list[Effect]:
+        """A publisher asks how far it has been ordered."""
+        stream = message.stream
+        if sender != stream.publisher or stream.lane is not Lane.DATA:
+            return [Drop(DropReason.WRONG_SENDER, sender)]
+        return [self._execution.ack(stream)]
+
+    def on_offer(self, sender: NodeId, offer: Offer, bodies: Bodies, now: Millis) -> list[Effect]:
+        """A run to be ordered, from its publisher or from another broker."""
+        stream = offer.stream
+        direct = sender == stream.publisher
+        if not direct and sender not in self._around.members:
+            return [Drop(DropReason.WRONG_SENDER, sender)]
+        if stream == EPOCHS:
+            return self.on_epoch(offer, bodies, now, sender)
+        if not direct and self._was_decided(offer, bodies, now):
+            return self._execution.keep(offer, bodies)
+        if not self._rights.may_offer(offer, direct=direct):
+            return [Drop(DropReason.NO_RIGHT, sender)]
+        if not direct and self._fetching.stands_by_another(offer):
+            return [Drop(DropReason.CONFLICT, sender)]
+        named = not direct and self._consensus.awaits(offer)
+        held = self._execution.offers.add(sender, offer, bodies, now, named=named)
+        if not isinstance(held, DropReason):
+            return [*self._execution.keep(offer, bodies), *self._reconsider()]
+        effects: list[Effect] = [Drop(held, sender)]
+        if held is DropReason.CONFLICT:
+            effects.append(Suspect(sender, Suspicion.EQUIVOCATION, stream, offer.first))
+        if held is DropReason.DUPLICATE and direct:
+            effects.append(self._execution.ack(stream))
+        return effects
+
+    def on_epoch(
+        self, offer: Offer, bodies: Bodies, now: Millis, sender: NodeId | None = None
+    ) -> list[Effect]:
+        """A manifest to be ordered: from the operator's file, or from another broker."""
+        flaw = self._execution.epochs.add(offer, bodies, now)
+        if flaw is not None:
+            return [] if sender is None else [Drop(flaw, sender)]
+        return [*self._execution.keep(offer, bodies), *self._reconsider()]
+
+    def _was_decided(self, offer: Offer, bodies: Bodies, now: Millis) -> bool:
+        """Whether this broker lacks it for what was decided, now or while it was away."""
+        execution = self._execution
+        batch = self._consensus.batch(execution.executed + 1)
+        return execution.lacked(offer, bodies) or (
+            batch is not None and execution.complete(batch, offer, bodies, now)
+        )
+
+    def _reconsider(self) -> list[Effect]:
+        effects: list[Effect] = []
+        for instance, _ in self._consensus.waiting():
+            effects += self._consensus.consider(instance)
+        return effects

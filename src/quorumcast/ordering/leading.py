@@ -1,0 +1,87 @@
+"""The leader's part: first what must be proposed, then what waits; a manifest alone."""
+
+from __future__ import annotations
+
+from quorumcast.core.machine import Effect
+from quorumcast.core.messages import Batch
+from quorumcast.ordering.caution import Caution
+from quorumcast.ordering.consensus import Consensus
+from quorumcast.ordering.epochs import epoch_item
+from quorumcast.ordering.execution import Execution
+
+
+class Leading:
+    """What one broker proposes in one log, while it leads."""
+
+    __slots__ = ("_caution", "_consensus", "_execution", "_led", "_next", "former")
+
+    def __init__(self, consensus: Consensus, execution: Execution, caution: Caution) -> None:
+        self._consensus = consensus
+        self._execution = execution
+        self._caution = caution
+        #: The next instance that this broker proposes while it leads, and the regency it leads in.
+        self._next = 1
+        self._led = -1
+        #: The regency in which an earlier life of this broker may have proposed what it no longer
+        #: knows: it does not lead there again, or it would look like a liar.
+        self.former = -1
+
+    def propose(self) -> list[Effect]:
+        """Whatever there is room for."""
+        consensus = self._consensus
+        if (
+            not consensus.leads
+            or consensus.late
+            or consensus.regency == self.former
+            or not self._caution.quorate()
+        ):
+            return []
+        bound = consensus.conclusion.values
+        if self._led != consensus.regency:
+            self._led = consensus.regency
+            self._next = consensus.conclusion.low + 1
+            self._execution.offers.begin(self._under_way())
+        effects: list[Effect] = []
+        while self._next <= consensus.horizon:
+            if self._next in bound and self._next > consensus.forgotten:
+                batch = consensus.slot(self._next).batches.get(bound[self._next], ())
+            elif self._next <= consensus.decided:
+                self._next += 1
+                continue
+            else:
+                batch = self._choose()
+                if not batch:
+                    break
+            effects += consensus.propose(self._next, batch)
+            self._next += 1
+        return effects
+
+    def _choose(self) -> Batch:
+        """The next manifest alone; and nothing behind it: that would be void."""
+        consensus, execution = self._consensus, self._execution
+        waiting = execution.epochs.waiting
+        if execution.halted:
+            return ()
+        if waiting is None:
+            return execution.offers.choose()
+        under_way = any(
+            epoch_item(slot.batches.get(slot.decided or slot.proposed[1], ())) is not None
+            and (slot.decided or slot.proposed[0] == consensus.regency)
+            for instance, slot in consensus.slots.items()
+            if instance > execution.executed
+        )
+        return () if under_way else (waiting[0].item,)
+
+    def _under_way(self) -> list[Batch]:
+        """Batches that are decided and not executed, or must be proposed: chosen already."""
+        consensus = self._consensus
+        values = dict(consensus.conclusion.values)
+        values |= {i: slot.decided for i, slot in consensus.slots.items() if slot.decided}
+        return [
+            slot.batches[value]
+            for instance, value in values.items()
+            if instance > self._execution.executed
+            and (slot := consensus.slots.get(instance)) is not None
+            and value in slot.batches
+            and epoch_item(slot.batches[value]) is None
+        ]

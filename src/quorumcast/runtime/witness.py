@@ -1,0 +1,63 @@
+"""What a broker tells people of liars: lines in its log, and evidence as files."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from quorumcast.core.ids import NodeId
+from quorumcast.core.machine import Accuse, Suspect
+from quorumcast.runtime.logs import note
+from quorumcast.runtime.telemetry import Telemetry
+
+#: Evidence that the disk did not take, in `telemetry.drops`.
+EVIDENCE_NOT_SAVED = "evidence-not-saved"
+
+
+class Witness:
+    """Says the 1st, 2nd, 4th, 8th … time: a liar must not fill the log."""
+
+    def __init__(self, name: NodeId, telemetry: Telemetry, evidence: Path | None) -> None:
+        self._name = name
+        self._telemetry = telemetry
+        self._evidence = evidence
+
+    def on_suspect(self, effect: Suspect) -> None:
+        """Somebody behaved as no correct node should."""
+        count = self._telemetry.suspicions[effect.node, effect.reason.value]
+        if count & (count - 1) == 0:
+            note(
+                "suspects",
+                level=logging.WARNING,
+                suspect=effect.node,
+                reason=effect.reason.value,
+                stream=str(effect.stream) if effect.stream else "",
+                number=effect.number,
+                times=count,
+            )
+
+    def on_accuse(self, effect: Accuse) -> None:
+        """Somebody lied, and there is proof."""
+        evidence = effect.evidence
+        count = self._telemetry.accusations[evidence.accused]
+        if count & (count - 1):
+            return
+        note(
+            "has proof of a lie",
+            level=logging.WARNING,
+            accused=evidence.accused,
+            kind=evidence.kind.value,
+            times=count,
+        )
+        if self._evidence is not None:
+            path = self._evidence / f"{self._name}-{evidence.accused}-{count}.evidence"
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(msgspec.json.encode(evidence))
+            except OSError as error:
+                # A full disk takes nothing from what this broker is for.
+                self._telemetry.drops[EVIDENCE_NOT_SAVED] += 1
+                reason = error.strerror or str(error)
+                note("cannot save evidence", level=logging.ERROR, path=str(path), reason=reason)

@@ -1,0 +1,40 @@
+"""Which brokers come and go in a run: drawn like everything else, one step after the other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from quorumcast.core.ids import NodeId
+from quorumcast.core.quorum import Broadcast, minimum_brokers
+from quorumcast.manifest.policy import Policy
+from quorumcast.sim.plan import Act
+
+
+def draw_steps(
+    rng: random.Random, names: Sequence[NodeId], f: int, policy: Policy, during_ms: int
+) -> tuple[list[Act], int]:
+    """Some steps, none of which leaves too few brokers; and how many brokers they add.
+
+    On fifo channels a new broker knows nothing of what subscribers may still lack: it counts like
+    one that forgot, and no more than f are replaced.
+    """
+    least = minimum_brokers(policy.protection, f, policy.broadcast)
+    members = list(names)
+    acts: list[Act] = []
+    added = 0
+    at = rng.randrange(20, during_ms // 2)
+    for _ in range(rng.randrange(1, 5)):
+        # Chains are drawn from the first 3f+1 brokers, which stay.
+        going = members[least:] if policy.broadcast is Broadcast.CHAIN else members
+        may_go = policy.total or sum(act.what == "remove" for act in acts) < f
+        if len(members) > least and going and may_go and rng.randrange(2):
+            gone = rng.choice(going)
+            members.remove(gone)
+            acts.append(Act(at, "remove", gone))
+        else:
+            added += 1
+            members.append(NodeId(f"broker-{len(names) + added}"))
+            acts.append(Act(at, "add", members[-1]))
+        at += rng.randrange(1, during_ms // 3)
+    return acts, added

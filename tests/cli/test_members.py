@@ -1,0 +1,88 @@
+"""Brokers that come and go by command, while `quorumcast up` runs the cell."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.shell import STATUS_OFFSET, answer, free, running
+from tests.runtime.world import eventually
+
+from quorumcast.cli.main import main
+from quorumcast.manifest.files import read_manifest
+
+pytestmark = pytest.mark.runtime
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Iterator[Path]:
+    with running(tmp_path / "cell", ["trades:total+durable"], "alice,bob") as made:
+        yield made
+
+
+def port(directory: Path) -> int:
+    """One that nobody uses, nor its status page."""
+    used = read_manifest(directory / "manifest.json").brokers[-1].port
+    return next(p for p in range(used + 10, used + 900) if free(p) and free(p + STATUS_OFFSET))
+
+
+def test_members_replace_a_broker_of_a_running_cell(
+    cell: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--host", "127.0.0.1", "--port", str(port(cell)), "-m", str(cell), "--json"]
+    code = main(["members", "replace", "broker-1", "broker-5", *where, "--timeout", "40"])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    facts = json.loads(captured.out)
+    assert (facts["epoch"], facts["done"]) == (3, True)
+    assert facts["before"]["brokers"].startswith("broker-1, ")
+    assert facts["after"]["brokers"] == "broker-2, broker-3, broker-4, broker-5"
+    assert len(facts["taken"]) >= 3
+
+    def epochs() -> list[int]:
+        members = answer(capsys, "members", "list", "-m", cell, "--live")["members"]
+        return [m["epoch"] for m in members if m["role"] == "broker"]
+
+    assert eventually(lambda: epochs() == [3, 3, 3, 3])
+    log = cell / "logs" / "broker-1.log"
+    assert eventually(lambda: "has left the cell" in log.read_text())
+    rotated = answer(
+        capsys, "members", "rotate", "broker-2", "-m", cell, "--wait", "--timeout", "40"
+    )
+    assert (rotated["epoch"], rotated["done"]) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["remove", "broker-2"], "needs 4 brokers to tolerate f=1, but the cell has 3"),
+        (["remove", "nobody"], "there is no broker 'nobody'"),
+        (["add", "broker-2", "--host", "h", "--port", "7777"], "appears twice"),
+        (["add", "operator", "--host", "h", "--port", "7777"], "choose another name"),
+    ],
+)
+def test_members_steps_that_no_cell_should_take_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+) -> None:
+    where = tmp_path / "cell"
+    assert main(["init", str(where), "--channel", "orders:ab+history"]) == 0
+    assert main(["members", *arguments, "-m", str(where), "--offline"]) == 2
+    assert expected in " ".join(capsys.readouterr().err.split())
+    assert read_manifest(where / "manifest.json").epoch == 1
+
+
+def test_members_a_step_waits_for_the_one_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = tmp_path / "cell"
+    assert main(["init", str(where), "--channel", "orders:ab+history"]) == 0
+    new = ["members", "add", "broker-5", "--host", "127.0.0.1", "--port", "7777", "-m", str(where)]
+    assert main(new) == 2
+    assert "only 0 of 4 brokers say that they have taken epoch 1" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert not (where / "broker-5.identity").exists()
+    assert main([*new, "--offline"]) == 0
+    shown = capsys.readouterr().out
+    assert "n        4 → 5" in shown
+    assert "quorum   3 → 4" in shown
