@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.shell import STATUS_OFFSET, answer, free, running
+from tests.cli.shell import STATUS_OFFSET, answer, base_port, free, running
 from tests.runtime.world import eventually
 
 from quorumcast.cli.main import main
@@ -75,7 +75,9 @@ def test_members_a_step_waits_for_the_one_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = tmp_path / "cell"
-    assert main(["init", str(where), "--channel", "orders:ab+history"]) == 0
+    # Not on the usual ports: somebody may run a cell there.
+    place = ["init", str(where), "--base-port", str(base_port())]
+    assert main([*place, "--channel", "orders:ab+history"]) == 0
     new = ["members", "add", "broker-5", "--host", "127.0.0.1", "--port", "7777", "-m", str(where)]
     assert main(new) == 2
     assert "only 0 of 4 brokers say that they have taken epoch 1" in " ".join(
