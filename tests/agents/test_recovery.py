@@ -25,7 +25,7 @@ from tests.support.cells import (
 
 from quorumcast.agents.broker import Broker
 from quorumcast.agents.pledges import Vouched
-from quorumcast.agents.recovery import CHUNK, GRACE, PATIENCE, RecoveryTick
+from quorumcast.agents.recovery import CHUNK, GRACE, PATIENCE, UNANSWERED, RecoveryTick
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import (
     Connected,
@@ -188,6 +188,27 @@ def test_broker_stream_that_nobody_opens_begins_where_enough_peers_end() -> None
     for peer in PEERS[:2]:
         broker.handle(recalled(peer, 1, *bodies(1, 3)), T0)
     assert held(broker) == (1, 4)
+
+
+def test_broker_stream_of_which_one_peer_has_not_heard_yet_is_waited_for_and_asked_about() -> None:
+    broker = Cell(AB).broker(B1)
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+        known = () if peer == B4 else (Position(STREAM, 1, 4),)
+        broker.handle(Receive(peer, Positions(ORDERS, known)), T0)
+    assert broker.catching_up() == [f"publications of {STREAM}"]
+    assert messages(tick(broker), Survey) == [Survey(ORDERS)] * 3
+    tick(broker, UNANSWERED)
+    assert broker.catching_up() == []  # it may be the liar that speaks of it
+
+
+def test_broker_stream_that_one_peer_alone_speaks_of_is_nothing_to_wait_for() -> None:
+    broker = Cell(AB).broker(B1)
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+        known = (Position(STREAM, 1, 4),) if peer == B4 else ()
+        broker.handle(Receive(peer, Positions(ORDERS, known)), T0)
+    assert broker.catching_up() == []
 
 
 def test_broker_that_fell_behind_goes_on_and_votes_for_what_others_vouch_for() -> None:

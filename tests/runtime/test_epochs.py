@@ -60,10 +60,12 @@ def test_broker_status_says_its_time_its_logs_and_its_disk(tmp_path: Path) -> No
         assert isinstance(status["time"], float)
         assert status["logs"] == {
             "byzantine": {
-                "leader": "broker-1", "regency": 0, "decided": 0, "executed": 0, "checkpoint": 0
+                "leader": "broker-1", "regency": 0, "decided": 0, "executed": 0, "checkpoint": 0,
+                "forgotten": 0,
             }
         }  # fmt: skip
         assert status["disk"]["writable"]  # type: ignore[index]
+        assert status["disk"]["began_empty"]  # type: ignore[index]
 
     with_broker(tmp_path, act, Policy.parse("total+durable"), data=tmp_path / "data")
 

@@ -31,6 +31,8 @@ FOUND = [
     (30008, "total", "blackout"),
     (30031, "total", "blackout"),
     (30037, "total-crash", "blackout"),
+    (517, "ab", "rolling"),
+    (525, "ab+history", "rolling"),
 ]
 
 

@@ -128,3 +128,13 @@ class Holdings:
         needed = self.needed(entry) - own
         bases = sorted(word.base for word in self.of(stream).values() if word.next >= end)
         return min(bases[needed - 1], end) if len(bases) >= needed else end
+
+    def reach(self, entry: ChannelEntry, stream: Stream, end: int, own: int) -> bool:
+        """Whether enough peers had got so far when they were asked."""
+        far = sum(word.next >= end for word in self.of(stream).values())
+        return far >= self.needed(entry) - own
+
+    def believed(self, entry: ChannelEntry, stream: Stream) -> bool:
+        """Whether so many speak of a stream that it exists, and too few for anything more."""
+        needed, words = self.needed(entry), len(self.of(stream))
+        return min(needed, self._manifest.quorums.one_correct) <= words < needed

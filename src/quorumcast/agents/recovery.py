@@ -109,8 +109,8 @@ class Recovery:
         self._done: dict[tuple[Stream, bool], None] = {}
         #: Where a stream stood, and for how many ticks.
         self._seen: dict[Stream, tuple[int, int]] = {}
-        #: Streams that begin here where too few peers had got to when they were last asked, and for
-        #: how many ticks: what lies before cannot be judged yet.
+        #: Streams of which too few peers knew enough when they were last asked, and for how many
+        #: ticks: what they hold of them cannot be judged yet.
         self._outpaced: dict[Stream, int] = {}
         self._job: Job | None = None
         #: Publications of the next range; smaller after a failure.
@@ -136,7 +136,7 @@ class Recovery:
 
     def lacking(self) -> list[str]:
         """What this broker still waits for, for people to look at."""
-        outpaced = [desk.stream for desk in self._desks.all() if self._is_outpaced(desk)]
+        outpaced = [stream for stream in self._known() if self._is_outpaced(stream)]
         wanted = [s for s in self._holdings.streams() if self._wanted(s) is not None]
         waits = [f"publications of {stream}" for stream in dict.fromkeys(wanted + outpaced)]
         others = len(self._manifest.broker_ids) - 1
@@ -150,7 +150,7 @@ class Recovery:
 
     def expects(self, desk: Desk) -> bool:
         """Whether what lies before a stream may come yet: subscribers need not give it up."""
-        return self._is_outpaced(desk) or self._wanted(desk.stream) is not None
+        return self._is_outpaced(desk.stream) or self._wanted(desk.stream) is not None
 
     # --------------------------------------------------------------- asking
 
@@ -198,13 +198,10 @@ class Recovery:
 
     def hear(self, event: Receive) -> list[Effect]:
         """A peer answers."""
-        match event.message:
-            case Positions() as message:
-                return self._on_positions(event.sender, message)
-            case Regained() as message:
-                return self._on_regained(event, message)
-            case _:
-                return []
+        message = event.message
+        if isinstance(message, Positions):
+            return self._on_positions(event.sender, message)
+        return self._on_regained(event, message) if isinstance(message, Regained) else []
 
     def _on_positions(self, sender: NodeId, message: Positions) -> list[Effect]:
         if self._surveyed.pop((message.channel, sender), None) is None:
@@ -427,18 +424,26 @@ class Recovery:
             seen[stream] = (at, ticks + 1 if before == at else 0)
         self._seen = seen
         self._outpaced = {
-            desk.stream: self._outpaced.get(desk.stream, 0) + self._is_outpaced(desk)
-            for desk in self._desks.all()
-            if desk.stream in self._outpaced or self._is_outpaced(desk)
+            stream: self._outpaced.get(stream, 0) + self._is_outpaced(stream)
+            for stream in self._known()
+            if stream in self._outpaced or self._is_outpaced(stream)
         }
 
-    def _is_outpaced(self, desk: Desk) -> bool:
-        """Whether it may turn out yet that peers hold what lies before a stream."""
-        entry, end = self._entry(desk.stream), desk.carrier.final_from
-        if entry is None or end <= desk.carrier.ledger.floor:
+    def _known(self) -> list[Stream]:
+        """Streams that this broker or a peer has."""
+        mine = [desk.stream for desk in self._desks.all()]
+        return list(dict.fromkeys([*mine, *self._holdings.streams()]))
+
+    def _is_outpaced(self, stream: Stream) -> bool:
+        """Whether it may turn out yet that enough peers hold what is lacking: others may be late.
+
+        A stream that is not open here counts once so many speak of it that it exists.
+        """
+        entry, desk = self._entry(stream), self._desks.get(stream)
+        if entry is None or self._outpaced.get(stream, 0) >= UNANSWERED:
             return False
-        if self._outpaced.get(desk.stream, 0) >= UNANSWERED:
-            return False
-        reach = [word for word in self._holdings.of(desk.stream).values() if word.next >= end]
-        needed = self._holdings.needed(entry) - own_words(entry, self._pledges, desk.stream, end)
-        return len(reach) < needed
+        if desk is None or desk.carrier.ledger.next == 1:
+            return self._holdings.believed(entry, stream) and not self._desks.over(stream)
+        end = desk.carrier.final_from
+        own = own_words(entry, self._pledges, stream, end)
+        return end > desk.carrier.ledger.floor and not self._holdings.reach(entry, stream, end, own)

@@ -186,7 +186,7 @@ class Sequencers:
                 "decided": standing.decided,
                 "executed": sequencer.executed,
                 "checkpoint": standing.checkpoint,
-                "forgotten": sequencer.catch_up.forgotten,
+                "forgotten": 0 if standing.fresh else sequencer.catch_up.forgotten,
             }
             for log, sequencer in self._by_log.items()
         }

@@ -73,6 +73,7 @@ class History:
         "_fetching",
         "_floor",
         "_known_from",
+        "_known_upto",
         "_learned",
         "_seen",
         "_waiting",
@@ -99,6 +100,8 @@ class History:
         #: Histories were learned without a gap from this number on; a broker that came in later
         #: cannot tell whether what it forwarded before agrees with the cell.
         self._known_from = 1
+        #: … and up to this one, by histories or by the word of enough others.
+        self._known_upto = 0
         #: Peers asked so far for what is lacking; the next question goes to the next one.
         self._asked = 0
         #: Whether HistoryFetch is set.
@@ -163,7 +166,7 @@ class History:
         if number > self.ledger.next:
             self.ledger.skip_to(number)
             self._floor = max(self._floor, number - 1)
-            self._known_from = max(self._known_from, number)
+            self._known_from, self._known_upto = number, number - 1
             self._forget_learned()
 
     def recover(self, first: int, digests: list[Digest], bodies: tuple[bytes, ...]) -> bool:
@@ -179,6 +182,7 @@ class History:
         ):
             if self.ledger.digest(number) != digest:
                 self.ledger.correct(number, digest, body)
+        self._known_upto = max(self._known_upto, self.final_from - 1)
         if lacked and not self.ledger.prepend(digests[:lacked], bodies[:lacked]):
             self._known_from = self.ledger.base
             return False
@@ -370,10 +374,10 @@ class History:
             return
         signed, statement = found
         self._seen.add(signed, statement)
-        before = 0 if statement.index == 1 else self._ends.get(statement.index - 1)
-        if statement.first - 1 != before:
+        if statement.first - 1 != self._known_upto:
             # What lies between was never settled, and correct brokers may differ on it.
             self._known_from = statement.first
+        self._known_upto = end_of(statement)
         self._ends[statement.index] = end_of(statement)
         while len(self._ends) > REMEMBERED:
             del self._ends[min(self._ends)]
