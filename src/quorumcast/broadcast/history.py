@@ -27,7 +27,7 @@ from __future__ import annotations
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.contract import Carrier, Surroundings, dropped, publisher_of
 from quorumcast.broadcast.ledger import Ledger
-from quorumcast.broadcast.signed_history import REMEMBERED, Seen, end_of, read_history
+from quorumcast.broadcast.signed_history import REMEMBERED, Seen, end_of, is_ours, read_history
 from quorumcast.core.ids import DIGEST_SIZE, Digest, Lane, Millis, Stream, split_digests
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import (
@@ -292,7 +292,7 @@ class History:
         if found is None:
             return dropped(event, DropReason.BAD_RUN)
         signed, statement = found
-        if not self._is_ours(signed, statement):
+        if not is_ours(self._around.keyring, signed, statement):
             return dropped(event, DropReason.BAD_SIGNATURE)
         accusation = self._seen.add(signed, statement)
         if accusation:
@@ -424,19 +424,6 @@ class History:
 
     # ------------------------------------------------------------- evidence
 
-    def _is_ours(self, signed: Signed, statement: HistoryStatement) -> bool:
-        """Whether the publisher signed this for this cell: elsewhere it may say more.
-
-        One signed in an earlier epoch holds as long as the key does: a history that is under way
-        when the epoch changes must not be lost, for the stream would stop at 2α.
-        """
-        keyring = self._around.keyring
-        return (
-            statement.cell == keyring.cell
-            and statement.epoch <= keyring.epoch
-            and keyring.signature_holds(signed)
-        )
-
     def _compare(self, event: Receive, echo: Echo) -> list[Effect]:
         """A peer echoes another history than the one we saw: ask to see it."""
         mine = self._seen.body(echo.first)
@@ -449,6 +436,10 @@ class History:
 
     def _on_rival(self, event: Receive, run: Contents) -> list[Effect]:
         found = self._read(event, run.first)
-        if found is None or run.first not in self._seen or not self._is_ours(*found):
+        if (
+            found is None
+            or run.first not in self._seen
+            or not is_ours(self._around.keyring, *found)
+        ):
             return []
         return self._seen.add(*found)

@@ -13,6 +13,7 @@ from quorumcast.core.statements import (
     Signed,
     parse_statement,
 )
+from quorumcast.crypto.keyring import Keyring
 
 #: Histories remembered, for evidence and for following their ends.
 REMEMBERED = 64
@@ -43,6 +44,19 @@ def read_history(body: bytes, stream: Stream) -> tuple[Signed, HistoryStatement]
     ):
         return None
     return signed, statement
+
+
+def is_ours(keyring: Keyring, signed: Signed, statement: HistoryStatement) -> bool:
+    """Whether the publisher signed this for our cell: elsewhere it may say more.
+
+    One signed in an earlier epoch holds as long as the key does: a history that is under way when
+    the epoch changes must not be lost, for the stream would stop at 2α.
+    """
+    return (
+        statement.cell == keyring.cell
+        and statement.epoch <= keyring.epoch
+        and keyring.signature_holds(signed)
+    )
 
 
 def end_of(statement: HistoryStatement) -> int:

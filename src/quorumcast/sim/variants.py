@@ -14,7 +14,7 @@ from quorumcast.agents import receipts
 from quorumcast.agents.archive import Archive
 from quorumcast.agents.broker import Broker
 from quorumcast.agents.interest import Interest
-from quorumcast.broadcast import acceptance
+from quorumcast.broadcast import acceptance, history
 from quorumcast.broadcast.acceptance import Acceptor
 from quorumcast.broadcast.authenticated import Relay
 from quorumcast.broadcast.bracha import Bracha
@@ -350,7 +350,7 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
     ),
     _variant(
         "foreign-statement", "a history signed for another cell is taken for one of this",
-        [Patch(History, "_is_ours", lambda self, signed, statement: True)],
+        [Patch(history, "is_ours", lambda keyring, signed, statement: True)],
         siege("ab+history", Corruption(B2, "ForeignHistory", attack=_foreign)), "Sound blame",
     ),
     _variant(
