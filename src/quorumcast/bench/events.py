@@ -57,9 +57,9 @@ def _layout(size: int) -> np.dtype[np.void]:
 
 
 @lru_cache(maxsize=_MOST_KEPT)
-def _template(count: int, size: int) -> npt.NDArray[np.void]:
+def _template(count: int, size: int) -> bytes:
     """A block of so many events with nothing but their fillers."""
-    return np.frombuffer((bytes(HEAD.size) + filler(size)) * count, _layout(size))
+    return (bytes(HEAD.size) + filler(size)) * count
 
 
 @lru_cache(maxsize=_MOST_KEPT)
@@ -83,22 +83,24 @@ def check_size(size: int) -> None:
         )
 
 
-def make_block(lane: int, first: int, count: int, size: int, sent_ns: int) -> bytes:
+def make_block(lane: int, first: int, count: int, size: int, sent_ns: int) -> bytearray:
     """Events first … first+count-1 of a lane, one after another."""
-    block = _template(count, size).copy()
+    made = bytearray(_template(count, size))
+    block = np.frombuffer(made, _layout(size))
     places = _counting(count) + np.uint64(lane << LANE_SHIFT | first)
     block["place"] = places
     block["check"] = _checksums(places, np.uint64(sent_ns))
     block["sent"] = sent_ns
-    return block.tobytes()
+    return made
 
 
-def split(block: bytes, size: int) -> list[bytes]:
+def split(block: bytes | bytearray, size: int) -> list[bytes]:
     """The events of a block as payloads."""
+    block = bytes(block)
     return [block[i : i + size] for i in range(0, len(block), size)]
 
 
-def as_batch(block: bytes, size: int) -> pa.RecordBatch:
+def as_batch(block: bytes | bytearray, size: int) -> pa.RecordBatch:
     """The events of a block as one record batch of the default schema."""
     count = len(block) // size
     column = pa.Array.from_buffers(

@@ -229,10 +229,13 @@ class Consensus:
 
     def waiting(self) -> list[tuple[int, Batch]]:
         """Proposals of this regency that have not been voted for, and why: something is lacking."""
+        # Asked with every offer: nothing waits outside the window, and many slots lie behind it.
+        window = range(self.decided + 1, self.decided + self.window + 1)
         return [
             (instance, slot.batches[slot.proposed[1]])
-            for instance, slot in self.slots.items()
-            if slot.proposed[0] == self.regency
+            for instance in window
+            if (slot := self.slots.get(instance)) is not None
+            and slot.proposed[0] == self.regency
             and not slot.wrote(self.regency)
             and not slot.decided
         ]
