@@ -352,6 +352,7 @@ def test_verify_missing_file(capsys: pytest.CaptureFixture[str], cell: Path) -> 
 def test_bench_and_sim_and_demo_wrong_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no policy 'x'" in sentence(capsys, "bench", "--policy", "x")
     assert "there is no suite 'x'" in sentence(capsys, "bench", "--suite", "x")
+    assert "a soak needs total order" in sentence(capsys, "bench", "--suite", "soak")
     assert "--seeds is 1 or more" in sentence(capsys, "sim", "--seeds", "0")
     assert "--seconds is 1 to 600" in sentence(capsys, "demo", "--seconds", "0")
 

@@ -38,6 +38,8 @@ PATIENCE_S = 60.0
 SUFFERING_S = (0.5, 6.0)
 CALM_S = (0.5, 4.0)
 SAMPLE_S = 1.0
+#: Publications per second and publisher, unless asked for otherwise.
+RATE = 50.0
 
 Progress = Callable[[str], None]
 
@@ -49,8 +51,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     brokers: int = 4
     f: int = 1
     seconds: float = 600.0
-    #: Publications per second and publisher.
-    rate: float = 50.0
+    rate: float = RATE
     size: int = 253
     seed: int = 1
 

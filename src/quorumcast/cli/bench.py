@@ -231,8 +231,8 @@ def _soak(plan: Plan, runs: int, json_: bool, progress: Progress) -> None:
 
     import msgspec
 
+    from quorumcast.bench.soak import RATE, run_soak
     from quorumcast.bench.soak import Plan as SoakPlan
-    from quorumcast.bench.soak import run_soak
 
     reports = []
     for seed in range(1, runs + 1):
@@ -241,7 +241,7 @@ def _soak(plan: Plan, runs: int, json_: bool, progress: Progress) -> None:
             brokers=plan.brokers,
             f=plan.tolerated(),
             seconds=plan.seconds,
-            rate=plan.rate or SoakPlan.rate,
+            rate=plan.rate or RATE,
             size=plan.size,
             seed=seed,
         )
