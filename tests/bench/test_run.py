@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from quorumcast.bench.plan import Plan
+from quorumcast.bench.plan import CRASHES, Plan
 from quorumcast.bench.run import latency, run_bench
 from quorumcast.core.errors import UsageError
 
@@ -69,8 +69,9 @@ def test_bench_liar_and_skipped_broker_with_history_all_arrives_once(
     assert report.by_history > 0
 
 
-def test_bench_killed_and_restarted_broker_nothing_is_lost_or_repeated() -> None:
-    report = run_bench(brief(fault="kill", seconds=2.0))
+@pytest.mark.parametrize("fault", CRASHES)
+def test_bench_broker_killed_for_good_or_restarted_nothing_is_lost_or_repeated(fault: str) -> None:
+    report = run_bench(brief(fault=fault, seconds=2.0))
     assert report.delivered == report.published > 0
     assert (report.lost, report.duplicated, report.altered, report.disordered) == (0, 0, 0, 0)
 

@@ -28,7 +28,7 @@ from statistics import median
 
 import msgspec
 
-from quorumcast.bench.plan import KILL, WITH_SKIPPING, Plan, Report
+from quorumcast.bench.plan import CRASHES, WITH_SKIPPING, Plan, Report
 from quorumcast.bench.run import Progress, run_bench
 from quorumcast.core.errors import UsageError
 from quorumcast.faults.catalogue import CATALOGUE
@@ -93,7 +93,7 @@ def plans(plan: Plan) -> dict[str, Plan]:
         chosen = [plan.fault]
     else:
         chosen = [entry.name for entry in CATALOGUE.values() if plan.policy in entry.valid_under]
-        chosen.insert(0, KILL)
+        chosen[:0] = CRASHES
     found: dict[str, Plan] = {}
     for fault in chosen:
         alone = msgspec.structs.replace(plan, fault=fault, skip=False)

@@ -19,10 +19,9 @@ from statistics import median
 
 import msgspec
 
-from quorumcast.bench.plan import KILL, Plan, Report
+from quorumcast.bench.plan import CRASH_RECOVER, Plan, Report, lie_of
 from quorumcast.bench.run import Progress, run_bench
 from quorumcast.core.quorum import minimum_brokers
-from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.manifest.policy import Policy
 
 SIZE = 253
@@ -53,8 +52,6 @@ FIGURES = {
     (BATCHES, "direct"): 641_436,
     (BATCHES, "total"): 292_397,
 }
-#: What a lying broker does, in order of preference: what the policy withstands.
-LIES = ("lie", "alter")
 
 Run = Callable[[Plan], Report]
 
@@ -88,7 +85,7 @@ def plans(plan: Plan) -> dict[tuple[str, str], Plan]:
     for test in (NORMAL, CRASH, LYING, TWO, BATCHES):
         for policy in KINDS:
             f = 2 if test == TWO else 1
-            fault = {CRASH: KILL, LYING: _lie(policy)}.get(test, "")
+            fault = {CRASH: CRASH_RECOVER, LYING: lie_of(policy)}.get(test, "")
             if test == LYING and not fault:
                 continue
             rules = Policy.named(policy)
@@ -105,10 +102,6 @@ def plans(plan: Plan) -> dict[tuple[str, str], Plan]:
                 skip=False,
             )
     return found
-
-
-def _lie(policy: str) -> str:
-    return next((f for f in LIES if f in CATALOGUE and policy in CATALOGUE[f].valid_under), "")
 
 
 def run_fit(

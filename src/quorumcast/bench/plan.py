@@ -14,15 +14,21 @@ from quorumcast.bench.events import check_size
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import Limits
-from quorumcast.core.quorum import largest_f
+from quorumcast.core.quorum import Protection, largest_f
 from quorumcast.crypto.digest import hasher
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Role
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.digests import choose_digest
 
-#: `--fault kill`: kill -9 of f brokers in the middle of the run, and a restart.
-KILL = "kill"
+#: What becomes of processes, beside the catalogue: kill -9 of f brokers after a third of the run,
+#: for good or until a moment later.
+CRASH, CRASH_RECOVER = "crash", "crash-recover"
+CRASHES = (CRASH, CRASH_RECOVER)
+#: `--fault lie`: what a lying broker does, in order of preference; the first that a policy
+#: withstands (FIT-Broker §5.2.3 and §5.3).
+LIE = "lie"
+LIES = ("lie-in-ordering", "lie-to-subscribers", "alter")
 #: With these the publishers skip another broker, as in Freeman §7.3.4.
 WITH_SKIPPING = ("drop", "alter")
 SKIP = "skip-broker"
@@ -33,6 +39,13 @@ AIMS = {"drop-kind": ("Vote",), "censor-node": ("subscriber-1",)}
 WINDOW = 512
 #: … and events, where the client packs them into publications by itself.
 NATURAL_WINDOW = 32_768
+
+
+def lie_of(policy: str) -> str:
+    """The lie that is told of this policy's brokers; none where only crashes are feared."""
+    if Policy.named(policy).protection is Protection.CRASH:
+        return ""
+    return next((lie for lie in LIES if policy in CATALOGUE[lie].valid_under), "")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +68,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rate: float = 0.0
     #: Events that a publisher keeps un-accepted on a channel; 0 chooses.
     window: int = 0
-    #: What goes wrong, by the catalogue's name, or KILL.
+    #: What goes wrong, by the catalogue's name, or one of CRASHES.
     fault: str = ""
     #: Whether publishers skip a broker where WITH_SKIPPING says so.
     skip: bool = True
@@ -81,8 +94,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError("--seconds must be more than 0 and --warmup 0 or more")
         self.channel_policy()
         hasher(choose_digest(self.digest))
-        if self.fault and self.fault != KILL and self.fault not in CATALOGUE:
-            known = ", ".join((*CATALOGUE, KILL))
+        if self.fault and self.fault not in CRASHES and self.fault not in CATALOGUE:
+            known = ", ".join((*CRASHES, LIE, *CATALOGUE))
             raise UsageError(f"there is no fault {self.fault!r}; choose one of {known}")
 
     def channel_policy(self) -> Policy:
@@ -113,7 +126,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the policy promises that everything arrives although this goes wrong."""
         if not self.fault:
             return True
-        if self.fault == KILL:
+        if self.fault in CRASHES:
             return self.policy != "chain"
         if self.skips and self.policy in ("ab", "chain"):
             return False

@@ -22,7 +22,14 @@ import msgspec
 import psutil
 
 from quorumcast.bench.board import Board, Signal
-from quorumcast.bench.plan import KILL, Latency, Plan, Report, WorkerResult
+from quorumcast.bench.plan import (
+    CRASH_RECOVER,
+    CRASHES,
+    Latency,
+    Plan,
+    Report,
+    WorkerResult,
+)
 from quorumcast.core.errors import UsageError
 from quorumcast.runtime.digests import choose_digest
 from quorumcast.testing.cluster import LocalCluster
@@ -138,7 +145,7 @@ class Bench:
 
     def _misbehave(self) -> None:
         plan, brokers = self.plan, list(map(str, self._cluster.brokers))
-        if plan.fault != KILL:
+        if plan.fault not in CRASHES:
             for liar in plan.liars(brokers):
                 self._cluster.make_lie(liar, plan.fault, victims=plan.aims(brokers))
 
@@ -191,7 +198,7 @@ class Bench:
         time.sleep(plan.warmup)
         warm = self._sample()
         board.signal(Signal.WARM, warm.at_ns)
-        killing = self._kill_and_restart() if plan.fault == KILL else iter(())
+        killing = self._kill() if plan.fault in CRASHES else iter(())
         end = time.monotonic() + plan.seconds
         while (left := end - time.monotonic()) > 0:
             self._check_workers()
@@ -203,8 +210,8 @@ class Bench:
         board.signal(Signal.STOP, time.monotonic_ns())
         return warm, stop
 
-    def _kill_and_restart(self) -> Iterator[None]:
-        """Kill f brokers after a third of the time and start them again; a step per tick."""
+    def _kill(self) -> Iterator[None]:
+        """Kill f brokers after a third of the time, and start them again; a step per tick."""
         victims = self.plan.liars(list(map(str, self._cluster.brokers)))
         kill_at = time.monotonic() + self.plan.seconds / 3
         while time.monotonic() < kill_at:
@@ -212,6 +219,8 @@ class Bench:
         for victim in victims:
             self._processes.retire(self._cluster.pid(victim))
             self._cluster.kill(victim)
+        if self.plan.fault != CRASH_RECOVER:
+            return
         restart_at = time.monotonic() + DOWN_S
         while time.monotonic() < restart_at:
             yield

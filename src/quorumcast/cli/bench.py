@@ -50,7 +50,10 @@ def bench(
     window: Annotated[int, typer.Option(help="Events un-accepted at most; 0 chooses.")] = 0,
     fault: Annotated[
         str,
-        typer.Option(help="What f brokers or one more client do; 'kill' is kill -9, restart."),
+        typer.Option(
+            help="What f brokers or one more client do: crash, crash-recover, lie, or a fault of "
+            "'quorumcast faults list'."
+        ),
     ] = "",
     digest: Annotated[str, typer.Option(help="auto, sha256, blake3 or blake2b.")] = "auto",
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt all links.")] = False,
@@ -77,8 +80,12 @@ def bench(
     Exit code 1 if something was, except where a fault makes that the expected result (AB or chain
     without history, a liar, and publishers that skip a broker: nothing can arrive).
     """
-    from quorumcast.bench.plan import Plan
+    from quorumcast.bench.plan import LIE, Plan, lie_of
 
+    if fault == LIE:
+        fault = lie_of(policy)
+        if not fault:
+            raise UsageError(f"{policy!r} withstands no lies; try '--fault crash'")
     plan = Plan(
         policy=policy,
         alpha=alpha,

@@ -26,6 +26,7 @@ from quorumcast.core.messages import (
     Publish,
     Pull,
     Ready,
+    Regained,
     Vote,
     Voucher,
 )
@@ -33,8 +34,8 @@ from quorumcast.core.statements import parse_statement
 from quorumcast.faults.contract import FaultContext, Later
 
 #: Messages that carry a run with its digests.
-Run = Publish | ChainRun | Vote | Contents
-RUNS = (Publish, ChainRun, Vote, Contents)
+Run = Publish | ChainRun | Vote | Contents | Regained
+RUNS = (Publish, ChainRun, Vote, Contents, Regained)
 #: Messages that speak of one stream.
 STREAMED = (*RUNS, Open, Ack, Echo, Ready, Pull, Missed, Attest)
 

@@ -79,7 +79,10 @@ class Lies:
             return
         for reader in send.to:
             present = facts.reader(reader, message.stream.channel)
-            if present is not None and present.upto(message.stream) < message.first:
+            # Before it knows where streams begin, a subscriber looks at no contents.
+            if present is None or present.standing_at is None:
+                continue
+            if present.upto(message.stream) < message.first:
                 count = self._bad_bodies[sender] = self._bad_bodies.get(sender, 0) + 1
                 if count >= BAD_BODIES_DUE:
                     self.told[sender] = self.told.get(sender, 0) + 1
