@@ -24,9 +24,11 @@ from tests.support.cells import (
 )
 
 from quorumcast.agents.broker import Broker
+from quorumcast.agents.holdings import Holdings
 from quorumcast.agents.pledges import Vouched
-from quorumcast.agents.recovery import CHUNK, GRACE, PATIENCE, UNANSWERED, RecoveryTick
-from quorumcast.core.ids import Millis, NodeId
+from quorumcast.agents.recovery import CHUNK, GRACE, IDLE_MS, PATIENCE, UNANSWERED, RecoveryTick
+from quorumcast.core.ids import Millis, NodeId, Stream
+from quorumcast.core.limits import MAX_STREAMS_NAMED
 from quorumcast.core.machine import (
     Connected,
     DropReason,
@@ -36,6 +38,7 @@ from quorumcast.core.machine import (
     Receive,
     Restored,
     Send,
+    SetTimer,
     TimerFired,
 )
 from quorumcast.core.messages import (
@@ -259,6 +262,49 @@ def test_broker_counts_its_own_journal_and_never_contradicts_it() -> None:
                         broker.handle(Persisted(effect.record), T0)
         # Two peers and its own word are three; against its own word it takes nothing.
         assert held(broker) == expected
+
+
+def test_broker_journal_does_not_say_otherwise_than_the_broker_did_meanwhile() -> None:
+    """Peers are sure of p3, while the publisher, a liar, told this broker something else."""
+    broker = Cell(Policy.named("ab", journal=True)).broker(B1)
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+    broker.handle(publish(1, *bodies(1, 2)), T0)
+    for peer in PEERS:
+        broker.handle(Receive(peer, Positions(ORDERS, (Position(STREAM, 1, 4),))), T0)
+    tick(broker, GRACE + 2)
+    effects = broker.handle(publish(3, b"other"), T0)
+    for peer in PEERS:
+        effects += broker.handle(recalled(peer, 3, b"p3"), T0)
+    records = [effect.record for effect in effects if isinstance(effect, Persist)]
+    assert records == [Vouched(STREAM, 3, digests(b"other"))]
+
+
+def test_broker_whose_stream_was_once_ahead_of_its_peers_does_not_ask_for_ever() -> None:
+    broker = Cell(AB).broker(B1)
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+    broker.handle(Receive(ALICE, Open(STREAM, 4, 4)), T0)
+    broker.handle(publish(4, *bodies(4, 2)), T0)
+    pauses: list[int] = []
+    for _ in range(10):
+        pauses += [e.after_ms for e in tick(broker) if isinstance(e, SetTimer)]
+        for peer in PEERS:
+            broker.handle(Receive(peer, Positions(ORDERS, (Position(STREAM, 4, 6),))), T0)
+    assert pauses.count(IDLE_MS) >= 4
+
+
+def test_broker_liar_that_names_many_streams_costs_nothing() -> None:
+    """What one peer alone speaks of can never be had: it is not looked at again and again."""
+    holdings = Holdings(Cell(AB).manifest)
+    invented = [Position(Stream(ORDERS, ALICE, n), 1, 9) for n in range(2, MAX_STREAMS_NAMED + 2)]
+    for peer in PEERS:
+        holdings.hear(peer, Positions(ORDERS, (Position(STREAM, 1, 4),)))
+    holdings.hear(B2, Positions(ORDERS, (*invented, Position(STREAM, 1, 5))))
+    assert (len(holdings), holdings.streams()) == (MAX_STREAMS_NAMED + 1, [STREAM])
+    assert holdings.of(STREAM)[B2].next == 5
+    holdings.hear(B2, Positions(ORDERS, ()))
+    assert list(holdings.of(STREAM)) == [B3, B4]
 
 
 def test_broker_answers_brokers_only_and_only_what_it_is_sure_of() -> None:

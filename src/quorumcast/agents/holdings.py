@@ -6,6 +6,8 @@ change any more. `needed` says how many equal final words decide what a number i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from quorumcast.agents.desks import Desks
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES, MAX_STREAMS_NAMED
@@ -55,12 +57,14 @@ def testify(desks: Desks, sender: NodeId, message: Survey | Regain) -> list[Effe
 class Holdings:
     """Of what each peer is sure, by its own account."""
 
-    __slots__ = ("_manifest", "_told")
+    __slots__ = ("_by_stream", "_manifest", "_told")
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
         #: What each peer last said of each channel; only streams of entitled publishers.
         self._told: dict[tuple[Channel, NodeId], dict[Stream, Position]] = {}
+        #: The same by stream: a liar may name a thousand on every channel, and is asked often.
+        self._by_stream: dict[Stream, dict[NodeId, Position]] = {}
 
     def __len__(self) -> int:
         return max(map(len, self._told.values()), default=0)
@@ -73,9 +77,18 @@ class Holdings:
             for (channel, peer), told in self._told.items()
             if manifest.channel(channel) is not None and manifest.broker(peer) is not None
         }
+        self._by_stream = {}
+        for (_, peer), told in self._told.items():
+            for stream, position in told.items():
+                self._by_stream.setdefault(stream, {})[peer] = position
 
     def hear(self, peer: NodeId, message: Positions) -> list[Stream]:
         """A peer's account of a channel; the streams in it."""
+        for stream in self._told.get((message.channel, peer), ()):
+            words = self._by_stream[stream]
+            del words[peer]
+            if not words:
+                del self._by_stream[stream]
         self._told[message.channel, peer] = told = {
             position.stream: position
             for position in message.positions
@@ -84,6 +97,8 @@ class Holdings:
             and position.base < position.next
             and self._manifest.may_publish(position.stream.publisher, message.channel)
         }
+        for stream, position in told.items():
+            self._by_stream.setdefault(stream, {})[peer] = position
         return list(told)
 
     def answered(self, channel: Channel) -> list[NodeId]:
@@ -91,16 +106,20 @@ class Holdings:
         return [peer for name, peer in self._told if name == channel]
 
     def streams(self) -> list[Stream]:
-        """Every stream that somebody speaks of."""
-        return list(dict.fromkeys(stream for told in self._told.values() for stream in told))
-
-    def of(self, stream: Stream) -> dict[NodeId, Position]:
-        """Who is sure of what in a stream."""
-        return {
-            peer: told[stream]
-            for (channel, peer), told in self._told.items()
-            if channel == stream.channel and stream in told
+        """Every stream of which so many speak that it exists: liars alone may invent any number."""
+        enough = {
+            entry.name: min(self.needed(entry), self._manifest.quorums.one_correct)
+            for entry in self._manifest.channels
         }
+        return [
+            stream
+            for stream, words in self._by_stream.items()
+            if len(words) >= enough.get(stream.channel, 0)
+        ]
+
+    def of(self, stream: Stream) -> Mapping[NodeId, Position]:
+        """Who is sure of what in a stream."""
+        return self._by_stream.get(stream, {})
 
     def needed(self, entry: ChannelEntry) -> int:
         """So many equal words decide what a number is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quorumcast.agents.desks import Desk
 from quorumcast.agents.pledges import Pledges
 from quorumcast.core.ids import Stream, split_digests
 from quorumcast.core.machine import Bodies
@@ -34,6 +35,13 @@ class Job:
         best = max(self.words.values(), key=self.words.count, default=None)
         if self.bodies is not None and self.bodies[0] != best:
             self.bodies = None
+
+
+def borders(job: Job, desk: Desk | None) -> bool:
+    """Whether a range still lies right after, or right before, what is held."""
+    if desk is None:
+        return False
+    return job.first == desk.carrier.ledger.next or job.first + job.count == desk.carrier.final_from
 
 
 def match(digests: bytes, bodies: Bodies, hash_: Hasher) -> bool:

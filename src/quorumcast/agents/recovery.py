@@ -29,7 +29,7 @@ from collections.abc import Iterable
 
 from quorumcast.agents.desks import Desk, Desks
 from quorumcast.agents.holdings import Holdings, recoverable
-from quorumcast.agents.lost_range import Job, match, own_words
+from quorumcast.agents.lost_range import Job, borders, match, own_words
 from quorumcast.agents.pledges import Pledges, Vouched
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.forwarding import Forwarder
@@ -136,9 +136,9 @@ class Recovery:
 
     def lacking(self) -> list[str]:
         """What this broker still waits for, for people to look at."""
-        outpaced = [stream for stream in self._known() if self._is_outpaced(stream)]
+        outpaced = self._outpaced_now()
         wanted = [s for s in self._holdings.streams() if self._wanted(s) is not None]
-        waits = [f"publications of {stream}" for stream in dict.fromkeys(wanted + outpaced)]
+        waits = [f"publications of {stream}" for stream in outpaced | dict.fromkeys(wanted)]
         others = len(self._manifest.broker_ids) - 1
         for entry in self._entries():
             told = self._holdings.answered(entry.name)
@@ -170,13 +170,11 @@ class Recovery:
     def disconnected(self, peer: NodeId) -> None:
         """A peer cannot be reached."""
         self._up.pop(peer, None)
-        for key in [key for key in self._surveyed if key[1] == peer]:
-            del self._surveyed[key]
+        self._surveyed = {key: n for key, n in self._surveyed.items() if key[1] != peer}
 
     def left_out(self, stream: Stream) -> list[Effect]:
         """A publisher could not repeat what this broker lacks of a stream: perhaps peers can."""
-        channels = [channel for channel in self._channels() if channel == stream.channel]
-        return self._survey(tuple(self._up), channels)
+        return self._survey(tuple(self._up), [c for c in self._channels() if c == stream.channel])
 
     def _survey(self, peers: Iterable[NodeId], channels: list[Channel]) -> list[Effect]:
         effects: list[Effect] = []
@@ -244,6 +242,9 @@ class Recovery:
         if any(p not in (None, d) for p, d in zip(pledged, split_digests(value), strict=True)):
             # What it vouched for it does not take back; it says nothing about it any more.
             return self._give_up(job)
+        if not borders(job, self._desks.get(job.stream)):
+            self._job = None  # its publisher has spoken: the journal must not say otherwise
+            return self._next()
         job.writing = True
         if entry.policy.journal:
             return [Persist(Vouched(job.stream, job.first, value))]
@@ -254,9 +255,8 @@ class Recovery:
         job = self._job
         if job is None or not job.writing or job.bodies is None:
             return []
-        if (job.stream, job.first, job.bodies[0]) != (record.stream, record.first, record.digests):
-            return []
-        return self._write(job)
+        mine = (job.stream, job.first, job.bodies[0])
+        return self._write(job) if mine == (record.stream, record.first, record.digests) else []
 
     def _write(self, job: Job) -> list[Effect]:
         self._job = None
@@ -391,7 +391,7 @@ class Recovery:
         self._set = False
         self._watch()
         effects: list[Effect] = []
-        if self._idle or any(ticks % GRACE == 1 for ticks in self._outpaced.values()):
+        if self._idle or any(self._outpaced[s] % GRACE == 1 for s in self._outpaced_now()):
             self._idle = False
             effects += self._survey(tuple(self._up), self._channels())
         for key, ticks in list(self._surveyed.items()):
@@ -423,22 +423,23 @@ class Recovery:
             before, ticks = self._seen.get(stream, (at, 0))
             seen[stream] = (at, ticks + 1 if before == at else 0)
         self._seen = seen
+        now = self._outpaced_now()
         self._outpaced = {
-            stream: self._outpaced.get(stream, 0) + self._is_outpaced(stream)
+            stream: self._outpaced.get(stream, 0) + (stream in now)
             for stream in self._known()
-            if stream in self._outpaced or self._is_outpaced(stream)
+            if stream in self._outpaced or stream in now
         }
 
     def _known(self) -> list[Stream]:
         """Streams that this broker or a peer has."""
         mine = [desk.stream for desk in self._desks.all()]
-        return list(dict.fromkeys([*mine, *self._holdings.streams()]))
+        return list(dict.fromkeys(mine + self._holdings.streams()))
+
+    def _outpaced_now(self) -> dict[Stream, None]:
+        return {stream: None for stream in self._known() if self._is_outpaced(stream)}
 
     def _is_outpaced(self, stream: Stream) -> bool:
-        """Whether it may turn out yet that enough peers hold what is lacking: others may be late.
-
-        A stream that is not open here counts once so many speak of it that it exists.
-        """
+        """Whether it may turn out yet that enough peers hold what is lacking: they may be late."""
         entry, desk = self._entry(stream), self._desks.get(stream)
         if entry is None or self._outpaced.get(stream, 0) >= UNANSWERED:
             return False
