@@ -474,3 +474,26 @@ def test_named_subscription_without_an_event_loop() -> None:
             with pytest.raises(TimeoutError):
                 mine.next(timeout_s=0.1)
         assert again == [(2, 2), (3, 1)]
+
+
+@in_a_loop
+async def test_consumers_beyond_the_bound_take_turns_and_do_not_displace_one_another_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quorumcast.named.state.MAX_MEMBERS", 1)
+    async with MemoryCell(channels=CHANNELS) as cell:
+        alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
+        async with (
+            bob.subscribe_as("orders", "billing") as one,
+            carol.subscribe_as("orders", "billing") as two,
+        ):
+            await until(lambda: list(one.state().members) == ["carol"])
+            stood = two.position
+            await publish(alice, "logs", 200)
+            assert two.position == stood
+            await publish(alice, "orders", 1)
+            found = [asyncio.ensure_future(anext(consumer)) for consumer in (one, two)]
+            done, waiting = await asyncio.wait(found, return_when=asyncio.FIRST_COMPLETED)
+            assert seen([task.result() for task in done]) == [(1, 1)]
+            for task in waiting:
+                task.cancel()

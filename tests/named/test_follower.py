@@ -167,6 +167,39 @@ def test_snapshot_before_what_was_read_is_of_no_use() -> None:
     assert feed(shared(10), (12, CAROL, Snapshot(12, picture))).state is None
 
 
+def test_snapshot_of_what_was_begun_anew_meanwhile_misleads_nobody() -> None:
+    """Carol begins anew while bob writes the state down: who reads both must not go with bob."""
+    log: list[tuple[int, NodeId, AnyOperation]] = [
+        (1, BOB, Create(0, 1, Settings(), charter())),
+        (2, BOB, Join(5)),
+        (3, BOB, Claim(5, 2, 90)),
+        (4, BOB, Beat(5)),
+    ]
+    before = feed(shared(), *log).state
+    assert before is not None
+    log.append((5, CAROL, Create(2, 50, Settings(), charter())))
+    log.append((6, BOB, Snapshot(4, before.picture())))
+    whole = feed(shared(), *log)
+    assert whole.state is not None
+    assert whole.state.next == 50
+    later = feed(shared(since=4), *log[3:])
+    assert later.state is None
+    log.append((7, CAROL, Snapshot(6, whole.state.picture())))
+    later = feed(shared(since=4), *log[3:])
+    assert later.state is not None
+    assert later.state.picture() == whole.state.picture()
+
+
+def test_member_of_a_newer_manifest_may_begin_anew() -> None:
+    made = feed(
+        shared(),
+        (1, BOB, Create(0, 1, Settings(), charter())),
+        (2, DAVE, Create(1, 9, Settings(), charter("bob", "dave", epoch=2))),
+    )
+    assert made.state is not None
+    assert (made.state.next, made.state.allowed) == (9, ("bob", "dave"))
+
+
 def test_reader_without_a_root_keeps_no_more_than_its_bound() -> None:
     made = shared(10)
     feed(made, *((position, BOB, Beat(1)) for position in range(10, 12 + MAX_EARLY)))

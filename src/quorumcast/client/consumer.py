@@ -247,7 +247,10 @@ class Consumer:
             )
         if not state.may(me):
             raise UsageError(f"{me!r} is no longer a member of {self._follower.name!r}")
-        self._join()  # we were silent for too long; others may have our work
+        # We were silent for too long, or made room while we held nothing. Whoever came back before
+        # there is work would take the place of another, which would come back as well.
+        if self._work_to_claim():
+            self._join()
 
     def _look_at_work(self) -> None:
         mine = {claim.position: claim for claim in self.state.held_by(self._node.name)}
@@ -323,10 +326,13 @@ class Consumer:
             return
         if state.session(self._node.name) != self.session:
             return
-        if state.pool or state.next < self._live.end:
+        if self._work_to_claim():
             claim = Claim(self.session, room, self._live.end)
             self._claim = encode(self._follower.shared, self._follower.name, claim)
             self.say(claim)
+
+    def _work_to_claim(self) -> bool:
+        return bool(self.state.pool) or self.state.next < self._live.end
 
     # -------------------------------------------------------------- handing out
 

@@ -218,6 +218,7 @@ class NamedSubscription:
                 )
             else:
                 start = self._beginning or live.oldest
+            self._check_charter(follower)
             upto = follower.seen
             consumer.say(Create(upto, start, self._settings, self._charter()))
             await consumer.until(lambda: follower.state is not None and follower.state.root > upto)
@@ -229,6 +230,15 @@ class NamedSubscription:
         elif self._given and follower.state.settings != self._settings:
             consumer.say(Configure(self._settings))
         await consumer.join()
+
+    def _check_charter(self, follower: Follower) -> None:
+        """What is older than the state changes nothing, and would be waited for for ever."""
+        epoch = self._node.manifest.epoch
+        if self._group is not None and follower.state is not None and epoch < follower.state.epoch:
+            raise UsageError(
+                f"{self.name!r} follows epoch {follower.state.epoch} of the manifest, and this one "
+                f"is of epoch {epoch}: connect with the newest one"
+            )
 
     def _charter(self) -> bytes:
         return b"" if self._group is None else self._node.charter()

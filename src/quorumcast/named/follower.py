@@ -6,7 +6,7 @@ are retained for a while only, so most readers begin in the middle, at operation
 
 - a `Snapshot` whose `upto` is not before `since - 1`, by somebody whom the reader trusts: the owner
   of a private subscription, a member (by the reader's own manifest) of a shared one. What was read
-  after `upto` and before the snapshot is applied to it;
+  after `upto` and before the snapshot is applied to it, unless a `Create` is among that;
 - a `Create` whose `upto` is not before `since - 1`: its author had read everything up to there, and
   the reader has read everything since, so both know that no other `Create` came in between. Its
   author must be trusted as well, unless the reader has read from the first operation on: then the
@@ -154,8 +154,8 @@ class Follower:
             self._created = position
             if not known or not (self._since == 1 or self._trusted(author)):
                 return
-        elif state.root > create.upto or charter.epoch < state.epoch or not state.may(author):
-            return
+        elif state.root > create.upto or charter.epoch < state.epoch:
+            return  # a newer charter speaks for itself: whom it adds need not wait for a member
         self.state = State(position, create.start, charter.members, charter.settings, charter.epoch)
         self._early.clear()
         self.rooted, self.operations = position, 0
@@ -164,6 +164,8 @@ class Follower:
         if self.state is None:
             if not self._trusted(author) or not self._since - 1 <= snapshot.upto < position:
                 return
+            if self._created > snapshot.upto:
+                return  # whether what it shows was begun anew since then cannot be known here
             self.state = State.restored(snapshot.picture)
             early, self._early = self._early, deque()
             for entry in early:
