@@ -14,6 +14,7 @@ from quorumcast.agents.subscriber import Subscriber
 from quorumcast.core.ids import NodeId, Stream, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.machine import (
+    CancelTimer,
     Connected,
     Drop,
     DropReason,
@@ -26,6 +27,7 @@ from quorumcast.core.machine import (
     Suspect,
     Suspicion,
     TimerFired,
+    Waive,
 )
 from quorumcast.core.messages import Contents, Position, Positions, Pull, Subscribe
 from quorumcast.manifest.policy import Policy
@@ -159,6 +161,18 @@ def test_recall_keeps_no_more_than_its_bound() -> None:
     assert made.sizes()["recalled"] == MAX_RECALLED
     made.handle(Leave(ORDERS), T0)
     assert made.sizes()["recalled"] == 0
+
+
+def test_recall_that_nobody_waits_for_any_more_makes_room() -> None:
+    made = joined(end=5000)
+    made.handle(Recall(ORDERS, 1, MAX_RECALLED), T0)
+    made.handle(Waive(ORDERS, 1, MAX_RECALLED // 2), T0)
+    made.handle(Recall(ORDERS, 3000, 1), T0)
+    assert made.sizes()["recalled"] == MAX_RECALLED // 2 + 1
+    ended = made.handle(Waive(ORDERS, 1, 5000), T0)
+    assert ended == [CancelTimer(RecallDue(ORDERS))]
+    assert made.sizes()["recalled"] == 0
+    assert made.handle(Waive(ORDERS, 1, 5000), T0) == []
 
 
 def test_recall_without_one_order_or_an_interest_does_nothing() -> None:

@@ -291,3 +291,38 @@ async def test_recalled_positions_that_are_gone_say_so() -> None:
             found = await events.recall([3, 40])
             assert found[3] == Gap(total_order(events.channel), 3, 32)
             assert isinstance(found[40], Batch)
+
+
+@in_a_loop
+async def test_recall_that_was_given_up_leaves_room_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quorumcast.agents.recalling.MAX_RECALLED", 8)
+    async with MemoryCell(channels={"trades": "total"}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, "trades", 12)
+        async with bob.subscribe("trades") as events:
+            cell.cut("bob")
+            given_up = asyncio.ensure_future(events.recall(range(1, 9)))
+            await asyncio.sleep(0)
+            given_up.cancel()
+            await asyncio.wait([given_up])
+            again = asyncio.ensure_future(events.recall([12]))
+            await asyncio.sleep(0)
+            cell.heal("bob")
+            batch = (await again)[12]
+            assert isinstance(batch, Batch)
+            assert batch.payloads == [b"12"]
+
+
+@in_a_loop
+async def test_recall_of_a_subscription_that_is_closed_ends() -> None:
+    async with MemoryCell(channels={"trades": "total"}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, "trades", 12)
+        async with bob.subscribe("trades") as events:
+            cell.cut("bob")
+            waiting = asyncio.ensure_future(events.recall([3]))
+            await asyncio.sleep(0)
+        with pytest.raises(UsageError, match="listens to 'trades' no more"):
+            await waiting

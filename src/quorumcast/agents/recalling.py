@@ -42,6 +42,7 @@ from quorumcast.core.machine import (
     Suspect,
     Suspicion,
     Timer,
+    Waive,
 )
 from quorumcast.core.messages import Contents, Pull
 from quorumcast.core.quorum import accept_votes
@@ -113,6 +114,13 @@ class Recaller:
         gone = self._gone(interest)
         self._tries[interest.channel] = 0
         return gone + self._ask(interest, list(wanted)) + self._await(interest.channel)
+
+    def on_waive(self, waive: Waive) -> list[Effect]:
+        """Nobody waits for these positions any more: there is room for others."""
+        wanted = self._wanted.get(waive.channel, {})
+        for position in range(waive.first, waive.first + waive.count):
+            wanted.pop(position, None)
+        return [] if wanted else self.forget(waive.channel)
 
     def on_due(self, interest: Interest | None, channel: Channel) -> tuple[bool, list[Effect]]:
         """Answers are late: ask everybody; says whether bases should be asked for as well."""

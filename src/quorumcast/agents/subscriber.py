@@ -52,6 +52,7 @@ from quorumcast.core.machine import (
     Suspicion,
     Timer,
     TimerFired,
+    Waive,
 )
 from quorumcast.core.messages import (
     Checkpoint,
@@ -154,6 +155,8 @@ class Subscriber:
                 return self._receipts.on_prove(self._interests.get(stream.channel), event)
             case Recall(channel=channel):
                 return self._recaller.on_recall(self._interests.get(channel), event)
+            case Waive():
+                return self._recaller.on_waive(event)
             case _:
                 return []
 

@@ -32,6 +32,7 @@ from quorumcast.core.machine import (
     Recall,
     Recalled,
     Refused,
+    Waive,
 )
 from quorumcast.core.messages import Positions
 from quorumcast.core.statements import Receipt
@@ -123,6 +124,8 @@ class Incoming:
         if not present:
             del self._subscriptions[channel]
             self.driver.feed(Leave(channel))
+            left = UsageError(f"this node listens to {channel!r} no more: subscribe again")
+            self._fail_recalls(left, channel)
 
     def adopt(self, manifest: Manifest) -> None:
         """Go on in a new epoch: channels may have more columns, and patterns other channels."""
@@ -274,13 +277,18 @@ class Incoming:
                 self.driver.feed(Recall(channel, first, last - first + 1))
             return list(await asyncio.gather(*futures.values()))
         finally:
+            waived: list[int] = []
             for position, future in futures.items():
                 future.cancel()
                 waiting = self._recalls.get((channel, position), [])
                 if future in waiting:
                     waiting.remove(future)
-                if not waiting:
-                    self._recalls.pop((channel, position), None)
+                    if not waiting:
+                        del self._recalls[channel, position]
+                        waived.append(position)
+            # Or what nobody waits for would leave no room for what somebody does.
+            for first, last in spans(waived):
+                self.driver.feed(Waive(channel, first, last - first + 1))
 
     def _on_recalled(self, effect: Recalled) -> None:
         for future in self._recalls.pop((effect.channel, effect.position), ()):
@@ -295,17 +303,23 @@ class Incoming:
             # A pattern is told by the manifest what it may read; only its beginning can fail.
             if channel in (None, subscription.channel) or subscription.awaits(channel):
                 subscription.fail(error)
-        pending: list[asyncio.Future[Any]] = []
         if channel is None:
-            pending += [f for waiting in self._proofs.values() for f in waiting]
+            _fail_all((f for waiting in self._proofs.values() for f in waiting), error)
+        self._fail_recalls(error, channel)
+
+    def _fail_recalls(self, error: Exception, channel: Channel | None) -> None:
+        """Those of one channel, or of all."""
         for (name, _), waiting in self._recalls.items():
-            if channel is None or channel == name:
-                pending += waiting
-        for future in pending:
-            if not future.done():
-                future.set_exception(error)
+            if channel in (None, name):
+                _fail_all(waiting, error)
 
     def close(self) -> None:
         """End every subscription."""
         for subscription in list(self._all):
             subscription.close()
+
+
+def _fail_all(futures: Iterable[asyncio.Future[Any]], error: Exception) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)

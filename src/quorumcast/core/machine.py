@@ -137,6 +137,14 @@ class Recall(msgspec.Struct, frozen=True):
     count: int
 
 
+class Waive(msgspec.Struct, frozen=True):
+    """The application does not wait for these positions any more."""
+
+    channel: Channel
+    first: int
+    count: int
+
+
 class Renewal(msgspec.Struct, frozen=True):
     """The operator's manifest file has a newer epoch; the driver has read and checked it."""
 
@@ -163,6 +171,7 @@ Event = (
     | Leave
     | Prove
     | Recall
+    | Waive
     | Renewal
     | Passage
 )
