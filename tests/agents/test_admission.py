@@ -23,7 +23,8 @@ from tests.support.ordering import offer
 from quorumcast.agents.broker import Broker
 from quorumcast.agents.publisher import Publisher
 from quorumcast.agents.subscriber import Subscriber
-from quorumcast.core.ids import Millis, NodeId, Stream
+from quorumcast.core.ids import Millis, NodeId, Stream, at_seat
+from quorumcast.core.limits import MAX_SEATS
 from quorumcast.core.machine import (
     Connected,
     Disconnected,
@@ -102,6 +103,25 @@ def test_publisher_beyond_the_limit_is_refused_until_one_finishes_or_is_gone(nam
     broker.handle(Disconnected(BOB), T0)
     assert open_stream(broker, ALICE) == []
     assert broker.publishers() == {ORDERS: [ALICE]}
+
+
+def test_seats_of_a_client_have_one_place_between_them() -> None:
+    """Or one client that takes all its seats would keep everybody else out."""
+    broker = Cell(limited("ab", publishers=2, subscribers=2)).broker()
+    seats = [at_seat(ALICE, seat) for seat in range(MAX_SEATS + 1)]
+    for seat in seats:
+        assert open_stream(broker, seat) == []
+        assert listen(broker, seat) == []
+    assert open_stream(broker, BOB) == []
+    assert listen(broker, BOB) == []
+    assert open_stream(broker, CAROL) != []
+    assert listen(broker, CAROL) != []
+    for seat in seats[1:]:
+        broker.handle(Disconnected(seat), T0)
+    assert open_stream(broker, CAROL) != []  # alice is still there
+    broker.handle(Disconnected(ALICE), T0)
+    assert open_stream(broker, CAROL) == []
+    assert listen(broker, CAROL, 100) == []
 
 
 def test_publisher_without_a_place_publishes_nothing_and_offers_nothing() -> None:

@@ -2,14 +2,17 @@
 
 A channel may limit how many clients publish and listen at the same time. Every broker counts for
 itself: a client has a place from its first word on the channel until it says that it has finished,
-or is gone. Whoever has one is never refused for want of places. A client gives up once f+1 brokers
-refuse it; with fewer it goes on, and asks those again.
+or is gone; all its seats have one between them, or a single identity could take seventeen. Whoever
+has one is never refused for want of places. A client gives up once f+1 brokers refuse it; with
+fewer it goes on, and asks those again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from quorumcast.agents.audience import Audience
-from quorumcast.core.ids import Channel, NodeId
+from quorumcast.core.ids import Channel, NodeId, holder
 from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Send
 from quorumcast.core.messages import Offer, Open, Refuse
 from quorumcast.manifest.manifest import Manifest
@@ -24,7 +27,8 @@ class Admission:
         self._manifest = manifest
         self._me = me
         self._audience = audience
-        #: Who publishes on a channel; only those with the right to, no more than its limit.
+        #: Who publishes on a channel; only those with the right to, at the seats of no more clients
+        #: than its limit.
         self._publishers: dict[Channel, dict[NodeId, None]] = {}
         self.disk_full = False
 
@@ -82,7 +86,7 @@ class Admission:
             return refusal
         entry = self._manifest.channel(channel)
         there = self._audience.readers(channel)
-        if entry is None or len(there) < entry.policy.limits.subscribers or sender in there:
+        if entry is None or _has_room(there, sender, entry.policy.limits.subscribers):
             return []
         return self._full(sender, channel, "subscribers", entry.policy.limits.subscribers)
 
@@ -95,7 +99,7 @@ class Admission:
         if sender in there:
             return []
         entry = self._manifest.channel(channel)
-        if entry is not None and len(there) >= entry.policy.limits.publishers:
+        if entry is not None and not _has_room(there, sender, entry.policy.limits.publishers):
             return self._full(sender, channel, "publishers", entry.policy.limits.publishers)
         there[sender] = None
         return []
@@ -117,3 +121,11 @@ class Admission:
             said = f"the disk of {self._me} is full: free some space; nothing was lost"
             return [Drop(DropReason.OVER_LIMIT, sender), Send((sender,), Refuse(channel, said))]
         return self.may_not_publish(sender, channel)
+
+
+def _has_room(there: Collection[NodeId], sender: NodeId, limit: int) -> bool:
+    """Whether a node has a place, or its client has, or there is one more."""
+    if len(there) < limit or sender in there:
+        return True
+    clients = {holder(node) for node in there}
+    return len(clients) < limit or holder(sender) in clients

@@ -77,7 +77,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     window: int = 1024
     #: Live streams (incarnations) per publisher and channel; the oldest gives way.
     streams_per_publisher: int = 4
-    #: Clients that may publish, and listen, at the same time.
+    #: Clients that may publish, and listen, at the same time; the seats of one count once.
     publishers: int = 1_000_000
     subscribers: int = 1_000_000
     #: Publications a publisher keeps until brokers acknowledged them.
