@@ -326,3 +326,37 @@ async def test_recall_of_a_subscription_that_is_closed_ends() -> None:
             await asyncio.sleep(0)
         with pytest.raises(UsageError, match="listens to 'trades' no more"):
             await waiting
+
+
+@in_a_loop
+async def test_second_subscription_does_not_wait_for_what_the_first_has_read() -> None:
+    async with MemoryCell(channels={"trades": "total"}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, "trades", 3)
+        async with bob.subscribe("trades", start="earliest") as first:
+            assert len([item async for item in first.held()]) == 3
+            async with bob.subscribe("trades") as second:
+                assert second.unread == {}
+                assert [item async for item in second.held()] == []
+
+
+@pytest.mark.parametrize("fault", ["", "silent"])
+@in_a_loop
+async def test_questions_are_answered_while_the_queue_is_full(fault: str) -> None:
+    """Whoever takes one publication and asks about it waits with a full queue behind it."""
+    async with MemoryCell(channels={"trades": "total"}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, "trades", 40)
+        async with bob.subscribe("trades", start="earliest", queue=8) as events:
+            await until(lambda: events.full)
+            if fault:
+                cell.make_lie("broker-1", fault)
+            batch = (await events.recall([3]))[3]
+            assert isinstance(batch, Batch)
+            assert batch.payloads == [b"3"]
+            receipt = await batch.events()[0].receipt()
+            assert receipt.number == 3
+            assert events.full
+            payloads = [item.payloads[0] async for item in events.held() if isinstance(item, Batch)]
+            assert payloads == [b"%d" % number for number in range(1, 41)]
+            assert bob.suspicions == {} or set(bob.suspicions) == {"broker-1"}

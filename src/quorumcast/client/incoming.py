@@ -3,6 +3,8 @@
 Several `Subscription`s may share a channel; the machine joins it once. While the queue of any of
 them is full the role is *held*: its machine hears nothing and its clock stands still, so that
 nobody is suspected of our own slowness. `node.Node` decides what happens to the sockets meanwhile.
+An application that waits for an answer (a recall, a receipt) takes nothing from its queue until it
+has it: while one does, the machine hears answers all the same, and nothing else.
 
 A subscription to a pattern follows the epochs: it joins a channel that is made later from its first
 publication on, one that it only now has the right to from then on (from the oldest, if that is how
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from quorumcast.agents import subscriber as agent
+from quorumcast.agents.recalling import RecallDue
 from quorumcast.client.outgoing import MakeDriver
 from quorumcast.client.rights import matching_channels
 from quorumcast.client.subscription import Subscription
@@ -34,7 +37,7 @@ from quorumcast.core.machine import (
     Refused,
     Waive,
 )
-from quorumcast.core.messages import Positions
+from quorumcast.core.messages import Checkpoint, Contents, Positions
 from quorumcast.core.statements import Receipt
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened
@@ -50,6 +53,10 @@ MOST_RECALLED = 256
 HELD = "held-back"
 #: Packets kept while held; a paused socket delivers at most what one read had brought.
 MAX_KEPT = 1024
+
+
+#: What recalls and receipts are made of.
+ANSWERS = (Contents, Checkpoint, Positions)
 
 
 class Incoming:
@@ -184,12 +191,20 @@ class Incoming:
     def receive(self, peer: NodeId, opened: Opened) -> None:
         """Messages for the machine, which hears none while it is held."""
         if self.held:
-            if self.paused and len(self._kept) < MAX_KEPT:
+            if self.awaits:
+                answers = [said for said in opened if type(said[0]) in ANSWERS]
+                self._missed |= len(answers) < len(opened)
+                self._telemetry.drops[HELD] += len(opened) - len(answers)
+                self._hear(peer, answers)
+            elif self.paused and len(self._kept) < MAX_KEPT:
                 self._kept.append((peer, opened))
             else:
                 self._missed = True
                 self._telemetry.drops[HELD] += len(opened)
             return
+        self._hear(peer, opened)
+
+    def _hear(self, peer: NodeId, opened: Opened) -> None:
         self.driver.receive(peer, opened)
         for message, _ in opened:
             if type(message) is Positions:
@@ -200,11 +215,20 @@ class Incoming:
         full = any(s.full for s in self._all)
         if full and not self.held:
             self.held = True
-            self.driver.hold()
+            self.driver.hold(RecallDue)
             self._on_held()
         elif not full and self.held:
             self.held = False
             self.driver.release()
+            self._on_held()
+
+    @property
+    def awaits(self) -> bool:
+        """Whether the application waits for an answer."""
+        return bool(self._recalls or self._proofs)
+
+    def _awaits_changed(self) -> None:
+        if self.held:
             self._on_held()
 
     def go_on(self, peers: Iterable[NodeId]) -> None:
@@ -226,6 +250,7 @@ class Incoming:
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
         waiting = self._proofs.setdefault(key, [])
         waiting.append(future)
+        self._awaits_changed()
         try:
             self.driver.feed(Prove(stream, number, contents))
             async with asyncio.timeout(RECEIPT_TIMEOUT_S):
@@ -239,6 +264,7 @@ class Incoming:
             waiting.remove(future)
             if not waiting and self._proofs.get(key) is waiting:
                 del self._proofs[key]
+            self._awaits_changed()
 
     def _on_proven(self, effect: Proven) -> None:
         for future in self._proofs.get((effect.receipt.stream, effect.receipt.number), ()):
@@ -272,6 +298,7 @@ class Incoming:
         futures: dict[int, asyncio.Future[Recalled]] = {p: loop.create_future() for p in positions}
         for position, future in futures.items():
             self._recalls.setdefault((channel, position), []).append(future)
+        self._awaits_changed()
         try:
             for first, last in spans(positions):
                 self.driver.feed(Recall(channel, first, last - first + 1))
@@ -289,6 +316,7 @@ class Incoming:
             # Or what nobody waits for would leave no room for what somebody does.
             for first, last in spans(waived):
                 self.driver.feed(Waive(channel, first, last - first + 1))
+            self._awaits_changed()
 
     def _on_recalled(self, effect: Recalled) -> None:
         for future in self._recalls.pop((effect.channel, effect.position), ()):

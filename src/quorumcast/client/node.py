@@ -327,7 +327,7 @@ class Node:
         incoming = self._incoming
         if incoming is None:
             return
-        incoming.paused = incoming.held and self._outgoing is None
+        incoming.paused = incoming.held and not incoming.awaits and self._outgoing is None
         if incoming.paused:
             self.links.pause_reading()
             return

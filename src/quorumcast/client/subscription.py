@@ -198,7 +198,8 @@ class Subscription:
     def stands(self, channel: Channel, ends: dict[Stream, int]) -> None:
         """Enough brokers have said where the streams of a channel stand."""
         self._channels[channel] = True
-        if not self.joined.done():
+        # Who begins with what comes next has nothing before it, wherever others on this node began.
+        if not self.joined.done() and self.start is not None:
             self._ends.update({stream: end - 1 for stream, end in ends.items()})
         self._check_joined()
 

@@ -113,6 +113,7 @@ class Driver:
         self.stopped = False
         #: Timers that ran out while the machine was held; None when it is not.
         self._postponed: dict[Timer, None] | None = None
+        self._running: tuple[type[Timer], ...] = ()
         self._table: dict[type, Callable[[Any], None]] = {
             Send: self._on_send,
             SetTimer: self._on_set_timer,
@@ -262,7 +263,7 @@ class Driver:
             self._armed[timer] = self._loop.call_at(due, self._fire, timer)
             return
         del self._due[timer]
-        if self._postponed is None:
+        if self._postponed is None or isinstance(timer, self._running):
             self.feed(TimerFired(timer))
         else:
             self._postponed[timer] = None
@@ -298,10 +299,10 @@ class Driver:
 
     # ---------------------------------------------------------- holding, ending
 
-    def hold(self) -> None:
-        """Stop the machine's clock: timers wait until `release`."""
+    def hold(self, *running: type[Timer]) -> None:
+        """Stop the machine's clock: timers wait until `release`, except for these."""
         if self._postponed is None:
-            self._postponed = {}
+            self._postponed, self._running = {}, running
 
     def release(self) -> None:
         """Let the clock run on; timers that ran out get a moment for what peers say meanwhile."""
