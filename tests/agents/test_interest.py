@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.support.cells import (
     AB,
     ALICE,
@@ -21,7 +22,7 @@ from tests.support.cells import (
 from quorumcast.agents.interest import DOUBTFUL_TICKS, Interest
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.limits import MAX_STREAMS_NAMED
-from quorumcast.core.machine import Gap
+from quorumcast.core.machine import Effect, Gap
 from quorumcast.core.messages import Cursor, Position, Positions, Subscribe
 from quorumcast.manifest.policy import Policy
 
@@ -82,6 +83,27 @@ def test_interest_asks_for_a_time_until_it_has_begun() -> None:
     assert made.acceptors[STREAM].next == 5
     assert made.ends == {STREAM: 10}
     assert made.subscribe_to(B1).since == 0
+
+
+@pytest.mark.parametrize(("bases", "first"), [((1, 1, 7), 1), ((1, 7, 7), 7), ((2**61, 7, 7), 7)])
+def test_interest_brokers_that_looked_less_far_for_a_time_have_lost_nothing(
+    bases: tuple[int, ...], first: int
+) -> None:
+    made = interest(start=0, since=1234)
+    said: list[Effect] = []
+    for broker, base in zip((B1, B2, B3), bases, strict=True):
+        position = Position(STREAM, base, 10, 1)
+        said += made.on_positions(broker, Positions(ORDERS, (position,)))[1]
+    assert (said, made.acceptors[STREAM].next) == ([], first)
+
+
+def test_interest_what_too_few_hold_of_a_time_is_a_gap() -> None:
+    made = interest(start=0, since=1234)
+    said: list[Effect] = []
+    for broker, base, oldest in ((B1, 3, 1), (B2, 3, 1), (B3, 7, 7), (B4, 7, 7)):
+        position = Position(STREAM, base, 10, oldest)
+        said += made.on_positions(broker, Positions(ORDERS, (position,)))[1]
+    assert (said, made.acceptors[STREAM].next) == ([Gap(STREAM, 3, 6)], 7)
 
 
 def doubtful() -> Interest:

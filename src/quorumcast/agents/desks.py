@@ -288,13 +288,16 @@ class Desks:
             if data.channel != channel or not desk.genuine:
                 continue
             ledger = desk.carrier.ledger
-            base = ledger.base
+            oldest = ledger.base
+            if ledger.base > ledger.floor and expects(desk):
+                oldest = ledger.floor
             if since_us:
-                base = ledger.since(search, labelled=desk.entry.policy.total)
-            # What is expected may begin earlier: whoever asks for a time skips what lies before it.
-            if base == ledger.base > ledger.floor and expects(desk):
-                base = ledger.floor
-            found.append(Position(data, base, ledger.next))
+                first = ledger.since(search, labelled=desk.entry.policy.total)
+                # What is expected may begin earlier: whoever asked skips what lies before the time.
+                base = oldest if first == ledger.base else first
+                found.append(Position(data, base, ledger.next, oldest))
+            else:
+                found.append(Position(data, oldest, ledger.next))
             if isinstance(desk.carrier, History):
                 histories = desk.carrier.history_ledger
                 found.append(Position(data.history, histories.base, histories.next))

@@ -5,8 +5,9 @@ taken: f liars can push it neither beyond what a correct broker reported nor bel
 turn up later begin at 1. A stream counts only once f+1 brokers have named it, so that a lying
 broker cannot make a subscriber keep streams that do not exist.
 
-To begin at a time, brokers are asked for the first number of that time instead of their oldest; the
-answers are ranked in the same way, so no liar can say more than with its oldest.
+To begin at a time, brokers are asked for the first number of that time beside their oldest; the
+answers are ranked in the same way, so no liar can say more than with its oldest. Correct brokers
+may give different answers, for they look only so far at once: that is no loss.
 
 What nobody holds any longer is announced as a gap, never passed over in silence.
 """
@@ -14,7 +15,7 @@ What nobody holds any longer is announced as a gap, never passed over in silence
 from __future__ import annotations
 
 from quorumcast.agents.archive import Archive
-from quorumcast.broadcast.acceptance import Acceptor, Rule, rule_for
+from quorumcast.broadcast.acceptance import Acceptor, rules_for
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED
 from quorumcast.core.machine import Effect, Gap, Refused, Suspect, Suspicion
@@ -22,7 +23,6 @@ from quorumcast.core.messages import Cursor, Position, Positions, Subscribe
 from quorumcast.core.quorum import Broadcast, Protection, Quorums, accept_votes
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
-from quorumcast.manifest.policy import Policy
 
 #: Refreshes for which a beginning in the past waits for brokers that may know of more.
 DOUBTFUL_TICKS = 4
@@ -79,7 +79,7 @@ class Interest:
         self._quorums: Quorums = manifest.quorums
         self._keyring = keyring
         policy = entry.policy
-        self._rules = _rules(self._quorums, policy)
+        self._rules = rules_for(self._quorums, policy)
         #: What each broker last said it holds; at most MAX_STREAMS_NAMED streams each.
         self._positions: dict[NodeId, dict[Stream, Position]] = {}
         #: Streams (data lanes) that too few brokers have named yet, and which ones have; of each
@@ -118,7 +118,7 @@ class Interest:
         """
         self._manifest = manifest
         self._quorums = manifest.quorums
-        self._rules = _rules(self._quorums, self.entry.policy)
+        self._rules = rules_for(self._quorums, self.entry.policy)
         members = manifest.broker_ids
         for known in (self._positions, self.lagging):
             for gone in [broker for broker in known if broker not in members]:
@@ -213,16 +213,14 @@ class Interest:
         return any(self._claimed(stream) < self._agreed(stream) for stream in streams)
 
     def _claimed(self, stream: Stream) -> int:
-        """From this number on, at least one correct broker holds a stream."""
-        return self._base(stream, self._enough_to_believe)
+        """From this number on, at least one correct broker holds a stream, or what is wanted."""
+        held = [held[stream].base for held in self._positions.values() if stream in held]
+        return _rank(held, self._enough_to_believe)
 
     def _agreed(self, stream: Stream) -> int:
         """From this number on, as many brokers as it takes to accept say that they hold it."""
-        return self._base(stream, self._needed(stream.lane))
-
-    def _base(self, stream: Stream, rank: int) -> int:
-        bases = sorted(held[stream].base for held in self._positions.values() if stream in held)
-        return bases[min(rank, len(bases)) - 1]
+        held = [_oldest(held[stream]) for held in self._positions.values() if stream in held]
+        return _rank(held, self._needed(stream.lane))
 
     def _relevant(self, stream: Stream) -> bool:
         return (
@@ -274,7 +272,7 @@ class Interest:
             return end, [self._refuse_start(start, end)]
         # Whoever claims to hold nothing before some far number must not keep us from what comes.
         oldest = min(self._agreed(stream), end)
-        start = start or min(self._claimed(stream), oldest)
+        start = start or min(self._claimed(stream), end)
         return max(start, oldest), [Gap(stream, start, oldest - 1)] if start < oldest else []
 
     def _speaks_of(self, held: dict[Stream, Position], data: Stream) -> bool:
@@ -355,7 +353,7 @@ class Interest:
         """The first number that enough brokers may still hold to be accepted."""
         # A broker that has not spoken of the stream may hold all of it.
         bases = sorted(
-            held[stream].base if held is not None and stream in held else 0
+            _oldest(held[stream]) if held is not None and stream in held else 0
             for held in map(self._positions.get, self._manifest.broker_ids)
             if held is not None or not of_those_who_answer
         )
@@ -439,9 +437,11 @@ class Interest:
         )
 
 
-def _rules(quorums: Quorums, policy: Policy) -> dict[Lane, Rule]:
-    """When a number of either lane is accepted."""
-    return {
-        Lane.DATA: rule_for(quorums, policy.protection, policy.broadcast),
-        Lane.HISTORY: rule_for(quorums, Protection.BYZANTINE, Broadcast.BRACHA),
-    }
+def _oldest(position: Position) -> int:
+    """From where on a broker holds a stream, whatever it was asked for."""
+    return position.oldest or position.base
+
+
+def _rank(numbers: list[int], rank: int) -> int:
+    """The so-manieth smallest, or the largest if there are fewer."""
+    return sorted(numbers)[min(rank, len(numbers)) - 1]

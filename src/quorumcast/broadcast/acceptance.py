@@ -20,12 +20,13 @@ from collections.abc import Callable
 
 from quorumcast.broadcast.boxes import Box, Boxes, Value, part_of
 from quorumcast.broadcast.chain import last_of_chain
-from quorumcast.core.ids import DIGEST_SIZE, Digest, NodeId, Stream, split_digests
+from quorumcast.core.ids import DIGEST_SIZE, Digest, Lane, NodeId, Stream, split_digests
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Deliver, Drop, DropReason, Effect, Suspect, Suspicion
 from quorumcast.core.quorum import Broadcast, Protection, Quorums, accept_votes
 from quorumcast.core.tally import Ballot, Tally
 from quorumcast.crypto.digest import Hasher
+from quorumcast.manifest.policy import Policy
 
 #: Whether the votes so far decide for a value.
 Rule = Callable[[Tally[Value], Value], bool]
@@ -40,6 +41,14 @@ def rule_for(quorums: Quorums, protection: Protection, broadcast: Broadcast) -> 
         return lambda tally, value: _all_voted(tally, value, last_of_chain(quorums, value[1]))
     threshold = accept_votes(quorums, protection, broadcast)
     return lambda tally, value: tally.count(value) >= threshold
+
+
+def rules_for(quorums: Quorums, policy: Policy) -> dict[Lane, Rule]:
+    """When a number of either lane is accepted."""
+    return {
+        Lane.DATA: rule_for(quorums, policy.protection, policy.broadcast),
+        Lane.HISTORY: rule_for(quorums, Protection.BYZANTINE, Broadcast.BRACHA),
+    }
 
 
 def _all_voted(tally: Tally[Value], value: Value, brokers: tuple[NodeId, ...]) -> bool:

@@ -134,18 +134,18 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
-    """What a broker holds of a stream: base … next-1."""
+    """What a broker holds of a stream: base … next-1; if asked for a time, oldest … next-1."""
 
     stream: Stream
     base: Positive
     next: Positive
+    oldest: Count = 0
 
 
 class Subscribe(Message, frozen=True, array_like=True):
     """Send me votes on this channel, from these cursors on; repeated whenever in doubt.
 
-    Whoever does not know yet where to begin may ask for a time: then each `Position.base` of the
-    answer is the first number stamped at or after `since` (microseconds), or one before it.
+    Asked for a time (microseconds), `Position.base` is the first number of it, or one before it.
     """
 
     channel: ChannelName
