@@ -168,7 +168,7 @@ def _hide_from_git(directory: Path) -> None:
     """Keys never belong into a repository; in a directory with other files only they are hidden."""
     ignore = directory / ".gitignore"
     if not ignore.exists():
-        ours = {"logs", "data", "evidence"}
+        ours = {"logs", "data", "evidence", "epochs"}
         alone = all(path.name in ours or path.suffix == ".old" for path in directory.iterdir())
         ignore.write_text("*\n" if alone else f"*{IDENTITY}\n*.old\n")
 

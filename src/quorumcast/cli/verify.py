@@ -1,4 +1,10 @@
-"""`quorumcast verify`: judge a receipt or a piece of evidence offline, from the manifest alone."""
+"""`quorumcast verify`: judge a receipt or a piece of evidence offline, from manifests alone.
+
+Keys, brokers and channels change from epoch to epoch, so a document is judged by the manifests of
+the epochs in which its statements were signed, where those are kept beside the one that is named.
+It has to hold by one of them as a whole: f is a promise about the brokers of one epoch, and those
+of two may be 2f liars. What fails only because such a manifest is missing is neither valid nor not.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,13 @@ from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
     from quorumcast.core.statements import Evidence, Receipt
+    from quorumcast.crypto.evidence import Court
     from quorumcast.manifest.manifest import Manifest
+
+#: The exit code of what cannot be judged.
+UNDECIDED = 3
+#: A stranger's document may name any number of epochs; a sentence names these.
+MOST_NAMED = 3
 
 EXAMPLE = "Example:  quorumcast verify receipt.json -m cell"
 
@@ -24,21 +36,57 @@ def verify(
 ) -> None:
     """Check a receipt or evidence, without asking any broker.
 
-    Exit code 0 if it holds, 1 if it does not.
+    Exit code 0 if it holds, 1 if it does not, 3 if it cannot be judged because the manifest of the
+    epoch in which it was signed is not there. Manifests of earlier epochs are in DIR/epochs.
     """
     from rich.markup import escape
 
-    from quorumcast.manifest.files import read_manifest
-
-    verdict = judge(read_document(file), read_manifest(manifest_path(manifest)))
+    verdict = judge_by_epochs(read_document(file), manifest_path(manifest))
+    titles = {True: "[green]valid[/]", False: "[red]not valid[/]", None: "[red]cannot be judged[/]"}
     if json_:
         print_json(verdict)
-    elif verdict["valid"]:
-        console().print(f"[green]valid[/]: {escape(verdict['says'])}", soft_wrap=True)
     else:
-        console().print(f"[red]not valid[/]: {escape(verdict['reason'])}", soft_wrap=True)
+        text = verdict["says"] if verdict["valid"] else verdict["reason"]
+        console().print(f"{titles[verdict['valid']]}: {escape(text)}", soft_wrap=True)
     if not verdict["valid"]:
-        raise typer.Exit(1)
+        raise typer.Exit(UNDECIDED if verdict["valid"] is None else 1)
+
+
+def judge_by_epochs(document: Receipt | Evidence, path: Path) -> dict[str, Any]:
+    """The verdict by the manifest in a file, or by those of earlier epochs that are kept beside."""
+    from quorumcast.manifest.files import EPOCHS, read_epoch, read_manifest
+
+    present = read_manifest(path)
+    named = _epochs(document, present.cell)
+    found = {epoch: read_epoch(path, present, epoch) for epoch in named}
+    missing = [epoch for epoch, manifest in found.items() if manifest is None]
+    manifests = [manifest for manifest in found.values() if manifest is not None]
+    if present.epoch not in found:
+        manifests.append(present)  # keys seldom change: it may do, too
+    verdicts = [{"epoch": m.epoch, **judge(document, m)} for m in manifests]
+    for verdict in verdicts:
+        if verdict["valid"]:
+            return verdict
+    verdict = verdicts[0]
+    if missing and not _contradicts_itself(document, present):
+        epochs = " or ".join(map(str, missing[:MOST_NAMED]))
+        verdict["valid"] = None
+        verdict["reason"] = (
+            f"it was signed in epoch {epochs} of cell {present.cell!r}, this manifest is of epoch "
+            f"{present.epoch}, by which {verdict['reason']}; get the manifest of epoch {epochs} "
+            f"from the operator and put it into {path.parent / EPOCHS}, or name it with -m"
+        )
+    return verdict
+
+
+def _epochs(document: Receipt | Evidence, cell: str) -> list[int]:
+    """The epochs in which a document's statements say that they were signed, newest first."""
+    from quorumcast.core.statements import Receipt, parse_statement
+
+    of_receipt = isinstance(document, Receipt)
+    signed = document.statements if of_receipt else (*document.against, *document.witnesses)
+    statements = [parse_statement(one.payload) for one in signed]
+    return sorted({s.epoch for s in statements if s is not None and s.cell == cell}, reverse=True)
 
 
 def read_document(path: Path) -> Receipt | Evidence:
@@ -75,19 +123,33 @@ def _origin(receipt: Receipt) -> tuple[str, int, int | None, str | None]:
     return found[0].publisher, found[0].number, receipt.number, when
 
 
-def judge(document: Receipt | Evidence, manifest: Manifest) -> dict[str, Any]:
-    """Whether a document holds, and what it says."""
-    from quorumcast.core.quorum import receipt_votes
+def _contradicts_itself(document: Receipt | Evidence, manifest: Manifest) -> bool:
+    """Whether no manifest of the cell could make it hold, since it is wrong without signatures."""
     from quorumcast.core.statements import Receipt
+
+    if not isinstance(document, Receipt):
+        return False
+    return _court(manifest).why_receipt_fails(document, votes=0) is not None
+
+
+def _court(manifest: Manifest) -> Court:
     from quorumcast.crypto.evidence import Court
 
-    court = Court(
+    return Court(
         manifest.cell,
         manifest.broker_ids,
         manifest.quorums,
         manifest.directory(),
         manifest.hash,
     )
+
+
+def judge(document: Receipt | Evidence, manifest: Manifest) -> dict[str, Any]:
+    """Whether a document holds by this manifest, and what it says."""
+    from quorumcast.core.quorum import receipt_votes
+    from quorumcast.core.statements import Receipt
+
+    court = _court(manifest)
     facts: dict[str, Any]
     if isinstance(document, Receipt):
         stream = document.stream

@@ -9,6 +9,9 @@ breaks nothing and changing its meaning does. Fields that we do not know are ref
 they would be text that nobody signed. An identity file holds a seed, readable by its owner alone;
 it is never overwritten, since a lost seed is a lost node.
 
+A manifest that is replaced is kept beside its successor as `epochs/N.json`: what was signed in its
+epoch is verified with its keys, brokers and channels, which may all have changed since.
+
 Whatever is wrong with a file ends in a `UsageError`: one sentence that names the file and says
 what to do.
 """
@@ -32,6 +35,8 @@ from quorumcast.manifest.manifest import Manifest
 
 #: A signed manifest can be taken for nothing else that the operator's key may sign.
 _PURPOSE = b"quorumcast manifest 1\0"
+#: The directory beside a manifest in which those of earlier epochs are kept.
+EPOCHS = "epochs"
 
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -63,12 +68,53 @@ def sign_manifest(manifest: Manifest, operator: Identity) -> SignedManifest:
 
 
 def write_manifest(path: str | Path, signed: SignedManifest) -> None:
-    """Write a manifest in one step: readers see the old file or the new one, never half of one."""
+    """Write a manifest in one step: readers see the old file or the new one, never half of one.
+
+    The one that was there is kept among its cell's epochs.
+    """
     path = Path(path)
+    _keep_epoch(path, signed.manifest)
     text = msgspec.json.format(msgspec.json.encode(signed), indent=2) + b"\n"
+    _replace(path, text)
+
+
+def read_epoch(path: str | Path, manifest: Manifest, epoch: int) -> Manifest | None:
+    """The manifest of an earlier epoch of this cell, if it is kept beside the file of this one."""
+    if epoch == manifest.epoch:
+        return manifest
+    kept = _epoch_path(Path(path), epoch)
+    if not kept.exists():
+        return None
+    found = read_manifest(kept)
+    same = (found.cell, found.operator, found.epoch) == (manifest.cell, manifest.operator, epoch)
+    return found if same else None
+
+
+def _keep_epoch(path: Path, following: Manifest) -> None:
+    try:
+        data = path.read_bytes()
+        old = msgspec.json.decode(data, type=SignedManifest).manifest
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
+        return  # nothing that could be of use later
+    if (old.cell, old.operator) != (following.cell, following.operator):
+        return
+    if old.epoch < following.epoch:
+        kept = _epoch_path(path, old.epoch)
+        try:
+            kept.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise _cannot_write("manifest", kept, error) from None
+        _replace(kept, data)
+
+
+def _epoch_path(path: Path, epoch: int) -> Path:
+    return path.parent / EPOCHS / f"{epoch}.json"
+
+
+def _replace(path: Path, data: bytes) -> None:
     beside = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
-        _write_new(beside, text, mode=0o644)
+        _write_new(beside, data, mode=0o644)
         beside.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
