@@ -398,3 +398,33 @@ def test_help_imports_nothing_heavy() -> None:
     loaded = done.stdout.splitlines()[-1]
     assert "pyarrow" not in loaded
     assert "cryptography" not in loaded
+
+
+def test_identity_of_somebody_else_under_this_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    directory = tmp_path / "cell"
+    assert main(["init", str(directory), "--clients", "alice,bob", "--digest", "sha256"]) == 0
+    (directory / "alice.identity").rename(directory / "bob.identity")
+    capsys.readouterr()
+    line = sentence(capsys, "publish", "orders", "x", "-m", directory, "-i", "bob")
+    assert "bob.identity is the identity of 'alice', not of 'bob'; rename it" in line
+
+
+@pytest.mark.parametrize("wrong", [["-i", "alice"], ["-i", "broker-1", "--fault", "alter"]])
+def test_broker_that_is_refused_leaves_no_directory(
+    cell: Path, tmp_path: Path, wrong: list[str]
+) -> None:
+    places = ["--data", tmp_path / "data", "--evidence", tmp_path / "evidence"]
+    who = cell / f"{wrong[1]}.identity"
+    assert main([str(word) for word in ("broker", "-m", cell, "-i", who, *wrong[2:], *places)]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_broker_whose_directory_cannot_be_made(
+    capsys: pytest.CaptureFixture[str], cell: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" / "data"
+    line = sentence(capsys, "broker", "-m", cell, "-i", "broker-1", "--data", place)
+    assert f"{place} cannot be used (Not a directory); choose another directory" in line

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 from tests.runtime.world import run
@@ -9,7 +10,9 @@ from tests.runtime.world import run
 import quorumcast
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId, at_seat, holder
-from quorumcast.core.limits import MAX_SEATS
+from quorumcast.core.limits import MAX_NAME, MAX_SEATS
+from quorumcast.crypto.identity import Identity
+from quorumcast.manifest.files import write_identity
 from quorumcast.testing import LocalCluster
 
 POLICIES = ("ab+history", "brb", "chain", "direct", "total")
@@ -28,6 +31,15 @@ def test_holder_of_a_seat_is_the_client_and_of_anything_else_itself() -> None:
 def test_connect_with_no_seat_of_a_cell_is_refused(seat: int) -> None:
     with pytest.raises(UsageError, match="give 0"):
         run(quorumcast.connect("manifest.json", "bob.identity", seat=seat))
+
+
+def test_seat_of_a_client_whose_name_is_too_long_is_refused(tmp_path: Path) -> None:
+    identity = Identity.generate(NodeId("x" * (MAX_NAME - 2)))
+    write_identity(tmp_path / "x.identity", identity)
+    with pytest.raises(UsageError, match="at seat 10 would be longer than 128 characters: connect"):
+        run(quorumcast.connect("manifest.json", tmp_path / "x.identity", seat=10))
+    with pytest.raises(UsageError, match="there is no manifest"):  # "#9" fits
+        run(quorumcast.connect("manifest.json", tmp_path / "x.identity", seat=9))
 
 
 @pytest.mark.runtime

@@ -70,6 +70,13 @@ def test_manifest_file_is_for_people(file: Path) -> None:
 def test_manifest_written_over_an_older_one_replaces_it(file: Path) -> None:
     write_manifest(file, sign_manifest(next_epoch(MANIFEST), OPERATOR))
     assert read_manifest(file).epoch == 2
+    assert sorted(path.name for path in file.parent.iterdir()) == ["cell.json", "epochs"]
+    assert read_manifest(file.parent / "epochs" / "1.json") == MANIFEST
+
+
+def test_manifest_of_another_cell_is_replaced_and_not_kept(file: Path) -> None:
+    other = msgspec.structs.replace(MANIFEST, cell="other", epoch=2)
+    write_manifest(file, sign_manifest(other, OPERATOR))
     assert [path.name for path in file.parent.iterdir()] == ["cell.json"]
 
 

@@ -70,10 +70,16 @@ def identity_path(given: str, manifest: Path, *, of_broker: bool = False) -> Pat
     if given and (path.exists() or len(path.parts) > 1):
         return path
     beside = manifest.parent / f"{given}{IDENTITY}"
-    if given and beside.exists():
-        return beside
-    from quorumcast.manifest.files import read_manifest
+    from quorumcast.manifest.files import read_identity, read_manifest
 
+    if given and beside.exists():
+        # A file that was renamed or copied would speak in somebody else's name.
+        if (name := read_identity(beside).name) != given:
+            raise UsageError(
+                f"{beside} is the identity of {name!r}, not of {given!r}; rename it, or name the "
+                "file that you mean"
+            )
+        return beside
     cell = read_manifest(manifest)
     names: list[str] = sorted(cell.broker_ids if of_broker else (c.id for c in cell.clients))
     kind = "brokers" if of_broker else "clients"

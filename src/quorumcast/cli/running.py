@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -204,23 +205,44 @@ def broker(
     port = metrics_port
     if port is None and entry is not None:
         port = entry.port + STATUS_OFFSET
-    for directory in (evidence, data, trace):
-        if directory is not None:
-            directory.mkdir(parents=True, exist_ok=True)
     if json_ and entry is not None:
         print_json({"broker": name, "cell": cell.cell, "address": entry.address, "status": port})
-    serve_broker(
-        BrokerSettings(
-            manifest=path,
-            identity=file,
-            bind=bind,
-            http_host=metrics_host,
-            http_port=port or None,
-            allow_faults=allow_faults,
-            faults=tuple(fault or ()),
-            evidence=evidence,
-            data=data,
-            trace=trace,
-            log_level=log,
-        )
+    settings = BrokerSettings(
+        manifest=path,
+        identity=file,
+        bind=bind,
+        http_host=metrics_host,
+        http_port=port or None,
+        allow_faults=allow_faults,
+        faults=tuple(fault or ()),
+        evidence=evidence,
+        data=data,
+        trace=trace,
+        log_level=log,
     )
+    with _directories(evidence, data, trace):
+        serve_broker(settings)
+
+
+@contextlib.contextmanager
+def _directories(*wanted: Path | None) -> Iterator[None]:
+    """Directories that are there; a command that is refused leaves none that it made."""
+    made: list[Path] = []
+    try:
+        for directory in wanted:
+            if directory is not None:
+                there = directory.exists()
+                directory.mkdir(parents=True, exist_ok=True)
+                made += [] if there else [directory]
+        yield
+    except UsageError:
+        for directory in made:
+            with contextlib.suppress(OSError):  # not empty
+                directory.rmdir()
+        raise
+    except OSError as error:
+        if error.filename not in map(str, wanted):
+            raise
+        raise UsageError(
+            f"{error.filename} cannot be used ({error.strerror}); choose another directory"
+        ) from None

@@ -83,8 +83,11 @@ def _epochs(document: Receipt | Evidence, cell: str) -> list[int]:
     """The epochs in which a document's statements say that they were signed, newest first."""
     from quorumcast.core.statements import Receipt, parse_statement
 
-    of_receipt = isinstance(document, Receipt)
-    signed = document.statements if of_receipt else (*document.against, *document.witnesses)
+    signed = (
+        document.statements
+        if isinstance(document, Receipt)
+        else (*document.against, *document.witnesses)
+    )
     statements = [parse_statement(one.payload) for one in signed]
     return sorted({s.epoch for s in statements if s is not None and s.cell == cell}, reverse=True)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quorumcast.client.arguments import check_seat, check_times
+from quorumcast.client.arguments import check_seat, check_seated, check_times
 from quorumcast.client.events import Batch, BufferFull, Event, Gap, GapError, GapReason
 from quorumcast.client.letters import DeadLetter
 from quorumcast.client.named import Delivery, NamedSubscription
@@ -46,7 +46,9 @@ async def connect(
     check_times(timeout_s=timeout_s)
     check_seat(seat)
     path = Path(manifest)
-    node = Node(read_manifest(path), read_identity(identity).at_seat(seat), path, recorder)
+    who = read_identity(identity)
+    check_seated(who.name, seat)
+    node = Node(read_manifest(path), who.at_seat(seat), path, recorder)
     await node.start(timeout_s)
     return node
 

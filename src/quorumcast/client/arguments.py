@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 from quorumcast.core.envelope import MAX_VALID_MS, microseconds_of
 from quorumcast.core.errors import UsageError
-from quorumcast.core.limits import MAX_SEATS, Overflow
+from quorumcast.core.ids import NodeId, at_seat
+from quorumcast.core.limits import MAX_NAME, MAX_SEATS, Overflow
 from quorumcast.manifest.manifest import ChannelEntry
 
 
@@ -94,7 +95,7 @@ def check_start(start: Start, entries: Sequence[ChannelEntry]) -> tuple[int | No
     if not entries[0].policy.total:
         raise UsageError(
             f"channel {entries[0].name!r} has no positions, because it has no total order; "
-            f"start with {LATEST!r} or {EARLIEST!r}"
+            f"start with {LATEST!r}, {EARLIEST!r} or a time"
         )
     return start, 0
 
@@ -103,3 +104,12 @@ def check_seat(seat: object) -> None:
     """Refuse a seat that brokers do not know."""
     if isinstance(seat, bool) or not isinstance(seat, int) or not 0 <= seat <= MAX_SEATS:
         raise UsageError(f"seat is {seat!r}: give 0 (none) or a number from 1 to {MAX_SEATS}")
+
+
+def check_seated(client: NodeId, seat: int) -> None:
+    """Refuse a name that leaves no room for the seat: nobody could read what it says."""
+    if len(at_seat(client, seat)) > MAX_NAME:
+        raise UsageError(
+            f"the name of the client at seat {seat} would be longer than {MAX_NAME} characters: "
+            "connect without a seat, or ask the operator for a client with a shorter name"
+        )
