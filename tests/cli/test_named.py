@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.shell import QUORUMCAST, answer, running
+from tests.cli.shell import QUORUMCAST, answer, line, running, said, started
 
 from quorumcast.cli.main import main
 
@@ -28,7 +28,7 @@ def subscribed(cell: Path, who: str, *options: object) -> list[dict[str, Any]]:
     done = subprocess.run(
         [*QUORUMCAST, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=True
     )
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(text) for text in done.stdout.splitlines()]
 
 
 def test_channel_with_subscriptions_goes_on_by_name(
@@ -97,6 +97,22 @@ def test_companion_is_added_later_and_follows_rights(
     assert shown["publishers"] == shown["subscribers"] == ["bob"]
 
 
+def test_looking_does_not_displace_the_client_that_is_at_work(
+    cell: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    at_work = ["subscribe", "orders", "--name", "work", "-m", cell, "-i", "bob", "--json"]
+    with started(*at_work, "--count", 1) as bob:
+        said(bob, "subscribed to orders as work")
+        found = answer(capsys, "subscriptions", "list", "orders", "-m", cell, "-i", "bob")
+        rows = {row["name"]: row for row in found["subscriptions"]}
+        assert rows["work"]["members"] == ["bob"]
+        assert main(["publish", "orders", "more", "-m", str(cell), "-i", "alice"]) == 0
+        assert line(bob)["payload"] == "more"
+        _, told = bob.communicate(timeout=30)
+        assert (bob.returncode, told) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -111,12 +127,20 @@ def test_companion_is_added_later_and_follows_rights(
         (["channel", "change", "trades"], "nothing to change"),
         (["subscribe", "logs", "-i", "bob", "--name", "mine"], "no total order"),
         (["subscribe", "trades", "-i", "bob", "--anew"], "--anew needs --name"),
+        (["subscribe", "trades", "-i", "bob", "--idle", "1"], "--idle needs --no-follow"),
+        (
+            ["subscribe", "trades", "-i", "bob", "--name", "m", "--queue", "3"],
+            "--queue and --overflow do not go with --name",
+        ),
         (
             ["subscribe", "trades", "-i", "bob", "--name", "m", "--count", "1", "--receipt", "r"],
             "do not go together",
         ),
         (["subscriptions", "list", "logs", "-i", "bob"], "no total order"),
-        (["subscriptions", "list", "nowhere", "-i", "bob"], "no channel 'nowhere'"),
+        (
+            ["subscriptions", "list", "nowhere", "-i", "bob"],
+            "no channel 'nowhere' in the cell 'cell'; its channels are: logs",
+        ),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(

@@ -61,3 +61,8 @@ def test_pattern_on_the_command_line(cell: Path, capsys: pytest.CaptureFixture[s
         event = line(listener)
         assert (event["channel"], event["payload"]) == ("plant/1/temp", "21.5")
         assert listener.wait(20) == 0
+    for read in ("replay", "subscribe"):  # people are told the channel, too
+        past = [read, "plant/*/temp", "-m", cell, "-i", "carol", "--from", "earliest"]
+        with started(*past, "--count", 1) as reader:
+            printed, _ = reader.communicate(timeout=30)
+            assert printed.startswith("plant/1/temp\t")

@@ -93,10 +93,13 @@ def test_replay_says_in_words_what_it_read(cell: Path) -> None:
     ("arguments", "expected"),
     [
         (["trades", "--from", 99], "position 99 of 'trades' does not exist yet; the next is 6"),
-        (["trades", "--to", 99], "position 99 of 'trades' does not exist yet; the last is 5"),
+        (
+            ["trades", "--to", 99],
+            "position 99 of 'trades' does not exist yet, the last is 5; leave --to",
+        ),
         (["empty", "--from", 4], "position 4 of 'empty' does not exist yet; the next is 1"),
-        (["empty", "--to", 4], "position 4 of 'empty' does not exist yet; nothing has been"),
-        (["logs", "--from", 3], "channel 'logs' has no positions"),
+        (["empty", "--to", 4], "position 4 of 'empty' does not exist yet, nothing has been"),
+        (["logs", "--from", 3], "has no total order; give --from and --to as times, such as"),
         (["logs", "--to", 3], "channel 'logs' has no positions"),
     ],
 )

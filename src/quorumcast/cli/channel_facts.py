@@ -14,14 +14,23 @@ if TYPE_CHECKING:
 NOBODY = "nobody"
 
 
-def channel_facts(entry: ChannelEntry) -> dict[str, Any]:
-    """Everything that the manifest says of a channel."""
+def channel_facts(cell: Manifest, entry: ChannelEntry) -> dict[str, Any]:
+    """Everything that the manifest says of a channel.
+
+    `on_disk` is what brokers keep there: channels of one log are in one store, so that one that
+    does not ask for it is kept on disk if another one of its log is.
+    """
     import msgspec
 
     policy = entry.policy
+    kept = [c for c in cell.channels if c.policy.durable]
+    shared = [c for c in kept if policy.total and c.policy.protection is policy.protection]
+    on_disk = "publications" if shared else "promises" if policy.journal else ""
     return {
         "name": entry.name,
         "policy": policy.name,
+        "title": policy.title,
+        "on_disk": on_disk,
         "durable": policy.durable,
         "journal": policy.journal,
         "alpha": policy.alpha,
@@ -60,6 +69,8 @@ def channel_table(cell: Manifest, facts: list[dict[str, Any]], brokers: tuple[st
     from rich.table import Table
 
     title = f"cell {cell.cell}, epoch {cell.epoch}"
+    if brokers:
+        title += "; below each broker: publications that it has taken (in all, held or not)"
     table = Table(title=title, title_justify="left", box=SIMPLE)
     for column in ("channel", "policy", "on disk", "publishers", "subscribers", "columns"):
         table.add_column(column, overflow="fold")
@@ -69,7 +80,7 @@ def channel_table(cell: Manifest, facts: list[dict[str, Any]], brokers: tuple[st
         table.add_row(
             fact["name"],
             _policy(fact),
-            _disk(fact),
+            fact["on_disk"],
             _rights(fact["publishers"]),
             _rights(fact["subscribers"]),
             ", ".join(column["name"] for column in fact["schema"]) or "bytes",
@@ -86,7 +97,7 @@ def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:
     lines = {
         "channel": facts["name"],
         "policy": _policy(facts),
-        "on disk": _disk(facts) or "nothing",
+        "on disk": facts["on_disk"] or "nothing",
         "publishers": _rights(facts["publishers"]),
         "subscribers": _rights(facts["subscribers"]),
         "columns": ", ".join(f"{c['name']} {c['type']}" for c in facts["schema"]) or "bytes",
@@ -97,7 +108,7 @@ def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:
     for name, value in facts["limits"].items():
         lines[f"limit {name}"] = f"{value:,}" + ("" if name in live else "  (stays)")
     for broker, far in facts.get("live", {}).items():
-        held = "" if far is None else f", of which it holds {far['held']:,}"
+        held = "" if far is None else f" publications taken, of which it holds {far['held']:,}"
         lines[f"at {broker}"] = f"{_far(far)}{held}"
     out = console()
     for name, text in lines.items():
@@ -107,13 +118,7 @@ def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:
 def _policy(facts: dict[str, Any]) -> str:
     alpha = f", α={facts['alpha']}" if facts["alpha"] else ""
     most = f"…{facts['alpha_max']}" if facts["alpha_max"] else ""
-    return f"{facts['policy']}{alpha}{most}"
-
-
-def _disk(facts: dict[str, Any]) -> str:
-    if facts["durable"]:
-        return "publications"
-    return "promises" if facts["journal"] else ""
+    return f"{facts['title']}{alpha}{most}"
 
 
 def _group(group: dict[str, Any]) -> str:

@@ -84,7 +84,7 @@ def list_channels(
     names = matching(pattern, (entry.name for entry in cell.channels))
     rows = ask_cell(cell, status_urls(cell, url)) if live else {}
     facts = [
-        {**channel_facts(entry), **({"live": live_facts(entry, rows)} if live else {})}
+        {**channel_facts(cell, entry), **({"live": live_facts(entry, rows)} if live else {})}
         for entry in cell.channels
         if entry.name in names
     ]
@@ -105,7 +105,7 @@ def show(
     """Show one channel in full: limits, columns, rights."""
     cell = _read(manifest)
     entry = _entry(cell, name)
-    facts = channel_facts(entry)
+    facts = channel_facts(cell, entry)
     if live:
         facts["live"] = live_facts(entry, ask_cell(cell, status_urls(cell, url)))
     if json_:
@@ -312,15 +312,21 @@ def _overflow(given: str | None) -> Overflow:
 
 
 def _with_limits(limits: Limits, given: list[str] | None) -> Limits:
+    from difflib import get_close_matches
+
     import msgspec
 
     known = [field.name for field in msgspec.structs.fields(limits)]
     wanted: dict[str, int] = {}
     for text in given or ():
         name, separator, number = text.partition("=")
-        if not separator or name not in known or not number.isdecimal():
+        if separator and name not in known:
+            close = get_close_matches(name, known, 1)
+            meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+            raise UsageError(f"there is no limit {name!r}; {meant}")
+        if not separator or not number.isdecimal():
             raise UsageError(
-                f"--limit takes NAME=NUMBER, not {text!r}; there are {', '.join(known)}"
+                f"--limit takes NAME=NUMBER with a whole number, such as queue=100, not {text!r}"
             )
         wanted[name] = int(number)
     return msgspec.structs.replace(limits, **wanted)
@@ -365,7 +371,7 @@ def _report(new: Manifest, name: str, urls: dict[str, str], json_: bool) -> None
     facts: dict[str, Any] = {
         "cell": new.cell,
         "epoch": new.epoch,
-        "channel": None if entry is None else channel_facts(entry),
+        "channel": None if entry is None else channel_facts(new, entry),
         "taken": taken,
     }
     if json_:

@@ -25,7 +25,8 @@ from quorumcast.cli.common import (
     identity_path,
     manifest_path,
 )
-from quorumcast.cli.subscribing import EARLIEST, Printer, gap_fields, join, parse_start
+from quorumcast.cli.printing import Printer, gap_fields
+from quorumcast.cli.subscribing import EARLIEST, join, parse_start
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.patterns import is_pattern
 
@@ -88,7 +89,8 @@ def replay(
         raise UsageError(f"--to {to} lies before --from {start}; swap them")
     path = manifest_path(manifest)
     who = identity_path(identity, path)
-    reader = _Reader(last, latest, count, idle, json_)
+    printer = Printer(json_, channels=is_pattern(channel))
+    reader = _Reader(last, latest, count, idle, json_, printer)
     run(reader.read(path, who, channel, first, timeout))
     reader.report(channel)
     if reader.lacking:
@@ -97,14 +99,20 @@ def replay(
 
 class _Reader:
     def __init__(
-        self, last: int | None, latest: datetime | None, count: int, idle_s: float, json_: bool
+        self,
+        last: int | None,
+        latest: datetime | None,
+        count: int,
+        idle_s: float,
+        json_: bool,
+        printer: Printer,
     ) -> None:
         self._last = last
         self._latest = latest
         self._count = count
         self._idle_s = idle_s
         self._json = json_
-        self._printer = Printer(json_)
+        self._printer = printer
         self._events = 0
         self._publications = 0
         #: Where the first and the last event that was printed are.
@@ -127,11 +135,14 @@ class _Reader:
         async with await connect(manifest, identity, timeout_s=timeout_s) as node:
             entry = node.manifest.channel(channel)
             if self._last is not None and is_pattern(channel):
-                raise UsageError("--to names a position of one channel; leave it out")
-            if self._last is not None and entry is not None and not entry.policy.total:
+                raise UsageError(
+                    "--to names a position of one channel; leave it out, or say a time"
+                )
+            positions = self._last is not None or isinstance(start, int)
+            if positions and entry is not None and not entry.policy.total:
                 raise UsageError(
                     f"channel {channel!r} has no positions, because it has no total order; "
-                    "leave --to out"
+                    "give --from and --to as times, such as 2026-11-01T12:00:00Z, or leave them out"
                 )
             subscription = await join(
                 node, channel, start, timeout_s, overflow="wait", expired=True
@@ -144,7 +155,10 @@ class _Reader:
         end = max(subscription.unread.values(), default=0)
         if self._last is not None and self._last > end:
             there = f"the last is {end}" if end else "nothing has been published"
-            raise UsageError(f"position {self._last} of {channel!r} does not exist yet; {there}")
+            raise UsageError(
+                f"position {self._last} of {channel!r} does not exist yet, {there}; leave --to out "
+                "to read up to the end"
+            )
 
     async def _read_all(self, subscription: Subscription) -> None:
         found = subscription.held()

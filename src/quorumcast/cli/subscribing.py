@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,9 +17,10 @@ from quorumcast.cli.common import (
     console,
     identity_path,
     manifest_path,
-    print_json,
 )
+from quorumcast.cli.printing import Printer
 from quorumcast.core.errors import UsageError
+from quorumcast.manifest.patterns import is_pattern
 
 if TYPE_CHECKING:
     from quorumcast.client.arguments import Start
@@ -35,6 +33,8 @@ if TYPE_CHECKING:
 EXAMPLE = "Example:  quorumcast subscribe orders -m cell -i bob --from earliest --count 10 --json"
 
 EARLIEST, LATEST = "earliest", "latest"
+#: When a subscription that does not follow is idle.
+IDLE_S = 2.0
 
 
 def subscribe(
@@ -63,7 +63,10 @@ def subscribe(
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", help="Wait for more, or end when idle.")
     ] = True,
-    idle: Annotated[float, typer.Option(help="With --no-follow: end after so many seconds.")] = 2.0,
+    idle: Annotated[
+        float | None,
+        typer.Option(help="With --no-follow: end after so many seconds without an event; 2."),
+    ] = None,
     queue: Annotated[
         int | None,
         typer.Option(help="Publications that may wait to be printed; else as the channel says."),
@@ -89,8 +92,8 @@ def subscribe(
     Says on standard error when the subscription stands. With --receipt, which needs --count or
     --no-follow, the last event's receipt is saved for 'quorumcast verify', and with --evidence
     every proof of a lie. In a pattern '*' is any one level of a channel's name and '**' any number
-    of them: 'plant/*/temp', 'plant/**'. Payloads are printed as they are; with --json those that
-    are not UTF-8 are "payload_base64".
+    of them: 'plant/*/temp', 'plant/**'; the channel then stands before each event, and a tab.
+    Payloads are printed as they are; with --json those that are not UTF-8 are "payload_base64".
 
     With --name the subscription is kept by the cell: what was printed is acknowledged, and the next
     time it goes on from there. --from counts the first time. Publications are printed whole, so
@@ -98,8 +101,15 @@ def subscribe(
     """
     from quorumcast.client import run
 
-    if count < 0 or idle <= 0:
+    if count < 0 or (idle is not None and idle <= 0):
         raise UsageError("--count is 0 or more and --idle more than 0")
+    if idle is not None and follow:
+        raise UsageError("--idle needs --no-follow: without it a subscription waits for ever")
+    if name and (queue is not None or overflow is not None):
+        raise UsageError(
+            "--queue and --overflow do not go with --name: a named subscription takes what it can "
+            "handle, and nothing is discarded"
+        )
     if receipt is not None and follow and not count:
         raise UsageError("--receipt needs an end: say how many events with --count")
     if name and receipt is not None:
@@ -119,7 +129,8 @@ def subscribe(
             raise UsageError(
                 f"{evidence} cannot be used ({error.strerror}); choose another directory"
             ) from None
-    listener = _Listener(count, None if follow else idle, receipt, evidence, json_)
+    printer = Printer(json_, channels=is_pattern(channel))
+    listener = _Listener(count, None if follow else idle or IDLE_S, receipt, evidence, printer)
     if name:
         run(listener.consume(path, who, channel, name, beginning, anew, timeout))
     else:
@@ -133,14 +144,14 @@ class _Listener:
         idle_s: float | None,
         receipt: Path | None,
         evidence: Path | None,
-        json_: bool,
+        printer: Printer,
     ) -> None:
         #: How many events are still wanted; None for no end.
         self._left: int | None = count or None
         self._idle_s = idle_s
         self._receipt = receipt
         self._evidence = evidence
-        self._printer = Printer(json_)
+        self._printer = printer
 
     async def listen(
         self,
@@ -309,68 +320,6 @@ def _too_few(channel: str, timeout_s: float) -> UsageError:
     return UsageError(
         f"too few brokers answered on {channel!r} within {timeout_s} s; see 'quorumcast status'"
     )
-
-
-class Printer:
-    """Events on standard output, one per line, and gaps where they are seen."""
-
-    def __init__(self, json_: bool) -> None:
-        self._json = json_
-
-    def events(self, item: Batch | Gap) -> list[Event]:
-        """The events of an item; a gap has none, and is told."""
-        from quorumcast.client.events import Gap
-
-        if not isinstance(item, Gap):
-            return item.events()
-        if self._json:
-            print_json({"gap": gap_fields(item)})
-        else:
-            console(stderr=True).print(f"gap: {item}", markup=False)
-        return []
-
-    def print(self, event: Event) -> None:
-        """One event."""
-        opaque = event.batch.data.schema.names == ["payload"]
-        if self._json:
-            print_json(
-                {
-                    "channel": event.channel,
-                    "publisher": event.publisher,
-                    "number": event.number,
-                    "index": event.index,
-                    **({} if event.position is None else {"position": event.position}),
-                    "published_at": event.published_at.isoformat(),
-                    **({"expired": True} if event.batch.expired else {}),
-                    **({"urgent": True} if event.batch.urgent else {}),
-                    **(payload_fields(event.payload) if opaque else {"row": event.row}),
-                    "votes": event.votes,
-                    "dissent": event.dissent,
-                }
-            )
-        elif opaque:
-            sys.stdout.buffer.write(event.payload + b"\n")
-            sys.stdout.buffer.flush()
-        else:
-            print(json.dumps(event.row, default=str), flush=True)
-
-
-def gap_fields(gap: Gap) -> dict[str, Any]:
-    """A gap in JSON."""
-    return {
-        "publisher": gap.publisher,
-        "from": gap.first,
-        "to": gap.upto,
-        "reason": gap.reason.value,
-    }
-
-
-def payload_fields(payload: bytes) -> dict[str, Any]:
-    """A payload in JSON: text if it is any, and otherwise nothing that alters it."""
-    try:
-        return {"payload": payload.decode()}
-    except UnicodeDecodeError:
-        return {"payload_base64": base64.b64encode(payload).decode()}
 
 
 def save_evidence(evidence: Evidence, directory: Path) -> Path:

@@ -66,8 +66,14 @@ async def _look(
 
     from quorumcast.client import connect
     from quorumcast.client.overview import subscriptions_of
+    from quorumcast.core.ids import at_seat
+    from quorumcast.core.limits import MAX_NAME, MAX_SEATS
+    from quorumcast.manifest.files import read_identity
 
-    async with await connect(manifest, identity, timeout_s=timeout_s) as node:
+    # The client itself may be at work: whoever looks must not take its place.
+    name = read_identity(identity).name
+    seat = MAX_SEATS if len(at_seat(name, MAX_SEATS)) <= MAX_NAME else 0
+    async with await connect(manifest, identity, timeout_s=timeout_s, seat=seat) as node:
         try:
             async with asyncio.timeout(timeout_s):
                 return await subscriptions_of(node, channel)

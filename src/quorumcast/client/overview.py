@@ -43,7 +43,11 @@ async def subscriptions_of(node: Node, channel: str) -> list[SubscriptionFacts]:
     """
     entry = node.manifest.channel(channel)
     if entry is None:
-        raise UsageError(f"there is no channel {channel!r} in the cell {node.manifest.cell!r}")
+        known = ", ".join(channel.name for channel in node.manifest.channels) or "none"
+        raise UsageError(
+            f"there is no channel {channel!r} in the cell {node.manifest.cell!r}; its channels "
+            f"are: {known}"
+        )
     name = check_companion(node.manifest, entry).name
     async with (
         node.subscribe(channel, overflow=Overflow.WAIT) as live,
