@@ -241,6 +241,46 @@ def test_channels_and_members_at_a_glance(cell: Path, capsys: pytest.CaptureFixt
         assert "orders" in text or "broker-4" in text
 
 
+def test_channel_in_a_durable_log_is_on_disk_whatever_it_says(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    channels = ["kept:total+durable", "too:total", "own:total-crash", "word:ab+journal", "gone:ab"]
+    specs = [text for channel in channels for text in ("--channel", channel)]
+    assert main(["init", str(tmp_path / "cell"), "--digest", "sha256", *specs]) == 0
+    capsys.readouterr()
+    listed = answer(capsys, "channel", "list", "-m", tmp_path / "cell")["channels"]
+    on_disk = {channel["name"]: (channel["title"], channel["on_disk"]) for channel in listed}
+    assert on_disk == {
+        "kept": ("total+durable", "publications"),
+        "too": ("total", "publications"),
+        "own": ("total-crash", ""),
+        "word": ("ab+journal", "promises"),
+        "gone": ("ab", ""),
+    }
+
+
+def test_deleting_a_channel_says_who_uses_it(
+    cell: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def main_() -> None:
+        await command("channel", "create", "busy:brb", "-m", cell)
+        manifest = cell / "manifest.json"
+        alice = await connect(manifest, cell / "alice.identity", timeout_s=20)
+        bob = await connect(manifest, cell / "bob.identity", timeout_s=20)
+        async with alice, bob, bob.subscribe("busy"):
+            out = alice.publisher("busy")
+            await out.publish(b"one")
+            delete = ["channel", "delete", "busy", "-m", str(cell)]
+            assert await asyncio.to_thread(main, delete) == 2
+            told = "although alice publishes and bob subscribes there; add --yes"
+            assert told in capsys.readouterr().err
+            assert await asyncio.to_thread(main, [*delete, "--yes"]) == 0
+            told = "channel busy was in use: alice publishes and bob subscribes there"
+            assert told in capsys.readouterr().err
+
+    run(main_(), 120)
+
+
 def test_change_that_changes_nothing_makes_no_epoch(
     cell: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -255,6 +255,7 @@ def busy_cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["change", "orders", "--publishers", "zoe"], "gives rights to 'zoe'"),
         (["change", "orders", "--limit", "segment=64"], "limit 'segment' of channel 'orders'"),
         (["change", "trades", "--limit", "retained_publications=9999"], "cannot change while"),
+        (["change", "trades", "--limit", "retained_publications=9"], "cannot change while"),
         (["delete", "orders"], "and everything that brokers hold of it; add --yes"),
         (["delete", "trades", "--yes"], "channel change trades --publishers - --subscribers -"),
         (["delete", "nothing", "--yes"], "there is no channel 'nothing'"),

@@ -63,6 +63,20 @@ def live_facts(entry: ChannelEntry, rows: dict[str, dict[str, Any]]) -> dict[str
     return facts
 
 
+def channel_users(channel: str, rows: dict[str, dict[str, Any]]) -> str:
+    """Who publishes and who subscribes, by the brokers that answer; nothing if nobody does."""
+    told = []
+    for what, one, many in (
+        ("publishers", "publishes", "publish"),
+        ("subscribers", "subscribes", "subscribe"),
+    ):
+        pages = [row.get("users", {}).get(what, {}) for row in rows.values()]
+        found = sorted({name for page in pages for name in page.get(channel, ())})
+        if found:
+            told.append(f"{', '.join(found)} {one if len(found) == 1 else many}")
+    return " and ".join(told)
+
+
 def channel_table(cell: Manifest, facts: list[dict[str, Any]], brokers: tuple[str, ...]) -> Table:
     """The channels at a glance."""
     from rich.box import SIMPLE

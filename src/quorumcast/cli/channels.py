@@ -14,7 +14,13 @@ import typer
 
 from quorumcast.cli.advancing import OperatorOption, advance, wait_until_taken
 from quorumcast.cli.cells import CHANNEL, NOBODY, parse_channel, parse_rights
-from quorumcast.cli.channel_facts import channel_facts, channel_table, live_facts, show_channel
+from quorumcast.cli.channel_facts import (
+    channel_facts,
+    channel_table,
+    channel_users,
+    live_facts,
+    show_channel,
+)
 from quorumcast.cli.common import (
     JsonOption,
     ManifestOption,
@@ -190,6 +196,7 @@ def change(
     from msgspec.structs import replace
 
     from quorumcast.manifest.build import next_epoch
+    from quorumcast.manifest.successor import check_limits
 
     if policy is not None or remove_column is not None:
         wrong = "the policy of a channel" if policy is not None else "a column"
@@ -213,13 +220,15 @@ def change(
         for title, kind in entry.schema:
             if title in dict(new):
                 raise UsageError(f"channel {name!r} has a column {title!r} already, of type {kind}")
+        limits = _with_limits(entry.policy.limits, limit)
+        check_limits(entry, limits)
         return replace(
             entry,
             publishers=entry.publishers if publishers is None else parse_rights(publishers),
             subscribers=entry.subscribers if subscribers is None else parse_rights(subscribers),
             schema=(*entry.schema, *new),
             groups=sharing.applied(entry),
-            policy=replace(entry.policy, limits=_with_limits(entry.policy.limits, limit)),
+            policy=replace(entry.policy, limits=limits),
             overflow=entry.overflow if overflow is None else _overflow(overflow),
         )
 
@@ -247,7 +256,7 @@ def delete(
     wait: WaitOption = True,
     json_: JsonOption = False,
 ) -> None:
-    """Delete a channel and what brokers hold of it.
+    """Delete a channel and what brokers hold of it; says who publishes and subscribes there.
 
     A channel with total order has a place in the log and cannot go; close it instead.
     """
@@ -260,9 +269,12 @@ def delete(
             f"channel {name!r} has a place in the log of the cell and cannot be deleted; close it "
             f"with 'quorumcast channel change {name} --publishers {NOBODY} --subscribers {NOBODY}'"
         )
+    urls = status_urls(cell, url)
+    users = channel_users(name, ask_cell(cell, urls))
     if not yes:
+        used = f", although {users} there" if users else ""
         raise UsageError(
-            f"this deletes channel {name!r} and everything that brokers hold of it; add --yes"
+            f"this deletes channel {name!r} and everything that brokers hold of it{used}; add --yes"
         )
 
     def remove(old: Manifest) -> Manifest:
@@ -270,7 +282,11 @@ def delete(
         return next_epoch(old, channels=tuple(c for c in old.channels if c.name != name))
 
     new = advance(path, operator, remove)
-    _report(new, name, status_urls(new, url) if wait else {}, json_)
+    if users:
+        console(stderr=True).print(
+            f"channel {name} was in use: {users} there", markup=False, soft_wrap=True
+        )
+    _report(new, name, urls if wait else {}, json_)
 
 
 # ------------------------------------------------------------------- shared

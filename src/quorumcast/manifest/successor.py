@@ -135,9 +135,14 @@ def _check_policy(channel: ChannelEntry, later: ChannelEntry, epoch: int) -> Non
             f"epoch {epoch} changes the policy of channel {channel.name!r}: restart "
             "the cell to take it, or make a new channel"
         )
+    check_limits(channel, new.limits)
+
+
+def check_limits(channel: ChannelEntry, limits: Limits) -> None:
+    """Refuse limits that a channel in use cannot take, whether or not they fit one another."""
     allowed = live_limits(channel)
     for field in msgspec.structs.fields(Limits):
-        changed = getattr(old.limits, field.name) != getattr(new.limits, field.name)
+        changed = getattr(channel.policy.limits, field.name) != getattr(limits, field.name)
         if changed and field.name not in allowed:
             raise UsageError(
                 f"limit {field.name!r} of channel {channel.name!r} cannot change while the channel "

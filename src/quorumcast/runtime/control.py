@@ -23,7 +23,7 @@ import msgspec
 
 from quorumcast import __version__
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import Channel, NodeId
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.faults.catalogue import CATALOGUE, make_fault
 from quorumcast.faults.contract import FaultContext, Role
@@ -90,6 +90,10 @@ class Controlled(Protocol):
         """Who leads each log of total order, and how far this broker is."""
         ...
 
+    def users(self) -> dict[str, dict[Channel, list[NodeId]]]:
+        """Who publishes on what, and who listens to what."""
+        ...
+
     def streams(self) -> list[dict[str, object]]:
         """What this broker holds, stream by stream."""
         ...
@@ -142,6 +146,7 @@ class Control:
                 for peer in manifest.broker_ids
             },
             "clients": sorted(up - set(manifest.broker_ids)),
+            "users": node.users(),
             "streams": node.streams(),
             "logs": node.logs(),
             "catching_up": node.catching_up(),
