@@ -176,7 +176,9 @@ def test_rows_with_an_unknown_column_are_refused() -> None:
 
 
 def test_rows_of_the_wrong_type_are_refused() -> None:
-    with pytest.raises(UsageError, match="does not fit the channel's schema"):
+    with pytest.raises(
+        UsageError, match=r"does not fit the channel's schema: column '.*' takes .*, not "
+    ):
         batch_of_rows([{"company": "CTT", "price": "much"}], TRADES)
 
 

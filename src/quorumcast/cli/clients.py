@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import threading
@@ -24,6 +23,7 @@ from quorumcast.cli.common import (
     manifest_path,
     print_json,
 )
+from quorumcast.cli.rows import read_row
 from quorumcast.core.errors import UsageError
 
 PUBLISH_EXAMPLE = "Example:  quorumcast publish orders 'ten apples' -m cell -i alice"
@@ -59,7 +59,8 @@ def publish(
 ) -> None:
     """Publish events and wait until enough brokers hold them.
 
-    On a channel with a schema each event is a JSON object.
+    On a channel with a schema each event is a JSON object; times and dates in it are written
+    as in 2026-11-01T12:00:00Z, and binary columns in base64.
     """
     from quorumcast.client import run
 
@@ -161,12 +162,12 @@ async def _publish(
     published = 0
     async with await connect(manifest, identity, timeout_s=timeout_s) as node:
         entry = node.manifest.channel(channel)
-        columns = bool(entry and entry.schema)
+        columns = dict(entry.schema) if entry is not None else {}
         async with node.publisher(channel, **options) as publisher:
             start = time.monotonic()
             async for chunk in chunks:
                 for line in chunk:
-                    event = _row(line) if columns else line
+                    event = read_row(line, columns) if columns else line
                     while True:
                         try:
                             publisher.post(event)
@@ -177,13 +178,3 @@ async def _publish(
                     if rate:
                         await asyncio.sleep(start + published / rate - time.monotonic())
     return published
-
-
-def _row(line: bytes) -> dict[str, object]:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict):
-        raise UsageError(f"{line[:60]!r} is no JSON object, which this channel's schema asks for")
-    return row

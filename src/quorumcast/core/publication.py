@@ -112,7 +112,21 @@ def batch_of_rows(rows: Sequence[Mapping[str, object]], schema: pa.Schema) -> pa
     try:
         return _complete(pa.RecordBatch.from_pylist(list(rows), schema=schema), schema)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"an event does not fit the channel's schema: {error}") from None
+        raise UsageError(
+            f"an event does not fit the channel's schema: {_misfit(rows, schema) or error}"
+        ) from None
+
+
+def _misfit(rows: Sequence[Mapping[str, object]], schema: pa.Schema) -> str | None:
+    """The first value that its column does not take."""
+    for field in schema:
+        for row in rows:
+            value = row.get(field.name)
+            try:
+                pa.array([value], field.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError):
+                return f"column {field.name!r} takes {field.type}, not {value!r:.60}"
+    return None
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
