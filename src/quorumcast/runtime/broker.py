@@ -25,7 +25,7 @@ import msgspec
 
 from quorumcast.agents.broker import RECORDS, Broker
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel, NodeId
+from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Accuse, Adopt, Renewal, Suspect
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
@@ -393,10 +393,6 @@ class BrokerNode:
     def logs(self) -> dict[str, dict[str, object]]:
         """Who leads each log of total order, and how far this broker is."""
         return self.machine.logs()
-
-    def users(self) -> dict[str, dict[Channel, list[NodeId]]]:
-        """Who publishes on what, and who listens to what."""
-        return {"publishers": self.machine.publishers(), "subscribers": self.machine.subscribers()}
 
     def catching_up(self) -> list[str]:
         """What it still waits for before another broker should be restarted."""

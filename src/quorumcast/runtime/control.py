@@ -22,8 +22,9 @@ from typing import Protocol
 import msgspec
 
 from quorumcast import __version__
+from quorumcast.agents.broker import Broker
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel, NodeId
+from quorumcast.core.ids import NodeId
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.faults.catalogue import CATALOGUE, make_fault
 from quorumcast.faults.contract import FaultContext, Role
@@ -56,6 +57,7 @@ class Controlled(Protocol):
     keyring: Keyring
     telemetry: Telemetry
     driver: Driver
+    machine: Broker
 
     @property
     def name(self) -> NodeId:
@@ -88,10 +90,6 @@ class Controlled(Protocol):
 
     def logs(self) -> dict[str, dict[str, object]]:
         """Who leads each log of total order, and how far this broker is."""
-        ...
-
-    def users(self) -> dict[str, dict[Channel, list[NodeId]]]:
-        """Who publishes on what, and who listens to what."""
         ...
 
     def streams(self) -> list[dict[str, object]]:
@@ -146,7 +144,10 @@ class Control:
                 for peer in manifest.broker_ids
             },
             "clients": sorted(up - set(manifest.broker_ids)),
-            "users": node.users(),
+            "users": {
+                "publishers": node.machine.publishers(),
+                "subscribers": node.machine.subscribers(),
+            },
             "streams": node.streams(),
             "logs": node.logs(),
             "catching_up": node.catching_up(),
