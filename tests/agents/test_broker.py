@@ -524,11 +524,24 @@ def test_broker_stream_that_gave_way_never_comes_back() -> None:
     target = Stream(ORDERS, ALICE, 100)
     made.handle(publish(1, b"x", stream=target), T0)
     for incarnation in (1, 2, 3, 101, 102):
-        made.handle(Receive(ALICE, Open(Stream(ORDERS, ALICE, incarnation), 1, 1)), T0)
+        made.handle(publish(1, b"x", stream=Stream(ORDERS, ALICE, incarnation)), T0)
     assert made.handle(publish(1, b"y", stream=target), T0) == [
         Drop(DropReason.UNKNOWN_STREAM, ALICE)
     ]
     assert [s.incarnation for s in made.streams()] == [101, 102]
+
+
+@pytest.mark.parametrize("policy", ["ab", "brb", "ab+history"])
+def test_broker_streams_that_were_opened_and_not_used_give_way_first(policy: str) -> None:
+    """Programs that fail before they publish anything must not cost what was published before."""
+    made = broker(limited(policy, streams_per_publisher=2))
+    made.handle(publish(1, b"x", stream=Stream(ORDERS, ALICE, 1)), T0)
+    for incarnation in range(2, 10):
+        made.handle(Receive(ALICE, Open(Stream(ORDERS, ALICE, incarnation), 1, 1)), T0)
+    assert [s.incarnation for s in made.streams()] == [1, 9]
+    # One that gave way so is as good as new when its publisher does use it.
+    made.handle(publish(1, b"y", stream=Stream(ORDERS, ALICE, 8)), T0)
+    assert [s.incarnation for s in made.streams()] == [1, 8]
 
 
 def test_broker_older_streams_do_not_displace_younger_ones() -> None:

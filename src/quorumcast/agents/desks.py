@@ -83,6 +83,11 @@ class Desk:
         """
         return self.introducer == self.stream.publisher or self.carrier.ledger.next > 1
 
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was published on this stream, and no word said about it."""
+        return self.carrier.ledger.next == 1 and not any(self.carrier.sizes().values())
+
     def ledger(self, lane: Lane) -> Ledger:
         """What is held of a lane."""
         if lane is Lane.HISTORY and isinstance(self.carrier, History):
@@ -255,9 +260,10 @@ class Desks:
     def _make_room(self, new: Desk, limit: int) -> None:
         """Streams that the publisher opened give way by age, and never come back.
 
-        A broker that forgot what it vouched for and opened the stream anew would contradict
-        itself. Streams known by hearsay alone have nothing to contradict: of those each introducer
-        may have a few, and displaces only its own.
+        A broker that forgot what it vouched for and opened the stream anew would contradict itself.
+        Streams that were opened and not used have nothing to contradict: they give way first and
+        may come back. Nor have those known by hearsay alone: of those each introducer may have a
+        few, and displaces only its own.
         """
         rivals = [
             desk
@@ -268,10 +274,13 @@ class Desks:
             and (new.genuine or desk.introducer == new.introducer)
         ]
         if new.genuine:
-            rivals.sort(key=lambda desk: desk.stream.incarnation)
+            # A program that opens a stream and publishes nothing must not cost what was published.
+            rivals.sort(
+                key=lambda desk: (desk is new or not desk.untouched, desk.stream.incarnation)
+            )
         for stale in rivals[: max(0, len(rivals) - limit)]:
             del self._by_stream[stale.stream]
-            if stale.genuine:
+            if stale.genuine and not stale.untouched:
                 owner = (stale.stream.channel, stale.stream.publisher)
                 self._over[owner] = max(self._over.get(owner, -1), stale.stream.incarnation)
 
