@@ -8,14 +8,25 @@ from tests.support.cells import B1, B2, B3, B4, T0, Cell
 
 from quorumcast.agents.broker import Broker
 from quorumcast.core.ids import NodeId
-from quorumcast.core.machine import Adopt, Connected, Drop, DropReason, Passage, Receive, Renewal
+from quorumcast.core.machine import (
+    Adopt,
+    Connected,
+    Drop,
+    DropReason,
+    Passage,
+    Receive,
+    Renewal,
+    TimerFired,
+)
 from quorumcast.core.messages import Taken
+from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import EpochStatement, Signed, canonical
 from quorumcast.crypto.identity import Identity
 from quorumcast.manifest.build import add_broker, add_client, repeatable_seeds
 from quorumcast.manifest.files import manifest_digest, sign_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.sequencer import Tick
 
 OPERATOR = Identity(NodeId("operator"), repeatable_seeds("cells")("operator"))
 NEW = Identity(NodeId("new"), repeatable_seeds("cells")("new"))
@@ -81,11 +92,41 @@ def test_word_of_a_client_or_in_the_name_of_another_is_refused() -> None:
     assert broker.handle(Receive(B2, Taken(theirs)), T0) == refused
 
 
-def test_word_on_an_epoch_far_ahead_is_not_kept() -> None:
+def test_of_epochs_to_come_one_word_of_each_broker_is_kept() -> None:
     cell, broker, following = made()
-    far = msgspec.structs.replace(following, epoch=7)
-    assert hear(cell, broker, B2, far) == [Drop(DropReason.OUT_OF_WINDOW, B2)]
-    assert broker.sizes()["words"] == 1
+    for epoch in (7, 3, 9):
+        far = msgspec.structs.replace(following, epoch=epoch)
+        assert hear(cell, broker, B2, far) == []
+    assert hear(cell, broker, B2, cell.manifest) == []
+    assert broker.sizes()["words"] == 3
+
+
+def test_epoch_that_lowers_f_is_taken_with_as_many_words_as_before() -> None:
+    cell = Cell(Policy.named("total"), n=7, f=2)
+    broker = cell.broker(B1)
+    following = msgspec.structs.replace(cell.manifest, epoch=2, f=1)
+    words = tuple(word(cell, name, following) for name in cell.manifest.broker_ids[1:6])
+    data = written(following)
+    # Two of three might lie: one broker alone would know what was decided.
+    assert broker.handle(Passage(data, words[:3]), T0) == []
+    assert broker.handle(Passage(data, words), T0) == [Adopt(data, words)]
+
+
+def test_words_are_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, broker, following = made("total")
+    data = written(following)
+    monkeypatch.setattr(type(broker.membership._sequencers), "passed", data)
+    broker.handle(TimerFired(Tick(Protection.BYZANTINE)), T0)
+    hear(cell, broker, B2, following)
+    verified: list[Signed] = []
+    monkeypatch.setattr(
+        broker.membership._keyring.__class__,
+        "signature_holds",
+        lambda self, signed: bool(verified.append(signed)),
+    )
+    for _ in range(5):
+        broker.handle(TimerFired(Tick(Protection.BYZANTINE)), T0)
+    assert verified == []
 
 
 @pytest.mark.parametrize("policy", ["ab", "total"])

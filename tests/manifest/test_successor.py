@@ -127,6 +127,15 @@ def test_successor_more_than_one_step_is_refused(
         check_successor(present, replace(following, epoch=max(2, following.epoch)))
 
 
+@pytest.mark.parametrize("present", [brokers(4, 1, "total"), brokers(4, 1, "ab", "total-crash")])
+def test_successor_in_a_log_may_leave_out_epochs_that_were_never_decided(present: Manifest) -> None:
+    kinds = [channel.policy.name for channel in present.channels]
+    check_successor(present, replace(present, epoch=5))
+    check_successor(present, replace(brokers(5, 1, *kinds), epoch=5))
+    with pytest.raises(UsageError, match="at once"):
+        check_successor(present, replace(brokers(6, 1, *kinds), epoch=5))
+
+
 def test_successor_with_brokers_in_another_order_is_refused() -> None:
     present = brokers(4, 1, "ab")
     with pytest.raises(UsageError, match="in another order"):

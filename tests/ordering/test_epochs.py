@@ -7,12 +7,17 @@ from tests.support.cells import B1, B2, B3, B4, B5, T0
 from tests.support.ordering import Hall, publish
 
 from quorumcast.core.ids import EPOCHS, Digest, NodeId
-from quorumcast.core.machine import DropReason
+from quorumcast.core.machine import Connected, DropReason, Restored
 from quorumcast.core.messages import Accept, Item, Offer, Propose
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.ordering.epochs import Epochs, first_regency, within_epoch
+from quorumcast.ordering.execution import Decided
 
 SECOND = b"2"
+
+
+#: Another manifest for the same epoch.
+OTHER = b"02"
 
 
 def follows(data: bytes) -> int:
@@ -82,6 +87,73 @@ def test_manifest_that_any_broker_holds_is_executed_by_all(holders: tuple[NodeId
     assert hall.suspected() == set()
 
 
+def test_of_two_manifests_for_one_epoch_all_go_by_the_one_that_was_decided() -> None:
+    hall = EpochHall()
+    hall.begin()
+    leader = hall.sequencer(B1).leader
+    for member in hall.members:
+        mine = SECOND if member == leader else OTHER
+        hall.carry_out(member, hall.sequencer(member).offer_epoch(mine, T0))
+    hall.run(6000)
+    decided = {hall.sequencer(member)._execution.state.manifest for member in hall.members}
+    (went,) = [data for data in (SECOND, OTHER) if decided == {hall.cell.manifest.hash(data)}]
+    assert [hall.sequencer(member).passed for member in hall.members] == [went] * 4
+
+
+def test_epoch_may_leave_out_those_that_nobody_took() -> None:
+    hall = EpochHall()
+    hall.begin()
+    for member in hall.members:
+        hall.carry_out(member, hall.sequencer(member).offer_epoch(b"4", T0))
+    hall.run(3000)
+    assert [hall.sequencer(member).passed for member in hall.members] == [b"4"] * 4
+
+
+def test_broker_that_was_handed_the_state_asks_for_the_manifest_in_it() -> None:
+    hall = EpochHall()
+    hall.begin()
+    hall.cut_off(B4)
+    for number in range(1, 20):
+        publish(hall, number, 1)
+    offered(hall, B1, B2, B3)
+    hall.run(3000)
+    hall.rejoin(B4)
+    hall.run(3000)
+    assert hall.sequencer(B4).executed == hall.sequencer(B1).executed
+    assert hall.sequencer(B4).passed == SECOND
+
+
+def test_epoch_counts_as_executed_once_the_disk_has_it() -> None:
+    hall = EpochHall(durable=True)
+    hall.begin()
+    offered(hall, *hall.members)
+    unsafe = 0
+    while not hall.sequencer(B1).passed:
+        hall.run(1)
+        if hall.sequencer(B1)._execution.halted:
+            kept = [r for r in hall.disks[B1].records.values() if isinstance(r, Decided)]
+            unsafe += not kept
+            assert bool(kept) == (hall.sequencer(B1).passed is not None)
+    assert unsafe
+
+
+def test_disk_of_an_earlier_epoch_keeps_a_broker_out_until_it_has_learned_the_log() -> None:
+    hall = EpochHall(durable=True)
+    hall.begin()
+    publish(hall, 1, 3)
+    hall.stop(B2)
+    hall.members = (B1, B2, B3, B4)
+    hall._found(B2)
+    around = hall.around(B2)
+    around.epoch = 2
+    hall.sequencer(B2)._execution.epochs.adopt(2)
+    hall.sequencer(B2)._assemble(OrderQuorums(4, 1, True))
+    for record in list(hall.disks[B2].records.values()):
+        hall.happen(B2, Restored(record))
+    hall.happen(B2, Connected(B1))
+    assert hall.sequencer(B2)._consensus.late
+
+
 def test_log_goes_on_with_the_brokers_of_the_next_epoch() -> None:
     hall = EpochHall()
     hall.begin()
@@ -136,7 +208,8 @@ def test_regencies_of_epochs_never_meet_and_are_shown_from_nought() -> None:
     ("number", "bodies", "expected"),
     [
         (2, (SECOND,), None),
-        (3, (b"3",), DropReason.OUT_OF_WINDOW),
+        (1, (b"1",), DropReason.OUT_OF_WINDOW),
+        (3, (b"3",), None),
         (2, (b"3",), DropReason.NO_RIGHT),
         (2, (b"nonsense",), DropReason.NO_RIGHT),
         (2, (), DropReason.BAD_RUN),
@@ -151,6 +224,15 @@ def test_manifest_offered_by_a_broker_is_kept_only_if_it_may_follow(
     offer = Offer(EPOCHS, number, digest)
     assert epochs.add(offer, bodies, T0) == expected
     assert epochs.lacks(Item(EPOCHS, 2, digest)) == (expected is not None)
+
+
+def test_manifest_that_a_proposal_names_finds_room() -> None:
+    epochs = Epochs(short, lambda data: 2, 1)
+    offers = [(Offer(EPOCHS, 2, (b"%d" % i).ljust(32)), (b"%d" % i,)) for i in range(40)]
+    assert [epochs.add(*offer, T0) for offer in offers[:5]][-1] is DropReason.OVER_LIMIT
+    assert epochs.add(*offers[4], T0, named=True) is None
+    named = [epochs.add(*offer, T0, named=True) for offer in offers[5:]]
+    assert named[-1] is DropReason.OVER_LIMIT
 
 
 def test_manifests_of_one_epoch_are_bounded() -> None:

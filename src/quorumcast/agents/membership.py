@@ -61,6 +61,7 @@ class Membership:
     """Which epoch one broker goes by."""
 
     __slots__ = (
+        "_digest",
         "_keyring",
         "_manifest",
         "_moving",
@@ -83,12 +84,15 @@ class Membership:
         self._sequencers = sequencers
         #: A manifest of the operator's that waits for the present epoch to be taken by enough.
         self._pending: bytes | None = None
-        #: The words of members, this broker among them, on the present epoch and on the next.
+        #: The words of members, this broker among them, on the present epoch and on one to come.
         self._words: dict[int, dict[NodeId, Signed]] = {}
         #: The words on the present epoch that made this broker take it, also of who has left.
         self._proof = proof
-        #: The last manifest that was read, with its bytes: it is looked at again and again.
-        self._read: tuple[bytes, Manifest] | None = None
+        #: The last manifest that was read, with its bytes and what stands for it: it is looked at
+        #: again and again.
+        self._read: tuple[bytes, Manifest, bytes] | None = None
+        #: What stands for the present manifest.
+        self._digest = manifest_digest(manifest)
         #: Whether this broker has said that it moves on; `adopt` follows.
         self._moving = False
         self._say_present()
@@ -100,9 +104,13 @@ class Membership:
 
     def _parse(self, data: bytes) -> Manifest:
         """A manifest that was checked before it came here."""
+        return self._look_up(data)[1]
+
+    def _look_up(self, data: bytes) -> tuple[bytes, Manifest, bytes]:
         if self._read is None or self._read[0] != data:
-            self._read = (data, parse_manifest(data, operator=self._manifest.operator))
-        return self._read[1]
+            manifest = parse_manifest(data, operator=self._manifest.operator)
+            self._read = (data, manifest, manifest_digest(manifest))
+        return self._read
 
     def _sign(self, manifest: Manifest) -> Signed:
         me = self._keyring.identity.name
@@ -135,6 +143,7 @@ class Membership:
     def adopt(self, manifest: Manifest) -> None:
         """The broker goes by that manifest now."""
         self._manifest = manifest
+        self._digest = manifest_digest(manifest)
         self._pending = None
         self._moving = False
         known = self._words.get(manifest.epoch, {})
@@ -188,24 +197,29 @@ class Membership:
 
     def _maybe_pass(self) -> list[Effect]:
         """See whether every log has executed the next epoch, and whether enough brokers have."""
-        epoch = self._manifest.epoch + 1
         data = None if self._moving else self._sequencers.passed
         if data is None:
             return []
         effects: list[Effect] = []
+        epoch = self._parse(data).epoch
         me = self._keyring.identity.name
         if me not in self._words.get(epoch, {}):
             signed = self._sign(self._parse(data))
             effects += [Send(self._peers, Taken(signed)), SetTimer(Remind(epoch), REMIND_MS)]
-        words = self._about(data, self._words[epoch].values())
+        words = tuple(word for word in self._words[epoch].values() if self._speaks_for(word, data))
         if self._learnable(self._parse(data), words):
             effects += self._move(data, words)
         return effects
 
     def _learnable(self, following: Manifest, words: Iterable[Signed]) -> bool:
-        """Whether so many brokers of an epoch have executed it that others can learn it there."""
+        """Whether so many brokers of an epoch have executed it that others can learn it there.
+
+        An epoch that lowers f asks for as many as the one before: those who said so might still be
+        more than the new f that lie or forget.
+        """
         staying = [signed for signed in words if following.broker(signed.signer) is not None]
-        return len(staying) >= anchored(following)
+        faulty = max(following.f, min(self._manifest.f, following.f + 1))
+        return len(staying) >= anchored(following, faulty)
 
     def _on_remind(self, timer: Remind) -> list[Effect]:
         """Time has passed, and this broker is still here."""
@@ -228,12 +242,21 @@ class Membership:
         present = self._manifest.epoch
         if word is None or sender != signed.signer or not self._genuine(signed, word):
             return [Drop(DropReason.BAD_SIGNATURE, sender)]
-        if not present <= word.epoch <= present + 1:
+        if word.epoch < present:
             return [Drop(DropReason.OUT_OF_WINDOW, sender)]
-        if word.epoch == present and word.digest != manifest_digest(self._manifest):
+        if word.epoch == present and word.digest != self._digest:
             return [Drop(DropReason.CONFLICT, sender)]
-        self._words.setdefault(word.epoch, {})[sender] = signed
+        self._note(sender, word.epoch, signed)
         return [*self._maybe_pass(), *self._maybe_take()]
+
+    def _note(self, sender: NodeId, epoch: int, signed: Signed) -> None:
+        """Keep a word; of epochs to come one of each broker, for only one can be next."""
+        present = self._manifest.epoch
+        for other in [e for e in self._words if present < e and present < epoch]:
+            self._words[other].pop(sender, None)
+            if not self._words[other]:
+                del self._words[other]
+        self._words.setdefault(epoch, {})[sender] = signed
 
     def _genuine(self, signed: Signed, word: EpochStatement) -> bool:
         return (
@@ -242,6 +265,13 @@ class Membership:
             and self._manifest.broker(word.broker) is not None
             and self._keyring.signature_holds(signed)
         )
+
+    def _speaks_for(self, signed: Signed, data: bytes) -> EpochStatement | None:
+        """What a broker says, if it is about this manifest."""
+        _, manifest, digest = self._look_up(data)
+        word = parse_epoch(signed.payload)
+        wanted = (manifest.epoch, digest)
+        return None if word is None or (word.epoch, word.digest) != wanted else word
 
     def _about(
         self,
@@ -253,12 +283,10 @@ class Membership:
 
         Those of brokers of the present epoch, or of whoever a directory names.
         """
-        manifest = self._parse(data)
-        wanted = (manifest.epoch, manifest_digest(manifest))
         found: dict[NodeId, Signed] = {}
         for signed in words:
-            word = parse_epoch(signed.payload)
-            if word is None or (word.epoch, word.digest) != wanted:
+            word = self._speaks_for(signed, data)
+            if word is None or signed.signer in found:
                 continue
             keys = None if directory is None else directory.get(signed.signer)
             if (

@@ -35,10 +35,10 @@ from quorumcast.ordering.offers import Stored
 from quorumcast.ordering.sequencer import Sequencer
 
 
-def anchored(manifest: Manifest) -> int:
+def anchored(manifest: Manifest, f: int) -> int:
     """Brokers that must hold what the logs decided, so that others can learn it; one without."""
     logs = {channel.policy.protection for channel in manifest.channels if channel.policy.total}
-    n, f = manifest.quorums.n, manifest.f
+    n = manifest.quorums.n
     return max(
         [OrderQuorums(n, f, log is Protection.BYZANTINE).anchored for log in logs], default=1
     )
@@ -109,7 +109,7 @@ class Sequencers:
     def _judge(self, data: bytes) -> int:
         try:
             following = parse_manifest(data, operator=self._manifest.operator)
-            if following.epoch != self._manifest.epoch + 1:
+            if following.epoch <= self._manifest.epoch:
                 return 0
             check_successor(self._manifest, following)
         except UsageError:

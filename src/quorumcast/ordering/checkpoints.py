@@ -133,6 +133,7 @@ class Checkpoints:
         for snapshot in snapshots:
             self._catch_up.hold(Checkpoint(snapshot.instance, snapshot.image))
         if snapshots and self._execution.restore_snapshot(snapshots[-1]):
+            self._execution.safe = snapshots[-1].instance
             decided = {r.instance for r in records if isinstance(r, Decided)}
             floor = snapshots[-1].instance
             while floor in decided:

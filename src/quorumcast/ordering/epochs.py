@@ -2,7 +2,8 @@
 
 It travels as an offer on a stream of the cell itself (`EPOCHS`), whose number is the epoch and
 whose one body is the manifest file. Nobody signs the offer: the operator's signature is inside, and
-brokers vote only for a manifest that may follow the one they go by. It fills a batch alone.
+brokers vote only for a manifest that may follow the one they go by. It fills a batch alone. Epochs
+that were never decided may be left out, if the one after them is one step from the present one.
 
 Whoever executes it at instance i makes a checkpoint and executes nothing more in its epoch: what
 others decide beyond i before they get there is void, and is offered again. Consensus goes on at i+1
@@ -20,8 +21,10 @@ from quorumcast.core.machine import Bodies, DropReason
 from quorumcast.core.messages import Batch, Item, Offer
 from quorumcast.crypto.digest import Hasher
 
-#: Manifests of one epoch that are kept: the operator should never sign two.
+#: Manifests that are kept for what follows: the operator may be faster than the cell, but should
+#: never sign two for one epoch. Those that a leader or the log names find room beyond.
 STORIES = 4
+NAMED_STORIES = 4 * STORIES
 _SHIFT = 32
 
 
@@ -51,7 +54,7 @@ class Epochs:
         self._follows = follows
         #: The epoch that this broker goes by.
         self.present = present
-        #: What may follow, by digest; at most STORIES.
+        #: What may follow, by digest; at most NAMED_STORIES.
         self._held: dict[bytes, tuple[Offer, Bodies]] = {}
         #: Since when something has waited.
         self._since = Millis(0)
@@ -63,17 +66,22 @@ class Epochs:
         """A manifest as it travels."""
         return Offer(EPOCHS, self._follows(data) or 1, self._hash(data))
 
-    def add(self, offer: Offer, bodies: Bodies, now: Millis) -> DropReason | None:
-        """Keep a manifest until it is ordered, if it may follow the present one."""
+    def add(
+        self, offer: Offer, bodies: Bodies, now: Millis, *, named: bool = False
+    ) -> DropReason | None:
+        """Keep a manifest until it is ordered, if it may follow the present one.
+
+        One that is *named* was proposed or decided, and is needed.
+        """
         if offer.digests in self._held:
             return DropReason.DUPLICATE
-        if offer.first != self.present + 1:
+        if offer.first <= self.present:
             return DropReason.OUT_OF_WINDOW
         if len(bodies) != 1 or len(bodies[0]) > MAX_MANIFEST_BYTES:
             return DropReason.BAD_RUN
         if self._hash(bodies[0]) != offer.digests:
             return DropReason.BAD_BODY
-        if len(self._held) >= STORIES:
+        if len(self._held) >= (NAMED_STORIES if named else STORIES):
             return DropReason.OVER_LIMIT
         if self._follows(bodies[0]) != offer.first:
             return DropReason.NO_RIGHT
@@ -85,14 +93,19 @@ class Epochs:
         """Whether this broker needs a manifest that it has not got."""
         return item.first > self.present and item.digests not in self._held
 
-    def find(self, number: int) -> tuple[Offer, Bodies] | None:
-        """The manifest of an epoch."""
-        return next((held for held in self._held.values() if held[0].first == number), None)
+    def stories(self, number: int) -> list[tuple[Offer, Bodies]]:
+        """Every manifest of an epoch: whoever asks for one may need any of them."""
+        return [held for held in self._held.values() if held[0].first == number]
+
+    def manifest(self, digest: bytes) -> bytes | None:
+        """The manifest that a digest stands for."""
+        held = self._held.get(digest)
+        return None if held is None else held[1][0]
 
     @property
     def waiting(self) -> tuple[Offer, Bodies] | None:
-        """The manifest that this broker would propose."""
-        return next(iter(self._held.values()), None)
+        """The manifest that this broker would propose: the newest, and of two the first."""
+        return max(self._held.values(), key=lambda held: held[0].first, default=None)
 
     @property
     def oldest(self) -> Millis | None:
@@ -106,4 +119,4 @@ class Epochs:
 
     def may_propose(self, batch: Batch) -> bool:
         """Whether a batch with a manifest is one that correct leaders propose."""
-        return len(batch) == 1 and batch[0].first == self.present + 1
+        return len(batch) == 1 and batch[0].first > self.present

@@ -114,6 +114,7 @@ class Execution:
         "epochs",
         "executed",
         "offers",
+        "safe",
         "state",
     )
 
@@ -136,6 +137,8 @@ class Execution:
         self.backfill = Backfill()
         #: Every instance up to this one has been executed; only grows.
         self.executed = 0
+        #: The disk knows what was executed up to here.
+        self.safe = 0
         #: What is not retained any more and goes with the next checkpoint: until that is on disk,
         #: whoever restarts executes again what came after the last one. Grows no further than that.
         self._unneeded: list[Effect] = []
@@ -182,8 +185,6 @@ class Execution:
 
     def find(self, stream: Stream, first: int) -> tuple[Offer, Bodies] | None:
         """An offer, whether it waits or has been ordered."""
-        if stream == EPOCHS:
-            return self.epochs.find(first)
         held = self.offers.find(stream, first)
         if held is not None:
             return held.offer, held.bodies
@@ -208,6 +209,25 @@ class Execution:
         return self.state.epoch > self.epochs.present
 
     @property
+    def passed(self) -> bytes | None:
+        """The manifest that was ordered to follow, once the disk knows that it was.
+
+        Others count on this broker to tell them about it, also after a power cut.
+        """
+        if not self.halted or (self._durable and self.safe < self.state.since):
+            return None
+        return self.epochs.manifest(self.state.manifest)
+
+    @property
+    def unseen_epoch(self) -> bool:
+        """Whether the next epoch came with a state, and its manifest did not."""
+        return self.halted and self.epochs.manifest(self.state.manifest) is None
+
+    def names(self, offer: Offer) -> bool:
+        """Whether that manifest was ordered to follow."""
+        return self.halted and offer.digests == self.state.manifest
+
+    @property
     def reached(self) -> bool:
         """Whether the instance is known in which the present epoch was ordered."""
         return self.state.epoch >= self.epochs.present
@@ -227,7 +247,7 @@ class Execution:
                     (self._unneeded if late else effects).append(effect)
         named = epoch_item(batch)
         if named is not None:
-            self.state.enter(named.first, self.executed)
+            self.state.enter(named.first, self.executed, named.digests)
         for stream in served:
             self.offers.serve(stream, self.state.served.get(stream, 0))
             effects.append(self.ack(stream))
@@ -236,7 +256,8 @@ class Execution:
                 self.offers.reconsider(item.stream)
         self.offers.retire(self.state.over)
         if self._durable:
-            effects.append(Persist(Decided(self._log, self.executed, batch), lazy=True))
+            decided = Decided(self._log, self.executed, batch)
+            effects.append(Persist(decided, lazy=named is None))  # for an epoch everybody waits
         return effects + self._sweep()
 
     def keep(self, offer: Offer, bodies: Bodies) -> list[Effect]:

@@ -6,7 +6,7 @@ everything in it, and whoever is asked in vain is not the last.
 
 from __future__ import annotations
 
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import EPOCHS, NodeId
 from quorumcast.core.limits import MAX_FETCH
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.messages import Cursor, Fetch, Fetched, Item, Offer
@@ -48,6 +48,10 @@ class Fetching:
             if value in wanted
         ]
         for cursor in message.offers[:GIVEN]:
+            if cursor.stream == EPOCHS:
+                stories = self._execution.epochs.stories(cursor.next)
+                effects += [Send((sender,), *story) for story in stories]
+                continue
             found = self._execution.find(cursor.stream, cursor.next)
             if found is not None:
                 effects.append(Send((sender,), *found))
@@ -100,6 +104,8 @@ class Fetching:
         for _, batch in consensus.waiting():
             items += execution.missing(batch)
         offers = execution.backfill.wanted()
+        if execution.unseen_epoch:
+            offers.append(Cursor(EPOCHS, execution.state.epoch))
         offers += [Cursor(item.stream, item.first) for item in items]
         peers = self._around.peers
         if not peers or not (values or offers):

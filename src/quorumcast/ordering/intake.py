@@ -66,10 +66,17 @@ class Intake:
         self, offer: Offer, bodies: Bodies, now: Millis, sender: NodeId | None = None
     ) -> list[Effect]:
         """A manifest to be ordered: from the operator's file, or from another broker."""
-        flaw = self._execution.epochs.add(offer, bodies, now)
+        named = sender is not None and self._is_named(offer)
+        flaw = self._execution.epochs.add(offer, bodies, now, named=named)
         if flaw is not None:
             return [] if sender is None else [Drop(flaw, sender)]
         return [*self._execution.keep(offer, bodies), *self._reconsider()]
+
+    def _is_named(self, offer: Offer) -> bool:
+        """Whether a manifest was proposed or decided."""
+        execution = self._execution
+        batch = self._consensus.batch(execution.executed + 1) or ()
+        return offer.item in batch or execution.names(offer) or self._consensus.awaits(offer)
 
     def _was_decided(self, offer: Offer, bodies: Bodies, now: Millis) -> bool:
         """Whether this broker lacks it for what was decided, now or while it was away."""

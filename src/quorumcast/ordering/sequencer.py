@@ -47,7 +47,7 @@ from quorumcast.ordering.caution import Caution
 from quorumcast.ordering.checkpoints import Checkpoints
 from quorumcast.ordering.consensus import Consensus, Voted, value_of
 from quorumcast.ordering.epochs import epoch_item, first_regency
-from quorumcast.ordering.execution import Decided, Execution, Surroundings
+from quorumcast.ordering.execution import Decided, Execution, Snapshot, Surroundings
 from quorumcast.ordering.fetching import Fetching
 from quorumcast.ordering.intake import Intake
 from quorumcast.ordering.leading import Leading
@@ -171,9 +171,7 @@ class Sequencer:
     @property
     def passed(self) -> bytes | None:
         """The manifest that was ordered to follow the present one, once it has been executed."""
-        execution = self._execution
-        found = execution.epochs.find(execution.state.epoch) if execution.halted else None
-        return None if found is None else found[1][0]
+        return self._execution.passed
 
     def adopt(self, quorums: OrderQuorums) -> None:
         """Go on with the brokers of the epoch that `around` speaks of now.
@@ -266,6 +264,8 @@ class Sequencer:
                 effects += self._on_tick(now)
             case Persisted(record=Voted() as record):
                 effects += self._consensus.on_persisted(record)
+            case Persisted(record=Decided(instance=safe) | Snapshot(instance=safe)):
+                self._execution.safe = max(self._execution.safe, safe)
             case Persisted(record=Moved() as moved):
                 effects += self._succession.on_moved(moved, now)
             case Connected(peer=peer) if peer in self._around.members:
@@ -410,7 +410,10 @@ class Sequencer:
         self._patience.regain(now)
         execution, consensus = self._execution, self._consensus
         # Votes of an earlier epoch count for nothing, and perhaps it began beyond what is here.
-        consensus.late = self._follows
+        consensus.late = self._follows or any(
+            isinstance(record, Voted | Moved) and record.regency < consensus.first
+            for record in records
+        )
         for record in records:
             if isinstance(record, Stored):
                 execution.restore_offer(record)

@@ -62,6 +62,8 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
     extents: tuple[tuple[Channel, tuple[Extent, ...]], ...]
     #: The newest epoch that was ordered, and the instance in which it was.
     epoch: tuple[int, int] = (0, 0)
+    #: The digest of its manifest.
+    manifest: bytes = b""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -71,7 +73,7 @@ _images: msgspec.msgpack.Decoder[_Image] = msgspec.msgpack.Decoder(_Image)
 class State:
     """The replicated state of one log."""
 
-    __slots__ = ("_over", "_retained", "epoch", "extents", "heads", "served", "since")
+    __slots__ = ("_over", "_retained", "epoch", "extents", "heads", "manifest", "served", "since")
 
     def __init__(self, retained: Callable[[Channel], int]) -> None:
         #: How many positions of a channel brokers keep.
@@ -85,6 +87,8 @@ class State:
         self.extents: dict[Channel, deque[Extent]] = {}
         #: The newest epoch that was ordered, and the instance in which it was; 0 if none was.
         self.epoch = self.since = 0
+        #: The digest of its manifest: there may be two for one epoch.
+        self.manifest = b""
 
     def head(self, channel: Channel) -> Head:
         """Where a channel's order has got to."""
@@ -127,11 +131,11 @@ class State:
                 self._retire(stream)
         return placed
 
-    def enter(self, epoch: int, instance: int) -> bool:
+    def enter(self, epoch: int, instance: int, manifest: bytes = b"") -> bool:
         """A manifest was ordered; whether it is a newer one."""
         if epoch <= self.epoch:
             return False
-        self.epoch, self.since = epoch, instance
+        self.epoch, self.since, self.manifest = epoch, instance, manifest
         return True
 
     def _extend(self, channel: Channel, extent: Extent) -> None:
@@ -158,6 +162,7 @@ class State:
                 tuple(sorted(self.heads.items())),
                 tuple(sorted((name, tuple(found)) for name, found in self.extents.items())),
                 (self.epoch, self.since),
+                self.manifest,
             )
         )
 
@@ -172,6 +177,7 @@ class State:
         self.heads = dict(found.heads)
         self.extents = {channel: deque(extents) for channel, extents in found.extents}
         self.epoch, self.since = found.epoch
+        self.manifest = found.manifest
         return True
 
 
