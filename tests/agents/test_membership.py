@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from tests.support.cells import B1, B2, B3, B4, T0, Cell
@@ -22,6 +24,7 @@ from quorumcast.core.messages import Taken
 from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import EpochStatement, Signed, canonical
 from quorumcast.crypto.identity import Identity
+from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.build import add_broker, add_client, repeatable_seeds
 from quorumcast.manifest.files import manifest_digest, sign_manifest
 from quorumcast.manifest.manifest import Manifest
@@ -112,6 +115,20 @@ def test_epoch_that_lowers_f_is_taken_with_as_many_words_as_before() -> None:
     assert broker.handle(Passage(data, words), T0) == [Adopt(data, words)]
 
 
+def test_logs_that_have_decided_different_manifests_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, broker, _ = made("total")
+    membership = broker.membership
+    logs = {Protection.BYZANTINE: SimpleNamespace(passed=b"one")}
+    monkeypatch.setattr(type(membership._sequencers), "all", lambda self: logs)
+    assert not membership.torn
+    logs[Protection.CRASH] = SimpleNamespace(passed=None)
+    assert not membership.torn
+    logs[Protection.CRASH] = SimpleNamespace(passed=b"other")
+    assert membership.torn
+
+
 def test_words_are_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cell, broker, following = made("total")
     data = written(following)
@@ -119,11 +136,12 @@ def test_words_are_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
     broker.handle(TimerFired(Tick(Protection.BYZANTINE)), T0)
     hear(cell, broker, B2, following)
     verified: list[Signed] = []
-    monkeypatch.setattr(
-        broker.membership._keyring.__class__,
-        "signature_holds",
-        lambda self, signed: bool(verified.append(signed)),
-    )
+
+    def verify(keyring: Keyring, signed: Signed) -> bool:
+        verified.append(signed)
+        return True
+
+    monkeypatch.setattr(Keyring, "signature_holds", verify)
     for _ in range(5):
         broker.handle(TimerFired(Tick(Protection.BYZANTINE)), T0)
     assert verified == []

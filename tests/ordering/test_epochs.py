@@ -7,7 +7,7 @@ from tests.support.cells import B1, B2, B3, B4, B5, T0
 from tests.support.ordering import Hall, publish
 
 from quorumcast.core.ids import EPOCHS, Digest, NodeId
-from quorumcast.core.machine import Connected, DropReason, Restored
+from quorumcast.core.machine import DropReason
 from quorumcast.core.messages import Accept, Item, Offer, Propose
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.ordering.epochs import Epochs, first_regency, within_epoch
@@ -135,23 +135,6 @@ def test_epoch_counts_as_executed_once_the_disk_has_it() -> None:
             unsafe += not kept
             assert bool(kept) == (hall.sequencer(B1).passed is not None)
     assert unsafe
-
-
-def test_disk_of_an_earlier_epoch_keeps_a_broker_out_until_it_has_learned_the_log() -> None:
-    hall = EpochHall(durable=True)
-    hall.begin()
-    publish(hall, 1, 3)
-    hall.stop(B2)
-    hall.members = (B1, B2, B3, B4)
-    hall._found(B2)
-    around = hall.around(B2)
-    around.epoch = 2
-    hall.sequencer(B2)._execution.epochs.adopt(2)
-    hall.sequencer(B2)._assemble(OrderQuorums(4, 1, True))
-    for record in list(hall.disks[B2].records.values()):
-        hall.happen(B2, Restored(record))
-    hall.happen(B2, Connected(B1))
-    assert hall.sequencer(B2)._consensus.late
 
 
 def test_log_goes_on_with_the_brokers_of_the_next_epoch() -> None:

@@ -127,6 +127,11 @@ class Membership:
         said = {signed.signer: signed for signed in self._proof}
         return tuple((said | self._words.get(self._manifest.epoch, {})).values())
 
+    @property
+    def torn(self) -> bool:
+        """Whether two logs have decided different manifests: this broker can take neither."""
+        return len({sequencer.passed for sequencer in self._sequencers.all().values()} - {None}) > 1
+
     def older_logs(self) -> tuple[Protection, ...]:
         """The logs that there are, for whoever starts in the next epoch."""
         return tuple(self._sequencers.all())

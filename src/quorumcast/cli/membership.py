@@ -241,11 +241,16 @@ def _removing(name: str) -> Change:
 
 
 def rotating(path: Path, name: str) -> Change:
-    """New keys for a node; its old identity is kept beside the new one and is worth nothing."""
+    """New keys for a node.
+
+    A broker needs its old ones until it takes the epoch: the new identity lies beside it. That of a
+    client takes the place of the old one, which is kept and is worth nothing.
+    """
     from quorumcast.core.ids import NodeId
     from quorumcast.crypto.identity import Identity
     from quorumcast.manifest import build
     from quorumcast.manifest.files import write_identity
+    from quorumcast.runtime.identities import next_identity
 
     identity = Identity.generate(NodeId(name))
     file = path.parent / f"{name}{IDENTITY}"
@@ -254,6 +259,15 @@ def rotating(path: Path, name: str) -> Change:
         entry = old.broker(name)
         certificate = "" if entry is None else _certificate(identity, entry)
         new = build.rotate(old, identity.name, identity, certificate=certificate)
+        if entry is not None and file.exists():
+            following = next_identity(file)
+            if following.exists():
+                raise UsageError(
+                    f"{name} has new keys already, in {following}, and has not taken the epoch "
+                    "that names them: wait until it has, or remove the file if it lies elsewhere"
+                )
+            write_identity(following, identity)
+            return new
         if file.exists():
             file.rename(file.with_name(f"{name}.epoch-{old.epoch}.old"))
         write_identity(file, identity)

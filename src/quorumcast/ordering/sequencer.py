@@ -410,10 +410,7 @@ class Sequencer:
         self._patience.regain(now)
         execution, consensus = self._execution, self._consensus
         # Votes of an earlier epoch count for nothing, and perhaps it began beyond what is here.
-        consensus.late = self._follows or any(
-            isinstance(record, Voted | Moved) and record.regency < consensus.first
-            for record in records
-        )
+        consensus.late = self._follows
         for record in records:
             if isinstance(record, Stored):
                 execution.restore_offer(record)

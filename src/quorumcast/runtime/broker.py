@@ -34,18 +34,21 @@ from quorumcast.manifest.files import parse_manifest, read_identity, read_manife
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.successor import check_successor
 from quorumcast.runtime.control import Control, FaultOrder
-from quorumcast.runtime.disk import look_at
+from quorumcast.runtime.disk import look_at, place_for
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.epochs import (
+    TORN,
     Kept,
     decode_proof,
     encode_proof,
+    holds,
     keep,
     kept_path,
     recall,
     stamp_of,
 )
 from quorumcast.runtime.http import HttpServer
+from quorumcast.runtime.identities import identity_for, settle_identity
 from quorumcast.runtime.limits import TransportLimits
 from quorumcast.runtime.logs import note, start_logging
 from quorumcast.runtime.loop import run
@@ -163,21 +166,11 @@ class BrokerNode:
         kept = [channel.name for channel in manifest.channels if channel.policy.needs_store]
         if not kept:
             return None
-        directory = self.settings.data
-        if directory is None:
-            raise UsageError(f"channel {kept[0]!r} wants a store: say where to keep it with --data")
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"there can be no store in {directory} ({error.strerror or error}): "
-                "name another directory with --data"
-            ) from None
-        holder = f"{manifest.cell}/{self.name}"
-        path = directory / f"{self.name}.store"
+        path = place_for(kept[0], self.settings.data) / f"{self.name}.store"
         self._began_empty = not path.exists()
         if self._began_empty:
             note("has no store yet; begins without a memory", level=logging.WARNING, path=str(path))
+        holder = f"{manifest.cell}/{self.name}"
         return DiskStore(path, RECORDS, holder=holder, on_failure=self._fail)
 
     @property
@@ -271,11 +264,15 @@ class BrokerNode:
             self._renewing = loop.call_later(pause, self.read_manifest)
 
     async def _watch_manifest(self) -> None:
+        torn = False
         while True:
             await asyncio.sleep(MANIFEST_CHECK_S)
             stamp = stamp_of(self.settings.manifest)
             if stamp != self._stamp and stamp is not None:
                 self.read_manifest()
+            if self.machine.membership.torn and not torn:
+                torn = True
+                note("cannot take the next epoch", level=logging.ERROR, reason=TORN)
 
     def read_manifest(self) -> None:
         """Let the cell take the manifest file's epoch, if it is the next one."""
@@ -338,6 +335,9 @@ class BrokerNode:
             self._fail(error)
             return
         self.manifest, self.keyring, self.identity = manifest, keyring, identity
+        settle_identity(self.settings.identity, manifest)
+        if not holds(self.settings.manifest, effect.data):
+            self._stamp = None  # what could not follow before may follow now
         if store is not None:
             # The first channel that needs a disk: from now on promises wait for it.
             self._store = store
@@ -359,7 +359,7 @@ class BrokerNode:
         entry = manifest.broker(self.name)
         if entry is None or entry.verify_key == self.identity.verify_key:
             return self.identity
-        return read_identity(self.settings.identity)
+        return identity_for(self.settings.identity, manifest)
 
     # -------------------------------------------------------------------- status
 
@@ -414,15 +414,14 @@ def _lifeline_cut(node: BrokerNode, descriptor: int) -> None:
 
 async def run_broker(settings: BrokerSettings) -> None:
     """Start, serve until a signal, stop."""
-    manifest = read_manifest(settings.manifest)
-    identity = read_identity(settings.identity)
-    path = kept_path(settings.data, identity.name)
+    manifest, kept = read_manifest(settings.manifest), None
+    path = kept_path(settings.data, read_identity(settings.identity).name)
     found = None if path is None else recall(path, manifest.operator)
-    if found is None:
-        node = BrokerNode(settings, manifest, identity)
-    else:
+    if found is not None:
         # Whatever the file says by now, the cell has yet to take it.
-        node = BrokerNode(settings, found[1], identity, found[0])
+        kept, manifest = found
+    node = BrokerNode(settings, manifest, identity_for(settings.identity, manifest), kept)
+    settle_identity(settings.identity, manifest)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.request_stop)

@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+from quorumcast.core.errors import UsageError
+
 
 def look_at(directory: Path, broker: str) -> dict[str, object]:
     """Whether a store can be kept in a directory, how much room there is, and what was set aside.
@@ -33,3 +35,17 @@ def look_at(directory: Path, broker: str) -> dict[str, object]:
         "free_bytes": free,
         "set_aside": aside,
     }
+
+
+def place_for(channel: str, directory: Path | None) -> Path:
+    """Where stores are kept; a channel wants one."""
+    if directory is None:
+        raise UsageError(f"channel {channel!r} wants a store: say where to keep it with --data")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"there can be no store in {directory} ({error.strerror or error}): "
+            "name another directory with --data"
+        ) from None
+    return directory

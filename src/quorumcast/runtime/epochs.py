@@ -19,6 +19,11 @@ from quorumcast.manifest.manifest import Manifest
 
 #: A farewell with a manifest and the words on it is no longer than this.
 MAX_PROOF_BYTES = MAX_MANIFEST_BYTES + 64 * 1024
+#: What a broker with two logs says if the operator has signed two manifests for one epoch.
+TORN = (
+    "two manifests were signed for one epoch, and the logs of this cell have decided different "
+    "ones: start the cell anew with a later one (see 'Epochs' in docs/operations.md)"
+)
 
 
 class _Proof(msgspec.Struct, frozen=True, array_like=True):
@@ -91,6 +96,14 @@ def recall(path: Path, operator: bytes) -> tuple[Kept, Manifest] | None:
 def kept_path(data: Path | None, name: str) -> Path | None:
     """Where a broker keeps the epoch that it took last."""
     return None if data is None else data / f"{name}.epoch"
+
+
+def holds(path: Path, data: bytes) -> bool:
+    """Whether a file is this manifest; one that cannot be read is no other."""
+    try:
+        return path.read_bytes() == data
+    except OSError:
+        return True
 
 
 def stamp_of(path: Path) -> tuple[int, int] | None:

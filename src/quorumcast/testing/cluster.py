@@ -36,6 +36,7 @@ from quorumcast.manifest.files import sign_manifest, write_identity, write_manif
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.broker import BrokerSettings
+from quorumcast.runtime.identities import next_identity
 from quorumcast.runtime.process import encode_settings
 from quorumcast.runtime.tls import make_certificate
 from quorumcast.testing.cells import CHANNELS, CLIENTS, CellPlan
@@ -147,8 +148,7 @@ class LocalCluster:
     def rotate_broker(self, name: str) -> None:
         """The next epoch gives a broker other keys."""
         identity = Identity.generate(NodeId(name))
-        self.identity_path(name).unlink()
-        write_identity(self.identity_path(name), identity)
+        write_identity(next_identity(self.identity_path(name)), identity)
         self.write_manifest(build.rotate(self.manifest, identity.name, identity))
 
     def wait_for_epoch(self, *names: str, timeout_s: float = START_TIMEOUT_S) -> None:
