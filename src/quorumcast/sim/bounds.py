@@ -18,7 +18,7 @@ from quorumcast.broadcast.signed_history import REMEMBERED
 from quorumcast.core.limits import MAX_CHUNKS, MAX_FRAME_BYTES, MAX_STREAMS_NAMED, MAX_VOUCHERS
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.catchup import HEADS_KEPT, LOG_REACH
-from quorumcast.ordering.epochs import STORIES
+from quorumcast.ordering.epochs import NAMED_STORIES
 from quorumcast.ordering.regency import KEPT_VALUES
 
 
@@ -39,7 +39,7 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
     return {
         # brokers
         "words": 2 * len(brokers),
-        "epochs": STORIES,
+        "epochs": NAMED_STORIES,
         "streams": streams,
         "complaints": streams * len(clients),
         "pledges": streams * limits.retained_publications,
