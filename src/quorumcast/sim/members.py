@@ -8,6 +8,7 @@ shows. A broker that an epoch no longer names ends when it takes it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 
 import msgspec
@@ -51,7 +52,7 @@ def first_epoch(cell: Cell, brokers: int) -> Cell:
 class Members:
     """Who goes by which epoch."""
 
-    __slots__ = ("_data", "_file", "_pool", "_taken", "_world")
+    __slots__ = ("_data", "_file", "_pool", "_taken", "_wanted", "_world")
 
     def __init__(self, world: World, pool: Manifest) -> None:
         self._world = world
@@ -61,6 +62,8 @@ class Members:
         self._data = {self._file.epoch: self._written(self._file)}
         #: The epoch that each broker took last, which its next life begins with.
         self._taken: dict[NodeId, Taken] = {}
+        #: Steps that the operator has in mind, in order: each waits for the one before.
+        self._wanted: deque[tuple[str, NodeId]] = deque()
         world.network.on_mismatch = self._meet
         world.take = self._take
         world.make_broker = self.make
@@ -80,11 +83,20 @@ class Members:
 
     def step(self, what: str, name: NodeId) -> None:
         """Add or remove a broker, once the last step has been taken by enough."""
-        world = self._world
+        self._wanted.append((what, name))
+        if len(self._wanted) == 1:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Take the next step, or ask again soon."""
         there = [n for n in self._file.broker_ids if self._epoch(n) == self._file.epoch]
-        if len(there) < self._file.quorums.responders:
-            world.scheduler.after(ASK_MS, lambda: self.step(what, name))
-            return
+        if len(there) >= self._file.quorums.responders:
+            self._advance(*self._wanted.popleft())
+        if self._wanted:
+            self._world.scheduler.after(ASK_MS, self._go_on)
+
+    def _advance(self, what: str, name: NodeId) -> None:
+        world = self._world
         keys = self._pool.broker(name)
         if what == "add" and keys is not None:
             following = add_broker(self._file, name, keys, keys.host, keys.port)
