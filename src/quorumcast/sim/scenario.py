@@ -21,7 +21,7 @@ from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_
 from quorumcast.sim.harm import ACCOMPLICES, JOURNALED, TOTAL_WORLD, WORLD
 from quorumcast.sim.network import Weather
 from quorumcast.sim.plan import Act, Corruption, Outcome, Plan, perform, small_limits
-from quorumcast.sim.steps import draw_steps
+from quorumcast.sim.steps import draw_steps, hands_on
 
 #: Every name that `--adversary` takes.
 ADVERSARIES = (*WORLD, *CATALOGUE)
@@ -367,7 +367,7 @@ class Draw:
         self.acts += steps
         self.newcomers = max(added, 1)
         also = rng.choice(("nothing", "crash", "cut", "pause", "lie"))
-        if also in ("crash", "lie") and not self.policy.total:
+        if also in ("crash", "lie") and not hands_on(self.policy):
             # On fifo channels who is new counts like one that forgot: f of them are enough.
             return
         if also == "crash":

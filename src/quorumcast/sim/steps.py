@@ -11,13 +11,20 @@ from quorumcast.manifest.policy import Policy
 from quorumcast.sim.plan import Act
 
 
+def hands_on(policy: Policy) -> bool:
+    """Whether brokers that stay can hand on to new ones all that subscribers may still lack.
+
+    In a log by its state, and with Bracha because correct brokers cannot differ: f+1 are believed.
+    """
+    return policy.total or policy.broadcast is Broadcast.BRACHA
+
+
 def draw_steps(
     rng: random.Random, names: Sequence[NodeId], f: int, policy: Policy, during_ms: int
 ) -> tuple[list[Act], int]:
     """Some steps, none of which leaves too few brokers; and how many brokers they add.
 
-    On fifo channels a new broker knows nothing of what subscribers may still lack: it counts like
-    one that forgot, and no more than f are replaced.
+    Where `hands_on` says no, a new broker counts like one that forgot, and no more than f go.
     """
     least = minimum_brokers(policy.protection, f, policy.broadcast)
     members = list(names)
@@ -27,7 +34,7 @@ def draw_steps(
     for _ in range(rng.randrange(1, 5)):
         # Chains are drawn from the first 3f+1 brokers, which stay.
         going = members[least:] if policy.broadcast is Broadcast.CHAIN else members
-        may_go = policy.total or sum(act.what == "remove" for act in acts) < f
+        may_go = hands_on(policy) or sum(act.what == "remove" for act in acts) < f
         if len(members) > least and going and may_go and rng.randrange(2):
             gone = rng.choice(going)
             members.remove(gone)
