@@ -2,8 +2,9 @@
 
 In the end every correct broker that is up has executed as much of each log as any other, and holds
 every publication of a channel without total order that enough *other* correct brokers are sure of
-and agree on: as many as it needs to take their word (`Holdings.needed`). What it has itself let go
-of by retention, and streams that have given way to later ones, are its own business.
+and agree on: as many as it needs to take their word (`Holdings.needed`), and as far as it can get
+without a hole. What it has itself let go of by retention, and streams that have given way to later
+ones, are its own business.
 """
 
 from __future__ import annotations
@@ -65,16 +66,27 @@ class Upkeep:
                 others = [desk for other, desk in desks.items() if other != name and desk]
                 if broker.has_ended(stream):
                     continue
-                for number in self._decided(others, needed):
-                    mine = desks[name]
-                    floor = 1 if mine is None else mine.carrier.ledger.floor
-                    held = mine is not None and mine.carrier.ledger.digest(number) is not None
-                    if number >= floor and not held:
-                        return f"{name} does not hold {stream} {number}, which others are sure of"
+                missing = self._missing(desks[name], self._decided(others, needed))
+                if missing is not None:
+                    return f"{name} does not hold {stream} {missing}, which others are sure of"
         return None
 
-    def _decided(self, desks: list[Desk], needed: int) -> list[int]:
-        """Numbers that enough of these are sure of, with the same contents."""
+    def _missing(self, mine: Desk | None, decided: dict[int, bool]) -> int | None:
+        """A number that others are sure of and this broker could have got, and has not.
+
+        It gets them one after the other, on from what it holds and back from there: a number that a
+        lying publisher told brokers differently of, where nothing settles it, is as far as it gets.
+        """
+        top = max((number for number, sure in decided.items() if sure), default=0)
+        base, end, floor = top + 1, top + 1, 1
+        if mine is not None and mine.carrier.ledger.next > 1:
+            ledger = mine.carrier.ledger
+            base, end, floor = ledger.base, ledger.next, ledger.floor
+        reachable = (number for number in (base - 1, end) if floor <= number <= top)
+        return next((number for number in reachable if decided.get(number)), None)
+
+    def _decided(self, desks: list[Desk], needed: int) -> dict[int, bool]:
+        """Of every number that any of these is sure of, whether enough are, and agree."""
         words: dict[int, Tally[bytes]] = {}
         for desk in desks:
             carrier = desk.carrier
@@ -82,4 +94,4 @@ class Upkeep:
                 digest = carrier.ledger.digest(number)
                 if digest is not None:
                     words.setdefault(number, Tally()).vote(NodeId(str(id(desk))), digest)
-        return [n for n, tally in words.items() if tally.leader(needed) is not None]
+        return {number: tally.leader(needed) is not None for number, tally in words.items()}
