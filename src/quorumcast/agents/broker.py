@@ -57,6 +57,7 @@ from quorumcast.core.messages import (
     Regained,
     Subscribe,
     Survey,
+    Taken,
     Unsubscribe,
 )
 from quorumcast.core.quorum import Protection
@@ -146,6 +147,8 @@ class Broker:
         return effects + self._retention.watch(manifest)
 
     def handle(self, event: Event, now: Millis) -> list[Effect]:
+        if isinstance(event, Receive) and not isinstance(event.message, Taken):
+            return self._handle(event, now)  # nearly all there is
         moved = self.membership.handle(event, now)
         if moved is not None:
             return self._positioned(moved)
@@ -199,10 +202,9 @@ class Broker:
 
     def sizes(self) -> dict[str, int]:
         sizes = {"streams": len(self._desks), **self._audience.sizes(), **self._admission.sizes()}
-        sizes |= self._recovery.sizes() | self.membership.sizes()
+        sizes |= self._recovery.sizes() | self.membership.sizes() | self._sequencers.sizes()
         sizes["pledges"] = len(self._pledges)
         sizes["complaints"] = sum(desk.complaints for desk in self._desks.all())
-        sizes |= self._sequencers.sizes()
         for desk in self._desks.all():
             for name, size in desk.carrier.sizes().items():
                 sizes[f"{desk.stream}/{name}"] = size
@@ -240,12 +242,10 @@ class Broker:
 
     def _ordered(self, event: Event) -> bool:
         """Whether this may concern a log: everything but what subscribers and fifo streams say."""
-        if not self._sequencers.all():
-            return False
-        return (
+        return bool(self._sequencers.all()) and (
             not isinstance(event, Receive)
             or type(event.message) not in self._dispatch
-            or (isinstance(event.message, Open))
+            or isinstance(event.message, Open)
         )
 
     def _positioned(self, effects: list[Effect]) -> list[Effect]:

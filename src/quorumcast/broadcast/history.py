@@ -132,7 +132,8 @@ class History:
 
     @property
     def final(self) -> int:
-        return min([self.settled, self.ledger.next - 1, *(n - 1 for n in self._learned)])
+        lacking = min(self._learned, default=self.ledger.next)
+        return min(self.settled, self.ledger.next - 1, lacking - 1)
 
     @property
     def final_from(self) -> int:
