@@ -264,6 +264,17 @@ def test_broker_counts_its_own_journal_and_never_contradicts_it() -> None:
         assert held(broker) == expected
 
 
+def test_broker_alone_in_its_cell_whose_own_word_is_enough_expects_nothing_of_others() -> None:
+    """Its journal names what it lost, and nobody has the contents."""
+    broker = Cell(Policy.named("ab", journal=True), n=1, f=0).broker(B1)
+    broker.handle(Restored(Vouched(STREAM, 1, digests(b"a", b"b"))), T0)
+    broker.handle(Receive(ALICE, Open(STREAM, 1, 3)), T0)
+    asked = Receive(BOB, Subscribe(ORDERS, (), WITH))
+    assert messages(broker.handle(asked, T0), Positions) == [
+        Positions(ORDERS, (Position(STREAM, 3, 3),))
+    ]
+
+
 def test_broker_journal_does_not_say_otherwise_than_the_broker_did_meanwhile() -> None:
     """Peers are sure of p3, while the publisher, a liar, told this broker something else."""
     broker = Cell(Policy.named("ab", journal=True)).broker(B1)

@@ -144,7 +144,7 @@ class Holdings:
 
         `own`: how many words this broker itself can add (0 or 1).
         """
-        needed = self.needed(entry) - own
+        needed = max(self.needed(entry) - own, 1)  # somebody must have the contents
         bases = sorted(word.base for word in self.of(stream).values() if word.next >= end)
         return min(bases[needed - 1], end) if len(bases) >= needed else end
 
