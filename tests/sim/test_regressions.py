@@ -2,6 +2,7 @@
 
 import pytest
 
+from quorumcast.agents.desks import Desks
 from quorumcast.sim.campaign import replay_command
 from quorumcast.sim.order_variants import B2, B3, B4, PUB1, siege
 from quorumcast.sim.plan import Act, Corruption, perform
@@ -46,6 +47,19 @@ FOUND = [
 def test_seed_that_found_a_bug_stays_clean(seed: int, policy: str, adversary: str) -> None:
     outcome = run_scenario(seed, policy, adversary)
     assert outcome.violations == [], replay_command(outcome)
+
+
+def test_machine_that_raises_is_a_violation_with_a_command_that_replays_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(Desks, "positions", fail)
+    outcome = run_scenario(1, "ab", "none")
+    assert [violation.property for violation in outcome.violations] == ["Robustness"]
+    assert "IndexError" in outcome.violations[0].detail
+    assert "--start 1 " in replay_command(outcome)
 
 
 def test_broker_that_comes_late_to_a_cell_with_one_dead_broker_takes_part_in_the_end() -> None:

@@ -158,6 +158,14 @@ class Run:
 
     def perform(self) -> Outcome:
         """The whole run."""
+        try:
+            self._play()
+        except Exception as error:  # whatever it is: the seed that leads to it is worth knowing
+            failure = f"a machine failed: {type(error).__name__}: {error}"
+            self.world.facts.violate("Robustness", failure)
+        return self._outcome()
+
+    def _play(self) -> None:
         plan, world = self.plan, self.world
         self._cast()
         for act in plan.acts:
@@ -172,7 +180,6 @@ class Run:
         self._await(promises)
         for checker in world.checkers:
             checker.at_end(world.facts)
-        return self._outcome()
 
     def _cast(self) -> None:
         plan, world = self.plan, self.world
