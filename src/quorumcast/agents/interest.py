@@ -220,7 +220,7 @@ class Interest:
     def _agreed(self, stream: Stream) -> int:
         """From this number on, as many brokers as it takes to accept say that they hold it."""
         held = [_oldest(held[stream]) for held in self._positions.values() if stream in held]
-        return _rank(held, self._needed(stream.lane))
+        return _rank(held, self.needed(stream.lane))
 
     def _relevant(self, stream: Stream) -> bool:
         return (
@@ -247,13 +247,13 @@ class Interest:
             if len(named) >= self._enough_to_believe:
                 first, news = self._beginning(data)
                 effects += news
-                end = self._rank(data, highest=True)
+                end = self._reported(data, highest=True)
                 if first < end or news:
                     self.ends[data] = end
                 self._accept_from(data, first)
                 if self.entry.policy.has_history:
                     # Rather one history too many than a publication that none of them names.
-                    self._accept_from(data.history, self._rank(data.history, highest=False))
+                    self._accept_from(data.history, self._reported(data.history, highest=False))
         if self._start is not None and self._start > 1 and not self.acceptors:
             effects.append(self._refuse_start(self._start, 1))
         return effects
@@ -264,7 +264,7 @@ class Interest:
 
     def _beginning(self, stream: Stream) -> tuple[int, list[Effect]]:
         """The number to begin with, and what is to be said about those before it."""
-        end = self._rank(stream, highest=True)
+        end = self._reported(stream, highest=True)
         start = self._start
         if start is None:
             return end, []
@@ -278,7 +278,7 @@ class Interest:
     def _speaks_of(self, held: dict[Stream, Position], data: Stream) -> bool:
         return data in held or data.history in held
 
-    def _rank(self, stream: Stream, *, highest: bool) -> int:
+    def _reported(self, stream: Stream, *, highest: bool) -> int:
         """The (f+1)-th largest or smallest position that brokers report."""
         answers = sorted(
             (held[stream].next if stream in held else 1 for held in self._positions.values()),
@@ -338,11 +338,6 @@ class Interest:
                 self.pulls.pop(stale, None)
 
     @property
-    def quorums(self) -> Quorums:
-        """The thresholds of the cell."""
-        return self._quorums
-
-    @property
     def end(self) -> int:
         """Where there is one order: the position that comes next, as far as is known."""
         stream = total_order(self.channel)
@@ -352,12 +347,12 @@ class Interest:
     def oldest(self, stream: Stream, *, of_those_who_answer: bool = False) -> int:
         """The first number that enough brokers may still hold to be accepted."""
         # A broker that has not spoken of the stream may hold all of it.
-        bases = sorted(
+        bases = [
             _oldest(held[stream]) if held is not None and stream in held else 0
             for held in map(self._positions.get, self._manifest.broker_ids)
             if held is not None or not of_those_who_answer
-        )
-        return bases[min(self._needed(stream.lane), len(bases)) - 1] if bases else 0
+        ]
+        return _rank(bases, self.needed(stream.lane)) if bases else 0
 
     def _gaps(self, broker: NodeId) -> list[Effect]:
         effects: list[Effect] = []
@@ -371,7 +366,7 @@ class Interest:
                 acceptor.skip_to(first)
         return effects
 
-    def _needed(self, lane: Lane) -> int:
+    def needed(self, lane: Lane) -> int:
         """How many brokers must hold a publication so that it can still be accepted."""
         policy = self.entry.policy
         if lane is Lane.HISTORY:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from quorumcast.agents.desks import Desk
 from quorumcast.agents.pledges import Pledges
-from quorumcast.core.ids import Stream, split_digests
+from quorumcast.core.ids import Stream
 from quorumcast.core.machine import Bodies
 from quorumcast.core.statements import Basis
 from quorumcast.core.tally import Tally
-from quorumcast.crypto.digest import Hasher
 from quorumcast.manifest.manifest import ChannelEntry
 
 
@@ -42,14 +41,6 @@ def borders(job: Job, desk: Desk | None) -> bool:
     if desk is None:
         return False
     return job.first == desk.carrier.ledger.next or job.first + job.count == desk.carrier.final_from
-
-
-def match(digests: bytes, bodies: Bodies, hash_: Hasher) -> bool:
-    """Whether contents are what their digests say."""
-    parts = split_digests(digests)
-    return len(parts) == len(bodies) and all(
-        hash_(body) == digest for digest, body in zip(parts, bodies, strict=True)
-    )
 
 
 def own_words(entry: ChannelEntry, pledges: Pledges, stream: Stream, end: int) -> int:

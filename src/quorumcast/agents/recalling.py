@@ -24,6 +24,7 @@ from quorumcast.core.ids import (
     DIGEST_SIZE,
     Channel,
     Digest,
+    Lane,
     NodeId,
     split_digests,
     total_order,
@@ -45,7 +46,6 @@ from quorumcast.core.machine import (
     Waive,
 )
 from quorumcast.core.messages import Contents, Pull
-from quorumcast.core.quorum import accept_votes
 from quorumcast.core.tally import Tally
 from quorumcast.crypto.digest import Hasher
 
@@ -167,7 +167,7 @@ class Recaller:
         found.tally.vote(broker, digest)
         if found.tally.vote_of(broker) == digest:
             found.bodies[digest] = body
-        chosen = found.tally.leader(self._needed(interest))
+        chosen = found.tally.leader(interest.needed(Lane.DATA))
         if chosen is None:
             return []
         del self._wanted[interest.channel][number]
@@ -191,15 +191,11 @@ class Recaller:
             del wanted[number]
         return [Recalled(interest.channel, number, None, oldest) for number in gone]
 
-    def _needed(self, interest: Interest) -> int:
-        policy = interest.entry.policy
-        return accept_votes(interest.quorums, policy.protection, policy.broadcast)
-
     def _ask(self, interest: Interest, numbers: list[int]) -> list[Effect]:
         up = [broker for broker in self._brokers if broker in self._up]
         tries = self._tries.get(interest.channel, 0)
         # At first no more than are needed: each of them sends the contents.
-        asked = tuple(up if tries else up[: self._needed(interest)])
+        asked = tuple(up if tries else up[: interest.needed(Lane.DATA)])
         if not asked:
             return []
         stream = total_order(interest.channel)

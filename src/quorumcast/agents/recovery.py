@@ -29,9 +29,10 @@ from collections.abc import Iterable
 
 from quorumcast.agents.desks import Desk, Desks
 from quorumcast.agents.holdings import Holdings, recoverable
-from quorumcast.agents.lost_range import Job, borders, match, own_words
+from quorumcast.agents.lost_range import Job, borders, own_words
 from quorumcast.agents.pledges import Pledges, Vouched
 from quorumcast.broadcast.bracha import Bracha
+from quorumcast.broadcast.contract import match
 from quorumcast.broadcast.forwarding import Forwarder
 from quorumcast.broadcast.history import History
 from quorumcast.core.ids import DIGEST_SIZE, Channel, NodeId, Stream, split_digests
@@ -129,10 +130,8 @@ class Recovery:
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
-        return {
-            "told": len(self._holdings),
-            "regained": 0 if self._job is None else self._job.count,
-        }
+        under_way = 0 if self._job is None else self._job.count
+        return {"told": len(self._holdings), "regained": under_way}
 
     def lacking(self) -> list[str]:
         """What this broker still waits for, for people to look at."""
@@ -214,7 +213,7 @@ class Recovery:
         job, sender, digests = self._job, event.sender, message.digests
         if job is None or job.writing or (message.stream, message.first) != (job.stream, job.first):
             return [Drop(DropReason.DUPLICATE, sender)]
-        if event.bodies and not match(digests, event.bodies, self._manifest.hash):
+        if event.bodies and not match(split_digests(digests), event.bodies, self._manifest.hash):
             return [
                 Drop(DropReason.BAD_BODY, sender),
                 Suspect(sender, Suspicion.BAD_BODY, job.stream, job.first),

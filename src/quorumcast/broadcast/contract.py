@@ -8,6 +8,7 @@ vouches for a run, and the broker turns it into votes for whoever subscribes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import eq
 from typing import Protocol
 
 import msgspec
@@ -23,7 +24,7 @@ from quorumcast.core.ids import (
     split_digests,
 )
 from quorumcast.core.limits import MAX_FRAME_BYTES
-from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Send, TimerFired
+from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Receive, Send, TimerFired
 from quorumcast.core.messages import Contents, Pull
 from quorumcast.core.quorum import Quorums
 from quorumcast.crypto.digest import Hasher
@@ -108,11 +109,12 @@ def check_run(
     if sum(map(len, bodies)) > MAX_FRAME_BYTES // 2:
         # It must fit into a frame again, with whatever MACs travel with it then.
         return DropReason.OVER_LIMIT
-    hash_ = surroundings.hash
-    for digest, body in zip(parts, bodies, strict=True):
-        if hash_(body) != digest:
-            return DropReason.BAD_BODY
-    return parts
+    return parts if match(parts, bodies, surroundings.hash) else DropReason.BAD_BODY
+
+
+def match(digests: Sequence[Digest], bodies: Bodies, hash_: Hasher) -> bool:
+    """Whether contents are what their digests say."""
+    return len(digests) == len(bodies) and all(map(eq, map(hash_, bodies), digests))
 
 
 def dropped(event: Receive, reason: DropReason) -> list[Effect]:

@@ -110,8 +110,9 @@ class Steps:
                 return False
             time.sleep(PAUSE_S)
 
-    def report(self, *, done: bool, json_: bool) -> None:
-        """What has changed; exit code 1 if too few have taken it."""
+    def finish(self, manifest: Manifest, *, wait: bool, json_: bool) -> None:
+        """Wait, if asked to, and say what has changed; exit code 1 if too few have taken it."""
+        done = not wait or self.wait(manifest)
         if json_:
             print_json(self.facts | {"done": done})
         else:
@@ -152,7 +153,7 @@ def add(
     """Add a broker: its identity is made, and the next epoch names it. Then start it."""
     steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout)
     new = steps.take(_adding(steps.path, name, host, port))
-    steps.report(done=not wait or steps.wait(new), json_=json_)
+    steps.finish(new, wait=wait, json_=json_)
 
 
 def remove(
@@ -168,7 +169,7 @@ def remove(
     """Remove a broker: it ends by itself when it has taken the epoch."""
     steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout)
     new = steps.take(_removing(name))
-    steps.report(done=not wait or steps.wait(new), json_=json_)
+    steps.finish(new, wait=wait, json_=json_)
 
 
 def replace(
@@ -191,7 +192,7 @@ def replace(
             f"'quorumcast members remove {old}'"
         )
     removed = steps.take(_removing(old))
-    steps.report(done=steps.wait(removed), json_=json_)
+    steps.finish(removed, wait=True, json_=json_)
 
 
 def rotate(
@@ -207,7 +208,7 @@ def rotate(
     """Give a node new keys; a broker reads its new identity file when it takes the epoch."""
     steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout)
     new = steps.take(rotating(steps.path, name))
-    steps.report(done=not wait or steps.wait(new), json_=json_)
+    steps.finish(new, wait=wait, json_=json_)
 
 
 def _adding(path: Path, name: str, host: str, port: int) -> Change:

@@ -25,7 +25,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from quorumcast.client.arguments import LATEST, Start, check_counts, check_start, check_times
+from quorumcast.client.arguments import Start, check_counts, check_start, check_times
 from quorumcast.client.companion import find_state
 from quorumcast.client.consumer import Consumer, Work
 from quorumcast.client.events import Batch, Event, Gap, GapError
@@ -96,13 +96,13 @@ class NamedSubscription:
         entry: ChannelEntry,
         name: str,
         *,
-        start: Start = LATEST,
-        anew: bool = False,
-        ack: str = MANUAL,
-        prefetch: int = 32,
-        ack_timeout_s: float | None = None,
-        max_attempts: int | None = None,
-        dead_letter: str | None = None,
+        start: Start,
+        anew: bool,
+        ack: str,
+        prefetch: int,
+        ack_timeout_s: float | None,
+        max_attempts: int | None,
+        dead_letter: str | None,
     ) -> None:
         check_counts(prefetch=prefetch)
         if prefetch > MAX_CLAIMED:
