@@ -39,7 +39,7 @@ check-python:
 	  { echo "This Python cannot make virtual environments yet: run 'sudo apt install python3-venv' and try again."; exit 1; }
 
 test: lint types ## everything CI checks: lint, types, tests
-	@$(BIN)/pytest -n $(WORKERS) $(ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: install ## ruff: rules and format
 	@$(BIN)/ruff check --quiet
@@ -58,7 +58,7 @@ sim: install ## run the simulator (ARGS="…" for options)
 	@$(BIN)/quorumcast sim $(ARGS)
 
 lock: $(filter .uv/bin/uv,$(UV)) ## pin versions again; newest ones with ARGS=--upgrade
-	@$(UV) pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+	@$(UV) pip compile pyproject.toml --extra dev --extra spark --universal --python-version 3.11 \
 	  --generate-hashes --no-header --no-emit-index-url --no-emit-find-links \
 	  --quiet --output-file $(LOCK) $(ARGS) >/dev/null
 	@! grep -nE '://|--(extra-)?index-url|--find-links' $(LOCK) || \

@@ -26,6 +26,7 @@ FLOORS = (
     {"client"},
     {"testing"},
     {"bench"},
+    {"pipeline"},
     {"cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -33,6 +33,7 @@ from quorumcast.cli import (
     subscriptions,
     verify,
 )
+from quorumcast.cli.pipeline import commands as pipeline
 from quorumcast.core.errors import UsageError
 
 USAGE_ERROR = 2
@@ -79,6 +80,7 @@ app.add_typer(epochs.app, name="epoch")
 app.command("verify", epilog=verify.EXAMPLE)(verify.verify)
 app.command("sim", epilog=sim.EXAMPLE)(sim.sim)
 app.command("bench", epilog=bench.EXAMPLE)(bench.bench)
+app.add_typer(pipeline.app, name="pipeline")
 app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
 
 #: The option parser's own error, wherever this version of Typer keeps it.

@@ -1,0 +1,15 @@
+"""The commands of `quorumcast pipeline`."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Workloads, evaluation, audit and more on Spark; install the extra 'spark'.",
+)
+
+
+@app.callback()
+def _main() -> None:
+    """Workloads, evaluation, audit and more on Spark; install the extra 'spark'."""

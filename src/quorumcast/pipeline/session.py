@@ -1,0 +1,73 @@
+"""A Spark session with settings for a small machine.
+
+Everything in this room takes any session: this one is for those who have none. `register` makes
+`format("quorumcast")` known to a session of the user's own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib.resources import files
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.java import prepare_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: For a driver, and executors in its process, that start quickly and keep to few cores.
+LOCAL_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+
+def spark_session(
+    name: str = "quorumcast",
+    *,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A session that knows `format("quorumcast")`; the one of this process, if there is one.
+
+    `master` is as Spark has it, all cores of this machine unless said otherwise. `settings` are
+    Spark's and go before ours.
+    """
+    if find_spec("pyspark") is None:
+        raise UsageError("PySpark is not installed: run 'pip install quorumcast[spark]'")
+    from pyspark.sql import SparkSession
+
+    if SparkSession.getActiveSession() is None:
+        prepare_java()
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    master = master or os.environ.get("SPARK_MASTER") or "local[*]"
+    builder = SparkSession.builder.appName(name).master(master)
+    for key, value in {**_defaults(local=master.startswith("local")), **(settings or {})}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _defaults(*, local: bool) -> dict[str, str]:
+    quiet = f"-Dlog4j2.configurationFile={files(__package__) / 'log4j2.properties'}"
+    chosen = {
+        "spark.driver.extraJavaOptions": quiet,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if local:
+        cores = str(os.cpu_count() or 1)
+        chosen |= {
+            "spark.driver.extraJavaOptions": f"{quiet} {LOCAL_JAVA}",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.sql.shuffle.partitions": cores,
+            "spark.default.parallelism": cores,
+            # No checksum file beside each file of a checkpoint: a third of a micro-batch's cost.
+            "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+            "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
+        }
+    return chosen

@@ -1,0 +1,27 @@
+"""The session that people without one of their own get."""
+
+import pytest
+from pyspark.sql import SparkSession
+
+from quorumcast.core.errors import UsageError
+from quorumcast.pipeline import session
+from quorumcast.pipeline.session import spark_session
+
+
+def test_session_keeps_utc_and_runs_arrow_functions(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    doubled = spark.range(1000).mapInArrow(lambda batches: batches, "id long")
+    assert doubled.count() == 1000
+
+
+def test_second_call_gives_the_session_of_the_process(spark: SparkSession) -> None:
+    again = spark_session(settings={"spark.sql.shuffle.partitions": "7"})
+    assert again.sparkContext is spark.sparkContext
+    assert again.conf.get("spark.sql.shuffle.partitions") == "7"
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+
+
+def test_missing_pyspark_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install quorumcast\[spark\]"):
+        spark_session()
