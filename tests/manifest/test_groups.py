@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
+from quorumcast.manifest.gate import check_manifest
 from quorumcast.manifest.groups import check_companion, companion_of, make_companion
 from quorumcast.manifest.manifest import ChannelEntry, Group, Manifest
 from quorumcast.manifest.policy import Policy
@@ -32,8 +33,8 @@ def cell(group: Group = GROUP, **changes: object) -> Manifest:
 
 
 def test_group_that_can_work_is_taken() -> None:
-    cell().check()
-    cell(replace(GROUP, members=("*",))).check()
+    check_manifest(cell())
+    check_manifest(cell(replace(GROUP, members=("*",))))
 
 
 ORDERS = ChannelEntry(Channel("orders"), TOTAL, groups=(GROUP,))
@@ -66,7 +67,7 @@ COMPANION = ChannelEntry(companion_of("orders"), TOTAL)
 )
 def test_group_that_could_not_work_is_refused(manifest: Manifest, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        manifest.check()
+        check_manifest(manifest)
 
 
 def test_companion_is_for_those_who_may_subscribe() -> None:

@@ -13,6 +13,7 @@ from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.limits import MAX_CHAIN, MAX_NAME
 from quorumcast.core.quorum import Quorums
 from quorumcast.crypto.identity import Identity
+from quorumcast.manifest.gate import check_manifest
 from quorumcast.manifest.manifest import BrokerEntry, ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
 
@@ -181,15 +182,17 @@ def test_check_unsound_manifest_is_refused_with_a_way_out(
     changes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
-        replace(MANIFEST, **changes).check()
+        check_manifest(replace(MANIFEST, **changes))
 
 
 def test_check_names_at_their_limits_pass() -> None:
-    replace(
-        MANIFEST,
-        **first_broker(id="x" * MAX_NAME, port=65535, host="::1"),
-        **only_channel("plant/1.temp:c+d_e-f"),
-    ).check()
+    check_manifest(
+        replace(
+            MANIFEST,
+            **first_broker(id="x" * MAX_NAME, port=65535, host="::1"),
+            **only_channel("plant/1.temp:c+d_e-f"),
+        )
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,13 @@ is believed.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from quorumcast.client.events import Batch, Gap
+from quorumcast.client.publishing import Publisher
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.ids import NodeId, holder
+from quorumcast.core.limits import Overflow
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.named.follower import Follower, charters_of
 from quorumcast.named.operations import decode
@@ -17,6 +21,31 @@ from quorumcast.named.state import listed
 
 #: Operations that are read at first.
 LOOK_BACK = 256
+
+
+class Connection(Protocol):
+    """What named subscriptions need of the node that they are on."""
+
+    manifest: Manifest
+
+    @property
+    def name(self) -> NodeId:
+        """Who we are."""
+        ...
+
+    def publisher(self, channel: str) -> Publisher:
+        """Publish on a channel."""
+        ...
+
+    def subscribe(
+        self, channel: str, *, overflow: Overflow | None = None, expired: bool = False
+    ) -> Subscription:
+        """Subscribe to a channel."""
+        ...
+
+    def charter(self) -> bytes:
+        """The manifest as its operator signed it."""
+        ...
 
 
 def make_follower(

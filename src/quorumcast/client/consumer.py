@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from quorumcast.client.companion import Connection
 from quorumcast.client.events import Batch, Gap
 from quorumcast.client.letters import DeadLetter
 from quorumcast.client.upkeep import Upkeep
@@ -40,7 +41,6 @@ from quorumcast.named.ranges import spans
 from quorumcast.named.state import State
 
 if TYPE_CHECKING:
-    from quorumcast.client.node import Node
     from quorumcast.client.publishing import Publisher
     from quorumcast.client.subscription import Subscription
 
@@ -71,7 +71,7 @@ class Consumer:
 
     def __init__(
         self,
-        node: Node,
+        node: Connection,
         live: Subscription,
         companion: Subscription,
         follower: Follower,

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from quorumcast.client.arguments import Start, check_counts, check_start, check_times
-from quorumcast.client.companion import find_state
+from quorumcast.client.companion import Connection, find_state
 from quorumcast.client.consumer import Consumer, Work
 from quorumcast.client.events import Batch, Event, Gap, GapError
 from quorumcast.core.errors import UsageError
@@ -39,7 +39,6 @@ from quorumcast.named.operations import MAX_CLAIMED, Configure, Create, Settings
 from quorumcast.named.state import State, listed
 
 if TYPE_CHECKING:
-    from quorumcast.client.node import Node
     from quorumcast.client.subscription import Subscription
 
 AUTO, MANUAL = "auto", "manual"
@@ -92,7 +91,7 @@ class NamedSubscription:
 
     def __init__(
         self,
-        node: Node,
+        node: Connection,
         entry: ChannelEntry,
         name: str,
         *,

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
-from quorumcast.client.companion import Past, make_follower
+from quorumcast.client.companion import Connection, Past, make_follower
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import Overflow
 from quorumcast.manifest.groups import check_companion
-
-if TYPE_CHECKING:
-    from quorumcast.client.node import Node
 
 
 class SubscriptionFacts(msgspec.Struct, frozen=True):
@@ -35,7 +30,7 @@ class SubscriptionFacts(msgspec.Struct, frozen=True):
     dead_positions: tuple[int, ...] = ()
 
 
-async def subscriptions_of(node: Node, channel: str) -> list[SubscriptionFacts]:
+async def subscriptions_of(node: Connection, channel: str) -> list[SubscriptionFacts]:
     """Every subscription of a channel that its companion still speaks of.
 
     Verified as everything that a subscriber accepts is; groups of the manifest that nobody has

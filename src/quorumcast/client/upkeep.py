@@ -9,8 +9,9 @@ operator changed the group, it says so (`Configure`).
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from quorumcast.client.companion import Connection
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
 from quorumcast.named.follower import Follower, charter_of
@@ -23,9 +24,6 @@ from quorumcast.named.operations import (
     Snapshot,
 )
 from quorumcast.named.state import State
-
-if TYPE_CHECKING:
-    from quorumcast.client.node import Node
 
 #: Operations after which whoever wrote the last one writes the state down.
 SNAPSHOT_EVERY = 256
@@ -60,7 +58,7 @@ class Upkeep:
     """Beats, watches, snapshots and new manifests."""
 
     def __init__(
-        self, host: Host, node: Node, follower: Follower, channel: Channel, companion: Channel
+        self, host: Host, node: Connection, follower: Follower, channel: Channel, companion: Channel
     ) -> None:
         self._host = host
         self._node = node

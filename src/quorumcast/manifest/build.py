@@ -15,6 +15,7 @@ import msgspec
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.crypto.identity import Identity
+from quorumcast.manifest.gate import check_manifest
 from quorumcast.manifest.manifest import BrokerEntry, ChannelEntry, ClientEntry, Manifest
 
 #: The seed of a node's identity, by its name.
@@ -84,7 +85,7 @@ def make_cell(
         mac=mac,
         operator=operator.verify_key,
     )
-    manifest.check()
+    check_manifest(manifest)
     return manifest, made
 
 
@@ -98,7 +99,7 @@ def next_epoch(manifest: Manifest, **changes: Any) -> Manifest:
     if unknown:
         raise UsageError(f"a manifest has no {unknown[0]!r}; it has {', '.join(known)}")
     following = msgspec.structs.replace(manifest, epoch=manifest.epoch + 1, **changes)
-    following.check()
+    check_manifest(following)
     return following
 
 

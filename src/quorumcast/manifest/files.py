@@ -31,6 +31,7 @@ from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import MAX_NAME
 from quorumcast.core.statements import Signed
 from quorumcast.crypto.identity import SEED_SIZE, Identity, signature_holds
+from quorumcast.manifest.gate import check_manifest
 from quorumcast.manifest.manifest import Manifest
 
 #: A signed manifest can be taken for nothing else that the operator's key may sign.
@@ -58,7 +59,7 @@ class _IdentityFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def sign_manifest(manifest: Manifest, operator: Identity) -> SignedManifest:
     """The operator's word that this is the cell."""
-    manifest.check()
+    check_manifest(manifest)
     if operator.verify_key != manifest.operator:
         raise UsageError(
             f"{operator.name!r} is not the operator that the manifest of cell {manifest.cell!r} "
@@ -166,7 +167,7 @@ def parse_manifest(
             f"{source} was altered after its operator signed it; get it anew from the operator"
         )
     try:
-        manifest.check()
+        check_manifest(manifest)
     except UsageError as error:
         raise UsageError(f"{source} describes no sound cell: {error}") from None
     if manifest.epoch <= newer_than:

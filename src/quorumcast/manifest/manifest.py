@@ -6,13 +6,12 @@ whoever may change it controls the cell, and nobody else does. It changes only a
 *epoch* to the next, and pairwise keys are bound to the epoch: no two nodes can talk while they hold
 different views of who they are.
 
-A `Manifest` is a plain value. `check` is the gate: every other room may rely on what it refuses.
+A `Manifest` is a plain value. `manifest.gate` says whether a correct node should follow it: every
+other room may rely on what is refused there.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -20,10 +19,10 @@ import msgspec
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, holder
-from quorumcast.core.limits import MAX_CHAIN, MAX_NAME, Overflow
-from quorumcast.core.quorum import Broadcast, Quorums, check_cell
+from quorumcast.core.limits import Overflow
+from quorumcast.core.quorum import Quorums
 from quorumcast.crypto.digest import Hasher, hasher
-from quorumcast.crypto.identity import Identity, can_exchange
+from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring, PublicKeys
 from quorumcast.crypto.mac import mac_factory
 from quorumcast.manifest.policy import Policy
@@ -33,14 +32,6 @@ if TYPE_CHECKING:
 
 #: In a channel's list of publishers or subscribers: every client of the manifest.
 EVERYONE = "*"
-KEY_SIZE = 32
-#: Regencies of a log are counted from epoch to epoch, and must fit into a message as well.
-MAX_EPOCH = 2**28
-
-# Names become part of key derivations, file names and printed streams ("orders/alice@1"): no
-# separator of these may be in them. Channels may be paths.
-_NODE_NAME = re.compile(r"\w[\w.:+-]*")
-_CHANNEL_NAME = re.compile(r"\w[\w.:+/-]*")
 
 
 class BrokerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -207,107 +198,3 @@ class Manifest(
                 "operator for a manifest with the new keys"
             )
         return Keyring(identity, self.cell, self.epoch, self.directory(), mac_factory(self.mac))
-
-    # ------------------------------------------------------------------- check
-
-    def check(self) -> None:
-        """Refuse a manifest that no correct node should follow."""
-        _check_name("cell", self.cell, _CHANNEL_NAME)
-        if not 1 <= self.epoch <= MAX_EPOCH:
-            raise UsageError(f"epoch {self.epoch} is no epoch; the first one is 1")
-        hasher(self.digest)
-        mac_factory(self.mac)
-        if len(self.operator) != KEY_SIZE:
-            raise UsageError("the operator's key is not an Ed25519 public key of 32 bytes")
-        self._check_nodes()
-        self._check_addresses()
-        self._check_channels()
-
-    def _check_nodes(self) -> None:
-        if not self.brokers:
-            raise UsageError(f"cell {self.cell!r} has no brokers; name at least one")
-        if self.f < 0:
-            raise UsageError(f"f={self.f} makes no sense; say how many brokers may be faulty")
-        if self.f >= len(self.brokers):
-            raise UsageError(
-                f"f={self.f} leaves no correct broker among {len(self.brokers)}; "
-                "add brokers or lower f"
-            )
-        for node in self.nodes:
-            _check_name("node", node.id, _NODE_NAME)
-            if len(node.verify_key) != KEY_SIZE or not can_exchange(node.exchange_key):
-                raise UsageError(f"the keys of {node.id!r} are unusable; make its identity anew")
-        _check_unique("node", (node.id for node in self.nodes))
-
-    def _check_addresses(self) -> None:
-        for broker in self.brokers:
-            if not broker.host:
-                raise UsageError(f"broker {broker.id!r} has no host; name one")
-            if not 1 <= broker.port <= 65535:
-                raise UsageError(
-                    f"broker {broker.id!r} has port {broker.port}; choose one from 1 to 65535"
-                )
-        _check_unique("address", (broker.address for broker in self.brokers))
-
-    def _check_channels(self) -> None:
-        for channel in self.channels:
-            _check_name("channel", channel.name, _CHANNEL_NAME)
-        _check_unique("channel", (channel.name for channel in self.channels))
-        for channel in self.channels:
-            self._check_channel(channel)
-
-    def _check_channel(self, channel: ChannelEntry) -> None:
-        try:
-            channel.policy.check()
-            if channel.schema:
-                channel.arrow_schema()
-        except UsageError as error:
-            raise UsageError(f"channel {channel.name!r}: {error}") from None
-        # Byzantine protection asks for 3f+1 brokers, which is also the pool that chains need.
-        policy = channel.policy
-        check_cell(len(self.brokers), self.f, policy.protection, channel.name, policy.broadcast)
-        chained = channel.policy.broadcast is Broadcast.CHAIN
-        if chained and self.quorums.chain_length > MAX_CHAIN:
-            raise UsageError(
-                f"channel {channel.name!r} would need chains of {self.quorums.chain_length} "
-                f"brokers, and {MAX_CHAIN} is the longest; lower f or use 'ab'"
-            )
-        for name in (*channel.publishers, *channel.subscribers):
-            if name != EVERYONE and name not in self._clients:
-                raise UsageError(
-                    f"channel {channel.name!r} gives rights to {name!r}, which is no client of the "
-                    f"cell; add the client or write {EVERYONE!r} for every client"
-                )
-        if channel.groups:
-            self._check_groups(channel)
-
-    def _check_groups(self, channel: ChannelEntry) -> None:
-        from quorumcast.manifest.groups import check_group
-
-        _check_unique(f"group of channel {channel.name!r}", (g.name for g in channel.groups))
-        for group in channel.groups:
-            _check_name("group", group.name, _NODE_NAME)
-            check_group(self, channel, group)
-
-
-def _check_name(kind: str, name: str, allowed: re.Pattern[str]) -> None:
-    if not name:
-        raise UsageError(f"a {kind} has no name; give it one")
-    if len(name) > MAX_NAME:
-        raise UsageError(
-            f"the {kind} name {name[:16]!r}… has {len(name)} characters; {MAX_NAME} are allowed"
-        )
-    if not allowed.fullmatch(name):
-        slash = ", /" if "/" in allowed.pattern else ""
-        raise UsageError(
-            f"the {kind} name {name!r} must start with a letter or digit and go on with letters, "
-            f"digits or any of _ . : + -{slash}"
-        )
-
-
-def _check_unique(kind: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise UsageError(f"the {kind} {name!r} appears twice; rename or remove one")
-        seen.add(name)
