@@ -21,6 +21,7 @@ from tests.support.cells import (
 )
 
 from quorumcast.agents.fetching import (
+    LATE_LOOKS,
     PULL_MS,
     PULLS_BEFORE_CHANGE,
     RANGES_AT_ONCE,
@@ -77,6 +78,45 @@ def test_fetcher_source_that_brings_some_bodies_is_kept() -> None:
         effects += made.handle(DUE, T0)
     assert len(messages(effects, Pull)) == 2 * PULLS_BEFORE_CHANGE
     assert sources(effects) == []
+
+
+def always_late(made: Subscriber, source: NodeId, first: int, looks: int) -> list[Effect]:
+    """The source's bodies come, and each only after the others have voted for the next one."""
+    votes_alone(made, first, b"a")
+    effects: list[Effect] = []
+    for number in range(first, first + looks):
+        votes_alone(made, number + 1, b"a")
+        came = made.handle(vote(source, number, b"a", full=True), T0)
+        assert delivered(came) == [(number, b"a")]
+        effects += made.handle(DUE, T0)
+    return effects
+
+
+def test_fetcher_source_whose_bodies_always_come_last_is_replaced_without_suspicion() -> None:
+    """No pull is ever needed, and yet everything waits for it."""
+    made = subscriber()
+    assert sources(always_late(made, B4, 1, LATE_LOOKS - 1)) == []
+    effects = always_late(made, B4, LATE_LOOKS, 1)
+    assert sources(effects) == [B1]
+    assert messages(effects, Pull) == []
+    assert suspects(effects) == []
+
+
+def test_fetcher_source_that_is_in_time_at_one_look_is_given_as_many_again() -> None:
+    made = subscriber()
+    always_late(made, B4, 1, LATE_LOOKS - 1)
+    made.handle(vote(B4, LATE_LOOKS, b"a", full=True), T0)
+    assert made.handle(DUE, T0) == []
+    assert sources(always_late(made, B4, LATE_LOOKS + 1, LATE_LOOKS - 1)) == []
+    assert sources(always_late(made, B4, 2 * LATE_LOOKS, 1)) == [B1]
+
+
+def test_fetcher_where_every_source_is_late_it_is_replaced_ever_more_rarely() -> None:
+    """Large bodies on thin links come after the votes, whoever sends them."""
+    made = subscriber()
+    effects = always_late(made, B4, 1, LATE_LOOKS * (1 + 2 + 4) - 1)
+    assert sources(effects) == [B1, B2]
+    assert sources(always_late(made, B4, LATE_LOOKS * (1 + 2 + 4), 1)) == [B3]
 
 
 def test_fetcher_next_body_is_awaited_as_soon_as_the_last_pull_is_answered() -> None:

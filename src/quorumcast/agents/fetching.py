@@ -5,6 +5,11 @@ with votes are pulled from brokers that voted for them, then from anybody. A sou
 pulls had to make up for it a few times in a row, whatever the reason: it withholds bodies, it is
 silent or slow, or it has other contents. Only the first is held against it. That pulls bring what
 the source does not is no excuse: everything would come a pull late for ever.
+
+A source whose bodies come in time for no pull, and still always last, holds up everything as well:
+what is published waits in order for the latest. It is replaced if its bodies were lacking at many
+looks in a row. Where bodies are large and links thin that is so with every source; so each such
+change takes twice as many looks as the one before.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from itertools import pairwise
 
 from quorumcast.agents.interest import Interest
 from quorumcast.broadcast.acceptance import Acceptor
-from quorumcast.core.ids import NodeId, Stream
+from quorumcast.core.ids import Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import Effect, Send, SetTimer, Suspect, Suspicion, Timer
 from quorumcast.core.messages import Pull
@@ -23,6 +28,8 @@ PULL_MS = 40
 #: Pulls in a row, with nothing in between that came by itself, after which another broker is made
 #: the source.
 PULLS_BEFORE_CHANGE = 3
+#: Looks in a row at which bodies were lacking, after which the first source is replaced.
+LATE_LOOKS = 8
 #: Ranges of numbers that are pulled at the same time: a source that spoils one body of each run
 #: leaves many small holes, and brokers answer PULLS of them (`agents.audience`) in one go.
 RANGES_AT_ONCE = 16
@@ -76,7 +83,7 @@ class Fetcher:
             interest.source = None if old not in self._up else old
             return []
         interest.source = brokers[(brokers.index(old) + 1) % len(brokers)]
-        interest.withheld = 0
+        interest.withheld = interest.late = 0
         return [
             Send((broker,), interest.subscribe_to(broker))
             for broker in (old, interest.source)
@@ -106,10 +113,26 @@ class Fetcher:
         acceptor = None if interest is None else interest.acceptors.get(stream)
         if interest is None or acceptor is None:
             return []
-        if acceptor.next > lacked or not acceptor.lacking(1):
+        if not acceptor.lacking(1):
+            if stream.lane is Lane.DATA:
+                interest.late = 0
+            return []
+        if acceptor.next > lacked:
             # Bodies do come; another number has been lacking for a shorter while.
-            return self.watch(interest, acceptor)
-        return self.pull(interest, acceptor)
+            effects: list[Effect] = [self._await_bodies(acceptor, PULL_MS)]
+        else:
+            effects = self.pull(interest, acceptor)
+        return effects + self._maybe_replace_late(interest, stream)
+
+    def _maybe_replace_late(self, interest: Interest, stream: Stream) -> list[Effect]:
+        """Once more the source's bodies are lacking where votes have decided."""
+        if stream.lane is not Lane.DATA or interest.chained(stream.lane):
+            return []
+        interest.late += 1
+        if interest.late < LATE_LOOKS << interest.replaced:
+            return []
+        interest.replaced += 1
+        return self.change_source(interest)
 
     def pull(self, interest: Interest, acceptor: Acceptor) -> list[Effect]:
         """Ask one broker after the other for what is lacking."""

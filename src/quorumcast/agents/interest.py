@@ -53,7 +53,9 @@ class Interest:
         "ends",
         "entry",
         "lagging",
+        "late",
         "pulls",
+        "replaced",
         "requested",
         "seen",
         "source",
@@ -103,6 +105,9 @@ class Interest:
         self.requested: dict[Stream, int] = {}
         #: How often the source voted without the body and it had to be pulled.
         self.withheld = 0
+        #: At how many looks in a row its bodies were lacking, and how many sources left for that.
+        self.late = 0
+        self.replaced = 0
         #: How often bodies of a stream were pulled in a row, and up to which number.
         self.pulls: dict[Stream, tuple[int, int]] = {}
         #: For how many refreshes a broker has not voted although others did.
