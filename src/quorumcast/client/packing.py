@@ -176,14 +176,12 @@ class Packer:
             batch = decode_older(message, self.schema)
         if batch is None:
             return None
-        if not self.opaque:
-            return batch, None
-        if batch.column(0).null_count:
-            return None
-        payloads = batch.column(0).to_pylist()
-        if len(payloads) == 1:
+        if self.opaque and batch.num_rows == 1:
+            payloads = batch.column(0).to_pylist()
             learn_payload(payloads)
-        return batch, payloads
+            return batch, payloads
+        # Who reads columns needs no Python object per event; `Batch.payloads` makes them.
+        return batch, None
 
 
 def too_long(size: int) -> UsageError:
