@@ -25,6 +25,7 @@ from tests.support.cells import (
 )
 
 from quorumcast.agents.publisher import (
+    MAX_REST_BYTES,
     MAX_RUN_BYTES,
     RETRANSMIT_MS,
     TAIL_MS,
@@ -146,6 +147,14 @@ def test_publisher_large_bodies_are_cut_into_runs_by_bytes() -> None:
     effects = submit(publisher(), half, half, b"small")
     runs = [m.first for m in messages(effects, Publish) if isinstance(m, Publish)]
     assert runs == [1, 2]
+
+
+def test_publisher_small_rest_by_bytes_goes_with_the_run_before_it() -> None:
+    full = bytes(MAX_RUN_BYTES)
+    for rest, expected in ((MAX_REST_BYTES, [1, 2]), (MAX_REST_BYTES + 1, [1, 2, 3])):
+        effects = submit(publisher(), full, full, bytes(rest))
+        runs = [m.first for m in messages(effects, Publish) if isinstance(m, Publish)]
+        assert runs == expected
 
 
 def test_publisher_runs_with_history_are_no_longer_than_alpha() -> None:

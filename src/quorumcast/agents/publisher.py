@@ -52,6 +52,8 @@ TAIL_MS = 80
 #: Bytes of contents in one run, which travels as one message: a backlog is cut so that readers work
 #: on the first megabyte while the next is on its way, and need no buffers for more.
 MAX_RUN_BYTES = 1024 * 1024
+#: A rest of no more than this goes with the run before it: ordering a small run costs as much.
+MAX_REST_BYTES = MAX_RUN_BYTES // 4
 
 
 class Retransmit(Timer, frozen=True, tag=True):
@@ -157,17 +159,20 @@ class Line:
         return effects
 
     def _runs(self, bodies: tuple[bytes, ...]) -> list[tuple[bytes, ...]]:
-        if len(bodies) <= self._limit and sum(map(len, bodies)) <= MAX_RUN_BYTES:
+        rest = sum(map(len, bodies))
+        if len(bodies) <= self._limit and rest <= MAX_RUN_BYTES:
             return [bodies]
         runs: list[tuple[bytes, ...]] = []
         run: list[bytes] = []
         size = 0
         for body in bodies:
-            if run and (len(run) >= self._limit or size + len(body) > MAX_RUN_BYTES):
+            full = size + len(body) > MAX_RUN_BYTES and rest > MAX_REST_BYTES
+            if run and (len(run) >= self._limit or full):
                 runs.append(tuple(run))
                 run, size = [], 0
             run.append(body)
             size += len(body)
+            rest -= len(body)
         runs.append(tuple(run))
         return runs
 

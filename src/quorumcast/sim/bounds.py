@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from quorumcast.agents.archive import MAX_PENDING, RANGES
 from quorumcast.agents.archive import MAX_PENDING_BYTES as MAX_PROOF_BYTES
-from quorumcast.agents.publisher import MAX_RUN_BYTES
+from quorumcast.agents.publisher import MAX_REST_BYTES, MAX_RUN_BYTES
 from quorumcast.agents.recalling import MAX_RECALLED
 from quorumcast.agents.recovery import CHUNK
 from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES
@@ -70,7 +70,7 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
         "extents": limits.retained_publications,
         # publishers
         "runs": limits.publisher_buffer,
-        "run_bytes": limits.publisher_bytes + MAX_RUN_BYTES,
+        "run_bytes": limits.publisher_bytes + MAX_RUN_BYTES + MAX_REST_BYTES,
         # subscribers
         "interests": len(channels),
         "pulling": followed,
