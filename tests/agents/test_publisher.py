@@ -10,6 +10,7 @@ from tests.support.cells import (
     B2,
     B3,
     B4,
+    B5,
     BOB,
     LANE,
     ORDERS,
@@ -382,3 +383,43 @@ def test_publisher_that_finishes_covers_its_tail_at_once() -> None:
     assert histories(submit(made, b"a", b"b")) == []
     assert [h.digests for h in histories(made.finish(ORDERS))] == [digests(b"a", b"b")]
     assert histories(made.finish(ORDERS)) == []
+
+
+# ------------------------------------------------- where a broker begins
+
+
+def opened(made: Publisher, broker: NodeId) -> list[Open]:
+    """How both lanes are introduced to a broker that comes."""
+    made.handle(Disconnected(broker), T0)
+    found = messages(made.handle(Connected(broker), T0), Open)
+    return [message for message in found if isinstance(message, Open)]
+
+
+@pytest.mark.parametrize("policy", ["ab+history", "chain+history"])
+def test_publisher_broker_begins_with_the_first_history_that_it_gets(policy: str) -> None:
+    """Acks may be lost on one lane alone. On a chain nobody brings it what no history names."""
+    made = publisher(limited(policy, alpha=2))
+    for number in (1, 3):
+        submit(made, *bodies(number, 2))
+    for broker in BROKERS:
+        made.handle(ack(broker, 4, settled=2), T0)
+        made.handle(Receive(broker, Ack(LANE, 2, 10_000, 2)), T0)
+    submit(made, *bodies(5, 2))
+    assert opened(made, B4) == [Open(STREAM, 1, 5), Open(LANE, 1, 3)]
+    for broker in BROKERS:
+        made.handle(Receive(broker, Ack(LANE, 3, 10_000, 2)), T0)
+    larger = Cell(limited(policy, alpha=2), n=5)
+    made.adopt(larger.manifest, larger.keyring(ALICE))
+    assert opened(made, B5) == [Open(STREAM, 1, 5), Open(LANE, 3, 1)]
+
+
+def test_publisher_broker_beside_a_chain_leaves_out_nothing_that_a_history_waits_for() -> None:
+    """The chain holds it, and the buffer is full. The others fetch it from there, and echo."""
+    made = publisher(limited("chain+history", alpha=2, publisher_buffer=8))
+    for number in (1, 3, 5, 7):
+        submit(made, *bodies(number, 2))
+        for broker in (B1, B2, B3):
+            made.handle(ack(broker, number + 1), T0)
+    for broker in BROKERS:
+        made.handle(Receive(broker, Ack(LANE, 4, 10_000, 1)), T0)
+    assert opened(made, B4) == [Open(STREAM, 3, 3), Open(LANE, 1, 2)]

@@ -7,6 +7,8 @@ from quorumcast.sim.campaign import replay_command
 from quorumcast.sim.order_variants import B2, B3, B4, PUB1, siege
 from quorumcast.sim.plan import Act, Corruption, perform
 from quorumcast.sim.scenario import ORDERS, run_scenario
+from quorumcast.sim.variants import B5, B6
+from quorumcast.sim.variants import siege as busy
 
 pytestmark = pytest.mark.sim
 
@@ -40,6 +42,9 @@ FOUND = [
     # Another: below a number that a lying publisher told brokers differently of, a new broker of a
     # bare fast path can get nothing back, for its ledger has no holes.
     (29, "ab", "members"),
+    # Acknowledgements were lost on one lane: two new brokers began with a publication before the
+    # first history that they got, on a chain nobody brought it to them, and the cell waited.
+    (5000786, "chain+history", "members"),
 ]
 
 
@@ -87,5 +92,18 @@ def test_liar_that_votes_and_denies_all_checkpoints_does_not_make_logs_grow_with
             *(Act(310 + 10 * n, "submit", PUB1, ORDERS, 1) for n in range(330)),
         ],
         calm_at_ms=4200,
+    )
+    assert perform(plan(0)).violations == []
+
+
+def test_brokers_beside_a_chain_whose_publisher_comes_back_in_the_middle_echo_as_well() -> None:
+    """It no longer held what the chain had; they left it out, and lacked it for its history."""
+    plan = busy(
+        "chain+history",
+        acts=[
+            Act(60, "submit", PUB1, ORDERS, 300),
+            *(Act(at, "cut", b, peers=(PUB1,)) for at in range(80, 340, 20) for b in (B5, B6)),
+        ],
+        brokers=6,
     )
     assert perform(plan(0)).violations == []

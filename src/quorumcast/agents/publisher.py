@@ -19,7 +19,7 @@ from collections import deque
 
 from quorumcast.agents.refusals import Refusals, channel_entry
 from quorumcast.broadcast.chain_outlet import ChainOut
-from quorumcast.broadcast.outlet import FanOut
+from quorumcast.broadcast.outlet import FanOut, HistoryOut
 from quorumcast.broadcast.signed_history import history_body
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
@@ -97,16 +97,17 @@ class Line:
         self._keyring = keyring
         policy = self._policy = entry.policy
         brokers, quorums, hash_ = manifest.broker_ids, manifest.quorums, manifest.hash
+        history: HistoryOut | None = None
+        if policy.has_history:
+            history = HistoryOut(self.stream.history, brokers, quorums, policy, hash_)
+        self.history = history
         self.data: FanOut
         if policy.broadcast is Broadcast.CHAIN:
-            self.data = ChainOut(self.stream, brokers, quorums, policy, hash_, keyring)
+            self.data = ChainOut(self.stream, brokers, quorums, policy, hash_, keyring, history)
         elif policy.broadcast is Broadcast.CONSENSUS:
             self.data = OfferOut(self.stream, brokers, quorums, policy, hash_, keyring)
         else:
-            self.data = FanOut(self.stream, brokers, quorums, policy, hash_)
-        self.history: FanOut | None = None
-        if policy.has_history:
-            self.history = FanOut(self.stream.history, brokers, quorums, policy, hash_)
+            self.data = FanOut(self.stream, brokers, quorums, policy, hash_, history)
         #: Publications between histories, right now.
         self.alpha = policy.alpha
         #: Every number up to this one is in a history that was sent.
@@ -210,8 +211,7 @@ class Line:
         )
         self.covered += len(digests) // DIGEST_SIZE
         signed = self._keyring.identity.sign(canonical(statement))
-        _, effects = self.history.submit((history_body(signed),))
-        return effects
+        return self.history.send(history_body(signed), self.covered + 1)
 
     def on_ack(self, broker: NodeId, ack: Ack) -> list[Effect]:
         """Progress on one of the lanes."""

@@ -7,7 +7,7 @@ stand aside (BChain's idea): after a few changes those are the faulty ones.
 
 from __future__ import annotations
 
-from quorumcast.broadcast.outlet import REPEAT_BURST, FanOut, OutRun, Progress
+from quorumcast.broadcast.outlet import REPEAT_BURST, FanOut, HistoryOut, OutRun, Progress
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.machine import Effect, Send, Suspect, Suspicion
 from quorumcast.core.messages import Ack, AnyMessage, ChainRun, Voucher
@@ -39,8 +39,9 @@ class ChainOut(FanOut):
         policy: Policy,
         hash_: Hasher,
         keyring: Keyring,
+        histories: HistoryOut | None = None,
     ) -> None:
-        super().__init__(stream, brokers, quorums, policy, hash_)
+        super().__init__(stream, brokers, quorums, policy, hash_, histories)
         self._quorums = quorums
         self._keyring = keyring
         pool = brokers[: quorums.chain_pool]
@@ -61,6 +62,16 @@ class ChainOut(FanOut):
     def order(self) -> tuple[NodeId, ...]:
         """The chain in use."""
         return self._order
+
+    @property
+    def oldest(self) -> int:
+        """Brokers beside the chain fetch from the others what a history names.
+
+        So they need not hold what the chain has acknowledged, and left out by them it would be
+        lacking for ever when their echoes are asked for.
+        """
+        undelivered = self.next if self._histories is None else self._histories.undelivered
+        return min(self.base, undelivered)
 
     @property
     def reach(self) -> int:

@@ -4,8 +4,9 @@ An outlet numbers publications, keeps runs until enough brokers hold them, sends
 has credit for, and repeats what got lost. Runs are never cut differently when they are repeated:
 Bracha's instances and the chain's MACs are about whole runs.
 
-`FanOut` sends every run to every broker (direct, authenticated, Bracha, histories); `chain_outlet`
-has the one that sends it to the head of a chain, and `ordering.outlet` the one for total order.
+`FanOut` sends every run to every broker (direct, authenticated, Bracha), `HistoryOut` histories;
+`chain_outlet` has the one that sends it to the head of a chain, and `ordering.outlet` the one for
+total order.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class FanOut:
         "_acknowledged",
         "_brokers",
         "_hash",
+        "_histories",
         "_limits",
         "_one_correct",
         "_pending_bytes",
@@ -82,8 +84,11 @@ class FanOut:
         quorums: Quorums,
         policy: Policy,
         hash_: Hasher,
+        histories: HistoryOut | None = None,
     ) -> None:
         self.stream = stream
+        #: What carries the histories of this lane, if there are any.
+        self._histories = histories
         self._brokers = brokers
         self._quorum = self._acknowledging(quorums)
         self._one_correct = quorums.one_correct
@@ -109,8 +114,18 @@ class FanOut:
         """The oldest number that can still be repeated."""
         return next(iter(self._runs), self.next)
 
+    @property
+    def oldest(self) -> int:
+        """The oldest number that a broker can still get."""
+        return self.base
+
     def _introduction(self, broker: NodeId) -> Open:
-        return Open(self.stream, self.base, self._kept(self._progress[broker]) + 1)
+        fresh = self._kept(self._progress[broker]) + 1
+        if self._histories is not None:
+            # Acks of one lane may be lost, and not those of the other. A broker that began before
+            # the first history that it gets would wait for what no history names to it.
+            fresh = max(fresh, self._histories.due(broker))
+        return Open(self.stream, self.oldest, fresh)
 
     def _kept(self, progress: Progress) -> int:
         """Up to here a broker has done its part: repeating it would help nobody.
@@ -305,3 +320,44 @@ class FanOut:
         return self._pump(broker, progress, REPEAT_BURST) or [
             Send((broker,), self._introduction(broker))
         ]
+
+
+class HistoryOut(FanOut):
+    """Every history to every broker, and where each begins: both lanes are introduced alike."""
+
+    __slots__ = ("_begins",)
+
+    def __init__(
+        self,
+        stream: Stream,
+        brokers: tuple[NodeId, ...],
+        quorums: Quorums,
+        policy: Policy,
+        hash_: Hasher,
+    ) -> None:
+        super().__init__(stream, brokers, quorums, policy, hash_)
+        #: The first number that each history names; of base … next, the next one included.
+        self._begins = {1: 1}
+
+    @property
+    def undelivered(self) -> int:
+        """The first number whose history may still wait for some broker's word."""
+        settled = sorted((p.settled for p in self._progress.values()), reverse=True)
+        return self._begins[max(self.base, settled[self._quorum - 1] + 1)]
+
+    def due(self, broker: NodeId) -> int:
+        """The first number in whose history a broker has yet to take part."""
+        return self._begins[max(self.base, self._kept(self._progress[broker]) + 1)]
+
+    def send(self, history: bytes, following: int) -> list[Effect]:
+        """Send a history, after which the next one begins with this number."""
+        self._begins[self.next + 1] = following
+        return self.submit((history,))[1]
+
+    def sizes(self) -> dict[str, int]:
+        return {**super().sizes(), "begins": len(self._begins)}
+
+    def _forget(self) -> None:
+        super()._forget()
+        while (oldest := next(iter(self._begins))) < self.base:
+            del self._begins[oldest]

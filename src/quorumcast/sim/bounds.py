@@ -70,6 +70,7 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
         "extents": limits.retained_publications,
         # publishers
         "runs": limits.publisher_buffer,
+        "begins": limits.publisher_buffer + 1,
         "run_bytes": limits.publisher_bytes + MAX_RUN_BYTES + MAX_REST_BYTES,
         # subscribers
         "interests": len(channels),
