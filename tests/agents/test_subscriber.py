@@ -36,7 +36,8 @@ from tests.support.cells import (
 
 from quorumcast.agents.archive import MAX_PENDING
 from quorumcast.agents.fetching import PULL_MS, PULLS_BEFORE_CHANGE, PullDue
-from quorumcast.agents.interest import QUIET_TICKS, SILENT_TICKS
+from quorumcast.agents.interest import QUIET_TICKS
+from quorumcast.agents.silence import SILENT_TICKS
 from quorumcast.agents.subscriber import REFRESH_MS, Refresh, Subscriber
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream

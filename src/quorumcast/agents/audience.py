@@ -13,7 +13,7 @@ from quorumcast.broadcast.ledger import Held
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES
 from quorumcast.core.machine import Bodies, Effect, Send, Vouch
-from quorumcast.core.messages import Vote
+from quorumcast.core.messages import Subscribe, Vote
 from quorumcast.core.quorum import Quorums
 
 #: So many requests of a subscriber for replays are served in so many milliseconds. Joining takes
@@ -25,6 +25,10 @@ PULLS = 32
 ATTESTS = 64
 #: Reads per cursor of one replay; a read ends where the chain changes or a frame is full.
 REPLAY_READS = 8
+#: The same for a part of the past that ends somewhere; in small runs, which can be used while the
+#: next ones come.
+EXCERPT_READS = 64
+EXCERPT_BYTES = 1024 * 1024
 
 
 class Audience:
@@ -60,10 +64,11 @@ class Audience:
             "served": len(self._served),
         }
 
-    def enter(self, reader: NodeId, channel: Channel, bodies: bool, now: Millis) -> bool:
+    def enter(self, reader: NodeId, asked: Subscribe, now: Millis) -> bool:
         """A subscriber asks for votes; False if it asks for replays too often."""
-        self._readers.setdefault(channel, {})[reader] = bodies
-        return self.may_ask(reader, channel, REPLAYS, now)
+        if not asked.until:
+            self._readers.setdefault(asked.channel, {})[reader] = asked.bodies
+        return self.may_ask(reader, asked.channel, REPLAYS, now)
 
     def may_ask(self, reader: NodeId, what: Channel | type, limit: int, now: Millis) -> bool:
         """Whether a subscriber has asked for this less often than `limit` in a short while."""
@@ -116,21 +121,24 @@ class Audience:
         ]
 
     def replay(
-        self, desk: Desk, reader: NodeId, stream: Stream, first: int, bodies: bool
+        self, desk: Desk, reader: NodeId, stream: Stream, first: int, asked: Subscribe
     ) -> list[Effect]:
         """Vote again, from a number on, for what is held."""
         ledger = desk.ledger(stream.lane)
         stop = first + desk.entry.policy.limits.replay
+        reads, size = REPLAY_READS, MAX_FRAME_BYTES // 4
+        if asked.until:
+            stop, reads, size = min(stop, asked.until), EXCERPT_READS, EXCERPT_BYTES
         effects: list[Effect] = []
-        for _ in range(REPLAY_READS):
-            held = ledger.read(first, stop - first, MAX_FRAME_BYTES // 4)
-            if held is None:
+        for _ in range(reads):
+            held = ledger.read(first, stop - first, size)
+            if held is None or held.first >= stop:
                 break
             first = held.first + len(held.bodies)
             vote = self._vote_again(desk, stream, held)
             if vote is not None:
                 # On a chain the last broker is the source, whatever the subscriber chose.
-                full = bodies or held.order[-1:] == (self._me,)
+                full = asked.bodies or held.order[-1:] == (self._me,)
                 effects.append(Send((reader,), vote, held.bodies if full else ()))
         return effects
 

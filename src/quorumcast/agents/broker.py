@@ -360,7 +360,7 @@ class Broker:
         channel = message.channel
         if refusal := self._admission.may_not_enter(sender, channel):
             return refusal
-        if not self._audience.enter(sender, channel, message.bodies, now):
+        if not self._audience.enter(sender, message, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]
         held = self._desks.positions(channel, self._recovery.expects, message.since)
         positions = Positions(channel, held)
@@ -368,7 +368,7 @@ class Broker:
         for stream, first in {cursor.stream: cursor.next for cursor in message.cursors}.items():
             desk = self._desks.get(stream.data)
             if desk is not None and stream.channel == channel:
-                effects += self._audience.replay(desk, sender, stream, first, message.bodies)
+                effects += self._audience.replay(desk, sender, stream, first, message)
         return effects
 
     def _on_unsubscribe(self, event: Receive, now: Millis) -> list[Effect]:

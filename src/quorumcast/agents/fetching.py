@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
+from quorumcast.agents import excerpt
 from quorumcast.agents.interest import Interest
 from quorumcast.broadcast.acceptance import Acceptor
 from quorumcast.core.ids import Lane, NodeId, Stream
@@ -101,7 +102,7 @@ class Fetcher:
             _, asked = interest.pulls.get(stream, (0, 0))
             if not lacked <= asked < acceptor.next:
                 return []
-        return [self._await_bodies(acceptor, PULL_MS)] if acceptor.lacking(1) else []
+        return [self._await_bodies(acceptor, _patience(interest))] if acceptor.lacking(1) else []
 
     def _await_bodies(self, acceptor: Acceptor, after_ms: int) -> SetTimer:
         self._pulling[acceptor.stream] = acceptor.next
@@ -119,14 +120,15 @@ class Fetcher:
             return []
         if acceptor.next > lacked:
             # Bodies do come; another number has been lacking for a shorter while.
-            effects: list[Effect] = [self._await_bodies(acceptor, PULL_MS)]
+            effects: list[Effect] = [self._await_bodies(acceptor, _patience(interest))]
         else:
             effects = self.pull(interest, acceptor)
         return effects + self._maybe_replace_late(interest, stream)
 
     def _maybe_replace_late(self, interest: Interest, stream: Stream) -> list[Effect]:
         """Once more the source's bodies are lacking where votes have decided."""
-        if stream.lane is not Lane.DATA or interest.chained(stream.lane):
+        # What is read from the past comes in large pieces, from every source.
+        if stream.lane is not Lane.DATA or interest.chained(stream.lane) or interest.excerpt:
             return []
         interest.late += 1
         if interest.late < LATE_LOOKS << interest.replaced:
@@ -163,6 +165,11 @@ class Fetcher:
             effects += self.change_source(interest)
         effects.append(self._await_bodies(acceptor, PULL_MS * min(2 + pulls, 16)))
         return effects
+
+
+def _patience(interest: Interest) -> int:
+    """For how long bodies that lack are waited for."""
+    return PULL_MS if interest.excerpt is None else excerpt.PULL_MS
 
 
 def number_ranges(numbers: list[int]) -> list[tuple[int, int]]:

@@ -15,10 +15,12 @@ What nobody holds any longer is announced as a gap, never passed over in silence
 from __future__ import annotations
 
 from quorumcast.agents.archive import Archive
+from quorumcast.agents.excerpt import Excerpt
+from quorumcast.agents.silence import Silence
 from quorumcast.broadcast.acceptance import Acceptor, rules_for
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED
-from quorumcast.core.machine import Effect, Gap, Refused, Suspect, Suspicion
+from quorumcast.core.machine import Effect, Gap, Refused
 from quorumcast.core.messages import Cursor, Position, Positions, Subscribe
 from quorumcast.core.quorum import Broadcast, Protection, Quorums, accept_votes
 from quorumcast.crypto.keyring import Keyring
@@ -28,8 +30,6 @@ from quorumcast.manifest.manifest import ChannelEntry, Manifest
 DOUBTFUL_TICKS = 4
 #: Refreshes without any news after which a subscriber asks whether it missed the last word.
 QUIET_TICKS = 8
-#: Refreshes during which a broker may lag before it is suspected of silence.
-SILENT_TICKS = 6
 
 
 class Interest:
@@ -52,12 +52,13 @@ class Interest:
         "channel",
         "ends",
         "entry",
-        "lagging",
+        "excerpt",
         "late",
         "pulls",
         "replaced",
         "requested",
         "seen",
+        "silence",
         "source",
         "ticks",
         "withheld",
@@ -70,6 +71,7 @@ class Interest:
         keyring: Keyring,
         start: int | None = None,
         since: int = 0,
+        until: int = 0,
     ) -> None:
         self.channel: Channel = entry.name
         self.entry = entry
@@ -77,6 +79,8 @@ class Interest:
         self._start = start
         #: The time from which on publications are wanted, in microseconds; 0 for any.
         self._since = since
+        #: Set where it ends somewhere.
+        self.excerpt = Excerpt(until, entry.policy.limits) if until else None
         self._manifest = manifest
         self._quorums: Quorums = manifest.quorums
         self._keyring = keyring
@@ -110,8 +114,7 @@ class Interest:
         self.replaced = 0
         #: How often bodies of a stream were pulled in a row, and up to which number.
         self.pulls: dict[Stream, tuple[int, int]] = {}
-        #: For how many refreshes a broker has not voted although others did.
-        self.lagging: dict[NodeId, int] = {}
+        self.silence = Silence()
         #: `next` per stream at the last refresh, and refreshes since something moved.
         self.seen: dict[Stream, int] = {}
         self.ticks = 0
@@ -125,9 +128,9 @@ class Interest:
         self._quorums = manifest.quorums
         self._rules = rules_for(self._quorums, self.entry.policy)
         members = manifest.broker_ids
-        for known in (self._positions, self.lagging):
-            for gone in [broker for broker in known if broker not in members]:
-                del known[gone]
+        self.silence.retain(members)
+        for gone in [broker for broker in self._positions if broker not in members]:
+            del self._positions[gone]
         for data, named in list(self._named.items()):
             self._named[data] = {broker: None for broker in named if broker in members}
             if not self._named[data]:
@@ -157,11 +160,17 @@ class Interest:
 
     def subscribe_to(self, broker: NodeId) -> Subscribe:
         """The request that (re)starts a broker's votes for us."""
-        cursors = tuple(
-            Cursor(stream, acceptor.next) for stream, acceptor in self.acceptors.items()
-        )
+        cursors = tuple(Cursor(stream, a.next) for stream, a in self.acceptors.items())
         since = 0 if self.begun else self._since
-        return Subscribe(self.channel, cursors[-MAX_STREAMS_NAMED:], broker == self.source, since)
+        until = self.excerpt.asked if self.excerpt else 0
+        cursors = cursors[-MAX_STREAMS_NAMED:]
+        return Subscribe(self.channel, cursors, broker == self.source, since, until)
+
+    def asked_again(self) -> None:
+        """Every broker is about to be asked for everything from the cursors on."""
+        self.requested = {s: a.next for s, a in self.acceptors.items()}
+        if self.excerpt is not None:
+            self.excerpt.again(self.requested.get(total_order(self.channel), 1))
 
     def chained(self, lane: Lane) -> bool:
         """Whether this lane comes by a chain."""
@@ -247,12 +256,15 @@ class Interest:
         streams: dict[Stream, None] = {}
         for held in self._positions.values():
             streams.update(dict.fromkeys(stream.data for stream in held))
+        if self.excerpt is not None:
+            # Whoever knows where it ends knows that it is there.
+            streams[total_order(self.channel)] = None
         for data in streams:
             named = [held for held in self._positions.values() if self._speaks_of(held, data)]
-            if len(named) >= self._enough_to_believe:
+            if len(named) >= self._enough_to_believe or self.excerpt is not None:
                 first, news = self._beginning(data)
                 effects += news
-                end = self._reported(data, highest=True)
+                end = self.excerpt.until if self.excerpt else self._reported(data, highest=True)
                 if first < end or news:
                     self.ends[data] = end
                 self._accept_from(data, first)
@@ -273,12 +285,17 @@ class Interest:
         start = self._start
         if start is None:
             return end, []
-        if start > end:
+        if start > end and self.excerpt is None:
             return end, [self._refuse_start(start, end)]
         # Whoever claims to hold nothing before some far number must not keep us from what comes.
         oldest = min(self._agreed(stream), end)
         start = start or min(self._claimed(stream), end)
-        return max(start, oldest), [Gap(stream, start, oldest - 1)] if start < oldest else []
+        return max(start, oldest), self._gap(stream, start, oldest)
+
+    def _gap(self, stream: Stream, first: int, oldest: int) -> list[Effect]:
+        """What is to be said of numbers that nobody holds any longer, if they were wanted."""
+        stop = oldest if self.excerpt is None else min(oldest, self.excerpt.until)
+        return [Gap(stream, first, stop - 1)] if first < stop else []
 
     def _speaks_of(self, held: dict[Stream, Position], data: Stream) -> bool:
         return data in held or data.history in held
@@ -346,6 +363,8 @@ class Interest:
     def end(self) -> int:
         """Where there is one order: the position that comes next, as far as is known."""
         stream = total_order(self.channel)
+        if self.excerpt is not None:
+            return self._reported(stream, highest=True)
         acceptor = self.acceptors.get(stream)
         return 1 if acceptor is None else max(acceptor.next, self.ends.get(stream, 1))
 
@@ -367,7 +386,7 @@ class Interest:
                 continue
             first = self.oldest(stream)
             if first > acceptor.next:
-                effects.append(Gap(stream, acceptor.next, first - 1))
+                effects += self._gap(stream, acceptor.next, first)
                 acceptor.skip_to(first)
         return effects
 
@@ -385,7 +404,9 @@ class Interest:
     def note_progress(self) -> bool:
         """See what moved since the last refresh; says whether to ask all brokers again."""
         moved = any(a.next != self.seen.get(s) for s, a in self.acceptors.items())
-        stuck = any(a.stuck for a in self.acceptors.values())
+        if self.finished:
+            return False
+        stuck = self.excerpt is not None or any(a.stuck for a in self.acceptors.values())
         self.seen = {s: a.next for s, a in self.acceptors.items()}
         self.ticks = 0 if moved else self.ticks + 1
         # Stuck: at once, then ever more rarely. Quiet: now and then, for the last word may be lost.
@@ -397,32 +418,18 @@ class Interest:
         """A broker that does not vote on what others have long voted on is suspected."""
         if self.entry.policy.broadcast is Broadcast.CHAIN:
             return []
-        effects: list[Effect] = []
-        for broker in self._manifest.broker_ids:
-            stream = self._silent_on(broker)
-            if stream is None:
-                self.lagging.pop(broker, None)
-                continue
-            self.lagging[broker] = self.lagging.get(broker, 0) + 1
-            if self.lagging[broker] == SILENT_TICKS:
-                number = self.seen[stream] - 1
-                effects.append(Suspect(broker, Suspicion.SILENT, stream, number))
-        return effects
+        return self.silence.notice(self._manifest.broker_ids, self.acceptors, self.seen)
 
-    def _silent_on(self, broker: NodeId) -> Stream | None:
-        """A stream on which a broker has not voted for what was accepted by the last refresh."""
-        for stream, acceptor in self.acceptors.items():
-            last = self.seen.get(stream, 0) - 1
-            # What lies before the start was never voted on here: it says nothing about anybody.
-            voted = acceptor.last_vote.get(broker, 0)
-            if stream.lane is Lane.DATA and acceptor.start <= last and voted < last:
-                return stream
-        return None
+    @property
+    def finished(self) -> bool:
+        """Whether it ends somewhere and has come there."""
+        until = 0 if self.excerpt is None else self.excerpt.until
+        return all(acceptor.next >= until for acceptor in self.acceptors.values()) and until > 0
 
     def behind(self, stream: Stream) -> bool:
         """Whether a replay has been used up and brokers hold more."""
         asked = self.requested.get(stream)
-        if asked is None:
+        if asked is None or self.excerpt is not None:
             return False
         replay = self.entry.policy.limits.replay
         acceptor = self.acceptors[stream]

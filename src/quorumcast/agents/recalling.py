@@ -26,9 +26,11 @@ from quorumcast.core.ids import (
     Digest,
     Lane,
     NodeId,
+    Stream,
     split_digests,
     total_order,
 )
+from quorumcast.core.labels import unlabel
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import (
     CancelTimer,
@@ -211,3 +213,23 @@ class Recaller:
             return self.forget(channel)
         after_ms = RECALL_MS * min(1 + self._tries.get(channel, 0), 16)
         return [SetTimer(RecallDue(channel), after_ms)]
+
+
+def positioned(effect: Effect) -> Effect:
+    """A position of a channel's order, as the publication that its label says it is.
+
+    Brokers compare label and offer before they write, so what was decided is labelled.
+    """
+    if isinstance(effect, Recalled) and effect.found is not None:
+        return msgspec.structs.replace(effect, found=positioned(effect.found))
+    found = unlabel(effect.body) if isinstance(effect, Deliver) else None
+    if found is None or not isinstance(effect, Deliver):
+        return effect
+    label, contents = found
+    return msgspec.structs.replace(
+        effect,
+        stream=Stream(effect.stream.channel, NodeId(label.publisher), label.incarnation),
+        number=label.number,
+        body=contents,
+        position=effect.number,
+    )

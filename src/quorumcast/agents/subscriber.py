@@ -10,11 +10,10 @@ decide is settled by them, pulled, and reported to the brokers as missed.
 
 from __future__ import annotations
 
-import msgspec
-
+from quorumcast.agents.excerpt import HEAR_MS, Excerpt, HearDue
 from quorumcast.agents.fetching import Fetcher, PullDue
 from quorumcast.agents.interest import Interest
-from quorumcast.agents.recalling import RecallDue, Recaller
+from quorumcast.agents.recalling import RecallDue, Recaller, positioned
 from quorumcast.agents.receipts import Receipts
 from quorumcast.agents.refusals import Refusals, channel_entry
 from quorumcast.broadcast.acceptance import Acceptor
@@ -29,7 +28,6 @@ from quorumcast.core.ids import (
     Stream,
     total_order,
 )
-from quorumcast.core.labels import unlabel
 from quorumcast.core.machine import (
     CancelTimer,
     Connected,
@@ -44,7 +42,6 @@ from quorumcast.core.machine import (
     Leave,
     Prove,
     Recall,
-    Recalled,
     Receive,
     Send,
     SetTimer,
@@ -57,9 +54,11 @@ from quorumcast.core.machine import (
 from quorumcast.core.messages import (
     Checkpoint,
     Contents,
+    Cursor,
     Missed,
     Positions,
     Refuse,
+    Subscribe,
     Unsubscribe,
     Vote,
 )
@@ -143,6 +142,8 @@ class Subscriber:
                 return self._fetcher.on_pull_due(self._interests.get(stream.channel), stream)
             case TimerFired(timer=RecallDue(channel=channel)):
                 return self._on_recall_due(channel)
+            case TimerFired(timer=HearDue(channel=channel)):
+                return self._on_hear_due(channel)
             case Connected(peer=peer):
                 return self._on_connected(peer)
             case Disconnected(peer=peer):
@@ -200,7 +201,9 @@ class Subscriber:
         entry = channel_entry(self._manifest, channel)
         if channel in self._interests:
             return []
-        interest = Interest(self._manifest, entry, self._keyring, join.start, join.since)
+        interest = Interest(
+            self._manifest, entry, self._keyring, join.start, join.since, join.until
+        )
         self._interests[channel] = interest
         self._fetcher.choose_source(interest)
         return [*self._ask_all(interest), SetTimer(Refresh(channel), REFRESH_MS)]
@@ -222,7 +225,7 @@ class Subscriber:
         effects: list[Effect] = []
         for interest in self._interests.values():
             interest.forget(peer)
-            interest.lagging.pop(peer, None)
+            interest.silence.forgive(peer)
             if interest.source is None:
                 self._fetcher.choose_source(interest)
             effects.append(Send((peer,), interest.subscribe_to(peer)))
@@ -234,10 +237,12 @@ class Subscriber:
         for interest in self._interests.values():
             if interest.source == peer:
                 effects += self._fetcher.change_source(interest)
+            # What waited for its vote waits no longer.
+            effects += self._on_hear_due(interest.channel)
         return effects
 
     def _ask_all(self, interest: Interest) -> list[Effect]:
-        interest.requested = {s: a.next for s, a in interest.acceptors.items()}
+        interest.asked_again()
         return [Send((broker,), interest.subscribe_to(broker)) for broker in self._up]
 
     # --------------------------------------------------------------- votes
@@ -303,14 +308,39 @@ class Subscriber:
                 # They wait in the window of their own lane until a refresh finds room.
                 return []
             effects = self._settle(interest, acceptor.deliver())
+        elif interest.excerpt is not None:
+            effects = self._read_on(interest, interest.excerpt, acceptor)
         else:
             effects = acceptor.deliver()
             if interest.entry.policy.total:
-                effects = [_positioned(effect) for effect in effects]
+                effects = [positioned(effect) for effect in effects]
         effects += self._fetcher.watch(interest, acceptor)
         if effects and interest.behind(stream):
             effects += self._ask_all(interest)
         return effects
+
+    def _read_on(self, interest: Interest, excerpt: Excerpt, acceptor: Acceptor) -> list[Effect]:
+        """Deliver what everybody has voted on, and ask for the next span in time."""
+        effects = acceptor.deliver(excerpt.awaited(self._up))
+        excerpt.note(effects)
+        effects = [positioned(effect) for effect in effects]
+        if excerpt.blocks(acceptor):
+            effects.append(SetTimer(HearDue(interest.channel), HEAR_MS))
+        while (span := excerpt.more(acceptor.next)) is not None:
+            cursors = (Cursor(acceptor.stream, span[0]),)
+            for broker in self._up:
+                bodies = broker == interest.source
+                asked = Subscribe(interest.channel, cursors, bodies, until=span[1])
+                effects.append(Send((broker,), asked))
+        return effects
+
+    def _on_hear_due(self, channel: Channel) -> list[Effect]:
+        interest = self._interests.get(channel)
+        acceptor = None if interest is None else interest.acceptors.get(total_order(channel))
+        if interest is None or interest.excerpt is None or acceptor is None:
+            return []
+        interest.excerpt.give_up(acceptor, self._up)
+        return self._advance(interest, acceptor)
 
     def _settle(self, interest: Interest, accepted: list[Effect]) -> list[Effect]:
         effects: list[Effect] = []
@@ -341,7 +371,7 @@ class Subscriber:
             interest, event.sender, message, event.bodies
         )
         if recalled:
-            return [_positioned(effect) for effect in effects]
+            return [positioned(effect) for effect in effects]
         effects = acceptor.contents(event.sender, message.first, message.digests, event.bodies)
         return effects + self._advance(interest, acceptor)
 
@@ -362,7 +392,8 @@ class Subscriber:
     def _informed(self, interest: Interest, anew: bool, effects: list[Effect]) -> list[Effect]:
         """What the positions of brokers lead to; cursors are sent anew if there are new ones."""
         effects = [e for e in effects if not (isinstance(e, Gap) and e.stream.lane is Lane.HISTORY)]
-        return effects + (self._ask_all(interest) if anew and interest.acceptors else [])
+        anew = anew and bool(interest.acceptors) and not interest.finished
+        return effects + (self._ask_all(interest) if anew else [])
 
     def _on_refresh(self, channel: Channel) -> list[Effect]:
         interest = self._interests.get(channel)
@@ -395,23 +426,3 @@ class Subscriber:
             return [Drop(DropReason.BAD_RUN, broker)]
         interest = self._interest(statement.stream, broker)
         return self._receipts.on_checkpoint(interest, broker, statement, message)
-
-
-def _positioned(effect: Effect) -> Effect:
-    """A position of a channel's order, as the publication that its label says it is.
-
-    Brokers compare label and offer before they write, so what was decided is labelled.
-    """
-    if isinstance(effect, Recalled) and effect.found is not None:
-        return msgspec.structs.replace(effect, found=_positioned(effect.found))
-    found = unlabel(effect.body) if isinstance(effect, Deliver) else None
-    if found is None or not isinstance(effect, Deliver):
-        return effect
-    label, contents = found
-    return msgspec.structs.replace(
-        effect,
-        stream=Stream(effect.stream.channel, NodeId(label.publisher), label.incarnation),
-        number=label.number,
-        body=contents,
-        position=effect.number,
-    )

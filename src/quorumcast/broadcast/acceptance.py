@@ -110,6 +110,12 @@ class Acceptor:
         return bool(self._boxes)
 
     @property
+    def complete(self) -> bool:
+        """Whether the next number is decided and its body is there."""
+        box = self._boxes.get(self.next)
+        return box is not None and box.decided is not None and box.decided in box.bodies
+
+    @property
     def crowded(self) -> bool:
         """Whether so much waits for its turn that histories should wait, too."""
         return self._boxes.top - self.next >= self._window
@@ -312,12 +318,12 @@ class Acceptor:
 
     # ------------------------------------------------------------ delivery
 
-    def deliver(self) -> list[Effect]:
-        """Hand out whatever is decided, complete and due."""
+    def deliver(self, awaited: tuple[NodeId, ...] = ()) -> list[Effect]:
+        """Hand out whatever is decided, complete and due, and has the votes of those awaited."""
         effects: list[Effect] = []
         while (box := self._boxes.get(self.next)) is not None:
             bodies = None if box.decided is None else box.bodies.get(box.decided)
-            if bodies is None:
+            if bodies is None or (awaited and not box.tally.votes().keys() >= set(awaited)):
                 break
             effects += self._deliver(box, bodies)
         return effects

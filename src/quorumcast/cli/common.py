@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quorumcast.core.errors import UsageError
+from quorumcast.manifest.places import IDENTITY as IDENTITY
+from quorumcast.manifest.places import MANIFEST as MANIFEST
+from quorumcast.manifest.places import identity_path as identity_path
+from quorumcast.manifest.places import manifest_path as manifest_path
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from quorumcast.manifest.manifest import BrokerEntry, Manifest
 
-MANIFEST = "manifest.json"
-IDENTITY = ".identity"
 OPERATOR = "operator"
 
 #: A broker's status page is on its own port plus this, unless it is told otherwise.
@@ -57,41 +59,6 @@ StatusOption = Annotated[
         "--url", help="BROKER=http://HOST:PORT of a status page that is not on this machine."
     ),
 ]
-
-
-def manifest_path(given: Path) -> Path:
-    """The manifest file, given itself or its directory."""
-    return given / MANIFEST if given.is_dir() else given
-
-
-def identity_path(given: str, manifest: Path, *, of_broker: bool = False) -> Path:
-    """An identity file, given itself or by the name of a node beside the manifest."""
-    path = Path(given)
-    if given and (path.exists() or len(path.parts) > 1):
-        return path
-    beside = manifest.parent / f"{given}{IDENTITY}"
-    from quorumcast.manifest.files import read_identity, read_manifest
-
-    if given and beside.exists():
-        # A file that was renamed or copied would speak in somebody else's name.
-        if (name := read_identity(beside).name) != given:
-            raise UsageError(
-                f"{beside} is the identity of {name!r}, not of {given!r}; rename it, or name the "
-                "file that you mean"
-            )
-        return beside
-    cell = read_manifest(manifest)
-    names: list[str] = sorted(cell.broker_ids if of_broker else (c.id for c in cell.clients))
-    kind = "brokers" if of_broker else "clients"
-    known = f"cell {cell.cell!r} has the {kind} {', '.join(names)}" if names else f"no {kind} yet"
-    if not given:
-        raise UsageError(f"who are you? name an identity with --identity; {known}")
-    if of_broker:
-        raise UsageError(f"there is no identity {given!r}; {known}")
-    raise UsageError(
-        f"there is no identity {given!r}; {known}, and "
-        f"'quorumcast epoch add-client NAME -m {manifest.parent}' makes another"
-    )
 
 
 def this_command() -> str:

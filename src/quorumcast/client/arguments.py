@@ -100,6 +100,18 @@ def check_start(start: Start, entries: Sequence[ChannelEntry]) -> tuple[int | No
     return start, 0
 
 
+def check_until(until: object, start: int | None, entries: Sequence[ChannelEntry]) -> None:
+    """Where a subscription to these channels ends."""
+    if until is None:
+        return
+    check_counts(until=until)
+    if start is None or len(entries) > 1 or not entries[0].policy.total:
+        raise UsageError(
+            f"until is {until}: to end at a position, begin in the past of a single channel with "
+            "total order"
+        )
+
+
 def check_seat(seat: object) -> None:
     """Refuse a seat that brokers do not know."""
     if isinstance(seat, bool) or not isinstance(seat, int) or not 0 <= seat <= MAX_SEATS:

@@ -109,7 +109,8 @@ class Incoming:
     def add(self, subscription: Subscription) -> None:
         """Join its channels."""
         taken = [c for c in subscription.channels if self._subscriptions.get(c)]
-        if taken and subscription.start is not None:
+        ends = any(s.until for channel in taken for s in self._subscriptions[channel])
+        if taken and (subscription.start is not None or ends):
             raise UsageError(
                 f"this node listens to {taken[0]!r} already; to begin elsewhere, "
                 "connect a second node"
@@ -122,7 +123,8 @@ class Incoming:
         present = self._subscriptions.setdefault(channel, [])
         present.append(subscription)
         if len(present) == 1:
-            self.driver.feed(Join(channel, start, 0 if start is None else subscription.since_us))
+            since_us = 0 if start is None else subscription.since_us
+            self.driver.feed(Join(channel, start, since_us, subscription.until))
         self._check_joined(channel)
 
     def _leave(self, subscription: Subscription, channel: Channel) -> None:

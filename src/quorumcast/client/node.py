@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from quorumcast.client.arguments import LATEST, Start, check_overflow, check_start
+from quorumcast.client.arguments import LATEST, Start, check_overflow, check_start, check_until
 from quorumcast.client.incoming import Incoming
 from quorumcast.client.named import MANUAL, NamedSubscription
 from quorumcast.client.outgoing import Outgoing
@@ -184,6 +184,7 @@ class Node:
         channel: str,
         *,
         start: Start = LATEST,
+        until: int | None = None,
         queue: int | None = None,
         queue_bytes: int = 64 * 1024 * 1024,
         overflow: str | Overflow | None = None,
@@ -194,7 +195,9 @@ class Node:
         `channel` may be a pattern, "plant/*/temp" or "plant/**": what matches comes together, also
         from channels that are made later. `start` is "latest" (what comes from now on), "earliest"
         (everything that is still held), a time (an aware datetime: the first publication stamped
-        then or later), or, on a channel with total order, a position. At most
+        then or later), or, on a channel with total order, a position. There, `until` is a position
+        that exists, at which it ends: brokers send what lies before it and nothing more, and each
+        publication comes with the votes of every broker that can be reached. At most
         `queue` publications and about `queue_bytes` wait for the application; beyond that
         `overflow` says what happens: "wait" (read no more from the brokers), or discard the
         "oldest" or the "newest", which leaves a `Gap`. What is not said here is as the channel
@@ -203,6 +206,7 @@ class Node:
         self._check_alive()
         entries = to_subscribe(self.manifest, self.name, channel)
         beginning, since_us = check_start(start, entries)
+        check_until(until, beginning, entries)
         if queue is None:
             queue = max(entry.policy.limits.queue for entry in entries)
         if overflow is None:
@@ -225,6 +229,7 @@ class Node:
             self._incoming.prove,
             start=beginning,
             since_us=since_us,
+            until=until or 0,
             queue=queue,
             queue_bytes=queue_bytes,
             overflow=check_overflow(overflow),

@@ -90,6 +90,7 @@ class Subscription:
         *,
         start: int | None = None,
         since_us: int = 0,
+        until: int = 0,
         queue: int = 4096,
         queue_bytes: int = 64 * 1024 * 1024,
         overflow: Overflow = Overflow.WAIT,
@@ -107,6 +108,8 @@ class Subscription:
         self.start = start
         #: The time that it begins with; 0 for any.
         self.since_us = since_us
+        #: The position that it ends before; 0 if it does not.
+        self.until = until
         #: Streams that have reached that time; so many at most, the newest.
         self._reached: dict[Stream, None] = {}
         self._inlet = inlet
@@ -307,6 +310,7 @@ class Subscription:
             del self._ends[stream]
 
     async def _next(self, *, held: bool = False) -> Batch | Gap:
+        held = held or self.until > 0
         while True:
             while self._backlog.waiting:
                 item = self._pop()

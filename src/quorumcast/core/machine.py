@@ -107,12 +107,14 @@ class Join(msgspec.Struct, frozen=True):
 
     It hears what comes from now on (`start` None), everything that is still held (0), or, where
     there is one order, everything from a position on. With `since`, which goes with `start` 0, it
-    hears of what is held no less than everything from the first publication of that time on.
+    hears of what is held no less than everything from the first publication of that time on. With
+    `until`, where there is one order, it hears nothing from that position on.
     """
 
     channel: Channel
     start: int | None = None
     since: int = 0
+    until: int = 0
 
 
 class Leave(msgspec.Struct, frozen=True):

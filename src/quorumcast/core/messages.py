@@ -33,8 +33,6 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 # publisher → broker
-
-
 class Open(Message, frozen=True, array_like=True):
     """I publish on this stream and still hold publications from `base` on.
 
@@ -146,12 +144,14 @@ class Subscribe(Message, frozen=True, array_like=True):
     """Send me votes on this channel, from these cursors on; repeated whenever in doubt.
 
     Asked for a time (microseconds), `Position.base` is the first number of it, or one before it.
+    With `until`: only numbers before that one, once.
     """
 
     channel: ChannelName
     cursors: Annotated[tuple[Cursor, ...], Meta(max_length=limits.MAX_STREAMS_NAMED)]
     bodies: bool
     since: Count = 0
+    until: Count = 0
 
 
 class Unsubscribe(Message, frozen=True, array_like=True):

@@ -45,7 +45,21 @@ def spark_session(
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in {**_defaults(local=master.startswith("local")), **(settings or {})}.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("quorumcast")` known to a session."""
+    from quorumcast.pipeline.streams.datasource import QuorumcastDataSource
+
+    class Registered(QuorumcastDataSource):
+        """The data source of this session."""
+
+        parallelism = spark.sparkContext.defaultParallelism
+
+    spark.dataSource.register(Registered)
 
 
 def _defaults(*, local: bool) -> dict[str, str]:

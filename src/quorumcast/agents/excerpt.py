@@ -1,0 +1,109 @@
+"""An excerpt: a part of a channel's order that is read once, from one position up to another.
+
+A subscription runs on for ever, and brokers send it whatever comes. Whoever reads a known range
+(a task of a data pipeline, of which many read side by side) wants nothing beyond it, nothing twice,
+and everybody's word on it. So an excerpt asks for one *span* after the other, each with its end
+(`Subscribe.until`), the next one while the last is still coming; brokers do not count its reader
+among those who listen. A span holds about SPAN_BYTES, by what publications of this excerpt were
+like so far.
+
+Enough equal votes decide, as always. But what is decided is held back for HEAR_MS until every
+broker that can be reached has voted on it, so that votes and dissent do not depend on who was
+quicker. A broker that does not vote within that time is not waited for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quorumcast.broadcast.acceptance import Acceptor
+from quorumcast.core.ids import Channel, NodeId
+from quorumcast.core.limits import Limits
+from quorumcast.core.machine import Deliver, Effect, Timer
+
+SPAN_BYTES = 4 * 1024 * 1024
+#: Publications of the first span: nothing is known of their size.
+FIRST_SPAN = 32
+HEAR_MS = 150
+#: Bodies that lack are on their way for longer than where they come one by one.
+PULL_MS = 400
+
+
+class HearDue(Timer, frozen=True, tag=True):
+    """What is decided on this channel has waited for everybody's vote."""
+
+    channel: Channel
+
+
+class Excerpt:
+    """How far an excerpt has been asked for, and whose word on it is awaited."""
+
+    __slots__ = ("_asked", "_blocked", "_bytes", "_most", "_publications", "_silent", "until")
+
+    def __init__(self, until: int, limits: Limits) -> None:
+        #: The first position that is not wanted.
+        self.until = until
+        #: Publications of a span: brokers replay, and votes count, no further.
+        self._most = max(1, min(limits.replay, limits.vote_window // 4))
+        #: Everything before it has been asked for.
+        self._asked = 0
+        #: What has been delivered.
+        self._publications = 0
+        self._bytes = 0
+        #: Brokers that are not waited for any longer.
+        self._silent: dict[NodeId, None] = {}
+        #: The position that waits for votes; 0 if none does.
+        self._blocked = 0
+
+    @property
+    def asked(self) -> int:
+        """Everything before it has been asked for, or will be."""
+        return self._asked or self.until
+
+    def again(self, position: int) -> None:
+        """Everything is asked for once more, from here on."""
+        self._asked = min(position + self._span, self.until)
+
+    def more(self, position: int) -> tuple[int, int] | None:
+        """The next span, first and stop, when half of the last one has come."""
+        first = self._asked
+        if first >= self.until or first - position > self._span // 2:
+            return None
+        self._asked = min(first + self._span, self.until)
+        return first, self._asked
+
+    def note(self, effects: Iterable[Effect]) -> None:
+        """See what publications are like."""
+        for effect in effects:
+            if isinstance(effect, Deliver):
+                self._publications += 1
+                self._bytes += len(effect.body)
+
+    @property
+    def _span(self) -> int:
+        if not self._publications:
+            return min(FIRST_SPAN, self._most)
+        mean = self._bytes // self._publications + 1
+        return max(1, min(SPAN_BYTES // mean, self._most))
+
+    # ------------------------------------------------------------ everybody's word
+
+    def awaited(self, up: Iterable[NodeId]) -> tuple[NodeId, ...]:
+        """Whose votes are waited for."""
+        return tuple([broker for broker in up if broker not in self._silent])
+
+    def blocks(self, acceptor: Acceptor) -> bool:
+        """Whether something has just begun to wait for votes."""
+        waits = acceptor.complete and acceptor.next < self.until
+        began = waits and not self._blocked
+        if began or not waits:
+            self._blocked = acceptor.next if waits else 0
+        return began
+
+    def give_up(self, acceptor: Acceptor, up: Iterable[NodeId]) -> None:
+        """Time is over for those who have not voted on what waits, if it is still the same."""
+        if self._blocked == acceptor.next and acceptor.complete:
+            for broker in up:
+                if not acceptor.voted(broker, acceptor.next):
+                    self._silent[broker] = None
+        self._blocked = 0

@@ -1,0 +1,45 @@
+"""Where manifests and identities are: people name a directory or a node as well as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quorumcast.core.errors import UsageError
+
+MANIFEST = "manifest.json"
+IDENTITY = ".identity"
+
+
+def manifest_path(given: Path) -> Path:
+    """The manifest file, given itself or its directory."""
+    return given / MANIFEST if given.is_dir() else given
+
+
+def identity_path(given: str, manifest: Path, *, of_broker: bool = False) -> Path:
+    """An identity file, given itself or by the name of a node beside the manifest."""
+    path = Path(given)
+    if given and (path.exists() or len(path.parts) > 1):
+        return path
+    beside = manifest.parent / f"{given}{IDENTITY}"
+    from quorumcast.manifest.files import read_identity, read_manifest
+
+    if given and beside.exists():
+        # A file that was renamed or copied would speak in somebody else's name.
+        if (name := read_identity(beside).name) != given:
+            raise UsageError(
+                f"{beside} is the identity of {name!r}, not of {given!r}; rename it, or name the "
+                "file that you mean"
+            )
+        return beside
+    cell = read_manifest(manifest)
+    names: list[str] = sorted(cell.broker_ids if of_broker else (c.id for c in cell.clients))
+    kind = "brokers" if of_broker else "clients"
+    known = f"cell {cell.cell!r} has the {kind} {', '.join(names)}" if names else f"no {kind} yet"
+    if not given:
+        raise UsageError(f"who are you? name an identity with --identity; {known}")
+    if of_broker:
+        raise UsageError(f"there is no identity {given!r}; {known}")
+    raise UsageError(
+        f"there is no identity {given!r}; {known}, and "
+        f"'quorumcast epoch add-client NAME -m {manifest.parent}' makes another"
+    )

@@ -1,0 +1,1 @@
+"""`format("quorumcast")`: verified streams in and out of Spark."""

@@ -1,0 +1,43 @@
+"""`format("quorumcast")` as Spark sees it: which class reads and which one writes.
+
+Spark pickles the data source and its readers and writers and makes them anew wherever they are
+needed, in processes of their own; what they have in common is their options.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+NAME = "quorumcast"
+
+
+class QuorumcastDataSource(DataSource):
+    """Channels of a cell as tables and streams."""
+
+    #: How many tasks the session runs at the same time, if that is known.
+    parallelism: int | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """What goes into `format`."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """The columns of the channels that are read, and where each row comes from."""
+        from quorumcast.pipeline.streams.options import source_options
+        from quorumcast.pipeline.streams.rows import spark_schema
+
+        return spark_schema(*source_options(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """`spark.read`."""
+        from quorumcast.pipeline.streams.source import BatchReader
+
+        return BatchReader(self.options, schema, self.parallelism)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """`spark.readStream`."""
+        from quorumcast.pipeline.streams.source import StreamReader
+
+        return StreamReader(self.options, schema, self.parallelism)

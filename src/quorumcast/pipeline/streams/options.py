@@ -1,0 +1,350 @@
+"""The options of `format("quorumcast")`: all of them read and checked on the driver, at once.
+
+Spark hands over texts by names in lower case. Whatever is unknown or does not make sense is refused
+by its name in a sentence, before anything runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from difflib import get_close_matches
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from quorumcast.client.arguments import EARLIEST, LATEST, check_times
+from quorumcast.client.rights import to_subscribe
+from quorumcast.core.envelope import microseconds_of
+from quorumcast.core.errors import UsageError
+from quorumcast.core.limits import MAX_SEATS
+from quorumcast.manifest.files import read_identity, read_manifest
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.manifest.patterns import is_pattern
+from quorumcast.manifest.places import identity_path, manifest_path
+
+T = TypeVar("T")
+
+#: Seats of the identity that a source takes, and a sink: a query may have both.
+SOURCE_SEATS = range(1, 9)
+SINK_SEATS = range(9, MAX_SEATS + 1)
+
+DEFAULT_TIMEOUT_S = 30.0
+
+
+class Tamper(StrEnum):
+    """What to do with publications that are not what they should be."""
+
+    #: Fail where a broker voted otherwise or contents do not fit the channel's schema.
+    FAIL = "fail"
+    #: Keep contents that do not fit as rows without values, with the bytes in `_raw`.
+    QUARANTINE = "quarantine"
+    #: Leave out contents that do not fit, and say so in the log.
+    WARN = "warn"
+
+
+class Given:
+    """Options as Spark has them, taken one by one; `finish` refuses those that nobody took."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = {name.lower(): value for name, value in options.items()}
+        #: Every name that was asked for, as people write it.
+        self._known: list[str] = []
+
+    def take(self, name: str, parse: Callable[[str, str], T], default: T) -> T:
+        """The value of an option; `parse` gets its name, for sentences, and its text."""
+        self._known.append(name)
+        text = self._options.pop(name.lower(), None)
+        return default if text is None else parse(name, text.strip())
+
+    def finish(self, side: str) -> None:
+        """Refuse what is left."""
+        for name in self._options:
+            lower = {known.lower(): known for known in self._known}
+            close = get_close_matches(name, lower, 1)
+            meant = f"did you mean {lower[close[0]]!r}?" if close else "leave it out;"
+            known = "" if close else f" {side} takes {', '.join(sorted(self._known))}"
+            raise UsageError(f"{side} has no option {name!r}: {meant}{known}")
+
+
+# ------------------------------------------------------------------------- values
+
+
+def text(name: str, value: str) -> str:
+    """Anything but nothing."""
+    if not value:
+        raise UsageError(f"option {name!r} is empty: give it a value or leave it out")
+    return value
+
+
+def count(name: str, value: str) -> int:
+    """A whole number of 1 or more."""
+    if not value.isdecimal() or int(value) < 1:
+        raise UsageError(f"option {name!r} is {value!r}: give a whole number of 1 or more")
+    return int(value)
+
+
+def switch(name: str, value: str) -> bool:
+    """true or false."""
+    if value.lower() not in ("true", "false"):
+        raise UsageError(f"option {name!r} is {value!r}: give true or false")
+    return value.lower() == "true"
+
+
+def seconds(name: str, value: str) -> float:
+    """A time of 0 or more."""
+    try:
+        found = float(value)
+        check_times(**{name: found})
+    except (ValueError, UsageError):
+        raise UsageError(f"option {name!r} is {value!r}: give seconds, 0 or more") from None
+    return found
+
+
+def seats(name: str, value: str) -> tuple[int, ...]:
+    """Seats such as "1-4,7"."""
+    found: dict[int, None] = {}
+    try:
+        for part in value.split(","):
+            first, _, last = part.partition("-")
+            found.update(dict.fromkeys(range(int(first), int(last or first) + 1)))
+    except ValueError:
+        found = {}
+    if not found or not all(1 <= seat <= MAX_SEATS for seat in found):
+        raise UsageError(
+            f"option {name!r} is {value!r}: give seats from 1 to {MAX_SEATS}, such as '1-4,7'"
+        )
+    return tuple(found)
+
+
+def one_of(*choices: str) -> Callable[[str, str], str]:
+    """One of a few words."""
+
+    def parse(name: str, value: str) -> str:
+        if value.lower() not in choices:
+            known = ", ".join(choices)
+            raise UsageError(f"option {name!r} is {value!r}: choose one of {known}")
+        return value.lower()
+
+    return parse
+
+
+def names(name: str, value: str) -> tuple[str, ...]:
+    """Names between commas, each once."""
+    found = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+    if not all(found):
+        raise UsageError(f"option {name!r} is {value!r}: give names between commas")
+    return found
+
+
+# --------------------------------------------------------------------- who we are
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the cell is and as whom to go there; the same files on every machine of a cluster."""
+
+    manifest: str
+    identity: str
+    #: Seats of the identity, in the order in which they are taken.
+    seats: tuple[int, ...]
+    timeout_s: float
+
+
+def take_access(given: Given, defaults: Iterable[int]) -> tuple[Access, Manifest]:
+    """The options that a source and a sink have in common."""
+    manifest = given.take("manifest", text, "")
+    identity = given.take("identity", text, "")
+    chosen = given.take("seats", seats, tuple(defaults))
+    timeout_s = given.take("timeout", seconds, DEFAULT_TIMEOUT_S)
+    if not manifest:
+        raise UsageError(
+            "option 'manifest' is missing: name the cell's manifest, or the directory that "
+            "'quorumcast init' made"
+        )
+    path = manifest_path(Path(manifest)).absolute()
+    cell = read_manifest(path)
+    if not identity:
+        known = ", ".join(sorted(client.id for client in cell.clients)) or "none yet"
+        raise UsageError(
+            "option 'identity' is missing: name an identity file, or a client of the cell whose "
+            f"file lies beside the manifest; its clients are: {known}"
+        )
+    who = identity_path(identity, path).absolute()
+    access = Access(manifest=str(path), identity=str(who), seats=chosen, timeout_s=timeout_s)
+    return access, cell
+
+
+# ------------------------------------------------------------------------ the source
+
+
+class Offsets(msgspec.Struct, frozen=True):
+    """Where to begin or to end: a word, positions by channel, or a time."""
+
+    word: str = ""
+    positions: tuple[tuple[str, int], ...] = ()
+    #: Microseconds since 1970.
+    since_us: int = 0
+
+
+class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that was said of a source."""
+
+    access: Access
+    #: Sorted: offsets are compared as text.
+    channels: tuple[str, ...]
+    pattern: str = ""
+    starting: Offsets
+    ending: Offsets
+    max_events: int = 0
+    max_bytes: int = 0
+    fail_on_data_loss: bool = True
+    tamper: Tamper = Tamper.WARN
+    where: str = ""
+    receipts: bool = False
+    #: Ranges that are read side by side; no more than there are seats for.
+    partitions: int = 1
+
+
+def source_options(
+    options: Mapping[str, str], parallelism: int | None = None
+) -> tuple[SourceOptions, list[ChannelEntry]]:
+    """The options of a source, checked against the manifest; and the channels that they mean.
+
+    `parallelism` is how many tasks Spark runs at the same time; as many as this machine has cores
+    if nobody knows.
+    """
+    given = Given(options)
+    channel = given.take("channel", text, "")
+    several: tuple[str, ...] = given.take("channels", names, ())
+    pattern = given.take("pattern", text, "")
+    starting = given.take("startingOffsets", _starting, Offsets(EARLIEST))
+    ending = given.take("endingOffsets", _ending, Offsets(LATEST))
+    limits = [given.take(name, count, 0) for name in ("maxEventsPerTrigger", "maxBytesPerTrigger")]
+    strict = given.take("failOnDataLoss", switch, True)
+    tamper = given.take("failOnTamper", one_of(*Tamper), str(Tamper.WARN))
+    where = given.take("where", text, "")
+    receipts = given.take("receipts", switch, False)
+    partitions = given.take("partitions", count, 0)
+    access, manifest = take_access(given, SOURCE_SEATS)
+    given.finish("the source")
+    side_by_side = len(access.seats) - 1
+    if not side_by_side:
+        raise UsageError(
+            "option 'seats' names one seat, and a source needs two or more: one for the driver "
+            "and one for each range that is read at the same time"
+        )
+    entries = _channels(access, manifest, (channel,) if channel else several, pattern)
+    for where_to, offsets in (("startingOffsets", starting), ("endingOffsets", ending)):
+        _check_named(where_to, offsets, entries)
+    found = SourceOptions(
+        access=access,
+        channels=tuple(sorted(entry.name for entry in entries)),
+        pattern=pattern,
+        starting=starting,
+        ending=ending,
+        max_events=limits[0],
+        max_bytes=limits[1],
+        fail_on_data_loss=strict,
+        tamper=Tamper(tamper),
+        where=where,
+        receipts=receipts,
+        partitions=partitions or min(side_by_side, parallelism or os.cpu_count() or 1),
+    )
+    return found, entries
+
+
+def _channels(
+    access: Access, manifest: Manifest, named: tuple[str, ...], pattern: str
+) -> list[ChannelEntry]:
+    if bool(named) == bool(pattern):
+        raise UsageError(
+            "name what to read with one of the options 'channel', 'channels' and 'pattern'"
+        )
+    me = read_identity(Path(access.identity)).name
+    if pattern:
+        entries = to_subscribe(manifest, me, pattern)
+    else:
+        for name in named:
+            if is_pattern(name):
+                raise UsageError(f"{name!r} is a pattern: give it as the option 'pattern'")
+        entries = [to_subscribe(manifest, me, name)[0] for name in named]
+    for entry in entries:
+        if not entry.policy.total:
+            raise UsageError(
+                f"channel {entry.name!r} has no positions that Spark could go on from, because it "
+                "has no total order: read a channel with one of the policies 'total' and "
+                "'total-crash'"
+            )
+        if entry.schema != entries[0].schema:
+            raise UsageError(
+                f"channels {entries[0].name!r} and {entry.name!r} have different columns: read "
+                "them in queries of their own"
+            )
+    return entries
+
+
+def _check_named(option: str, offsets: Offsets, entries: list[ChannelEntry]) -> None:
+    """Positions are for every channel that is read, and for no other."""
+    if not offsets.positions:
+        return
+    wanted = {str(entry.name) for entry in entries}
+    for name, _ in offsets.positions:
+        if name not in wanted:
+            raise UsageError(
+                f"option {option!r} names the channel {name!r}, which is not read; "
+                f"read are {', '.join(sorted(wanted))}"
+            )
+    missing = sorted(wanted - {name for name, _ in offsets.positions})
+    if missing:
+        raise UsageError(f"option {option!r} says nothing of {missing[0]!r}: add its position")
+
+
+def _starting(name: str, value: str) -> Offsets:
+    if value.lower() in (EARLIEST, LATEST):
+        return Offsets(value.lower())
+    if value.startswith("{"):
+        return _positions(name, value)
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError:
+        raise UsageError(
+            f"option {name!r} is {value!r}: give {EARLIEST}, {LATEST}, positions such as "
+            '{"orders": 120}, or a time such as 2026-11-01T12:00:00Z'
+        ) from None
+    if time.utcoffset() is None:
+        raise UsageError(
+            f"option {name!r} is {value!r} without a time zone: say which, such as {value}Z"
+        )
+    return Offsets(since_us=max(1, microseconds_of(time)))
+
+
+def _ending(name: str, value: str) -> Offsets:
+    if value.lower() == LATEST:
+        return Offsets(LATEST)
+    if value.startswith("{"):
+        return _positions(name, value)
+    raise UsageError(
+        f"option {name!r} is {value!r}: give {LATEST}, or the positions to stop before, such as "
+        '{"orders": 120}'
+    )
+
+
+def _positions(name: str, value: str) -> Offsets:
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if (
+        not isinstance(found, dict)
+        or not found
+        or not all(type(place) is int and place >= 1 for place in found.values())
+    ):
+        raise UsageError(
+            f"option {name!r} is {value!r}: give positions of 1 or more by channel, such as "
+            '{"orders": 120}'
+        )
+    return Offsets(positions=tuple(sorted(found.items())))

@@ -1,0 +1,218 @@
+"""From publications to the rows that Spark gets: the channel's columns and where each row is from.
+
+    _channel        where it was published
+    _publisher      who published it
+    _number         the publication's number in the publisher's stream
+    _position       its position in the channel's order
+    _index          the row's place in its publication: (_channel, _position, _index) is unique
+    _published_at   when, by the publisher's clock
+    _votes          how many brokers vouched for it
+    _dissent        brokers that said otherwise
+    _receipt        signed proof for `quorumcast verify`, on the first row of each publication
+    _raw            contents that do not fit the channel's schema, on a row of their own
+
+The last two only if asked for. Spark compares record batches with its schema to the letter, so
+columns that it has no type for are widened, and several publications become one batch: what a
+batch costs must not be paid for every few rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as spark
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.pipeline.streams.options import SourceOptions, Tamper
+
+RECEIPT, RAW = "_receipt", "_raw"
+
+#: What Spark calls the types of the manifest; unsigned integers become the next wider ones.
+SPARK_TYPES: dict[str, spark.DataType] = {
+    "bool": spark.BooleanType(),
+    "int8": spark.ByteType(),
+    "int16": spark.ShortType(),
+    "int32": spark.IntegerType(),
+    "int64": spark.LongType(),
+    "uint8": spark.ShortType(),
+    "uint16": spark.IntegerType(),
+    "uint32": spark.LongType(),
+    "uint64": spark.DecimalType(20, 0),
+    "float32": spark.FloatType(),
+    "float64": spark.DoubleType(),
+    "string": spark.StringType(),
+    "binary": spark.BinaryType(),
+    "date32": spark.DateType(),
+    "timestamp[ms, UTC]": spark.TimestampType(),
+    "timestamp[us, UTC]": spark.TimestampType(),
+    "timestamp[us]": spark.TimestampNTZType(),
+}
+
+_ORIGIN = (
+    ("_channel", spark.StringType()),
+    ("_publisher", spark.StringType()),
+    ("_number", spark.LongType()),
+    ("_position", spark.LongType()),
+    ("_index", spark.IntegerType()),
+    ("_published_at", spark.TimestampType()),
+    ("_votes", spark.IntegerType()),
+    ("_dissent", spark.ArrayType(spark.StringType(), containsNull=False)),
+)
+
+
+def spark_schema(options: SourceOptions, entries: Sequence[ChannelEntry]) -> spark.StructType:
+    """The columns of what is read; all channels have the same."""
+    columns = entries[0].schema or (("payload", "binary"),)
+    fields = [spark.StructField(name, SPARK_TYPES[kind]) for name, kind in columns]
+    fields += [spark.StructField(name, kind) for name, kind in _ORIGIN]
+    if options.receipts:
+        fields.append(spark.StructField(RECEIPT, spark.BinaryType()))
+    if options.tamper is Tamper.QUARANTINE:
+        fields.append(spark.StructField(RAW, spark.BinaryType()))
+    names = [field.name.lower() for field in fields]
+    for field in fields:
+        if names.count(field.name.lower()) > 1:
+            raise UsageError(
+                f"column {field.name!r} of channel {entries[0].name!r} is there twice for Spark, "
+                "which does not tell capitals from small letters and adds columns of its own: "
+                "rename it in the manifest"
+            )
+    return spark.StructType(fields)
+
+
+def arrow_of(schema: spark.StructType) -> pa.Schema:
+    """The schema that record batches for Spark must have."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def check_columns(
+    channel: str, entry: ChannelEntry | None, options: SourceOptions, schema: pa.Schema
+) -> pa.Schema:
+    """The columns of a channel in this epoch, as long as they are those that a query began with."""
+    if entry is None:
+        raise UsageError(
+            f"channel {channel!r} is no longer in the manifest: start the query again without it"
+        )
+    if not arrow_of(spark_schema(options, [entry])).equals(schema):
+        columns = ", ".join(f"{name}: {kind}" for name, kind in entry.schema) or "payload: binary"
+        raise UsageError(
+            f"channel {channel!r} has other columns than when the query began ({columns}): start "
+            "the query again, which goes on where it stopped and reads the new ones"
+        )
+    return entry.arrow_schema()
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where the rows of one publication are from."""
+
+    publisher: NodeId
+    number: int
+    position: int
+    published_us: int
+    votes: int
+    dissent: tuple[NodeId, ...]
+
+
+class Publication(msgspec.Struct):
+    """One accepted publication: its rows, or its contents if those make no sense."""
+
+    origin: Origin
+    #: None if the contents do not fit the channel's schema.
+    data: pa.RecordBatch | None
+    raw: bytes = b""
+    receipt: bytes | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows it makes."""
+        return 1 if self.data is None else int(self.data.num_rows)
+
+
+class Assembler:
+    """Makes record batches for Spark of the publications of one channel."""
+
+    def __init__(self, channel: str, columns: pa.Schema, schema: pa.Schema) -> None:
+        self._channel = channel
+        #: Of the channel, and of Spark.
+        self._columns = columns
+        self._schema = schema
+        self._has_receipts = RECEIPT in schema.names
+        self._has_raw = RAW in schema.names
+
+    def assemble(self, publications: Sequence[Publication]) -> pa.RecordBatch:
+        """All their rows, in order."""
+        counts = np.fromiter((p.rows for p in publications), np.int64, len(publications))
+        arrays = self._data(publications) + self._origins(publications, counts)
+        firsts = list(zip(np.cumsum(counts) - counts, publications, strict=True))
+        total = int(counts.sum())
+        if self._has_receipts:
+            arrays.append(_sparse({row: p.receipt for row, p in firsts if p.rows}, total))
+        if self._has_raw:
+            arrays.append(_sparse({row: p.raw for row, p in firsts if p.data is None}, total))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _data(self, publications: Sequence[Publication]) -> list[pa.Array]:
+        batches = [p.data if p.data is not None else self._nothing() for p in publications]
+        found: list[pa.Array] = []
+        for index, field in enumerate(self._columns):
+            chunks = [batch.column(index) for batch in batches]
+            column = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+            wanted = self._schema.field(index).type
+            found.append(column if field.type == wanted else column.cast(wanted))
+        return found
+
+    def _nothing(self) -> pa.RecordBatch:
+        """One row without values."""
+        return pa.RecordBatch.from_arrays(
+            [pa.nulls(1, field.type) for field in self._columns], names=self._columns.names
+        )
+
+    def _origins(
+        self,
+        publications: Sequence[Publication],
+        counts: np.ndarray[tuple[int], np.dtype[np.int64]],
+    ) -> list[pa.Array]:
+        total = int(counts.sum())
+        origins = [p.origin for p in publications]
+
+        def spread(values: Sequence[int], kind: type) -> pa.Array:
+            return pa.array(np.repeat(np.array(values, kind), counts))
+
+        which = pa.array(np.repeat(np.arange(len(origins), dtype=np.int32), counts))
+        starts = np.repeat(np.cumsum(counts) - counts, counts)
+        publishers = [origin.publisher for origin in origins]
+        dissents = [origin.dissent for origin in origins]
+        names = self._schema.field("_dissent").type
+        return [
+            pa.repeat(self._channel, total),
+            _taken(publishers, pa.string(), which),
+            spread([origin.number for origin in origins], np.int64),
+            spread([origin.position for origin in origins], np.int64),
+            pa.array((np.arange(total) - starts).astype(np.int32)),
+            spread([origin.published_us for origin in origins], np.int64).view(
+                pa.timestamp("us", "UTC")
+            ),
+            spread([origin.votes for origin in origins], np.int32),
+            _taken(dissents, names, which),
+        ]
+
+
+def _taken(values: Sequence[object], kind: pa.DataType, which: pa.Array) -> pa.Array:
+    """The value of each row's publication; most often it is the same for all."""
+    if all(value == values[0] for value in values):
+        return pa.array([values[0]], kind).take(pa.repeat(0, len(which)))
+    return pa.array(values, kind).take(which)
+
+
+def _sparse(values: dict[int, bytes | None], total: int) -> pa.Array:
+    """These bytes in their rows, and nothing in the others."""
+    rows: list[bytes | None] = [None] * total
+    for row, value in values.items():
+        rows[row] = value
+    return pa.array(rows, pa.binary())
