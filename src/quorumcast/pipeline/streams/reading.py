@@ -80,7 +80,7 @@ class Reading:
         self._nonsense: list[Deliver] = []
         line.node.on_undecodable = self._nonsense.append
         self._subscription = line.thread.run(self._open())
-        self.assembler = Assembler(wanted.channel, self._columns(), schema)
+        self.assembler = Assembler(wanted.channel, self._columns(), schema, options.where)
 
     async def _open(self) -> Subscription:
         wanted = self._wanted

@@ -18,11 +18,12 @@ batch costs must not be paid for every few rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -30,6 +31,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.pipeline.streams.options import SourceOptions, Tamper
+from quorumcast.pipeline.streams.predicate import parse
 
 RECEIPT, RAW = "_receipt", "_raw"
 
@@ -83,7 +85,9 @@ def spark_schema(options: SourceOptions, entries: Sequence[ChannelEntry]) -> spa
                 "which does not tell capitals from small letters and adds columns of its own: "
                 "rename it in the manifest"
             )
-    return spark.StructType(fields)
+    schema = spark.StructType(fields)
+    wanted_rows(options.where, arrow_of(schema))
+    return schema
 
 
 def arrow_of(schema: spark.StructType) -> pa.Schema:
@@ -137,25 +141,31 @@ class Publication(msgspec.Struct):
 class Assembler:
     """Makes record batches for Spark of the publications of one channel."""
 
-    def __init__(self, channel: str, columns: pa.Schema, schema: pa.Schema) -> None:
+    def __init__(self, channel: str, columns: pa.Schema, schema: pa.Schema, where: str) -> None:
         self._channel = channel
         #: Of the channel, and of Spark.
         self._columns = columns
         self._schema = schema
-        self._has_receipts = RECEIPT in schema.names
-        self._has_raw = RAW in schema.names
+        self._wanted = wanted_rows(where, schema)
 
     def assemble(self, publications: Sequence[Publication]) -> pa.RecordBatch:
-        """All their rows, in order."""
+        """The rows that are wanted of these, in order."""
         counts = np.fromiter((p.rows for p in publications), np.int64, len(publications))
         arrays = self._data(publications) + self._origins(publications, counts)
-        firsts = list(zip(np.cumsum(counts) - counts, publications, strict=True))
-        total = int(counts.sum())
-        if self._has_receipts:
-            arrays.append(_sparse({row: p.receipt for row, p in firsts if p.rows}, total))
-        if self._has_raw:
-            arrays.append(_sparse({row: p.raw for row, p in firsts if p.data is None}, total))
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        names = self._schema.names[: len(arrays)]
+        if RAW in self._schema.names:
+            firsts = zip(np.cumsum(counts) - counts, publications, strict=True)
+            raw = {int(row): p.raw for row, p in firsts if p.data is None}
+            arrays.append(_sparse(raw, int(counts.sum())))
+            names.append(RAW)
+        batch = pa.RecordBatch.from_arrays(arrays, names=names)
+        if self._wanted is not None:
+            batch = batch.filter(self._wanted)
+        if RECEIPT in self._schema.names:
+            batch = batch.append_column(RECEIPT, _receipts(batch, publications))
+        return pa.RecordBatch.from_arrays(
+            [batch.column(name) for name in self._schema.names], schema=self._schema
+        )
 
     def _data(self, publications: Sequence[Publication]) -> list[pa.Array]:
         batches = [p.data if p.data is not None else self._nothing() for p in publications]
@@ -210,7 +220,23 @@ def _taken(values: Sequence[object], kind: pa.DataType, which: pa.Array) -> pa.A
     return pa.array(values, kind).take(which)
 
 
-def _sparse(values: dict[int, bytes | None], total: int) -> pa.Array:
+def _receipts(batch: pa.RecordBatch, publications: Sequence[Publication]) -> pa.Array:
+    """The receipt of each publication, in the first of its rows that are left."""
+    positions = batch.column("_position").to_numpy()
+    firsts = np.flatnonzero(np.diff(positions, prepend=-1))
+    found = {p.origin.position: p.receipt for p in publications}
+    return _sparse({int(row): found[positions[row]] for row in firsts}, len(positions))
+
+
+def wanted_rows(where: str, schema: pa.Schema) -> pc.Expression | None:
+    """The option `where`, for rows of this schema; contents in quarantine are kept in any case."""
+    if not where:
+        return None
+    found = parse(where, pa.schema([field for field in schema if field.name != RECEIPT]))
+    return found | pc.field(RAW).is_valid() if RAW in schema.names else found
+
+
+def _sparse(values: Mapping[int, bytes | None], total: int) -> pa.Array:
     """These bytes in their rows, and nothing in the others."""
     rows: list[bytes | None] = [None] * total
     for row, value in values.items():
