@@ -237,6 +237,10 @@ def source_options(
             "option 'seats' names one seat, and a source needs two or more: one for the driver "
             "and one for each range that is read at the same time"
         )
+    if sum(map(bool, (channel, several, pattern))) != 1:
+        raise UsageError(
+            "name what to read with one of the options 'channel', 'channels' and 'pattern'"
+        )
     entries = _channels(access, manifest, (channel,) if channel else several, pattern)
     for where_to, offsets in (("startingOffsets", starting), ("endingOffsets", ending)):
         _check_named(where_to, offsets, entries)
@@ -260,10 +264,6 @@ def source_options(
 def _channels(
     access: Access, manifest: Manifest, named: tuple[str, ...], pattern: str
 ) -> list[ChannelEntry]:
-    if bool(named) == bool(pattern):
-        raise UsageError(
-            "name what to read with one of the options 'channel', 'channels' and 'pattern'"
-        )
     me = read_identity(Path(access.identity)).name
     if pattern:
         entries = to_subscribe(manifest, me, pattern)
