@@ -84,7 +84,7 @@ class Fetcher:
             interest.source = None if old not in self._up else old
             return []
         interest.source = brokers[(brokers.index(old) + 1) % len(brokers)]
-        interest.withheld = interest.late = 0
+        interest.tardiness.withheld = interest.tardiness.late = 0
         return [
             Send((broker,), interest.subscribe_to(broker))
             for broker in (old, interest.source)
@@ -116,7 +116,7 @@ class Fetcher:
             return []
         if not acceptor.lacking(1):
             if stream.lane is Lane.DATA:
-                interest.late = 0
+                interest.tardiness.late = 0
             return []
         if acceptor.next > lacked:
             # Bodies do come; another number has been lacking for a shorter while.
@@ -130,10 +130,10 @@ class Fetcher:
         # What is read from the past comes in large pieces, from every source.
         if stream.lane is not Lane.DATA or interest.chained(stream.lane) or interest.excerpt:
             return []
-        interest.late += 1
-        if interest.late < LATE_LOOKS << interest.replaced:
+        interest.tardiness.late += 1
+        if interest.tardiness.late < LATE_LOOKS << interest.tardiness.replaced:
             return []
-        interest.replaced += 1
+        interest.tardiness.replaced += 1
         return self.change_source(interest)
 
     def pull(self, interest: Interest, acceptor: Acceptor) -> list[Effect]:
@@ -156,8 +156,8 @@ class Fetcher:
         source = interest.source
         if acceptor.voted(source, lacking[0]) and not interest.chained(stream.lane):
             # The body should have come with its vote. (On a chain the last broker sends bodies.)
-            interest.withheld += 1
-        if source is not None and interest.withheld >= PULLS_BEFORE_CHANGE:
+            interest.tardiness.withheld += 1
+        if source is not None and interest.tardiness.withheld >= PULLS_BEFORE_CHANGE:
             if source in voters:
                 effects.append(Suspect(source, Suspicion.WITHHOLDS, stream, lacking[0]))
             effects += self.change_source(interest)

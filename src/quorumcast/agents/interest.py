@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from quorumcast.agents.archive import Archive
 from quorumcast.agents.excerpt import Excerpt
-from quorumcast.agents.silence import Silence
+from quorumcast.agents.silence import Silence, Tardiness
 from quorumcast.broadcast.acceptance import Acceptor, rules_for
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED
@@ -53,15 +53,13 @@ class Interest:
         "ends",
         "entry",
         "excerpt",
-        "late",
         "pulls",
-        "replaced",
         "requested",
         "seen",
         "silence",
         "source",
+        "tardiness",
         "ticks",
-        "withheld",
     )
 
     def __init__(
@@ -107,11 +105,7 @@ class Interest:
         self.source: NodeId | None = None
         #: Cursors at the last request for a replay, to know when to ask for more.
         self.requested: dict[Stream, int] = {}
-        #: How often the source voted without the body and it had to be pulled.
-        self.withheld = 0
-        #: At how many looks in a row its bodies were lacking, and how many sources left for that.
-        self.late = 0
-        self.replaced = 0
+        self.tardiness = Tardiness()
         #: How often bodies of a stream were pulled in a row, and up to which number.
         self.pulls: dict[Stream, tuple[int, int]] = {}
         self.silence = Silence()

@@ -1,6 +1,7 @@
-"""Brokers that keep silent: one that does not vote on what others have long voted on is suspected.
+"""Brokers that keep silent or come late.
 
-Not on a chain: there only the last brokers speak to subscribers.
+One that does not vote on what others have long voted on is suspected. Not on a chain: there only
+the last brokers speak to subscribers.
 """
 
 from __future__ import annotations
@@ -62,3 +63,16 @@ def _silent_on(
         if stream.lane is Lane.DATA and acceptor.start <= last and voted < last:
             return stream
     return None
+
+
+class Tardiness:
+    """What is held against the broker that sends bodies."""
+
+    __slots__ = ("late", "replaced", "withheld")
+
+    def __init__(self) -> None:
+        #: How often it voted without the body, which had to be pulled.
+        self.withheld = 0
+        #: At how many looks in a row its bodies were lacking, and how many sources left for that.
+        self.late = 0
+        self.replaced = 0
