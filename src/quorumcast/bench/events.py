@@ -31,6 +31,8 @@ _SEQUENCE = (1 << LANE_SHIFT) - 1
 _MASK = (1 << 64) - 1
 _FACTORS = (0x1E3779B97F4A7C15, 0x42B2AE3D27D4EB4F)
 _SALT = 0x27D4EB2F165667C5
+_MULTIPLIERS = tuple(map(np.uint64, _FACTORS))
+_MASKING = np.uint64(_SALT)
 _FILLER = bytes((i * 73 + 41) % 256 for i in range(251))
 
 Words = npt.NDArray[np.uint64]
@@ -44,12 +46,12 @@ def checksum(place: int, sent_ns: int) -> int:
     return ((place * _FACTORS[0] + sent_ns * _FACTORS[1]) & _MASK) ^ _SALT
 
 
-def _checksums(places: Words, sent_ns: Words | np.uint64) -> Words:
-    with np.errstate(over="ignore"):
-        mixed = places * np.uint64(_FACTORS[0]) + sent_ns * np.uint64(_FACTORS[1])
-    return mixed ^ np.uint64(_SALT)
+def _checksums(places: Words, sent_ns: Words) -> Words:
+    # Arrays wrap around in silence, as is wanted here; NumPy warns of scalars only.
+    return (places * _MULTIPLIERS[0] + sent_ns * _MULTIPLIERS[1]) ^ _MASKING
 
 
+@lru_cache(maxsize=8)
 def _layout(size: int) -> np.dtype[np.void]:
     return np.dtype(
         [("place", "<u8"), ("check", "<u8"), ("sent", "<u8"), ("filler", f"V{size - HEAD.size}")]
@@ -89,7 +91,7 @@ def make_block(lane: int, first: int, count: int, size: int, sent_ns: int) -> by
     block = np.frombuffer(made, _layout(size))
     places = _counting(count) + np.uint64(lane << LANE_SHIFT | first)
     block["place"] = places
-    block["check"] = _checksums(places, np.uint64(sent_ns))
+    block["check"] = _checksums(places, np.array([sent_ns], np.uint64))
     block["sent"] = sent_ns
     return made
 
