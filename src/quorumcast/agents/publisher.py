@@ -50,8 +50,9 @@ RETRANSMIT_MS = 250
 #: After this much idleness the tail gets a history of its own.
 TAIL_MS = 80
 #: Bytes of contents in one run, which travels as one message: a backlog is cut so that readers work
-#: on the first megabyte while the next is on its way, and need no buffers for more.
-MAX_RUN_BYTES = 1024 * 1024
+#: on the first part while the next is on its way, and need no buffers for more. In smaller parts
+#: what each run costs by itself, above all where it is ordered, begins to show.
+MAX_RUN_BYTES = 2 * 1024 * 1024
 #: A rest of no more than this goes with the run before it: ordering a small run costs as much.
 MAX_REST_BYTES = MAX_RUN_BYTES // 4
 
