@@ -362,8 +362,9 @@ def test_broker_cursors_of_one_stream_are_served_once() -> None:
     assert len(sent(effects, Vote)) == 1
 
 
-def test_broker_of_a_chain_replays_only_as_one_of_its_last() -> None:
-    for me, expected in ((B1, 0), (B2, 1)):
+def test_broker_of_a_chain_votes_again_wherever_it_stands_in_it() -> None:
+    """By another chain it may have come to the others: 2f+1 equal words do without the way."""
+    for me in (B1, B2):
         cell, made = Cell(CHAIN), broker(CHAIN, me=me)
         if me == B1:
             event = chain_run(
@@ -374,7 +375,7 @@ def test_broker_of_a_chain_replays_only_as_one_of_its_last() -> None:
             event = chain_run(B1, 1, (b"a",), ORDER, vouchers[0] + vouchers[1])
         made.handle(event, T0)
         effects = made.handle(subscribe(BOB, Cursor(STREAM, 1)), T0)
-        assert len(sent(effects, Vote)) == expected
+        assert messages(effects, Vote) == [Vote(STREAM, 1, digests(b"a"), ORDER)]
 
 
 def test_broker_pull_of_a_subscriber_is_answered() -> None:

@@ -38,7 +38,7 @@ def acceptor(
     quorums: Quorums = Quorums(4, 1),  # noqa: B008  (a frozen value)
     **limits: int,
 ) -> Acceptor:
-    rule = rule_for(quorums, protection, broadcast)
+    rule = rule_for(quorums, protection, broadcast, BROKERS)
     return Acceptor(STREAM, first, rule, hasher("sha256"), Limits(**limits))
 
 
@@ -173,11 +173,16 @@ def test_acceptor_chain_needs_all_of_the_last_f_plus_1() -> None:
     assert delivered(at.deliver()) == [(1, b"a")]
 
 
-def test_acceptor_chain_votes_by_different_chains_do_not_add_up() -> None:
+def test_acceptor_chain_votes_by_different_chains_do_not_add_up_to_less_than_2f_plus_1() -> None:
     at = chain()
     cast(at, (B3,), 1, b"a", order=ORDER)
     cast(at, (B2,), 1, b"a", order=OTHER)
     assert at.deliver() == []
+    cast(at, (B4,), 1, b"b", order=OTHER)
+    cast(at, (B5, B6, B7), 1, b"a", order=ORDER)  # no chain is drawn from these
+    assert at.deliver() == []
+    cast(at, (B1,), 1, b"a", order=ORDER)
+    assert delivered(at.deliver()) == [(1, b"a")]
 
 
 def test_acceptor_chain_same_contents_by_a_new_chain_moves_the_vote() -> None:

@@ -88,8 +88,8 @@ def said(effects: list[Effect]) -> list[Effect]:
 
 
 def check(rule: tuple[Protection, Broadcast], given_steps: list[Step]) -> None:
-    fast = Acceptor(STREAM, 1, rule_for(QUORUMS, *rule), HASH, Limits())
-    plain = PlainAcceptor(STREAM, 1, rule_for(QUORUMS, *rule), HASH, Limits())
+    fast = Acceptor(STREAM, 1, rule_for(QUORUMS, *rule, BROKERS), HASH, Limits())
+    plain = PlainAcceptor(STREAM, 1, rule_for(QUORUMS, *rule, BROKERS), HASH, Limits())
     for step in given_steps:
         assert said(step(fast)) == said(step(plain))
         assert said(fast.deliver()) == said(plain.deliver())

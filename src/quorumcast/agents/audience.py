@@ -8,13 +8,12 @@ repaired, and are served only `REPLAYS` times per `REPLAYS_MS`, so that nobody h
 from __future__ import annotations
 
 from quorumcast.agents.desks import Desk
-from quorumcast.broadcast.chain import Chain, last_of_chain
+from quorumcast.broadcast.chain import Chain
 from quorumcast.broadcast.ledger import Held
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES
 from quorumcast.core.machine import Bodies, Effect, Send, Vouch
 from quorumcast.core.messages import Subscribe, Vote
-from quorumcast.core.quorum import Quorums
 
 #: So many requests of a subscriber for replays are served in so many milliseconds. Joining takes
 #: two in quick succession: where are the streams, and then from there on.
@@ -34,20 +33,15 @@ EXCERPT_BYTES = 1024 * 1024
 class Audience:
     """The subscribers of one broker."""
 
-    __slots__ = ("_me", "_quorums", "_readers", "_served")
+    __slots__ = ("_me", "_readers", "_served")
 
-    def __init__(self, me: NodeId, quorums: Quorums) -> None:
+    def __init__(self, me: NodeId) -> None:
         self._me = me
-        self._quorums = quorums
         #: Who listens to a channel, and whether with bodies; only those with the right to.
         self._readers: dict[Channel, dict[NodeId, bool]] = {}
         #: Since when, and how often since then, a subscriber asked for replays of a channel, for
         #: contents, or for signatures.
         self._served: dict[tuple[NodeId, Channel | type], tuple[Millis, int]] = {}
-
-    def adopt(self, quorums: Quorums) -> None:
-        """Go on in a new epoch; whoever listens will say so again, under its new keys."""
-        self._quorums = quorums
 
     def readers(self, channel: Channel) -> tuple[NodeId, ...]:
         """Who listens to a channel right now."""
@@ -145,6 +139,5 @@ class Audience:
     def _vote_again(self, desk: Desk, stream: Stream, held: Held) -> Vote | None:
         if stream.lane is Lane.HISTORY or not isinstance(desk.fast, Chain):
             return Vote(stream, held.first, held.digests)
-        if self._me not in last_of_chain(self._quorums, held.order):
-            return None
-        return Vote(stream, held.first, held.digests, held.order)
+        # Of what a history settled nobody says by which chain it came.
+        return Vote(stream, held.first, held.digests, held.order) if held.order else None

@@ -105,7 +105,7 @@ class Broker:
     ) -> None:
         self._manifest = manifest
         me = keyring.identity.name
-        self._audience = Audience(me, manifest.quorums)
+        self._audience = Audience(me)
         self._admission = Admission(manifest, me, self._audience)
         self._desks = type(self).desks(manifest, keyring, self._audience.readers)
         self._sequencers = type(self).sequencers(manifest, keyring, self._desks, older)
@@ -137,7 +137,6 @@ class Broker:
         """Go on in a new epoch: other clients, rights, keys, channels, a broker more or less."""
         self._manifest = manifest
         self._admission.adopt(manifest)
-        self._audience.adopt(manifest.quorums)
         effects: list[Effect] = []
         for desk, said in self._desks.adopt(manifest, keyring):
             effects += self._finish(desk, said) if said else []

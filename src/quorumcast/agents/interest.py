@@ -83,7 +83,7 @@ class Interest:
         self._quorums: Quorums = manifest.quorums
         self._keyring = keyring
         policy = entry.policy
-        self._rules = rules_for(self._quorums, policy)
+        self._rules = rules_for(self._quorums, policy, manifest.broker_ids)
         #: What each broker last said it holds; at most MAX_STREAMS_NAMED streams each.
         self._positions: dict[NodeId, dict[Stream, Position]] = {}
         #: Streams (data lanes) that too few brokers have named yet, and which ones have; of each
@@ -120,7 +120,7 @@ class Interest:
         """
         self._manifest = manifest
         self._quorums = manifest.quorums
-        self._rules = rules_for(self._quorums, self.entry.policy)
+        self._rules = rules_for(self._quorums, self.entry.policy, manifest.broker_ids)
         members = manifest.broker_ids
         self.silence.retain(members)
         for gone in [broker for broker in self._positions if broker not in members]:

@@ -9,7 +9,8 @@ pulled from a broker that voted for it.
 Votes are counted per box of consecutive numbers (`boxes`), normally a run. The plain twin in
 `tests/broadcast/plain_acceptance.py` counts per number; the two must never differ.
 
-Thresholds: `core.quorum.accept_votes`; on a chain all of the last f+1 brokers of the chain.
+Thresholds: `core.quorum.accept_votes`; on a chain all of the last f+1 brokers of the chain, or 2f+1
+of those that chains are drawn from, by whatever chains it came to them.
 Source: Freeman §3 (algorithms 3, 6, 9). Ours: votes without bodies, pulls, boxes.
 """
 
@@ -35,24 +36,43 @@ Rule = Callable[[Tally[Value], Value], bool]
 MAX_PENDING_BYTES = 64 * 1024 * 1024
 
 
-def rule_for(quorums: Quorums, protection: Protection, broadcast: Broadcast) -> Rule:
+def rule_for(
+    quorums: Quorums,
+    protection: Protection,
+    broadcast: Broadcast,
+    brokers: tuple[NodeId, ...] = (),
+) -> Rule:
     """When a subscriber of such a channel accepts."""
     if broadcast is Broadcast.CHAIN:
-        return lambda tally, value: _all_voted(tally, value, last_of_chain(quorums, value[1]))
+        pool, enough = brokers[: quorums.chain_pool], quorums.alike_over_chains
+        return lambda tally, value: (
+            _all_voted(tally, value, last_of_chain(quorums, value[1]))
+            or (bool(value[1]) and _voted_alike(tally, value, pool) >= enough)
+        )
     threshold = accept_votes(quorums, protection, broadcast)
     return lambda tally, value: tally.count(value) >= threshold
 
 
-def rules_for(quorums: Quorums, policy: Policy) -> dict[Lane, Rule]:
+def rules_for(quorums: Quorums, policy: Policy, brokers: tuple[NodeId, ...]) -> dict[Lane, Rule]:
     """When a number of either lane is accepted."""
     return {
-        Lane.DATA: rule_for(quorums, policy.protection, policy.broadcast),
+        Lane.DATA: rule_for(quorums, policy.protection, policy.broadcast, brokers),
         Lane.HISTORY: rule_for(quorums, Protection.BYZANTINE, Broadcast.BRACHA),
     }
 
 
 def _all_voted(tally: Tally[Value], value: Value, brokers: tuple[NodeId, ...]) -> bool:
     return bool(brokers) and all(tally.vote_of(broker) == value for broker in brokers)
+
+
+def _voted_alike(tally: Tally[Value], value: Value, brokers: tuple[NodeId, ...]) -> int:
+    """How many of these voted for the same contents, by any chain.
+
+    When a publisher changes its chain, a run that every broker holds may have come to each of them
+    by another one, and no chain's last brokers agree on the way.
+    """
+    votes = tally.votes()
+    return sum(broker in votes and votes[broker][0] == value[0] for broker in brokers)
 
 
 class Acceptor:

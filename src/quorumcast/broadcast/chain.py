@@ -7,7 +7,8 @@ what a faulty chain loses is repaired, and the publisher re-selects its chain).
 
 Each broker verifies the MACs of its f+1 predecessors (as many as there are, the publisher among
 them), adds MACs for its f+1 successors (the subscribers among them) and drops those that nobody
-downstream reads. A subscriber accepts when the last f+1 brokers of the chain all vouch.
+downstream reads. A subscriber accepts when the last f+1 brokers of the chain all vouch; or when
+2f+1 brokers do, each by whatever chain (`acceptance`).
 
 Why that is enough: one of the last f+1 is correct and has verified its f+1 predecessors, one of
 whom is correct, and so on up the chain: every correct broker of the chain has vouched. Two chains

@@ -106,6 +106,14 @@ class Quorums(msgspec.Struct, frozen=True):
         return 3 * self.f + 1
 
     @property
+    def alike_over_chains(self) -> int:
+        """Equal votes of the pool, by whatever chains, at which a subscriber accepts.
+
+        2f+1 of 3f+1 share f+1 brokers with every chain and with one another, hence a correct one.
+        """
+        return self.chain_length
+
+    @property
     def chain_reach(self) -> int:
         """A chain broker's MACs reach f+1 successors; each verifies as many predecessors."""
         return self.f + 1

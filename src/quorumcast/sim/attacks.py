@@ -180,6 +180,26 @@ class SplitHistory(EquivocatingPublisher):
         return super().rewrite(send, now)
 
 
+class SplitChain(EquivocatingPublisher):
+    """A publisher that sends another story down another chain, whose head is its victim."""
+
+    __slots__ = ()
+
+    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+        message = send.message
+        if not isinstance(message, ChainRun):
+            return [send]
+        bodies, digests = self._other(message, send.bodies)
+        order = (*self._misled, *message.order[:0:-1])
+        first = tuple(
+            replace(voucher, reader=reader)
+            for voucher, reader in zip(message.vouchers, order, strict=False)
+        )
+        other = replace(message, digests=digests, order=order, vouchers=first)
+        lie = replace(other, vouchers=self._vouchers(other, digests))
+        return [send, Send(order[:1], lie, bodies)]
+
+
 class SkipBoth(Tampering):
     """A publisher that leaves out one broker and all histories."""
 

@@ -254,6 +254,13 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
         siege("chain", Corruption(B3, "alter", 100, 100, ("contents",))), "Authenticity",
     ),
     _variant(
+        "chains-alike", "a subscriber accepts by 2f equal votes of different chains",
+        _quorum("alike_over_chains", lambda q: 2 * q.f),
+        siege("chain", _liar(PUB, attacks.SplitChain, B4),
+              Corruption(B3, "two-faced", 0, 100, (B4, SUB2), PLOT)),
+        "Agreement",
+    ),
+    _variant(
         "echo-over-chain", "the histories of a chain need no more echoes than others",
         _quorum("echo_over_chain", lambda q: q.echo),
         siege("chain+history", _liar(PUB, attacks.SplitHistory, B4, B5, B6),
