@@ -164,6 +164,16 @@ def test_excerpt_of_nothing_tells_where_the_order_stands_and_asks_for_no_more() 
     assert made.handle(UP, T0) == []
 
 
+def test_excerpt_of_an_order_that_nobody_has_begun_stands_at_its_beginning() -> None:
+    made = Cell(TOTAL).subscriber()
+    made.handle(Join(ORDERS, 0, until=1), T0)
+    for broker in BROKERS:
+        made.handle(Connected(broker), T0)
+        made.handle(Receive(broker, Positions(ORDERS, ())), T0)
+    assert made.joined(ORDERS)
+    assert (made.oldest(ORDERS), made.end(ORDERS)) == (1, 1)
+
+
 def test_broker_sends_a_part_of_the_past_and_does_not_count_its_reader() -> None:
     made = Cell(AB).broker()
     made.handle(publish(1, b"a", b"b", b"c", b"d"), T0)

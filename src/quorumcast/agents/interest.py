@@ -444,5 +444,5 @@ def _oldest(position: Position) -> int:
 
 
 def _rank(numbers: list[int], rank: int) -> int:
-    """The so-manieth smallest, or the largest if there are fewer."""
-    return sorted(numbers)[min(rank, len(numbers)) - 1]
+    """The so-manieth smallest, or the largest if there are fewer; 1 if there are none."""
+    return sorted(numbers or [1])[min(rank, max(1, len(numbers))) - 1]

@@ -310,7 +310,9 @@ class Subscription:
             del self._ends[stream]
 
     async def _next(self, *, held: bool = False) -> Batch | Gap:
-        held = held or self.until > 0
+        if self.until:
+            held = True
+            await asyncio.shield(self.joined)
         while True:
             while self._backlog.waiting:
                 item = self._pop()
@@ -380,8 +382,7 @@ class Subscription:
 
         As trustworthy as what the subscription brings: enough brokers must send equal contents. A
         `Gap` says from where to where publications are gone, None that contents were nonsense or
-        have expired.
-        Waits as long as it takes.
+        have expired. Waits as long as it takes.
         """
         wanted = sorted(set(positions))
         if wanted and not 1 <= wanted[0] <= wanted[-1] < self.end:

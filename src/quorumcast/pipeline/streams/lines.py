@@ -12,6 +12,7 @@ micro-batch take different seats.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import os
@@ -62,6 +63,8 @@ class Lines:
         self._thread: LoopThread | None = None
         #: Lines that nobody uses now.
         self._idle: dict[Access, list[Line]] = {}
+        #: The last one that is being closed; a task that nobody holds may vanish.
+        self._leaving: asyncio.Task[None] | None = None
 
     @contextmanager
     def borrow(self, access: Access, wish: int = 0) -> Iterator[Line]:
@@ -91,6 +94,14 @@ class Lines:
             raise
         return line
 
+    def close(self) -> None:
+        """Close the lines that nobody uses."""
+        with self._guard:
+            idle = [line for lines in self._idle.values() for line in lines]
+            self._idle.clear()
+        for line in idle:
+            line.close()
+
     def _keep(self, access: Access, line: Line) -> None:
         loop = line.thread.loop
         line.used = time.monotonic()
@@ -100,7 +111,7 @@ class Lines:
 
     def _end_idle(self, access: Access, line: Line, used: float) -> None:
         with self._guard:
-            idle = self._idle[access]
+            idle = self._idle.get(access, [])
             if line not in idle or line.used != used:
                 return
             idle.remove(line)

@@ -142,10 +142,13 @@ class Watch:
         nonsense: list[int] = []
         self._line.node.on_undecodable = lambda item: nonsense.append(item.position)
         try:
-            while items := await subscription.take(1):
-                if isinstance(items[0], Batch):
-                    return min([items[0].position or end, *nonsense])
-            return min([end, *nonsense])
+            async with asyncio.timeout(self._options.access.timeout_s):
+                while items := await subscription.take(1):
+                    if isinstance(items[0], Batch):
+                        return min([items[0].position or end, *nonsense])
+                return min([end, *nonsense])
+        except TimeoutError:
+            raise await self._unreachable() from None
         finally:
             self._line.node.on_undecodable = None
             subscription.close()

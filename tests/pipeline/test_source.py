@@ -1,0 +1,294 @@
+"""The source against a cell of real processes: what Spark would get of it, and what it is told."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from quorumcast import client
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel
+from quorumcast.core.limits import Limits
+from quorumcast.core.statements import Receipt
+from quorumcast.crypto.evidence import Court
+from quorumcast.manifest.build import next_epoch
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.policy import Policy
+from quorumcast.pipeline.streams.datasource import QuorumcastDataSource
+from quorumcast.pipeline.streams.lines import LINES
+from quorumcast.pipeline.streams.source import StreamReader
+from quorumcast.testing.cluster import LocalCluster
+
+TOTAL = Policy.named("total")
+SHORT = msgspec.structs.replace(TOTAL, limits=Limits(retained_publications=8, window=8, segment=8))
+COLUMNS = (("id", "int64"), ("site", "string"))
+ORDERS = 30
+PER_ORDER = 10
+
+
+@pytest.fixture(scope="module")
+def cell() -> Iterator[LocalCluster]:
+    channels: dict[str, str | Policy | ChannelEntry] = {
+        "orders": ChannelEntry(Channel("orders"), TOTAL, schema=COLUMNS),
+        "lies": ChannelEntry(Channel("lies"), TOTAL, schema=COLUMNS),
+        "changing": ChannelEntry(Channel("changing"), TOTAL, schema=COLUMNS),
+        "short": SHORT,
+        "plant/1": "total-crash",
+        "plant/2": "total",
+        "empty": "total",
+    }
+    with LocalCluster(clients=("alice", "spark"), channels=channels) as cluster:
+        cluster.wait_for_links()
+        tables = [table(first, PER_ORDER) for first in range(0, ORDERS * PER_ORDER, PER_ORDER)]
+        client.run(publish(cluster, "orders", tables))
+        yield cluster
+        LINES.close()
+
+
+def table(first: int, count: int) -> pa.RecordBatch:
+    ids = range(first, first + count)
+    rows = [{"id": number, "site": f"site-{number % 3}"} for number in ids]
+    return pa.RecordBatch.from_pylist(
+        rows, pa.schema([pa.field("id", pa.int64()), pa.field("site", pa.string())])
+    )
+
+
+async def publish(
+    cell: LocalCluster, channel: str, publications: Sequence[pa.RecordBatch | bytes]
+) -> None:
+    """Each as a publication of its own."""
+    async with (
+        await client.connect(cell.manifest_path, cell.identity_path("alice")) as node,
+        node.publisher(channel, batching=False) as publisher,
+    ):
+        for publication in publications:
+            await publisher.publish(publication)
+
+
+def reader(cell: LocalCluster, **said: str) -> StreamReader:
+    """As Spark makes it on the driver."""
+    options = {"manifest": str(cell.directory), "identity": "spark", "partitions": "2", **said}
+    source = QuorumcastDataSource({name.lower(): value for name, value in options.items()})
+    made = source.streamReader(source.schema())
+    assert isinstance(made, StreamReader)
+    return made
+
+
+def rows(
+    source: StreamReader, start: dict[str, int], end: dict[str, int]
+) -> list[dict[str, object]]:
+    """What executors make of a micro-batch."""
+    parts = source.partitions(start, end)
+    found = [row for part in parts for batch in source.read(part) for row in batch.to_pylist()]
+    return sorted(found, key=lambda row: (row["_channel"], row["_position"], row["_index"]))
+
+
+def everything(cell: LocalCluster, channel: str, **said: str) -> list[dict[str, object]]:
+    source = reader(cell, channel=channel, **said)
+    try:
+        start = source.initialOffset()
+        return rows(source, start, source.latestOffset(start, ReadAllAvailable()))
+    finally:
+        source.stop()
+
+
+# ----------------------------------------------------------------------- what is read
+
+
+def test_source_reads_what_was_published_with_the_votes_of_all_brokers(cell: LocalCluster) -> None:
+    found = everything(cell, "orders")
+    assert [row["id"] for row in found] == list(range(ORDERS * PER_ORDER))
+    assert {row["_publisher"] for row in found} == {"alice"}
+    assert [(row["_position"], row["_index"]) for row in found] == [
+        (position, index) for position in range(1, ORDERS + 1) for index in range(PER_ORDER)
+    ]
+    assert {(row["_votes"], tuple(row["_dissent"])) for row in found} == {(4, ())}  # type: ignore[arg-type]
+
+
+def test_source_offsets_are_the_next_positions_and_a_range_can_be_read_again(
+    cell: LocalCluster,
+) -> None:
+    source = reader(cell, channels="plant/2,plant/1")
+    start = source.initialOffset()
+    assert json.dumps(start) == '{"plant/1": 1, "plant/2": 1}'
+    client.run(publish(cell, "plant/1", [b"a", b"b"]))
+    client.run(publish(cell, "plant/2", [b"c"]))
+    end = source.latestOffset(start, ReadAllAvailable())
+    assert json.dumps(end) == '{"plant/1": 3, "plant/2": 2}'
+    first = rows(source, start, end)
+    assert [row["payload"] for row in first] == [b"a", b"b", b"c"]
+    assert rows(source, start, end) == first
+    assert source.latestOffset(end, ReadAllAvailable()) == end == source.reportLatestOffset()
+    assert source.partitions(end, end) == []
+    source.stop()
+
+
+def test_source_of_an_empty_channel_has_nothing_to_read(cell: LocalCluster) -> None:
+    assert everything(cell, "empty") == []
+
+
+def test_source_begins_where_it_is_told_to(cell: LocalCluster) -> None:
+    assert everything(cell, "orders", startingOffsets="latest") == []
+    found = everything(cell, "orders", startingOffsets='{"orders": 30}')
+    assert [row["id"] for row in found] == list(range(290, 300))
+    times = [row["_published_at"] for row in everything(cell, "orders") if row["_index"] == 0]
+    start = times[20]
+    assert isinstance(start, datetime)
+    later = everything(cell, "orders", startingOffsets=start.isoformat())
+    assert later[0]["_position"] == 1 + times.index(start)
+    never = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    assert everything(cell, "orders", startingOffsets=never) == []
+
+
+def test_source_beginning_that_does_not_exist_is_refused(cell: LocalCluster) -> None:
+    source = reader(cell, channel="orders", startingOffsets='{"orders": 32}')
+    with pytest.raises(UsageError, match="says 32 for 'orders', which has positions up to 30"):
+        source.initialOffset()
+    source.stop()
+
+
+def test_source_takes_as_many_publications_as_make_the_events_that_are_allowed(
+    cell: LocalCluster,
+) -> None:
+    source = reader(cell, channel="orders", maxEventsPerTrigger="70")
+    limit = source.getDefaultReadLimit()
+    assert limit == ReadMaxRows(70)
+    source.prepareForTriggerAvailableNow()
+    offsets = [source.initialOffset()]
+    while (following := source.latestOffset(offsets[-1], limit)) != offsets[-1]:
+        offsets.append(following)
+    assert [offset["orders"] for offset in offsets] == [1, 8, 15, 22, 29, 31]
+    source.stop()
+
+
+def test_source_reads_only_the_rows_that_are_wanted(cell: LocalCluster) -> None:
+    found = everything(cell, "orders", where="site = 'site-1' and id < 10")
+    assert [row["id"] for row in found] == [1, 4, 7]
+
+
+def test_source_pattern_takes_up_channels_from_their_beginning(cell: LocalCluster) -> None:
+    source = reader(cell, pattern="plant/*")
+    both = source.initialOffset()
+    one = {"plant/1": both["plant/1"]}
+    grown = source.latestOffset(one, ReadAllAvailable())
+    assert grown["plant/2"] == both["plant/2"]
+    assert rows(source, one, grown) == [
+        row
+        for row in everything(cell, "plant/1")
+        if row["_position"] >= one["plant/1"]  # type: ignore[operator]
+    ]
+    source.stop()
+
+
+def test_source_receipt_convinces_a_third_party(cell: LocalCluster) -> None:
+    first = everything(cell, "orders", receipts="true", where="id < 15")
+    receipts = [row["_receipt"] for row in first if row["_receipt"] is not None]
+    assert [row["_index"] for row in first if row["_receipt"] is not None] == [0, 0]
+    for text in receipts:
+        assert isinstance(text, bytes)
+        receipt = msgspec.json.decode(text, type=Receipt)
+        m = cell.manifest
+        court = Court(m.cell, m.broker_ids, m.quorums, m.directory(), m.hash)
+        assert court.why_receipt_fails(receipt, 2) is None
+
+
+# ------------------------------------------------------------------- what goes wrong
+
+
+def test_source_liar_changes_no_row_and_is_named(cell: LocalCluster) -> None:
+    client.run(publish(cell, "lies", [table(0, 5), table(5, 5)]))
+    cell.make_lie("broker-2", "alter", victims=["contents"])
+    try:
+        found = everything(cell, "lies")
+        with pytest.raises(UsageError, match="broker-2 said otherwise of position"):
+            everything(cell, "lies", failOnTamper="fail")
+    finally:
+        cell.make_honest("broker-2")
+    assert [row["id"] for row in found] == list(range(10))
+    assert {name for row in found for name in row["_dissent"]} == {"broker-2"}  # type: ignore[attr-defined]
+
+
+def test_source_nonsense_of_a_publisher_is_left_out_kept_or_refused(cell: LocalCluster) -> None:
+    async def lie() -> None:
+        async with (
+            await client.connect(cell.manifest_path, cell.identity_path("alice")) as node,
+            node.publisher("lies") as publisher,
+        ):
+            await publisher.publish(table(10, 1))
+            outgoing = node._outgoing
+            assert outgoing is not None
+            outgoing.submit(Channel("lies"), (b"nonsense",))
+            await publisher.publish(table(11, 1))
+
+    client.run(lie())
+    assert [row["id"] for row in everything(cell, "lies", where="id >= 10")] == [10, 11]
+    kept = everything(cell, "lies", failOnTamper="quarantine", where="id >= 10")
+    assert [(row["id"], row["_raw"]) for row in kept] == [
+        (10, None),
+        (None, b"nonsense"),
+        (11, None),
+    ]
+    with pytest.raises(UsageError, match=r"'alice' published contents at position .* do not fit"):
+        everything(cell, "lies", failOnTamper="fail")
+
+
+def test_source_what_is_not_retained_any_more_fails_or_is_passed_over(cell: LocalCluster) -> None:
+    client.run(publish(cell, "short", [bytes([number]) for number in range(1, 21)]))
+    said = {"startingOffsets": '{"short": 5}', "partitions": "1"}
+    with pytest.raises(UsageError, match=r"positions 5 to 12 of 'short' are gone.*failOnDataLoss"):
+        everything(cell, "short", **said)
+    found = everything(cell, "short", failOnDataLoss="false", **said)
+    assert [row["payload"] for row in found] == [bytes([number]) for number in range(13, 21)]
+    assert [row["_position"] for row in everything(cell, "short")] == list(range(13, 21))
+
+
+def test_source_notices_that_a_channel_has_other_columns(cell: LocalCluster) -> None:
+    client.run(publish(cell, "changing", [table(0, 2)]))
+    source = reader(cell, channel="changing")
+    start = source.initialOffset()
+    end = source.latestOffset(start, ReadAllAvailable())
+    entries = tuple(
+        msgspec.structs.replace(entry, schema=(*COLUMNS, ("more", "string")))
+        if entry.name == "changing"
+        else entry
+        for entry in cell.manifest.channels
+    )
+    cell.write_manifest(next_epoch(cell.manifest, channels=entries))
+    cell.reload()
+    cell.wait_for_epoch()
+    with pytest.raises(UsageError, match=r"other columns .*more: string.*start the query again"):
+        wait_for_news(source, start)
+    with pytest.raises(UsageError, match="start the query again"):
+        rows(source, start, end)
+    source.stop()
+    assert [row["more"] for row in everything(cell, "changing")] == [None, None]
+
+
+def wait_for_news(source: StreamReader, start: dict[str, int]) -> None:
+    """Ask until the driver's node has taken the epoch: it hears of it when links are made anew."""
+    for _ in range(1000):
+        source.latestOffset(start, ReadAllAvailable())
+        asyncio.run(asyncio.sleep(0.02))
+
+
+def test_source_of_a_cell_that_does_not_run_says_who_does_not_answer(tmp_path: Path) -> None:
+    cell = LocalCluster(clients=("spark",), channels={"orders": "total"}, directory=tmp_path)
+    source = reader(cell, channel="orders", timeout="0.2")
+    with pytest.raises(UsageError, match=r"only 0 of 4 brokers can be reached.*broker-1"):
+        source.initialOffset()
+    cell.stop()
+
+
+def test_source_schema_of_the_users_own_is_refused(cell: LocalCluster) -> None:
+    source = QuorumcastDataSource(
+        {"manifest": str(cell.directory), "identity": "spark", "channel": "empty"}
+    )
+    schema = source.schema().add("mine", "string")
+    with pytest.raises(UsageError, match=r"leave '\.schema"):
+        source.streamReader(schema)
