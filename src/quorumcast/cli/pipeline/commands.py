@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from quorumcast.cli.pipeline import bench
+
 app = typer.Typer(
     no_args_is_help=True,
     help="Workloads, evaluation, audit and more on Spark; install the extra 'spark'.",
@@ -13,3 +15,6 @@ app = typer.Typer(
 @app.callback()
 def _main() -> None:
     """Workloads, evaluation, audit and more on Spark; install the extra 'spark'."""
+
+
+app.command(epilog=bench.EXAMPLE)(bench.bench)

@@ -1,0 +1,49 @@
+"""`quorumcast pipeline bench`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from quorumcast.cli.common import JsonOption, console, print_json
+from quorumcast.cli.pipeline import MasterOption
+from quorumcast.core.errors import UsageError
+
+EXAMPLE = "Example:  quorumcast pipeline bench --events 1000000"
+
+
+def bench(
+    events: Annotated[int, typer.Option(help="Events to publish and to read.")] = 5_000_000,
+    batch: Annotated[int, typer.Option(help="Events per publication.")] = 4096,
+    master: MasterOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Measure how fast verified events get into Spark, beside its own reading of Parquet.
+
+    Four brokers, Spark and its executors share this machine.
+    """
+    from quorumcast.pipeline.session import spark_session
+    from quorumcast.pipeline.streams.bench import measure
+
+    if events < 1 or batch < 1:
+        raise UsageError("--events and --batch are 1 or more")
+    terminal = console(stderr=True)
+    with terminal.status("starting Spark") as status:
+        spark = spark_session("quorumcast bench", master=master)
+        try:
+            report = measure(spark, events, batch, status.update)
+        finally:
+            spark.stop()
+    rates = (report.published, report.verified, report.parquet, report.parquet_stream)
+    if json_:
+        print_json(
+            {
+                **{rate.what: round(rate.per_second) for rate in rates},
+                "share of Parquet": round(report.share, 3),
+            }
+        )
+        return
+    for rate in rates:
+        console().print(f"{rate.what:16} {rate.per_second:12,.0f} events/s", markup=False)
+    console().print(f"verified streaming is {report.share:.0%} of Parquet", markup=False)

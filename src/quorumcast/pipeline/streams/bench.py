@@ -1,0 +1,175 @@
+"""How fast verified rows get into Spark, beside Spark's own reading of the same rows as Parquet.
+
+A cell of four broker processes, Spark and its executors share this machine. A channel is filled
+first; then a streaming query reads it from the beginning to the end, votes and all, and writes to
+nothing. The same rows, stored as Parquet, are read in the same session in the same way. Each is
+done once before on a part, so that processes are there and Java has seen the code.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from quorumcast import client
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel
+from quorumcast.core.limits import Limits
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.policy import Policy
+from quorumcast.testing.cluster import LocalCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CHANNEL = Channel("readings")
+COLUMNS = (
+    ("sensor", "int32"),
+    ("value", "float64"),
+    ("at", "timestamp[us, UTC]"),
+    ("site", "string"),
+    ("valid", "bool"),
+)
+SITES = pa.array([f"site-{number}" for number in range(16)])
+#: Events of the run before the one that counts.
+WARM = 200_000
+
+Progress = Callable[[str], None]
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the result."""
+
+    what: str
+    events: int
+    seconds: float
+
+    @property
+    def per_second(self) -> float:
+        """Events per second."""
+        return self.events / self.seconds
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured."""
+
+    published: Rate
+    verified: Rate
+    parquet: Rate
+    parquet_stream: Rate
+
+    @property
+    def share(self) -> float:
+        """Verified streaming as a part of Spark's reading of Parquet."""
+        return self.verified.per_second / self.parquet.per_second
+
+
+def measure(spark: SparkSession, events: int, per_publication: int, progress: Progress) -> Report:
+    """Fill a channel, and read it in both ways."""
+    limits = Limits(retained_publications=max(4096, events), retained_bytes=4 << 30)
+    policy = msgspec.structs.replace(Policy.named("total"), limits=limits)
+    entry = ChannelEntry(CHANNEL, policy, schema=COLUMNS)
+    with (
+        tempfile.TemporaryDirectory(prefix="quorumcast-spark-") as folder,
+        LocalCluster(clients=("alice", "spark"), channels={CHANNEL: entry}) as cell,
+    ):
+        cell.wait_for_links()
+        progress(f"publishing {events:,} events")
+        published = client.run(_publish(cell, events, per_publication))
+        bench = _Bench(spark, cell, Path(folder))
+        progress("storing them as Parquet")
+        bench.verified_rows().write.parquet(bench.table)
+        bench.stream(bench.verified_stream(WARM), "warm")
+        progress("reading the channel")
+        verified = bench.stream(bench.verified_stream(events), "verified")
+        progress("reading Parquet")
+        parquet = bench.parquet()
+        stream = bench.stream(bench.parquet_stream(), "parquet")
+        for what, found in (("the channel", verified), ("the table", parquet)):
+            if found.events != events:
+                raise UsageError(f"{found.events:,} of {events:,} events were read from {what}")
+    return Report(published=published, verified=verified, parquet=parquet, parquet_stream=stream)
+
+
+def batches(events: int, per_publication: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Readings of sensors."""
+    for first in range(0, events, per_publication):
+        ids = np.arange(first, min(first + per_publication, events))
+        columns = [
+            pa.array((ids % 1000).astype(np.int32)),
+            pa.array(np.sin(ids)),
+            pa.array(1_700_000_000_000_000 + ids * 1000).view(pa.timestamp("us", "UTC")),
+            SITES.take(pa.array(ids % len(SITES))),
+            pa.array(ids % 7 > 0),
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+async def _publish(cell: LocalCluster, events: int, per_publication: int) -> Rate:
+    schema = cell.manifest.channels[0].arrow_schema()
+    async with (
+        await client.connect(cell.manifest_path, cell.identity_path("alice")) as node,
+        node.publisher(CHANNEL) as publisher,
+    ):
+        started = time.perf_counter()
+        for batch in batches(events, per_publication, schema):
+            await publisher.ready()
+            publisher.post_batch(batch)
+        await publisher.flush()
+    return Rate(what="published", events=events, seconds=time.perf_counter() - started)
+
+
+class _Bench:
+    def __init__(self, spark: SparkSession, cell: LocalCluster, folder: Path) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._options = {
+            "manifest": str(cell.directory),
+            "identity": "spark",
+            "channel": CHANNEL,
+        }
+        self.table = str(folder / "table")
+
+    def verified_rows(self) -> DataFrame:
+        return self._spark.read.format("quorumcast").options(**self._options).load()
+
+    def verified_stream(self, events: int) -> DataFrame:
+        # Micro-batches as large as they would be in a query that keeps up with a busy channel.
+        options = {**self._options, "maxEventsPerTrigger": str(max(events // 4, 1))}
+        return self._spark.readStream.format("quorumcast").options(**options).load()
+
+    def parquet_stream(self) -> DataFrame:
+        schema = self._spark.read.parquet(self.table).schema
+        return self._spark.readStream.schema(schema).parquet(self.table)
+
+    def parquet(self) -> Rate:
+        rows = self._spark.read.parquet(self.table)
+        _to_nothing(rows)
+        started = time.perf_counter()
+        _to_nothing(rows)
+        seconds = time.perf_counter() - started
+        return Rate(what="parquet", events=rows.count(), seconds=seconds)
+
+    def stream(self, rows: DataFrame, name: str) -> Rate:
+        started = time.perf_counter()
+        query = (
+            rows.writeStream.format("noop")
+            .option("checkpointLocation", str(self._folder / name))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        seconds = time.perf_counter() - started
+        events = sum(progress.numInputRows for progress in query.recentProgress)
+        return Rate(what=f"{name} stream", events=events, seconds=seconds)
+
+
+def _to_nothing(rows: DataFrame) -> None:
+    rows.write.format("noop").mode("overwrite").save()

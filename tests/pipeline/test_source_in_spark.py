@@ -1,0 +1,151 @@
+"""The source in Spark itself: tables, streams, checkpoints, and a driver that is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from quorumcast import client
+from quorumcast.core.ids import Channel
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.policy import Policy
+from quorumcast.pipeline.streams.progress import lag, watched
+from quorumcast.testing.cluster import LocalCluster
+
+COLUMNS = (("id", "int64"), ("site", "string"))
+PUBLICATIONS, EVENTS = 60, 50
+
+#: Reads a stream in small micro-batches, says when three of them are done, and goes on.
+VICTIM = """
+import sys
+from quorumcast.pipeline.session import spark_session
+
+cell, output = sys.argv[1:]
+query = (
+    spark_session("victim", master="local[2]").readStream.format("quorumcast")
+    .options(manifest=cell, identity="spark", channel="orders", maxEventsPerTrigger="300").load()
+    .writeStream.format("parquet").option("checkpointLocation", output + "/checkpoint")
+    .start(output + "/table")
+)
+while len(query.recentProgress) < 3:
+    query.awaitTermination(0.05)
+print("under way", flush=True)
+query.awaitTermination()
+"""
+
+
+@pytest.fixture(scope="module")
+def cell() -> Iterator[LocalCluster]:
+    orders = ChannelEntry(Channel("orders"), Policy.named("total"), schema=COLUMNS)
+    with LocalCluster(clients=("alice", "spark"), channels={"orders": orders}) as cluster:
+        cluster.wait_for_links()
+        client.run(publish(cluster, range(PUBLICATIONS)))
+        yield cluster
+
+
+async def publish(cell: LocalCluster, publications: range) -> None:
+    schema = cell.manifest.channels[0].arrow_schema()
+    async with (
+        await client.connect(cell.manifest_path, cell.identity_path("alice")) as node,
+        node.publisher("orders") as publisher,
+    ):
+        for number in publications:
+            ids = range(number * EVENTS, (number + 1) * EVENTS)
+            rows = [{"id": id_, "site": f"site-{id_ % 3}"} for id_ in ids]
+            publisher.post_batch(pa.RecordBatch.from_pylist(rows, schema))
+        await publisher.flush()
+
+
+def said(cell: LocalCluster, **options: str) -> dict[str, str]:
+    return {"manifest": str(cell.directory), "identity": "spark", "channel": "orders", **options}
+
+
+def stored(stream: DataFrame, output: Path) -> StreamingQuery:
+    """Write what is there to a table, from where the checkpoint says on."""
+    query = (
+        stream.writeStream.format("parquet")
+        .option("checkpointLocation", str(output / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(output / "table"))
+    )
+    assert query.awaitTermination(120)
+    return query
+
+
+def check_once(table: DataFrame, events: int) -> None:
+    """Every event of the channel is in the table, in its place, and none twice."""
+    found = sorted(
+        (row.id, row.site, row._position, row._index)
+        for row in table.select("id", "site", "_position", "_index").toLocalIterator()
+    )
+    assert found == [
+        (id_, f"site-{id_ % 3}", 1 + id_ // EVENTS, id_ % EVENTS) for id_ in range(events)
+    ]
+
+
+def test_table_is_what_was_published(spark: SparkSession, cell: LocalCluster) -> None:
+    table = spark.read.format("quorumcast").options(**said(cell)).load()
+    check_once(table, PUBLICATIONS * EVENTS)
+    part = said(cell, startingOffsets='{"orders": 11}', endingOffsets='{"orders": 13}')
+    assert spark.read.format("quorumcast").options(**part).load().count() == 2 * EVENTS
+
+
+def test_wrong_option_is_named_in_what_spark_says(spark: SparkSession, cell: LocalCluster) -> None:
+    wrong = said(cell, startingOffset="latest")
+    with pytest.raises(PySparkException, match="did you mean 'startingOffsets'"):
+        spark.readStream.format("quorumcast").options(**wrong).load()
+
+
+@pytest.mark.timeout(300)
+def test_driver_killed_in_the_middle_goes_on_and_every_event_is_there_once(
+    spark: SparkSession, cell: LocalCluster, tmp_path: Path
+) -> None:
+    victim = subprocess.Popen(
+        [sys.executable, "-c", VICTIM, str(cell.directory), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert victim.stdout is not None
+    try:
+        assert victim.stdout.readline() == "under way\n"
+    finally:
+        os.killpg(victim.pid, signal.SIGKILL)
+        victim.wait()
+        victim.stdout.close()
+    table = spark.read.parquet(str(tmp_path / "table"))
+    assert 0 < table.count() < PUBLICATIONS * EVENTS
+    stream = spark.readStream.format("quorumcast").options(**said(cell)).load()
+    stored(stream, tmp_path)
+    check_once(spark.read.parquet(str(tmp_path / "table")), PUBLICATIONS * EVENTS)
+
+
+@pytest.mark.timeout(300)
+def test_stream_ends_where_it_was_and_goes_on_from_there_with_a_liar_in_the_cell(
+    spark: SparkSession, cell: LocalCluster, tmp_path: Path
+) -> None:
+    options = said(cell, maxEventsPerTrigger="1000")
+    stream = watched(spark.readStream.format("quorumcast").options(**options).load())
+    first = [
+        progress for progress in stored(stream, tmp_path).recentProgress if progress.numInputRows
+    ]
+    assert len(first) == 3
+    assert lag(first[0]) == {"orders": 40}
+    assert lag(first[-1]) == {"orders": 0}
+    cell.make_lie("broker-3", "alter", victims=["contents"])
+    try:
+        client.run(publish(cell, range(PUBLICATIONS, PUBLICATIONS + 5)))
+        (second,) = [p for p in stored(stream, tmp_path).recentProgress if p.numInputRows]
+    finally:
+        cell.make_honest("broker-3")
+    seen = second.observedMetrics["quorumcast"]
+    assert (seen.events, seen.disputed, seen.dissent) == (5 * EVENTS, 5 * EVENTS, ["broker-3"])
+    check_once(spark.read.parquet(str(tmp_path / "table")), (PUBLICATIONS + 5) * EVENTS)
