@@ -204,6 +204,34 @@ async def test_what_nobody_can_read_does_not_keep_it_from_ending() -> None:
             assert events.undecodable == 1
 
 
+@pytest.mark.parametrize("policy", TOTAL)
+@in_a_loop
+async def test_subscription_until_a_position_ends_there_with_the_votes_of_all(policy: str) -> None:
+    async with MemoryCell(channels={"trades": policy}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, "trades", 12)
+        for start, upto in ((4, 9), (9, 13), (12, 12)):
+            async with bob.subscribe("trades", start=start, until=upto) as part:
+                found = [batch async for batch in part.batches()]
+                assert (part.oldest, part.end) == (1, 13)
+            assert [batch.position for batch in found] == list(range(start, upto))
+            assert {len(batch.votes) for batch in found} <= {4}
+
+
+@in_a_loop
+async def test_subscription_until_a_position_needs_an_order_and_a_beginning() -> None:
+    async with MemoryCell(channels={"trades": "total", "loose": "ab"}) as cell:
+        bob = await cell.connect("bob")
+        for channel, start, upto in (("trades", "latest", 3), ("loose", "earliest", 3)):
+            with pytest.raises(UsageError, match="begin in the past of a single channel"):
+                bob.subscribe(channel, start=start, until=upto)
+        with pytest.raises(UsageError, match="until is 0"):
+            bob.subscribe("trades", start=1, until=0)
+        async with bob.subscribe("trades", start=1, until=1):
+            with pytest.raises(UsageError, match="listens to 'trades' already"):
+                bob.subscribe("trades")
+
+
 @in_a_loop
 async def test_position_of_an_empty_channel_is_refused() -> None:
     async with MemoryCell(channels={"trades": "total"}) as cell:

@@ -17,6 +17,7 @@ from quorumcast import client
 from quorumcast.core.ids import Channel
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
+from quorumcast.pipeline.session import reason_of
 from quorumcast.pipeline.streams.progress import lag, watched
 from quorumcast.testing.cluster import LocalCluster
 
@@ -100,8 +101,10 @@ def test_table_is_what_was_published(spark: SparkSession, cell: LocalCluster) ->
 
 def test_wrong_option_is_named_in_what_spark_says(spark: SparkSession, cell: LocalCluster) -> None:
     wrong = said(cell, startingOffset="latest")
-    with pytest.raises(PySparkException, match="did you mean 'startingOffsets'"):
+    with pytest.raises(PySparkException) as raised:
         spark.readStream.format("quorumcast").options(**wrong).load()
+    sentence = "the source has no option 'startingoffset': did you mean 'startingOffsets'?"
+    assert reason_of(raised.value) == sentence
 
 
 @pytest.mark.timeout(300)

@@ -7,6 +7,7 @@ Everything in this room takes any session: this one is for those who have none. 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from importlib.resources import files
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: For a driver, and executors in its process, that start quickly and keep to few cores.
 LOCAL_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+_SENTENCE = re.escape(f"{UsageError.__module__}.{UsageError.__qualname__}")
 
 
 def spark_session(
@@ -52,14 +55,30 @@ def spark_session(
 
 def register(spark: SparkSession) -> None:
     """Make `format("quorumcast")` known to a session."""
+    from pyspark.errors import PySparkException
+
     from quorumcast.pipeline.streams.datasource import QuorumcastDataSource
+
+    try:
+        tasks: int | None = spark.sparkContext.defaultParallelism
+    except PySparkException:
+        tasks = None  # a session on another machine does not tell
 
     class Registered(QuorumcastDataSource):
         """The data source of this session."""
 
-        parallelism = spark.sparkContext.defaultParallelism
+        parallelism = tasks
 
     spark.dataSource.register(Registered)
+
+
+def reason_of(error: BaseException) -> str | None:
+    """The sentence for people in what Spark raised, if one of ours is the cause.
+
+    Spark passes on what happens in its Python processes as the text of a traceback.
+    """
+    said = re.findall(rf"^{_SENTENCE}: (.+)$", str(error), re.MULTILINE)
+    return said[-1] if said else None
 
 
 def _defaults(*, local: bool) -> dict[str, str]:

@@ -122,7 +122,7 @@ LINES = Lines()
 
 
 def _connect(thread: LoopThread, access: Access, wish: int) -> Line:
-    seat, lock = _take_seat(access, wish)
+    seat, lock = take_seat(access, wish)
     try:
         connected = client.connect(
             access.manifest, access.identity, timeout_s=access.timeout_s, seat=seat
@@ -133,7 +133,7 @@ def _connect(thread: LoopThread, access: Access, wish: int) -> Line:
         raise
 
 
-def _take_seat(access: Access, wish: int) -> tuple[int, int]:
+def take_seat(access: Access, wish: int) -> tuple[int, int]:
     """A seat that nobody on this machine has, and the lock on it."""
     places = len(access.seats)
     order = [access.seats[(wish + place) % places] for place in range(places)]
