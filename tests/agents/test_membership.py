@@ -9,6 +9,7 @@ import pytest
 from tests.support.cells import B1, B2, B3, B4, T0, Cell
 
 from quorumcast.agents.broker import Broker
+from quorumcast.agents.membership import REMIND_MS, Remind
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import (
     Adopt,
@@ -18,6 +19,8 @@ from quorumcast.core.machine import (
     Passage,
     Receive,
     Renewal,
+    Send,
+    SetTimer,
     TimerFired,
 )
 from quorumcast.core.messages import Taken
@@ -70,12 +73,34 @@ def test_epoch_with_the_same_brokers_is_taken_at_once_where_there_is_no_log() ->
 def test_epoch_with_other_brokers_waits_until_enough_go_by_the_present_one() -> None:
     cell, broker, following = made()
     data = written(following)
-    assert broker.handle(Renewal(data), T0) == []
+    assert broker.handle(Renewal(data), T0) == [SetTimer(Remind(2), REMIND_MS)]
     assert hear(cell, broker, B2, cell.manifest) == []
     assert hear(cell, broker, B2, cell.manifest) == []
     assert hear(cell, broker, B3, cell.manifest) == [Adopt(data)]
     # It has said so; saying it again would make the driver do it twice.
     assert hear(cell, broker, B4, cell.manifest) == []
+
+
+def test_broker_that_waits_for_the_others_words_says_its_own_again() -> None:
+    """One may have been lost, and links of the present epoch are made only once."""
+    cell, broker, following = made()
+    broker.handle(Renewal(written(following)), T0)
+    assert broker.handle(TimerFired(Remind(2)), T0) == [
+        Send((B2, B3, B4), Taken(word(cell, B1, cell.manifest))),
+        SetTimer(Remind(2), REMIND_MS),
+    ]
+    broker.adopt(following, following.keyring(cell.keyring(B1).identity))
+    assert broker.handle(TimerFired(Remind(2)), T0) == []
+
+
+def test_broker_that_has_gone_further_counts_among_those_that_go_by_the_present_epoch() -> None:
+    """It had our word and the other's, and left before we had its own; the fourth is silent."""
+    cell, broker, following = made()
+    data, theirs = written(following), (word(cell, B2, following),)
+    broker.handle(Renewal(data), T0)
+    assert broker.handle(Passage(data, theirs), T0) == []
+    assert broker.handle(Passage(data, (word(cell, B2, following, signer=B4),)), T0) == []
+    assert hear(cell, broker, B3, cell.manifest) == [Adopt(data)]
 
 
 def test_word_on_another_manifest_of_the_present_epoch_does_not_count() -> None:

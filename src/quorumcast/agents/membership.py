@@ -10,8 +10,9 @@ might be too few to finish what one had decided; and with f+1 words of which one
 a broker that leaves, a single broker would know what nobody believes it alone.
 
 Where there is no log the operator's file is enough. But where it changes the brokers or f, a broker
-takes it only once n-f brokers go by the present epoch: quorums intersect from one step to the next,
-and not beyond.
+takes it only once n-f brokers go by the present epoch or a later one: quorums intersect from one
+step to the next, and not beyond. A broker that waits for their words says its own again: it may be
+what another one waits for.
 
 Whoever has been away finds the words in the farewells of the others (`Passage`). It believes f+1 of
 them by brokers of the epoch that it knows, about whichever epoch they go by now.
@@ -162,7 +163,8 @@ class Membership:
         if self._sequencers.all():
             return self._sequencers.offer_epoch(data, now)
         self._pending = data
-        return self._maybe_take()
+        waits = SetTimer(Remind(self._parse(data).epoch), REMIND_MS)
+        return self._maybe_take() or [waits]
 
     def _maybe_take(self) -> list[Effect]:
         """Without a log: one step at a time, by the operator's word."""
@@ -170,8 +172,8 @@ class Membership:
             return []
         following = self._parse(self._pending)
         steps = (following.broker_ids, following.f) != (self._manifest.broker_ids, self._manifest.f)
-        present = self._words.get(self._manifest.epoch, {})
-        if steps and len(present) < self._manifest.quorums.responders:
+        there = {broker for words in self._words.values() for broker in words}
+        if steps and len(there) < self._manifest.quorums.responders:
             return []
         return self._move(self._pending, ())
 
@@ -228,7 +230,8 @@ class Membership:
 
     def _on_remind(self, timer: Remind) -> list[Effect]:
         """Time has passed, and this broker is still here."""
-        mine = self._words.get(timer.epoch, {}).get(self._keyring.identity.name)
+        wanted = timer.epoch if self._sequencers.all() else self._manifest.epoch
+        mine = self._words.get(wanted, {}).get(self._keyring.identity.name)
         if mine is None or timer.epoch <= self._manifest.epoch:
             return []
         return [Send(self._peers, Taken(mine)), SetTimer(timer, REMIND_MS)]
@@ -318,8 +321,11 @@ class Membership:
         known = self._about(event.data, event.words)
         theirs = self._about(event.data, event.words, following.directory())
         words = {signed.signer: signed for signed in (*theirs, *known)}
-        if len(known) < self._manifest.quorums.one_correct:
-            return []
-        if not self._learnable(following, words.values()):
-            return []
-        return self._move(event.data, tuple(words.values()))
+        enough = len(known) >= self._manifest.quorums.one_correct
+        if enough and self._learnable(following, words.values()):
+            return self._move(event.data, tuple(words.values()))
+        if not self._sequencers.all():
+            # Too few to believe where they are; but they are not behind any more.
+            for signed in known:
+                self._note(signed.signer, following.epoch, signed)
+        return self._maybe_take()
