@@ -25,15 +25,15 @@ from tests.support.cells import (
     sent,
 )
 
-from quorumcast.agents.publisher import (
+from quorumcast.agents.line import (
     MAX_REST_BYTES,
     MAX_RUN_BYTES,
     RETRANSMIT_MS,
     TAIL_MS,
-    Publisher,
     Retransmit,
     TailHistory,
 )
+from quorumcast.agents.publisher import Publisher
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId

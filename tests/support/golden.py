@@ -32,6 +32,8 @@ from quorumcast.core.machine import (
     Acknowledged,
     Adopt,
     CancelTimer,
+    Concluded,
+    Contradicted,
     Deliver,
     Drop,
     Effect,
@@ -228,6 +230,10 @@ class Scene:
                 return f"{node} ANNOUNCES A GAP {first}..{upto}"
             case Refused(reason=why):
                 return f"{node} IS REFUSED: {why}"
+            case Concluded():
+                return f"{node} HAS CONCLUDED its stream"
+            case Contradicted(number=number):
+                return f"{node} IS CONTRADICTED about {number}"
             case Proven(receipt=receipt):
                 return f"{node} HAS A RECEIPT for {receipt.number}"
             case Recalled(position=position):

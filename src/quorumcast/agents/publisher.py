@@ -11,20 +11,17 @@ down to `alpha` when subscribers say that they missed something.
 Urgent publications overtake what waits because they are a stream of their own, with its own numbers
 and its own credit: to everybody else it is one more incarnation of the publisher, the one after its
 own. So incarnations of a publisher that ever calls anything urgent must be at least two apart.
+
+A stream that an earlier life may have begun (`ordering.resumption`) is a line of its own as well,
+under an incarnation that the application chose; it goes when it is released.
 """
 
 from __future__ import annotations
 
-from collections import deque
-
+from quorumcast.agents.line import TAIL_MS, Line, Retransmit, TailHistory
 from quorumcast.agents.refusals import Refusals, channel_entry
-from quorumcast.broadcast.chain_outlet import ChainOut
-from quorumcast.broadcast.outlet import FanOut, HistoryOut
-from quorumcast.broadcast.signed_history import history_body
-from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
-from quorumcast.core.limits import MAX_RUN
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import (
-    Acknowledged,
     Connected,
     Disconnected,
     Drop,
@@ -34,220 +31,13 @@ from quorumcast.core.machine import (
     Receive,
     Refused,
     Send,
-    SetTimer,
     Submit,
-    Timer,
     TimerFired,
 )
 from quorumcast.core.messages import Ack, Finish, Refuse
-from quorumcast.core.quorum import Broadcast
-from quorumcast.core.statements import HistoryStatement, canonical
 from quorumcast.crypto.keyring import Keyring
-from quorumcast.manifest.manifest import ChannelEntry, Manifest
-from quorumcast.ordering.outlet import OfferOut
-
-RETRANSMIT_MS = 250
-#: After this much idleness the tail gets a history of its own.
-TAIL_MS = 80
-#: Bytes of contents in one run, which travels as one message: a backlog is cut so that readers work
-#: on the first part while the next is on its way, and need no buffers for more. In smaller parts
-#: what each run costs by itself, above all where it is ordered, begins to show.
-MAX_RUN_BYTES = 2 * 1024 * 1024
-#: A rest of no more than this goes with the run before it: ordering a small run costs as much.
-MAX_REST_BYTES = MAX_RUN_BYTES // 4
-
-
-class Retransmit(Timer, frozen=True, tag=True):
-    """See whether brokers acknowledge what they were sent."""
-
-    stream: Stream
-
-
-class TailHistory(Timer, frozen=True, tag=True):
-    """Cover the publications since the last history if no more have come."""
-
-    stream: Stream
-
-
-class Line:
-    """What a publisher keeps for one stream."""
-
-    __slots__ = (
-        "_judged",
-        "_keyring",
-        "_limit",
-        "_missed",
-        "_policy",
-        "_uncovered",
-        "alpha",
-        "covered",
-        "data",
-        "finished",
-        "finishing",
-        "history",
-        "introduced",
-        "last_submit",
-        "retransmitting",
-        "stream",
-        "tail_set",
-    )
-
-    def __init__(self, manifest: Manifest, entry: ChannelEntry, keyring: Keyring, inc: int) -> None:
-        me = keyring.identity.name
-        self.stream = Stream(entry.name, me, inc)
-        self._keyring = keyring
-        policy = self._policy = entry.policy
-        brokers, quorums, hash_ = manifest.broker_ids, manifest.quorums, manifest.hash
-        history: HistoryOut | None = None
-        if policy.has_history:
-            history = HistoryOut(self.stream.history, brokers, quorums, policy, hash_)
-        self.history = history
-        self.data: FanOut
-        if policy.broadcast is Broadcast.CHAIN:
-            self.data = ChainOut(self.stream, brokers, quorums, policy, hash_, keyring, history)
-        elif policy.broadcast is Broadcast.CONSENSUS:
-            self.data = OfferOut(self.stream, brokers, quorums, policy, hash_, keyring)
-        else:
-            self.data = FanOut(self.stream, brokers, quorums, policy, hash_, history)
-        #: Publications between histories, right now.
-        self.alpha = policy.alpha
-        #: Every number up to this one is in a history that was sent.
-        self.covered = 0
-        #: Digests of the runs since `covered`.
-        self._uncovered: deque[bytes] = deque()
-        #: What subscribers were said to have missed at the last history.
-        self._missed = 0
-        #: The last history that α was adapted to.
-        self._judged = 0
-        self._limit = min(MAX_RUN, policy.limits.window, policy.alpha_ceiling or MAX_RUN)
-        self.last_submit = Millis(0)
-        #: Whether brokers have been told of this stream.
-        self.introduced = False
-        #: Whether the application has closed it, and brokers are told once everything has arrived.
-        self.finishing = False
-        #: Whether it has said so; the place goes when every line of the channel has.
-        self.finished = False
-        #: Whether the timers are set.
-        self.retransmitting = False
-        self.tail_set = False
-
-    @property
-    def outlets(self) -> tuple[FanOut, ...]:
-        """The lanes of this line."""
-        return (self.data,) if self.history is None else (self.data, self.history)
-
-    def adopt(self, manifest: Manifest) -> list[Effect]:
-        """Go on in a new epoch, perhaps with other brokers."""
-        effects = self.data.adopt(manifest.broker_ids, manifest.quorums)
-        if self.history is not None:
-            # The application is told of publications, not of histories.
-            self.history.adopt(manifest.broker_ids, manifest.quorums)
-        return effects
-
-    def connected(self, peer: NodeId) -> list[Effect]:
-        """Introduce the stream to a broker."""
-        return [effect for outlet in self.outlets for effect in outlet.connected(peer)]
-
-    def submit(self, bodies: tuple[bytes, ...], now: Millis) -> list[Effect]:
-        """Cut what the application publishes into runs and send them."""
-        effects: list[Effect] = []
-        for run in self._runs(bodies):
-            digests, sent = self.data.submit(run)
-            effects += sent
-            if self.history is not None:
-                self._uncovered.append(digests)
-                effects += self._maybe_send_history()
-        self.last_submit = now
-        return effects
-
-    def _runs(self, bodies: tuple[bytes, ...]) -> list[tuple[bytes, ...]]:
-        rest = sum(map(len, bodies))
-        if len(bodies) <= self._limit and rest <= MAX_RUN_BYTES:
-            return [bodies]
-        runs: list[tuple[bytes, ...]] = []
-        run: list[bytes] = []
-        size = 0
-        for body in bodies:
-            full = size + len(body) > MAX_RUN_BYTES and rest > MAX_REST_BYTES
-            if run and (len(run) >= self._limit or full):
-                runs.append(tuple(run))
-                run, size = [], 0
-            run.append(body)
-            size += len(body)
-            rest -= len(body)
-        runs.append(tuple(run))
-        return runs
-
-    def _maybe_send_history(self) -> list[Effect]:
-        """A history whenever α publications are on their way without one."""
-        effects: list[Effect] = []
-        while self._uncovered and self.data.reach - self.covered >= self.alpha:
-            sent = self.send_history()
-            if not sent:
-                break
-            effects += sent
-        return effects
-
-    def send_history(self) -> list[Effect]:
-        """Sign what is on its way and not covered yet, and send it through Bracha.
-
-        A history names only what was sent, and ends where a run ends, within 2α. One that named
-        what waits for credit would wait for it at the brokers, and the credit for the history.
-        """
-        if self.history is None:
-            return []
-        most = min(self.data.reach - self.covered, 2 * self._policy.alpha_ceiling) * DIGEST_SIZE
-        digests = b""
-        while self._uncovered and len(digests) + len(self._uncovered[0]) <= most:
-            digests += self._uncovered.popleft()
-        if not digests:
-            return []
-        statement = HistoryStatement(
-            cell=self._keyring.cell,
-            epoch=self._keyring.epoch,
-            stream=self.stream,
-            index=self.history.next,
-            first=self.covered + 1,
-            digests=digests,
-        )
-        self.covered += len(digests) // DIGEST_SIZE
-        signed = self._keyring.identity.sign(canonical(statement))
-        return self.history.send(history_body(signed), self.covered + 1)
-
-    def on_ack(self, broker: NodeId, ack: Ack) -> list[Effect]:
-        """Progress on one of the lanes."""
-        if ack.stream.lane is Lane.HISTORY:
-            if self.history is None:
-                return [Drop(DropReason.UNEXPECTED, broker)]
-            # The application is told of publications, not of histories.
-            return [e for e in self.history.on_ack(broker, ack) if not isinstance(e, Acknowledged)]
-        effects = self.data.on_ack(broker, ack)
-        if self.history is not None:
-            effects += self._maybe_send_history()
-        if self._policy.adaptive:
-            self._adapt()
-        return effects
-
-    def _adapt(self) -> None:
-        """By the word of f+1 brokers: a single one might tell anything."""
-        missed = self.data.missed
-        if missed > self._missed:
-            self._missed = missed
-            self.alpha = max(self._policy.alpha, self.alpha // 2)
-        elif self.data.settled >= self.covered > self._judged:
-            self._judged = self.covered
-            self.alpha = min(self._policy.alpha_ceiling, self.alpha * 2)
-
-    def timers(self) -> list[Effect]:
-        """Keep the timers going as long as there is something to wait for."""
-        effects: list[Effect] = []
-        if not self.retransmitting and any(outlet.unfinished for outlet in self.outlets):
-            self.retransmitting = True
-            effects.append(SetTimer(Retransmit(self.stream), RETRANSMIT_MS))
-        if self.history is not None and self._uncovered and not self.tail_set:
-            self.tail_set = True
-            effects.append(SetTimer(TailHistory(self.stream), TAIL_MS))
-        return effects
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.ordering.resumption import ResumedOut
 
 
 class Publisher:
@@ -267,8 +57,9 @@ class Publisher:
         self._manifest = manifest
         self._keyring = keyring
         self._incarnation = incarnation
-        #: One line per channel that the application publishes on, and one for what is urgent.
-        self._lines: dict[tuple[Channel, bool], Line] = {}
+        #: One line per channel that the application publishes on, one for what is urgent, and one
+        #: for each stream that it goes on with; by channel and incarnation.
+        self._lines: dict[tuple[Channel, int], Line] = {}
         #: The same by the data lanes of their streams.
         self._by_stream: dict[Stream, Line] = {}
         self._refusals = Refusals()
@@ -283,29 +74,45 @@ class Publisher:
         self._up = {peer: None for peer in self._up if peer in manifest.broker_ids}
         return [effect for line in self._lines.values() for effect in line.adopt(manifest)]
 
-    def room(self, channel: Channel, urgent: bool = False) -> int:
+    def room(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> int:
         """How many more publications the buffer of a channel takes."""
-        return self._line(channel, urgent).data.room
+        return self._line(channel, urgent, resumed).data.room
 
-    def stream(self, channel: Channel, urgent: bool = False) -> Stream:
-        """The stream on which this publisher publishes to a channel."""
-        return self._line(channel, urgent).stream
+    def stream(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> Stream:
+        """The stream on which this publisher publishes to a channel.
 
-    def published(self, channel: Channel, urgent: bool = False) -> int:
+        `resumed` is the incarnation of one that an earlier life may have begun; 0 for its own.
+        """
+        return self._line(channel, urgent, resumed).stream
+
+    def published(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> int:
         """The number of the newest publication on a channel."""
-        return self._line(channel, urgent).data.next - 1
+        return self._line(channel, urgent, resumed).data.next - 1
 
     def alpha(self, channel: Channel) -> int:
         """Publications between histories right now (0 without histories)."""
         return self._line(channel).alpha
 
-    def open(self, channel: Channel, urgent: bool = False) -> list[Effect]:
+    def open(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> list[Effect]:
         """Introduce the channel's stream to every broker that can be reached.
 
         Also to those that refused it before: there may be a place now.
         """
         self._refusals.forget(channel)
-        return self._introduce(self._line(channel, urgent))
+        return self._introduce(self._line(channel, urgent, resumed))
+
+    def conclude(self, channel: Channel, resumed: int) -> list[Effect]:
+        """Everything of a stream that was gone on with has been submitted."""
+        line = self._line(channel, resumed=resumed)
+        return line.data.conclude() if isinstance(line.data, ResumedOut) else []
+
+    def release(self, channel: Channel, resumed: int) -> list[Effect]:
+        """A stream that was gone on with is done with, or given up."""
+        line = self._lines.pop((channel, resumed), None)
+        if line is None:
+            return []
+        del self._by_stream[line.stream]
+        return self._leave(channel)
 
     def finish(self, channel: Channel, urgent: bool = False) -> list[Effect]:
         """The application has nothing more to publish for now: cover the tail at once."""
@@ -319,7 +126,9 @@ class Publisher:
         if not line.finishing or any(outlet.unfinished for outlet in line.outlets):
             return []
         line.finishing, line.finished = False, True
-        channel = line.stream.channel
+        return self._leave(line.stream.channel)
+
+    def _leave(self, channel: Channel) -> list[Effect]:
         others = [line for (name, _), line in self._lines.items() if name == channel]
         if not self._up or any(line.introduced and not line.finished for line in others):
             return []
@@ -362,13 +171,14 @@ class Publisher:
             case _:
                 return []
 
-    def _line(self, channel: Channel, urgent: bool = False) -> Line:
+    def _line(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> Line:
         """The line of a channel; a new one is introduced to brokers with its first `open`."""
-        line = self._lines.get((channel, urgent))
+        incarnation = resumed or self._incarnation + urgent
+        line = self._lines.get((channel, incarnation))
         if line is None:
             entry = channel_entry(self._manifest, channel)
-            line = Line(self._manifest, entry, self._keyring, self._incarnation + urgent)
-            self._lines[channel, urgent] = self._by_stream[line.stream] = line
+            line = Line(self._manifest, entry, self._keyring, incarnation)
+            self._lines[channel, incarnation] = self._by_stream[line.stream] = line
         return line
 
     def _introduce(self, line: Line) -> list[Effect]:
@@ -396,7 +206,7 @@ class Publisher:
         return []
 
     def _on_submit(self, event: Submit, now: Millis) -> list[Effect]:
-        line = self._line(event.channel, event.urgent)
+        line = self._line(event.channel, event.urgent, event.resumed)
         effects = self._introduce(line)
         effects += line.submit(event.bodies, now)
         return effects + line.timers()

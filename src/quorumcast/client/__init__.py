@@ -20,6 +20,7 @@ from quorumcast.client.letters import DeadLetter
 from quorumcast.client.named import Delivery, NamedSubscription
 from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publisher
+from quorumcast.client.resuming import Resumption
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.files import read_identity, read_manifest
@@ -65,6 +66,7 @@ __all__ = [
     "NamedSubscription",
     "Node",
     "Publisher",
+    "Resumption",
     "Subscription",
     "UsageError",
     "connect",

@@ -25,6 +25,7 @@ from quorumcast.client.outgoing import Outgoing
 from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.reach import Reach
+from quorumcast.client.resuming import ResumedPublisher, Resumption, check_resumable
 from quorumcast.client.rights import to_consume, to_publish, to_subscribe
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
@@ -144,12 +145,14 @@ class Node:
         timeout_s: float | None = None,
         valid_for_s: float | None = None,
         urgent: bool = False,
+        resume: Resumption | None = None,
     ) -> Publisher:
         """Publish on a channel; use it as `async with node.publisher("orders") as orders`.
 
         `timeout_s` bounds how long `publish` and `flush` wait for an acknowledgement. Subscribers
         skip what is older than `valid_for_s` seconds; 0 is for ever, None as the channel says.
-        What an `urgent` publisher publishes overtakes what this node's others have queued.
+        What an `urgent` publisher publishes overtakes what this node's others have queued. One that
+        is to `resume` goes on with a stream of that name and epoch: see `client.resuming`.
         """
         self._check_alive()
         entry = to_publish(self.manifest, self.name, channel)
@@ -157,15 +160,29 @@ class Node:
             self._outgoing = Outgoing(
                 self.manifest, self._keyring, self._driver, self._on_publishing_refused
             )
+        packer = Packer(
+            entry.arrow_schema(),
+            self._now_us,
+            valid_ms=entry.policy.limits.validity_ms,
+            urgent=urgent,
+        )
+        if resume is not None:
+            check_resumable(entry, urgent=urgent)
+            resumed = ResumedPublisher(
+                self._outgoing,
+                entry.name,
+                packer,
+                resume,
+                timeout_s=timeout_s,
+                valid_for_s=valid_for_s,
+            )
+            self._outgoing.resume(resumed)
+            self._on_held()
+            return resumed
         publisher = Publisher(
             self._outgoing,
             entry.name,
-            Packer(
-                entry.arrow_schema(),
-                self._now_us,
-                valid_ms=entry.policy.limits.validity_ms,
-                urgent=urgent,
-            ),
+            packer,
             batching=batching,
             max_batch=max_batch,
             linger_ms=linger_ms,

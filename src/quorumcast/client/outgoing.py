@@ -1,7 +1,7 @@
 """The publishing role of a node: one publisher machine, its driver, and the open `Publisher`s.
 
 Several `Publisher`s may share a channel; they share its stream, and each keeps track of its own
-publications by their numbers. Urgent ones have a stream of their own.
+publications by their numbers. Urgent ones have a stream of their own, and so has each that resumes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,17 @@ from typing import Any
 
 from quorumcast.agents import publisher as agent
 from quorumcast.client.publishing import Publisher
+from quorumcast.client.resuming import ResumedPublisher
+from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Stream
-from quorumcast.core.machine import Acknowledged, Machine, Refused, Submit
+from quorumcast.core.machine import (
+    Acknowledged,
+    Concluded,
+    Contradicted,
+    Machine,
+    Refused,
+    Submit,
+)
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
@@ -36,7 +45,13 @@ class Outgoing:
         # incarnations, an even one and an odd one for what is urgent.
         self._machine = agent.Publisher(manifest, keyring, 2 * (time.time_ns() // 1_000_000))
         self.driver = make_driver(
-            self._machine, {Acknowledged: self._on_acknowledged, Refused: on_refused}
+            self._machine,
+            {
+                Acknowledged: self._on_acknowledged,
+                Concluded: self._on_concluded,
+                Contradicted: self._on_contradicted,
+                Refused: on_refused,
+            },
         )
         self._publishers: dict[Stream, list[Publisher]] = {}
 
@@ -54,20 +69,57 @@ class Outgoing:
             for publisher in present:
                 publisher.adopt(entry)
 
-    def room(self, channel: Channel, urgent: bool = False) -> int:
+    def room(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> int:
         """How many more publications the machine takes now."""
-        return self._machine.room(channel, urgent)
+        return self._machine.room(channel, urgent, resumed)
 
-    def submit(self, channel: Channel, bodies: tuple[bytes, ...], urgent: bool = False) -> int:
+    def submit(
+        self, channel: Channel, bodies: tuple[bytes, ...], urgent: bool = False, resumed: int = 0
+    ) -> int:
         """Publish these contents; the number of the last one."""
-        self.driver.feed(Submit(channel, bodies, urgent))
-        return self._machine.published(channel, urgent)
+        self.driver.feed(Submit(channel, bodies, urgent, resumed))
+        return self._machine.published(channel, urgent, resumed)
 
     def publisher_closed(self, publisher: Publisher) -> None:
         """It publishes no more."""
         channel, urgent = publisher.channel, publisher.urgent
         self._publishers[self._machine.stream(channel, urgent)].remove(publisher)
         self.driver.carry_out(self._machine.finish(channel, urgent))
+
+    # ---------------------------------------------------------------- resuming
+
+    def resume(self, publisher: ResumedPublisher) -> None:
+        """Ask the brokers how far its stream is."""
+        channel, incarnation = publisher.channel, publisher.resume.incarnation
+        stream = self._machine.stream(channel, resumed=incarnation)
+        if self._publishers.get(stream):
+            raise UsageError(
+                f"this node publishes {publisher.resume.name!r}, epoch {publisher.resume.epoch}, "
+                "already: close that publisher first"
+            )
+        self._publishers[stream] = [publisher]
+        self.driver.carry_out(self._machine.open(channel, resumed=incarnation))
+
+    def conclude(self, publisher: ResumedPublisher) -> None:
+        """Everything has been submitted; it is told what came of it."""
+        effects = self._machine.conclude(publisher.channel, publisher.resume.incarnation)
+        self.driver.carry_out(effects)
+
+    def release(self, publisher: ResumedPublisher) -> None:
+        """It publishes no more."""
+        channel, incarnation = publisher.channel, publisher.resume.incarnation
+        del self._publishers[self._machine.stream(channel, resumed=incarnation)]
+        self.driver.carry_out(self._machine.release(channel, incarnation))
+
+    def _on_concluded(self, effect: Concluded) -> None:
+        for publisher in self._publishers.get(effect.stream, ()):
+            if isinstance(publisher, ResumedPublisher):
+                publisher.concluded()
+
+    def _on_contradicted(self, effect: Contradicted) -> None:
+        for publisher in self._publishers.get(effect.stream, ()):
+            if isinstance(publisher, ResumedPublisher):
+                publisher.contradicted(effect.number)
 
     def _on_acknowledged(self, effect: Acknowledged) -> None:
         for publisher in self._publishers.get(effect.stream, ()):

@@ -104,7 +104,7 @@ def learn_payload(payloads: Sequence[bytes]) -> None:
 class Packer:
     """Packs and unpacks the events of one channel."""
 
-    __slots__ = ("_flags", "_now_us", "kind", "opaque", "schema", "valid_ms")
+    __slots__ = ("_flags", "kind", "now_us", "opaque", "schema", "valid_ms")
 
     def __init__(
         self,
@@ -115,7 +115,8 @@ class Packer:
         urgent: bool = False,
     ) -> None:
         self.schema = schema
-        self._now_us = now_us
+        #: When what is packed here is said to have been made.
+        self.now_us = now_us
         self._flags = URGENT if urgent else 0
         #: For how long what is packed here is valid; 0 is for ever.
         self.valid_ms = valid_ms
@@ -149,7 +150,7 @@ class Packer:
 
     def pack(self, events: Sequence[object]) -> bytes:
         """The contents of one publication with these admitted events."""
-        stamp = write_envelope(self._now_us(), self.valid_ms, self._flags)
+        stamp = write_envelope(self.now_us(), self.valid_ms, self._flags)
         if not self.opaque:
             return encode_batch(batch_of_rows(events, self.schema), stamp)  # type: ignore[arg-type]
         if len(events) == 1:
@@ -158,7 +159,7 @@ class Packer:
 
     def pack_batch(self, batch: pa.RecordBatch) -> bytes:
         """The contents of one publication with the events of a caller's batch."""
-        stamp = write_envelope(self._now_us(), self.valid_ms, self._flags)
+        stamp = write_envelope(self.now_us(), self.valid_ms, self._flags)
         return encode_batch(conform(batch, self.schema), stamp)
 
     def unpack(self, body: bytes) -> tuple[pa.RecordBatch | None, list[bytes] | None] | None:

@@ -46,6 +46,20 @@ def holder(node: str) -> NodeId:
     return NodeId(client if seat in _SEATS else node)
 
 
+#: Incarnations from here on are not the clock's: an application chose line and epoch (`resumable`).
+_RESUMABLE = 1 << 61
+_EPOCH_BITS = 30
+MAX_LINE = MAX_LINE_EPOCH = (1 << _EPOCH_BITS) - 1
+
+
+def resumable(line: int, epoch: int) -> int:
+    """The incarnation of one epoch of a line: whoever names both again goes on with the stream.
+
+    Within a line a later epoch ends the earlier ones. Even, as whatever is not urgent.
+    """
+    return _RESUMABLE | line << _EPOCH_BITS + 1 | epoch << 1
+
+
 class Lane(enum.IntEnum):
     """Each stream has two lanes: what was published, and the histories that vouch for it."""
 
@@ -81,6 +95,22 @@ class Stream(msgspec.Struct, frozen=True, array_like=True, order=True):
         if self.lane is Lane.HISTORY:
             return self
         return msgspec.structs.replace(self, lane=Lane.HISTORY)
+
+    @property
+    def line(self) -> int | None:
+        """The line that this stream is an epoch of; None if the clock chose its incarnation."""
+        if self.incarnation < _RESUMABLE:
+            return None
+        return self.incarnation >> _EPOCH_BITS + 1 & MAX_LINE
+
+    def spoken_by(self, node: NodeId) -> bool:
+        """Whether a node may speak as the publisher of this stream.
+
+        Streams that are gone on with belong to a client, whichever seat it takes this time.
+        """
+        return node == self.publisher or (
+            self.line is not None and "#" in node and holder(node) == self.publisher
+        )
 
     @property
     def urgent(self) -> bool:

@@ -100,6 +100,8 @@ class Submit(msgspec.Struct, frozen=True):
     bodies: Bodies
     #: Whether they overtake what waits already.
     urgent: bool = False
+    #: The incarnation of the stream to go on with; 0 is the publisher's own.
+    resumed: int = 0
 
 
 class Join(msgspec.Struct, frozen=True):
@@ -339,6 +341,22 @@ class Refused(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Concluded(msgspec.Struct, frozen=True):
+    """A stream that was gone on with is at its end, and all of it is ordered."""
+
+    stream: Stream
+
+
+class Contradicted(msgspec.Struct, frozen=True):
+    """A stream cannot be gone on with, because enough brokers say otherwise of it.
+
+    At `number` something else was ordered than is offered now, or (0) a later epoch has begun.
+    """
+
+    stream: Stream
+    number: int
+
+
 class Suspect(msgspec.Struct, frozen=True):
     """A node behaved as no correct node should, but nothing proves it to a third party."""
 
@@ -384,6 +402,8 @@ Effect = (
     | Proven
     | Recalled
     | Refused
+    | Concluded
+    | Contradicted
     | Suspect
     | Accuse
     | Drop

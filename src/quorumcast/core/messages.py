@@ -81,7 +81,10 @@ class ChainRun(Message, frozen=True, array_like=True):
 
 
 class Ack(Message, frozen=True, array_like=True):
-    """I hold every number up to `upto`; you may send up to `credit`."""
+    """I hold every number up to `upto`; you may send up to `credit`.
+
+    Of a stream that is gone on with, `chain` stands for what I hold; without credit it is over.
+    """
 
     stream: Stream
     upto: Count
@@ -89,6 +92,7 @@ class Ack(Message, frozen=True, array_like=True):
     #: Covered by history, and what subscribers learned only from history.
     settled: Count = 0
     missed: Count = 0
+    chain: Annotated[bytes, Meta(max_length=32)] = b""
 
 
 class Refuse(Message, frozen=True, array_like=True):
@@ -410,41 +414,8 @@ class Displaced(Message, frozen=True, array_like=True):
 
 
 AnyMessage = (
-    Open
-    | Finish
-    | Publish
-    | ChainRun
-    | Ack
-    | Refuse
-    | Echo
-    | Ready
-    | Subscribe
-    | Unsubscribe
-    | Positions
-    | Vote
-    | Pull
-    | Contents
-    | Missed
-    | Attest
-    | Checkpoint
-    | Survey
-    | Regain
-    | Regained
-    | Displaced
-    | Offer
-    | Propose
-    | Write
-    | Accept
-    | Stop
-    | StopData
-    | Sync
-    | Standing
-    | Fetch
-    | Fetched
-    | LogQuery
-    | LogPart
-    | StateHead
-    | ChunkQuery
-    | Chunk
-    | Taken
-)
+    Open | Finish | Publish | ChainRun | Ack | Refuse | Echo | Ready | Subscribe | Unsubscribe
+    | Positions | Vote | Pull | Contents | Missed | Attest | Checkpoint | Survey | Regain
+    | Regained | Displaced | Offer | Propose | Write | Accept | Stop | StopData | Sync
+    | Standing | Fetch | Fetched | LogQuery | LogPart | StateHead | ChunkQuery | Chunk | Taken
+)  # fmt: skip

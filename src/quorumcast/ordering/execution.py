@@ -22,6 +22,7 @@ from quorumcast.ordering.epochs import Epochs, epoch_item
 from quorumcast.ordering.log import OrderedLog
 from quorumcast.ordering.offers import Offers, Stored
 from quorumcast.ordering.state import State
+from quorumcast.ordering.voices import Voices
 
 
 class Decided(LogRecord, frozen=True, tag=True):
@@ -116,6 +117,7 @@ class Execution:
         "offers",
         "safe",
         "state",
+        "voices",
     )
 
     def __init__(
@@ -135,6 +137,8 @@ class Execution:
         )
         self.epochs = Epochs(around.hash, lambda data: around.follows(data), around.epoch)
         self.backfill = Backfill()
+        #: Who is told how far a stream has been ordered.
+        self.voices = Voices()
         #: Every instance up to this one has been executed; only grows.
         self.executed = 0
         #: The disk knows what was executed up to here.
@@ -195,7 +199,11 @@ class Execution:
         """How far a stream has been ordered, for its publisher."""
         served = self.state.served.get(stream, 0)
         credit = served + self._around.limits(stream).window
-        return Send((stream.publisher,), Ack(stream, served, credit, served))
+        if stream.line is not None and self.state.over(stream):
+            credit = 0
+        chain = self.state.chains.get(stream, b"")
+        ack = Ack(stream, served, credit, served, chain=chain)
+        return Send((self.voices.of(stream),), ack)
 
     @property
     def oldest(self) -> Millis | None:

@@ -33,14 +33,15 @@ class Intake:
     def on_open(self, sender: NodeId, message: Open) -> list[Effect]:
         """A publisher asks how far it has been ordered."""
         stream = message.stream
-        if sender != stream.publisher or stream.lane is not Lane.DATA:
+        if not stream.spoken_by(sender) or stream.lane is not Lane.DATA:
             return [Drop(DropReason.WRONG_SENDER, sender)]
+        self._execution.voices.hear(sender, stream)
         return [self._execution.ack(stream)]
 
     def on_offer(self, sender: NodeId, offer: Offer, bodies: Bodies, now: Millis) -> list[Effect]:
         """A run to be ordered, from its publisher or from another broker."""
         stream = offer.stream
-        direct = sender == stream.publisher
+        direct = stream.spoken_by(sender)
         if not direct and sender not in self._around.members:
             return [Drop(DropReason.WRONG_SENDER, sender)]
         if stream == EPOCHS:
@@ -48,7 +49,9 @@ class Intake:
         if not direct and self._was_decided(offer, bodies, now):
             return self._execution.keep(offer, bodies)
         if not self._rights.may_offer(offer, direct=direct):
-            return [Drop(DropReason.NO_RIGHT, sender)]
+            # Whoever goes on with a stream that has ended meanwhile is told so.
+            told = direct and stream.line is not None
+            return [Drop(DropReason.NO_RIGHT, sender), *([self._execution.ack(stream)] * told)]
         if not direct and self._fetching.stands_by_another(offer):
             return [Drop(DropReason.CONFLICT, sender)]
         named = not direct and self._consensus.awaits(offer)

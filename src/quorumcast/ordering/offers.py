@@ -192,7 +192,7 @@ class Offers:
         flaw = self.flaw(offer, bodies)
         if flaw is not None:
             return flaw
-        direct = sender == stream.publisher
+        direct = stream.spoken_by(sender)
         if self._signed and not direct and not offer_holds(self._keyring, offer):
             return DropReason.BAD_SIGNATURE
         if known is not None and direct:
@@ -224,7 +224,8 @@ class Offers:
             return False
         for other in known:
             queue = self._queues[other]
-            if other < stream and not any(first <= queue.served + 1 for first in queue.runs):
+            older = other < stream or stream.line is not None
+            if older and not any(first <= queue.served + 1 for first in queue.runs):
                 self._drop_queue(other)
                 return False
         return True

@@ -246,6 +246,7 @@ class Sequencer:
             **self.catch_up.sizes(),
             "epochs": len(self._execution.epochs),
             "served_streams": len(self._execution.state.served),
+            "voices": len(self._execution.voices),
         }
 
     # ---------------------------------------------------------------- events

@@ -5,6 +5,12 @@ digest of it is what they compare at checkpoints. A run that was ordered before 
 again; one that does not begin right after what was ordered of its stream gets no positions: its
 publisher has to repeat what lies between, and correct ones never cut a run anew.
 
+Of a publisher's streams by the clock a few are told apart, and older ones are over. A stream that
+its publisher may go on with after any time (`core.ids.resumable`) is over once a later epoch of its
+line has begun. It is remembered with a chain of its digests, by which a publisher that has lost its
+memory finds out whether what was ordered is what it would publish now. What can be remembered is
+bounded: the lines of a client that have begun an epoch last.
+
 The contents themselves are not in here: `chain` stands for all of them, and extents say which
 offers the newest positions came from, for whoever has to fetch them again.
 """
@@ -22,6 +28,8 @@ from quorumcast.core.messages import Item
 
 #: Incarnations of a publisher on a channel that are told apart.
 STREAMS_KEPT = 4
+#: Lines of a client on a channel that are remembered.
+LINES_KEPT = 1024
 #: Bytes of one chunk of a transferred state.
 CHUNK_BYTES = 64 * 1024
 
@@ -55,6 +63,11 @@ def extent_root(digests: bytes) -> bytes:
     return hashlib.sha256(digests).digest()
 
 
+def chained(chain: bytes, root: bytes) -> bytes:
+    """What stands for everything up to an offer, by what stood for all before it."""
+    return hashlib.sha256(chain + root).digest()
+
+
 class _Image(msgspec.Struct, frozen=True, array_like=True):
     served: tuple[tuple[Stream, int], ...]
     over: tuple[tuple[Channel, NodeId, int], ...]
@@ -64,6 +77,8 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
     epoch: tuple[int, int] = (0, 0)
     #: The digest of its manifest.
     manifest: bytes = b""
+    #: The newest stream of each line, how far it is and its chain; by owner, in order of begin.
+    lines: tuple[tuple[Stream, int, bytes], ...] = ()
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -73,13 +88,30 @@ _images: msgspec.msgpack.Decoder[_Image] = msgspec.msgpack.Decoder(_Image)
 class State:
     """The replicated state of one log."""
 
-    __slots__ = ("_over", "_retained", "epoch", "extents", "heads", "manifest", "served", "since")
+    __slots__ = (
+        "_lines",
+        "_over",
+        "_retained",
+        "chains",
+        "epoch",
+        "extents",
+        "heads",
+        "manifest",
+        "served",
+        "since",
+    )
 
     def __init__(self, retained: Callable[[Channel], int]) -> None:
         #: How many positions of a channel brokers keep.
         self._retained = retained
-        #: Up to which number each stream has been ordered; a few incarnations per publisher.
+        #: Up to which number each stream has been ordered; a few incarnations and LINES_KEPT lines
+        #: per publisher.
         self.served: dict[Stream, int] = {}
+        #: What stands for the digests of each stream of a line.
+        self.chains: dict[Stream, bytes] = {}
+        #: The newest stream of every line, by channel and publisher, in the order of their begin;
+        #: those that are in `chains`.
+        self._lines: dict[tuple[Channel, NodeId], dict[int, Stream]] = {}
         #: Incarnations up to this one are over, by channel and publisher.
         self._over: dict[tuple[Channel, NodeId], int] = {}
         self.heads: dict[Channel, Head] = {}
@@ -96,6 +128,9 @@ class State:
 
     def over(self, stream: Stream) -> bool:
         """Whether this incarnation has ended."""
+        if stream.line is not None:
+            known = self._lines.get((stream.channel, stream.publisher), {}).get(stream.line)
+            return known is not None and known.incarnation > stream.incarnation
         return stream.incarnation <= self._over.get((stream.channel, stream.publisher), -1)
 
     def takes(self, batch: tuple[Item, ...]) -> list[Item]:
@@ -113,6 +148,7 @@ class State:
     def apply(self, batch: tuple[Item, ...]) -> list[Extent]:
         """Give positions to what is new in a batch."""
         placed: list[Extent] = []
+        begun: list[Stream] = []
         for item in batch:
             stream = item.stream
             served = self.served.get(stream, 0)
@@ -123,12 +159,17 @@ class State:
             root = extent_root(item.digests)
             extent = Extent(head.next, stream, item.first, count, root)
             placed.append(extent)
-            chain = hashlib.sha256(head.chain + root).digest()
-            self.heads[stream.channel] = Head(extent.next, chain)
+            self.heads[stream.channel] = Head(extent.next, chained(head.chain, root))
             self._extend(stream.channel, extent)
             self.served[stream] = item.first + count - 1
-            if not served:
+            if stream.line is not None:
+                self.chains[stream] = chained(self.chains.get(stream, b""), root)
+                begun += [] if served else [stream]
+            elif not served:
                 self._retire(stream)
+        for stream in begun:
+            # Not before: what the batch takes was found out when none of it had begun.
+            self._begin(stream)
         return placed
 
     def enter(self, epoch: int, instance: int, manifest: bytes = b"") -> bool:
@@ -146,10 +187,30 @@ class State:
 
     def _retire(self, stream: Stream) -> None:
         owner = (stream.channel, stream.publisher)
-        known = sorted(s for s in self.served if (s.channel, s.publisher) == owner)
+        known = sorted(
+            s for s in self.served if (s.channel, s.publisher) == owner and s.line is None
+        )
         for stale in known[:-STREAMS_KEPT]:
             del self.served[stale]
             self._over[owner] = max(self._over.get(owner, -1), stale.incarnation)
+
+    def _begin(self, stream: Stream) -> None:
+        """A new epoch of a line: those before it are over, and so is one line too many."""
+        line = stream.line
+        if line is None:
+            return
+        lines = self._lines.setdefault((stream.channel, stream.publisher), {})
+        known = lines.get(line)
+        if known is not None and known > stream:
+            known = stream  # both began in one batch
+        else:
+            lines.pop(line, None)
+            lines[line] = stream  # behind all that began before it
+        gone = [] if known is None else [known]
+        if len(lines) > LINES_KEPT:
+            gone.append(lines.pop(next(iter(lines))))
+        for stale in gone:
+            del self.served[stale], self.chains[stale]
 
     # ------------------------------------------------------------- transfer
 
@@ -157,12 +218,17 @@ class State:
         """The whole state in one canonical encoding."""
         return _encode(
             _Image(
-                tuple(sorted(self.served.items())),
+                tuple(sorted((s, upto) for s, upto in self.served.items() if s.line is None)),
                 tuple(sorted((*owner, upto) for owner, upto in self._over.items())),
                 tuple(sorted(self.heads.items())),
                 tuple(sorted((name, tuple(found)) for name, found in self.extents.items())),
                 (self.epoch, self.since),
                 self.manifest,
+                tuple(
+                    (stream, self.served[stream], self.chains[stream])
+                    for _, lines in sorted(self._lines.items())
+                    for stream in lines.values()
+                ),
             )
         )
 
@@ -172,7 +238,12 @@ class State:
             found = _images.decode(image)
         except msgspec.MsgspecError:
             return False
-        self.served = dict(found.served)
+        self.served = dict(found.served) | {stream: upto for stream, upto, _ in found.lines}
+        self.chains = {stream: chain for stream, _, chain in found.lines}
+        self._lines = {}
+        for stream in self.chains:
+            owner = self._lines.setdefault((stream.channel, stream.publisher), {})
+            owner[stream.line or 0] = stream
         self._over = {(channel, node): upto for channel, node, upto in found.over}
         self.heads = dict(found.heads)
         self.extents = {channel: deque(extents) for channel, extents in found.extents}

@@ -9,17 +9,25 @@ from __future__ import annotations
 
 from quorumcast.agents.archive import MAX_PENDING, RANGES
 from quorumcast.agents.archive import MAX_PENDING_BYTES as MAX_PROOF_BYTES
-from quorumcast.agents.publisher import MAX_REST_BYTES, MAX_RUN_BYTES
+from quorumcast.agents.line import MAX_REST_BYTES, MAX_RUN_BYTES
 from quorumcast.agents.recalling import MAX_RECALLED
 from quorumcast.agents.recovery import CHUNK
 from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES
 from quorumcast.broadcast.history import WAITING
 from quorumcast.broadcast.signed_history import REMEMBERED
-from quorumcast.core.limits import MAX_CHUNKS, MAX_FRAME_BYTES, MAX_STREAMS_NAMED, MAX_VOUCHERS
+from quorumcast.core.limits import (
+    MAX_CHUNKS,
+    MAX_FRAME_BYTES,
+    MAX_SEATS,
+    MAX_STREAMS_NAMED,
+    MAX_VOUCHERS,
+)
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.catchup import HEADS_KEPT, LOG_REACH
 from quorumcast.ordering.epochs import NAMED_STORIES
 from quorumcast.ordering.regency import KEPT_VALUES
+from quorumcast.ordering.state import LINES_KEPT
+from quorumcast.ordering.voices import STREAMS_OF_A_SEAT
 
 
 def bounds_of(manifest: Manifest) -> dict[str, int]:
@@ -66,7 +74,8 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
         "chunks": MAX_CHUNKS,
         "heads": HEADS_KEPT,
         "held": 2 * (LOG_REACH // limits.checkpoint + 2) + 1,
-        "served_streams": streams,
+        "served_streams": streams + len(channels) * len(clients) * LINES_KEPT,
+        "voices": len(clients) * MAX_SEATS * STREAMS_OF_A_SEAT,
         "extents": limits.retained_publications,
         # publishers
         "runs": limits.publisher_buffer,
