@@ -2,7 +2,7 @@
 
 A channel may limit how many clients publish and listen at the same time. Every broker counts for
 itself: a client has a place from its first word on the channel until it says that it has finished,
-or is gone; all its seats have one between them, or a single identity could take seventeen. Whoever
+or is gone; all its seats have one between them, or a single identity could take dozens. Whoever
 has one is never refused for want of places. A client gives up once f+1 brokers refuse it; with
 fewer it goes on, and asks those again.
 """

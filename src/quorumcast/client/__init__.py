@@ -38,7 +38,7 @@ async def connect(
 ) -> Node:
     """Connect to every broker of a cell; returns as soon as n-f of them answer.
 
-    Processes that share an identity each take a `seat` of their own, 1 to 16; otherwise the
+    Processes that share an identity each take a `seat` of their own, 1 to 64; otherwise the
     newest would displace the others.
 
     `recorder` gets a note of everything published and accepted (for measurements).

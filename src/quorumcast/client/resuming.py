@@ -172,6 +172,10 @@ class ResumedPublisher(Publisher):
         finally:
             self._end()
 
+    def abandon(self) -> None:
+        """Publish no more, and wait for nothing; another life may go on."""
+        self._end()
+
     def concluded(self) -> None:
         """All of it stands in the order."""
         if self._ending is not None and not self._ending.done():

@@ -23,7 +23,7 @@ MAX_ROWS = 1 << 20
 #: A node's or channel's name.
 MAX_NAME = 128
 #: How often a client may be there at once beside itself, at seats of its own ("spark#3").
-MAX_SEATS = 16
+MAX_SEATS = 64
 #: Streams named in one message.
 MAX_STREAMS_NAMED = 1024
 #: Broker names in a chain, and MACs that travel with a run.

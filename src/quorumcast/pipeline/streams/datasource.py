@@ -6,7 +6,13 @@ needed, in processes of their own; what they have in common is their options.
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 NAME = "quorumcast"
@@ -41,3 +47,15 @@ class QuorumcastDataSource(DataSource):
         from quorumcast.pipeline.streams.source import StreamReader
 
         return StreamReader(self.options, schema, self.parallelism)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """`df.write`."""
+        from quorumcast.pipeline.streams.sink import BatchWriter
+
+        return BatchWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """`df.writeStream`; asked for anew with every micro-batch."""
+        from quorumcast.pipeline.streams.sink import StreamWriter
+
+        return StreamWriter(self.options, schema, overwrite)

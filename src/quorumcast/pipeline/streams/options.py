@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 #: Seats of the identity that a source takes, and a sink: a query may have both.
 SOURCE_SEATS = range(1, 9)
-SINK_SEATS = range(9, MAX_SEATS + 1)
+SINK_SEATS = range(9, MAX_SEATS)  # the last one is the command line's
 
 DEFAULT_TIMEOUT_S = 30.0
 

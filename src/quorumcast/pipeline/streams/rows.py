@@ -68,6 +68,11 @@ _ORIGIN = (
 )
 
 
+def origin_names() -> list[str]:
+    """The columns that say where a row is from."""
+    return [name for name, _ in _ORIGIN]
+
+
 def spark_schema(options: SourceOptions, entries: Sequence[ChannelEntry]) -> spark.StructType:
     """The columns of what is read; all channels have the same."""
     columns = entries[0].schema or (("payload", "binary"),)
