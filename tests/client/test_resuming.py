@@ -94,6 +94,23 @@ async def test_publish_may_be_awaited_one_by_one_where_brokers_are_ahead(cell: M
 
 
 @in_a_cell
+async def test_many_at_once_are_acknowledged_where_brokers_are_ahead(cell: MemoryCell) -> None:
+    alice = await cell.connect("alice")
+    payloads = [b"%d" % number for number in range(200)]
+    await publish(alice, epoch(1), *payloads)
+    out = alice.publisher("orders", resume=epoch(1), timeout_s=20)
+    await out.publish(payloads[0])  # brokers have said how far they are
+    for payload in payloads[1:150]:
+        out.post(payload)
+    await out.flush()
+    assert out.pending == 0
+    for payload in payloads[150:]:
+        out.post(payload)
+    await out.close()
+    assert await held(cell) == payloads
+
+
+@in_a_cell
 async def test_names_and_epochs_are_streams_of_their_own(cell: MemoryCell) -> None:
     alice = await cell.connect("alice")
     await publish(alice, epoch(1), b"a")

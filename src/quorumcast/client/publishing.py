@@ -118,6 +118,10 @@ class Publisher:
         self._acknowledged = 0
         #: Publications under way: (their number, events up to their end).
         self._flying: deque[tuple[int, int]] = deque()
+        #: The last number that was acknowledged.
+        self._told = 0
+        #: Whether publications are just being given their numbers.
+        self._submitting = False
         #: Who awaits which event, in order of events.
         self._awaiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         #: Who awaits room.
@@ -267,9 +271,13 @@ class Publisher:
         bodies = tuple([body for body, _ in ready])
         self._bytes -= sum(map(len, bodies))
         self._submitted = ready[-1][1]
+        self._submitting = True
         last = self._outlet.submit(self.channel, bodies, self.urgent)
+        self._submitting = False
         for number, (_, upto) in enumerate(ready, last - len(ready) + 1):
             self._flying.append((number, upto))
+        if self._flying[0][0] <= self._told:
+            self.acknowledged(self._told)
 
     def _pack_events(self, publications: int) -> None:
         """Move waiting events into about so many publications (more if a misfit splits one)."""
@@ -316,6 +324,9 @@ class Publisher:
 
     def acknowledged(self, upto: int) -> None:
         """Every publication up to this number is held by enough brokers."""
+        self._told = upto
+        if self._submitting:
+            return  # of what is being submitted something was held before
         flying = self._flying
         events = self._acknowledged
         while flying and flying[0][0] <= upto:
