@@ -12,6 +12,7 @@ import pytest
 from quorumcast.bench.plan import CRASHES, Plan
 from quorumcast.bench.run import latency, run_bench
 from quorumcast.core.errors import UsageError
+from quorumcast.traces.form import read_header
 
 pytestmark = pytest.mark.runtime
 
@@ -85,12 +86,28 @@ def test_bench_lying_guest_what_correct_clients_exchange_is_all_that_counts(faul
 
 def test_bench_trace_tells_the_way_of_every_publication(tmp_path: Path) -> None:
     report = run_bench(brief(policy="ab", rate=100, seconds=0.5, trace=str(tmp_path)))
-    files = {path.stem: pq.read_table(path).to_pylist() for path in tmp_path.glob("*.parquet")}
-    assert set(files) == {"publisher-1", "subscriber-1", *(f"broker-{i}" for i in range(1, 5))}
-    published = {row["number"] for row in files["publisher-1"] if row["kind"] == "published"}
-    accepted = {row["number"] for row in files["subscriber-1"] if row["kind"] == "accepted"}
-    forwarded = {row["number"] for row in files["broker-1"] if row["kind"] == "forwarded"}
-    assert published == accepted == forwarded == set(range(1, report.published + 1))
+    rows = pq.read_table(sorted(tmp_path.glob("*.parquet"))).to_pylist()
+    nodes = {"publisher-1", "subscriber-1", *(f"broker-{i}" for i in range(1, 5))}
+    assert {row["node"] for row in rows} == nodes
+    numbers: dict[tuple[str, str], set[int]] = {}
+    for row in rows:
+        numbers.setdefault((row["node"], row["kind"]), set()).add(row["number"])
+    everything = set(range(1, report.published + 1))
+    assert numbers["publisher-1", "published"] == everything
+    assert numbers["subscriber-1", "accepted"] == everything
+    assert numbers["broker-1", "forwarded"] == everything
+    header = read_header(tmp_path)
+    assert {row["run"] for row in rows} == {header.run}
+    assert (header.policy, header.brokers, header.f, header.rate) == ("ab", 4, 1, 100)
+    assert header.events == report.published
+    assert 0 < header.from_ns < header.upto_ns
+
+
+def test_bench_second_trace_goes_beside_the_first(tmp_path: Path) -> None:
+    plan = brief(policy="ab", rate=100, seconds=0.2, trace=str(tmp_path))
+    assert run_bench(plan).trace == str(tmp_path)
+    assert run_bench(plan).trace == str(tmp_path / "run-2")
+    assert read_header(tmp_path).run != read_header(tmp_path / "run-2").run
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ FLOORS = (
     {"agents"},
     {"named"},
     {"faults"},
+    {"traces"},
     {"sim", "runtime"},
     {"client"},
     {"testing"},

@@ -91,7 +91,8 @@ class Stage:
         self.event(publisher, Submit(ORDERS, bodies), now)
 
     def does(self, node: NodeId, effect: Effect) -> None:
-        self.world._monitor.on_effect(node, effect, Millis(20))
+        for watcher in self.world._watchers:
+            watcher.on_effect(node, effect, Millis(20))
 
     def hold(self, upto: int, *brokers: NodeId) -> None:
         for broker in brokers:

@@ -30,9 +30,11 @@ from quorumcast.bench.plan import (
     Report,
     WorkerResult,
 )
+from quorumcast.bench.tracing import header_of
 from quorumcast.core.errors import UsageError
 from quorumcast.runtime.digests import choose_digest
 from quorumcast.testing.cluster import LocalCluster
+from quorumcast.traces.form import Header, place_for, write_header
 
 READY_TIMEOUT_S = 40.0
 EXIT_TIMEOUT_S = 15.0
@@ -99,8 +101,6 @@ class Bench:
         self._progress = progress
         self._processes = Processes()
         self._workers: list[tuple[str, subprocess.Popen[bytes]]] = []
-        if plan.trace:
-            Path(plan.trace).mkdir(parents=True, exist_ok=True)
         policy = plan.channel_policy()
         self._cluster = LocalCluster(
             brokers=plan.brokers,
@@ -116,6 +116,11 @@ class Bench:
         if digest != self._cluster.manifest.digest:
             manifest = msgspec.structs.replace(self._cluster.manifest, digest=digest)
             self._cluster.write_manifest(manifest)
+        #: Of the trace, if there is to be one.
+        self._header: Header | None = None
+        if plan.trace:
+            self._header = header_of(plan, list(map(str, self._cluster.brokers)))
+            write_header(Path(plan.trace), self._header)
         (directory / "plan.json").write_bytes(msgspec.json.encode(plan))
         self._board = Board(directory / "board", plan, create=True)
 
@@ -133,6 +138,7 @@ class Bench:
                 self._drain()
                 results = self._collect()
                 suspicions = self._suspicions(results)
+            self._end_trace(warm, stop)
             return self._report(warm, stop, results, suspicions)
         finally:
             for _, worker in self._workers:
@@ -266,6 +272,18 @@ class Bench:
         data = (self._directory / f"{name}.result.json").read_bytes()
         return msgspec.json.decode(data, type=WorkerResult)
 
+    def _end_trace(self, warm: Sample, stop: Sample) -> None:
+        """Say in the header what was measured; without that the trace is of a broken run."""
+        if self._header is not None:
+            lanes = range(self.plan.counted_lanes)
+            header = msgspec.structs.replace(
+                self._header,
+                from_ns=warm.at_ns,
+                upto_ns=stop.at_ns,
+                events=sum(self._board.posted(lane) for lane in lanes),
+            )
+            write_header(Path(self.plan.trace), header)
+
     # ------------------------------------------------------------------- account
 
     def _suspicions(self, results: list[WorkerResult]) -> dict[str, dict[str, int]]:
@@ -347,5 +365,7 @@ def latency(samples_ns: list[int]) -> Latency:
 def run_bench(plan: Plan, progress: Progress = lambda stage: None) -> Report:
     """Measure what the plan says, on this machine."""
     plan.check()
+    if plan.trace:
+        plan = msgspec.structs.replace(plan, trace=str(place_for(Path(plan.trace))))
     with tempfile.TemporaryDirectory(prefix="quorumcast-bench-") as directory:
         return Bench(plan, Path(directory), progress).run()

@@ -42,7 +42,7 @@ from quorumcast.faults.contract import Fault, FaultContext
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
-from quorumcast.runtime.trace import ParquetRecorder, RecordingDriver
+from quorumcast.runtime.trace import ParquetRecorder
 
 CONNECT_TIMEOUT_S = 20.0
 POLL_S = 0.002
@@ -62,17 +62,13 @@ MOST_SAMPLES = 200_000
 
 
 class MeasuredNode(Node):
-    """A node that can misbehave and take notes."""
+    """A node that can misbehave."""
 
     faults: tuple[Fault, ...] = ()
-    recorder: ParquetRecorder | None = None
 
     def _driver(self, machine: Any, application: dict[type, Callable[[Any], None]]) -> Driver:
         driver = super()._driver(machine, application)
         driver.faults = self.faults
-        if self.recorder is not None:
-            driver.__class__ = RecordingDriver
-            driver.recorder = self.recorder  # type: ignore[attr-defined]
         return driver
 
 
@@ -87,17 +83,18 @@ class Worker:
         self.result = WorkerResult(role=role, name=self.plan.name_of(role, index))
         self.guest = self.plan.is_guest(role, index)
         self._place = self.plan.workers().index((role, index))
+        self._recorder: ParquetRecorder | None = None
 
     async def connect(self) -> MeasuredNode:
         """This worker's node, connected."""
         manifest_path = self.directory / "manifest.json"
         manifest = read_manifest(manifest_path)
         identity = read_identity(self.directory / f"{self.result.name}.identity")
-        node = MeasuredNode(manifest, identity, manifest_path)
-        node.faults = self._faults(manifest, identity)
         if self.plan.trace:
             path = Path(self.plan.trace) / f"{identity.name}.parquet"
-            node.recorder = ParquetRecorder(path, self.result.role, identity.name)
+            self._recorder = ParquetRecorder(path, self.result.role, identity.name)
+        node = MeasuredNode(manifest, identity, manifest_path, self._recorder)
+        node.faults = self._faults(manifest, identity)
         await node.start(CONNECT_TIMEOUT_S)
         # All of them: whoever joins with fewer may choose another source than the plan says.
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
@@ -149,8 +146,8 @@ class Worker:
                 self.result.suspicions[suspect] = dict(reasons)
             self.result.evidence = len(node.evidence)
             await node.close()
-            if node.recorder is not None:
-                node.recorder.close()
+            if self._recorder is not None:
+                self._recorder.close()
         except UsageError as error:
             self.result.failure = str(error)
         path = self.directory / f"{self.result.name}.result.json"

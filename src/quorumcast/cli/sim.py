@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -60,20 +61,32 @@ def sim(
         bool, typer.Option("--known-bad", help="Break the code on purpose; checkers must notice.")
     ] = False,
     workers: Annotated[int, typer.Option(help="Processes; 0 is one per core.")] = 0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write Parquet traces here, a directory per seed."),
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Run whole cells in the simulator: network, disks, crashes and liars drawn from a seed.
 
     Exit code 1 if any property was violated, or if a known-bad variant got away.
     """
+    if known_bad and trace is not None:
+        raise UsageError("--known-bad leaves no traces: leave out --trace")
     if known_bad:
         _known_bad(json_)
     else:
-        _campaign(seeds, start, policy, adversary, workers, json_)
+        _campaign(seeds, start, policy, adversary, workers, trace, json_)
 
 
 def _campaign(
-    seeds: int, start: int, policy: str, adversary: str, workers: int, json_: bool
+    seeds: int,
+    start: int,
+    policy: str,
+    adversary: str,
+    workers: int,
+    trace: Path | None,
+    json_: bool,
 ) -> None:
     import msgspec
 
@@ -88,6 +101,7 @@ def _campaign(
         _named(adversary),
         workers=workers or None,
         progress=Progress(seeds, "scenarios"),
+        trace=trace,
     )
     if json_:
         print_json(msgspec.to_builtins(report))

@@ -41,8 +41,9 @@ from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links import Links
 from quorumcast.runtime.telemetry import Telemetry
-from quorumcast.runtime.trace import Recorder, RecordingDriver
+from quorumcast.runtime.trace import record
 from quorumcast.runtime.transport import Transport
+from quorumcast.traces.recorder import Recorder
 
 #: Pieces of evidence that a node remembers.
 MAX_EVIDENCE = 256
@@ -301,16 +302,15 @@ class Node:
             raise self._failure
 
     def _driver(self, machine: Machine, application: dict[type, Callable[[Any], None]]) -> Driver:
-        kind = Driver if self._recorder is None else RecordingDriver
-        driver = kind(
+        driver = Driver(
             machine,
             self.links,
             telemetry=self.telemetry,
             application={**application, Suspect: self._on_suspect, Accuse: self._on_accuse},
             on_failure=self._fail,
         )
-        if self._recorder is not None and isinstance(driver, RecordingDriver):
-            driver.recorder = self._recorder
+        if self._recorder is not None:
+            record(driver, self._recorder, self.identity.name)
         for peer in self._reach.up:
             driver.peer_up(peer)
         return driver

@@ -54,7 +54,7 @@ from quorumcast.runtime.logs import note, start_logging
 from quorumcast.runtime.loop import run
 from quorumcast.runtime.store import DiskStore
 from quorumcast.runtime.telemetry import Telemetry
-from quorumcast.runtime.trace import ParquetRecorder, RecordingDriver
+from quorumcast.runtime.trace import ParquetRecorder, record
 from quorumcast.runtime.transport import Transport
 from quorumcast.runtime.witness import Witness
 
@@ -144,8 +144,7 @@ class BrokerNode:
         #: Whether there was no store when this process began to need one.
         self._began_empty = False
         self._store = self._open_store(manifest)
-        kind = RecordingDriver if settings.trace else Driver
-        self.driver = kind(
+        self.driver = Driver(
             self.machine,
             self.transport,
             telemetry=self.telemetry,
@@ -154,10 +153,10 @@ class BrokerNode:
             on_failure=self._fail,
         )
         self._recorder: ParquetRecorder | None = None
-        if settings.trace is not None and isinstance(self.driver, RecordingDriver):
+        if settings.trace is not None:
             path = settings.trace / f"{identity.name}.parquet"
             self._recorder = ParquetRecorder(path, "broker", identity.name)
-            self.driver.recorder = self._recorder
+            record(self.driver, self._recorder, identity.name)
         self.control = Control(self, allow_faults=settings.allow_faults)
         self.http = HttpServer(self.control.routes())
 

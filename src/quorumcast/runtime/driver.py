@@ -126,7 +126,8 @@ class Driver:
             Later: self._on_later,
         }
         for kind, callback in (application or {}).items():
-            self._table[kind] = self._both(self._table.get(kind), callback)
+            own = self._table.get(kind)
+            self._table[kind] = callback if own is None else self._both(own, callback)
         if store is not None:
             self.use(store)
 
@@ -135,16 +136,16 @@ class Driver:
         self._store = store
         store.watch(lambda full: self.feed(Storage(full)))
 
-    @staticmethod
-    def _both(
-        own: Callable[[Any], None] | None, callback: Callable[[Any], None]
-    ) -> Callable[[Any], None]:
-        if own is None:
-            return callback
+    def observe(self, kind: type, look: Callable[[Any], None]) -> None:
+        """Show effects of this kind to somebody just before they are carried out."""
+        action = self._table.get(kind)
+        self._table[kind] = look if action is None else self._both(look, action)
 
+    @staticmethod
+    def _both(first: Callable[[Any], None], then: Callable[[Any], None]) -> Callable[[Any], None]:
         def both(effect: Any) -> None:
-            own(effect)
-            callback(effect)
+            first(effect)
+            then(effect)
 
         return both
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import msgspec
 
@@ -99,11 +100,12 @@ class Task(msgspec.Struct, frozen=True):
     count: int
     policy: str | None
     adversary: str | None
+    trace: Path | None = None
 
 
 def _run_task(task: Task) -> list[Outcome]:
     seeds = range(task.start, task.start + task.count)
-    return [run_scenario(seed, task.policy, task.adversary) for seed in seeds]
+    return [run_scenario(seed, task.policy, task.adversary, task.trace) for seed in seeds]
 
 
 def _outcomes(tasks: list[Task], workers: int) -> Iterator[Outcome]:
@@ -124,10 +126,11 @@ def run_campaign(
     *,
     workers: int | None = None,
     progress: Callable[[Outcome], None] | None = None,
+    trace: Path | None = None,
 ) -> Report:
     """Run that many seeds; `progress` is told of each as it comes in."""
     tasks = [
-        Task(first, min(CHUNK, start + seeds - first), policy, adversary)
+        Task(first, min(CHUNK, start + seeds - first), policy, adversary, trace)
         for first in range(start, start + seeds, CHUNK)
     ]
     report = Report()

@@ -9,6 +9,7 @@ some last publications are made; then the promises get a bounded time to come tr
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -28,6 +29,7 @@ from quorumcast.sim.facts import Violation
 from quorumcast.sim.members import Members, first_epoch
 from quorumcast.sim.network import Weather
 from quorumcast.sim.promises import Boundedness, Promise, promised
+from quorumcast.sim.tracing import Tracer
 from quorumcast.sim.upkeep import Upkeep
 from quorumcast.sim.world import World
 
@@ -386,6 +388,11 @@ def small_limits() -> Limits:
     )
 
 
-def perform(plan: Plan) -> Outcome:
-    """Carry out a plan."""
-    return Run(plan).perform()
+def perform(plan: Plan, trace: Path | None = None) -> Outcome:
+    """Carry out a plan; with a directory for it, leave a trace."""
+    run = Run(plan)
+    tracer = Tracer(plan, run.world, trace) if trace is not None else None
+    outcome = run.perform()
+    if tracer is not None:
+        tracer.close()
+    return outcome

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId
@@ -435,6 +436,12 @@ def draw(seed: int, policy: str | None = None, adversary: str | None = None) -> 
     return Draw(seed, policy, adversary).plan()
 
 
-def run_scenario(seed: int, policy: str | None = None, adversary: str | None = None) -> Outcome:
-    """Draw a plan and carry it out."""
-    return perform(draw(seed, policy, adversary))
+def run_scenario(
+    seed: int,
+    policy: str | None = None,
+    adversary: str | None = None,
+    trace: Path | None = None,
+) -> Outcome:
+    """Draw a plan and carry it out; with a directory for traces, leave one there."""
+    place = trace / f"seed-{seed}" if trace is not None else None
+    return perform(draw(seed, policy, adversary), place)

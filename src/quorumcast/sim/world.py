@@ -38,7 +38,7 @@ from quorumcast.sim.cells import Cell
 from quorumcast.sim.checkers import Checker
 from quorumcast.sim.facts import Facts
 from quorumcast.sim.network import Network, Weather
-from quorumcast.sim.node import Node
+from quorumcast.sim.node import Node, Watcher
 from quorumcast.sim.scheduler import Scheduler
 
 _EFFECTS = frozenset((Deliver, Gap, Acknowledged, Proven, Suspect, Accuse))
@@ -103,7 +103,8 @@ class World:
         self.facts = Facts(cell.manifest, self.adversary)
         self.checkers = checkers
         self.lies = Lies(cell.manifest.f)
-        self._monitor = Monitor(self.facts, checkers, self.lies, self._look_whether_begun)
+        monitor = Monitor(self.facts, checkers, self.lies, self._look_whether_begun)
+        self._watchers: list[Watcher] = [monitor]
         #: How a broker begins a life, and how it goes on in another epoch.
         self.make_broker: Callable[[NodeId], Broker] = lambda name: Broker(
             self.cell.manifest, self.cell.keyrings[name]
@@ -111,6 +112,10 @@ class World:
         self.take: Callable[[NodeId, Adopt], None] = lambda name, effect: None
         self._sync_ms = sync_ms
         self._coalesce_ms = coalesce_ms
+
+    def watch(self, watcher: Watcher) -> None:
+        """Let somebody else look on as well."""
+        self._watchers.append(watcher)
 
     # ------------------------------------------------------------ nodes
 
@@ -120,7 +125,7 @@ class World:
             factory,
             self.scheduler,
             self.network,
-            [self._monitor],
+            self._watchers,
             sync_ms=self._sync_ms,
             coalesce_ms=self._coalesce_ms,
         )

@@ -1,0 +1,148 @@
+"""What a trace looks like on disk: Parquet files in a directory, and a header that names the run.
+
+    DIR/trace.json       the scenario: who took part, under which policy, and what was expected
+    DIR/*.parquet        rows of `COLUMNS`, one or more files per node
+
+Four kinds of rows, of which a file keeps each in row groups of its own:
+
+    published    a publisher sent a publication to `peer`; or a broker passed it down a chain
+    forwarded    a broker vouched for a publication to the subscriber `peer`
+    accepted     a subscriber accepted it; `peer` names the brokers that voted for it
+    sent         `number` messages of the type `message` and `bytes` bytes went to `peer` since the
+                 last such row: everything that a node says, whatever it is about
+
+Nodes of one machine share its monotonic clock; a simulated run has virtual time.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from quorumcast.core.errors import UsageError
+
+#: The columns of a trace and their Arrow types.
+COLUMNS = {
+    "t_ns": "int64",
+    "role": "string",
+    "node": "string",
+    "kind": "string",
+    "channel": "string",
+    "publisher": "string",
+    "incarnation": "int64",
+    "lane": "int8",
+    "number": "int64",
+    "peer": "string",
+    # The run that a row belongs to, as its header has it.
+    "run": "string",
+    # The sender's place in a chain, from 1; 0 where there is none.
+    "place": "int8",
+    # Whether an acceptance is owed to a history and not to the fast path.
+    "by_history": "bool",
+    # Of contents that were accepted, or of messages that were sent, without their sealing.
+    "bytes": "int64",
+    "message": "string",
+}
+
+#: Counts up when a reader of older traces would be wrong about newer ones.
+FORMAT = 2
+HEADER = "trace.json"
+
+BENCH, SIMULATOR = "bench", "sim"
+
+
+class Listening(msgspec.Struct, frozen=True):
+    """A subscriber that was to get everything published on a channel from a time on."""
+
+    node: str
+    channel: str
+    since_ns: int = 0
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """The scenario of one run."""
+
+    format: int = FORMAT
+    #: Tells the rows of this run from those of others.
+    run: str
+    #: BENCH or SIMULATOR.
+    source: str
+    #: Of the program that wrote the trace.
+    version: str
+    policy: str
+    alpha: int
+    brokers: int
+    f: int
+    #: Whose publications count; a liar's do not.
+    publishers: tuple[str, ...]
+    subscribers: int
+    channels: int
+    #: Bytes per event and events per publication; 0: they differ.
+    size: int
+    batch: int
+    rate: float = 0.0
+    fault: str = ""
+    #: Whether publishers skipped brokers as well.
+    skipping: bool = False
+    durable: bool = False
+    tls: bool = False
+    digest: str = ""
+    #: Of the simulator.
+    seed: int | None = None
+    #: Deliveries that were owed.
+    listening: tuple[Listening, ...] = ()
+    #: Nodes that misbehaved or were killed.
+    faulty: tuple[str, ...] = ()
+    #: What is to be measured, after the warm-up; 0 to 0 until the run has ended.
+    from_ns: int = 0
+    upto_ns: int = 0
+    #: Events that the publishers who count posted.
+    events: int = 0
+
+
+def write_header(directory: Path, header: Header) -> None:
+    """Put the header in place, or another in place of it."""
+    text = msgspec.json.format(msgspec.json.encode(header), indent=2)
+    draft = directory / f".{HEADER}.{os.getpid()}"
+    draft.write_bytes(text + b"\n")
+    draft.replace(directory / HEADER)
+
+
+def read_header(directory: Path) -> Header:
+    """The header of a trace; a sentence if there is none to be had."""
+    path = directory / HEADER
+    try:
+        header = msgspec.json.decode(path.read_bytes(), type=Header)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{directory} has no {HEADER}: name a directory that 'quorumcast bench --trace' or "
+            "'quorumcast sim --trace' wrote"
+        ) from None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{path} cannot be read ({error}): trace that run again") from None
+    if header.format != FORMAT:
+        raise UsageError(
+            f"{path} has the format {header.format} and this version reads {FORMAT}: "
+            "trace that run again"
+        )
+    return header
+
+
+def run_of(directory: Path) -> str:
+    """The run that is being traced into a directory; nameless if it has no header."""
+    try:
+        return read_header(directory).run
+    except UsageError:
+        return ""
+
+
+def place_for(directory: Path) -> Path:
+    """Where the next trace goes: here if nothing is here yet, else into a folder beside it."""
+    place, turn = directory, 1
+    while (place / HEADER).exists() or any(place.glob("*.parquet")):
+        turn += 1
+        place = directory / f"run-{turn}"
+    place.mkdir(parents=True, exist_ok=True)
+    return place
