@@ -27,6 +27,17 @@ LINES: tuple[tuple[str, str, int, int, int], ...] = (
     ("AB α=100", "ab+history", 100, 7, 0),
 )
 
+#: Mean, deviation and 99th percentile of his latencies at the highest throughput (figures 7.3 to
+#: 7.7), in milliseconds, by policy, α and brokers.
+LATENCIES_MS: dict[tuple[str, int, int], tuple[float, float, float]] = {
+    ("ab", 0, 4): (0.7, 1.0, 2.4),
+    ("ab+history", 10, 4): (2.3, 6.0, 33.9),
+    ("brb", 0, 4): (29.5, 14.7, 64.1),
+    ("chain", 0, 4): (1.7, 0.4, 3.4),
+    ("chain+history", 10, 4): (2.4, 0.9, 5.8),
+}
+FIGURES = ("mean", "deviation", "99 %")
+
 
 class Line(msgspec.Struct, frozen=True):
     """One policy."""

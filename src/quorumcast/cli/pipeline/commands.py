@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from quorumcast.cli.pipeline import bench
+from quorumcast.cli.pipeline import bench, evaluate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,3 +18,4 @@ def _main() -> None:
 
 
 app.command(epilog=bench.EXAMPLE)(bench.bench)
+app.command(epilog=evaluate.EXAMPLE)(evaluate.evaluate)

@@ -1,0 +1,139 @@
+"""`quorumcast pipeline evaluate`: traces in, figures and a report out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quorumcast.cli.common import JsonOption, console, print_json
+from quorumcast.cli.pipeline import MasterOption
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from quorumcast.pipeline.evaluation.model import Evaluation, Line
+
+EXAMPLE = "Example:  quorumcast pipeline evaluate traces --output report.html"
+
+
+def evaluate(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...", help="Directories with traces of 'bench' or 'sim', at any depth."
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write an HTML report here.")
+    ] = None,
+    master: MasterOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Latency, throughput, coverage, messages, hops and the cost of faults, from traces.
+
+    Runs of one scenario are counted together; what a fault costs is told where the same scenario
+    was traced without it. Percentiles are within 0.05 %, all other figures exact.
+    """
+    import msgspec
+
+    from quorumcast.pipeline.evaluation.runs import find_traces
+    from quorumcast.pipeline.evaluation.summary import evaluate
+    from quorumcast.pipeline.session import spark_session
+
+    if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
+        raise UsageError(f"{output} cannot be written: name a file in a directory that exists")
+    found = find_traces(traces)
+    rows = sum(trace.rows for trace in found)
+    with console(stderr=True).status("starting Spark") as shown:
+        spark = spark_session("quorumcast evaluate", master=master)
+        shown.update(f"reading {rows:,} rows of {len(found):,} traces")
+        evaluation = evaluate(spark, found)
+    if output is not None:
+        from quorumcast.pipeline.evaluation.page import page
+
+        output.write_text(page(evaluation), encoding="utf-8")
+    if json_:
+        print_json(msgspec.to_builtins(evaluation, str_keys=True))
+    else:
+        _print(evaluation)
+        if output is not None:
+            console().print(f"Report: {output}", highlight=False)
+
+
+def _print(evaluation: Evaluation) -> None:
+    console().print(_figures(evaluation))
+    for table in (_costs(evaluation), _documents(evaluation)):
+        if table.row_count:
+            console().print(table)
+
+
+def _figures(evaluation: Evaluation) -> Any:
+    from rich.table import Table
+
+    table = Table(title=f"{evaluation.rows:,} rows of {evaluation.traces:,} traces")
+    table.add_column("scenario")
+    for column in (
+        "runs", "publications/s", "mean ± dev. ms", "50 %", "90 %", "99 %", "max.", "coverage",
+        "by history", "hops", "messages", "bytes",
+    ):  # fmt: skip
+        table.add_column(column, justify="right")
+    for line in evaluation.lines:
+        table.add_row(*_row(line), style="" if line.delivered == line.owed else "red")
+    table.caption = "messages and bytes per delivery; red: not everything that was owed arrived"
+    return table
+
+
+def _row(line: Line) -> list[str]:
+    from quorumcast.pipeline.evaluation.words import amount, percent
+
+    latency = line.latency
+    return [
+        line.name,
+        f"{line.runs:,}",
+        f"{line.publications_per_s:,.0f}",
+        f"{amount(latency.mean)} ± {amount(latency.deviation)}",
+        amount(latency.p50),
+        amount(latency.p90),
+        amount(latency.p99),
+        amount(latency.most),
+        percent(line.coverage),
+        percent(line.by_history_share),
+        amount(line.mean_hops),
+        amount(line.messages_per_delivery),
+        amount(line.bytes_per_delivery),
+    ]
+
+
+def _costs(evaluation: Evaluation) -> Any:
+    from rich.table import Table
+
+    from quorumcast.pipeline.evaluation.words import percent, times
+
+    table = Table(title="What faults cost: figures to those of the same scenario without the fault")
+    table.add_column("scenario")
+    for column in ("rate", "mean latency", "99 % latency", "messages", "bytes"):
+        table.add_column(column, justify="right")
+    for line in evaluation.lines:
+        if (cost := line.cost) is not None:
+            factors = (cost.mean_latency, cost.p99_latency, cost.messages, cost.bytes)
+            table.add_row(line.name, percent(cost.rate), *map(times, factors))
+    return table
+
+
+def _documents(evaluation: Evaluation) -> Any:
+    from rich.table import Table
+
+    from quorumcast.pipeline.evaluation.words import amount, times
+
+    table = Table(title="The same scenarios in the documents, on other machines")
+    for column in ("document", "figure"):
+        table.add_column(column)
+    for column in ("theirs", "ours", "ratio"):
+        table.add_column(column, justify="right")
+    for line in evaluation.lines:
+        for row in line.beside:
+            figure = f"{row.figure} ({row.unit})"
+            ours, theirs = amount(row.ours), amount(row.theirs)
+            table.add_row(row.document, figure, theirs, ours, times(row.ratio))
+    return table

@@ -1,0 +1,9 @@
+"""Evaluation: from traces to figures, beside those of the documents, and a report that shows them.
+
+runs        find traces, refuse what is not one
+figures     one pass over all rows on Spark, down to small sums
+histogram   percentiles from sums
+summary     from sums to what people ask for, scenario by scenario
+documents   the same scenarios in Freeman and FIT-Broker
+svg, page   the report
+"""

@@ -1,0 +1,202 @@
+"""All rows of all traces, once, down to sums that fit on a page.
+
+Three streams of rows leave the files, and no row group is read for more than one of them:
+
+    what brokers did and everybody's `sent` rows      summed up where they are read
+    `published` by publishers                         one row per publication: when it left
+    `accepted`                                        one row per publication and subscriber
+
+Publications and acceptances meet once, hashed by publication. Each publication was owed to
+subscribers that the headers name, a small table that every task has. What comes out of the meeting
+is a row for each delivery that was owed, with or without its acceptance, and for each acceptance
+that was not owed. These are summed up three times in one go, by latency bucket, by subscriber and
+channel, and by subscriber and second. Nothing larger than those sums comes to the driver.
+
+Shuffles: publications, acceptances, and sums, which are few. Cost is proportional to rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from quorumcast.pipeline.evaluation.histogram import bucket_of
+from quorumcast.pipeline.evaluation.runs import Trace
+from quorumcast.traces.form import COLUMNS, Header, Listening
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Rows of traces for which one more task is worth its while: the table that publications are looked
+#: up in has to fit into a task's memory.
+ROWS_PER_TASK = 1_000_000
+
+PUBLICATION = ["run", "channel", "publisher", "incarnation", "number"]
+
+#: What a sum is about.
+TRAFFIC, LATENCY, DELIVERY, SECOND = range(4)
+
+#: A listener who is not there, and to whom everything was owed.
+NOBODY = ""
+
+_SPARK_TYPES = {
+    "string": "string",
+    "int64": "bigint",
+    "int8": "tinyint",
+    "bool": "boolean",
+}
+SCHEMA = ", ".join(f"{name} {_SPARK_TYPES[kind]}" for name, kind in COLUMNS.items())
+
+
+def sums(spark: SparkSession, traces: Sequence[Trace]) -> list[dict[str, Any]]:
+    """Every sum of every trace, as rows with a `part` that says what they are about."""
+    session = spark.newSession()  # its settings are ours
+    tasks = math.ceil(sum(trace.rows for trace in traces) / ROWS_PER_TASK)
+    usual = int(str(session.conf.get("spark.sql.shuffle.partitions")))
+    session.conf.set("spark.sql.shuffle.partitions", str(max(usual, tasks)))
+    # Rows that are hashed by publication need not be hashed by publication and subscriber again.
+    session.conf.set("spark.sql.requireAllClusterKeysForCoPartition", "false")
+    files = [str(trace.directory / "*.parquet") for trace in traces]
+    rows = session.read.schema(SCHEMA).parquet(*files)
+    return list(summed(rows, owed(session, traces)).toArrow().to_pylist())
+
+
+def owed(session: SparkSession, traces: Sequence[Trace]) -> DataFrame:
+    """Whose publications on which channel are owed to whom, and what time is measured."""
+    lines = [
+        (header.run, publisher, listening.channel, listening.node, listening.since_ns,
+         header.from_ns, header.upto_ns)
+        for header in (trace.header for trace in traces)
+        for publisher in header.publishers
+        for listening in listeners(header)
+    ]  # fmt: skip
+    return session.createDataFrame(
+        lines,
+        "run string, publisher string, channel string, node string, since_ns bigint, "
+        "from_ns bigint, upto_ns bigint",
+    )
+
+
+def listeners(header: Header) -> list[Listening]:
+    """Everybody who listened, and NOBODY where nobody did from the beginning.
+
+    What is owed to one who listened from the beginning is what was published on the channel.
+    """
+    channels = dict.fromkeys(listening.channel for listening in header.listening)
+    heard = {listening.channel for listening in header.listening if not listening.since_ns}
+    return [
+        *header.listening,
+        *(Listening(NOBODY, channel) for channel in channels if channel not in heard),
+    ]
+
+
+def summed(rows: DataFrame, owed: DataFrame) -> DataFrame:
+    """The whole evaluation as one query."""
+    told = deliveries(rows, publications(rows), owed)
+    return traffic(rows).unionByName(delivered(told), allowMissingColumns=True)
+
+
+def traffic(rows: DataFrame) -> DataFrame:
+    """What brokers forwarded, and what everybody sent, by kind and peer."""
+    from pyspark.sql import functions as sf
+
+    counted = rows.where("kind in ('forwarded', 'sent') or role = 'broker'")
+    return counted.groupBy(
+        sf.lit(TRAFFIC).alias("part"), "run", "role", "node", "kind", "message", "place",
+        sf.expr("if(kind = 'sent', peer, null)").alias("peer"),
+    ).agg(
+        sf.count(sf.expr("if(lane = 0, 1, null)")).alias("count"),
+        sf.sum("number").alias("messages"),
+        sf.sum("bytes").alias("bytes"),
+    )  # fmt: skip
+
+
+def publications(rows: DataFrame) -> DataFrame:
+    """Every publication, and when its publisher first sent it to anybody."""
+    from pyspark.sql import functions as sf
+
+    sent = rows.where("kind = 'published' and role <> 'broker' and lane = 0")
+    return sent.groupBy(*PUBLICATION).agg(sf.min("t_ns").alias("sent_ns"))
+
+
+def deliveries(rows: DataFrame, published: DataFrame, owed: DataFrame) -> DataFrame:
+    """Deliveries that were owed, with their acceptance if there was one, and all others."""
+    from pyspark.sql import functions as sf
+
+    expected = (
+        published.join(sf.broadcast(owed), ["run", "publisher", "channel"])
+        .where("sent_ns >= since_ns")
+        .select(*PUBLICATION, "node", "sent_ns", "from_ns", "upto_ns")
+    )
+    # The first acceptance counts; its time and whether it was by history fit into one number, and
+    # numbers are summed up without objects.
+    accepted = (
+        rows.where("kind = 'accepted' and lane = 0")
+        .select(*PUBLICATION, "node", sf.expr("t_ns * 2 + int(by_history)").alias("first"), "bytes")
+        .repartition(*PUBLICATION)
+        .groupBy(*PUBLICATION, "node")
+        .agg(
+            sf.min("first").alias("first"),
+            sf.count(sf.lit(1)).alias("times"),
+            sf.max("bytes").alias("bytes"),
+        )
+    )
+    return expected.join(accepted.hint("shuffle_hash"), [*PUBLICATION, "node"], "full")
+
+
+def delivered(deliveries: DataFrame) -> DataFrame:
+    """Deliveries by latency, by subscriber and channel, and by subscriber and second."""
+    from pyspark.sql import functions as sf
+
+    told = deliveries.select(
+        "run",
+        "node",
+        "channel",
+        "sent_ns",
+        "times",
+        "bytes",
+        "from_ns",
+        sf.expr("shiftright(first, 1)").alias("accepted_ns"),
+        sf.expr("first % 2").alias("by_history"),
+        sf.expr("sent_ns is not null and first is not null").alias("kept"),
+        "upto_ns",
+    ).select(
+        "*",
+        sf.expr("if(kept and sent_ns >= from_ns, accepted_ns - sent_ns, null)").alias("latency"),
+        sf.expr(
+            "if(kept and accepted_ns >= from_ns and accepted_ns < upto_ns, "
+            "(accepted_ns - from_ns) div 1000000000, null)"
+        ).alias("second"),
+    )
+    told = told.withColumn("bucket", bucket_of("latency"))
+    groups = told.groupingSets(
+        [
+            [told["run"], told["bucket"]],
+            [told["run"], told["node"], told["channel"]],
+            [told["run"], told["node"], told["second"]],
+        ],
+        "run",
+        "node",
+        "channel",
+        "bucket",
+        "second",
+    )
+    part = sf.expr(
+        f"case when grouping(channel) = 0 then {DELIVERY} when grouping(bucket) = 0 then {LATENCY} "
+        f"else {SECOND} end"
+    )
+    return groups.agg(
+        part.alias("part"),
+        sf.count("sent_ns").alias("owed"),
+        sf.count(sf.expr("if(kept, 1, null)")).alias("delivered"),
+        sf.sum(sf.expr("if(kept, by_history, 0)")).alias("by_history"),
+        sf.count("times").alias("accepted"),
+        sf.sum("times").alias("times"),
+        sf.sum(sf.expr("if(kept, bytes, 0)")).alias("bytes"),
+        sf.count("latency").alias("count"),
+        sf.avg("latency").alias("mean"),
+        sf.var_pop("latency").alias("variance"),
+        sf.min("latency").alias("least"),
+        sf.max("latency").alias("most"),
+    )

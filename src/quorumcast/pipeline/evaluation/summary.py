@@ -1,0 +1,404 @@
+"""From sums to figures, scenario by scenario.
+
+Hops are messages one after another from publisher to subscriber. On a chain they are the highest
+place at which a broker was traced, and one more; elsewhere they are the steps of the protocol. What
+a history brought took the history's way through Bracha's broadcast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from quorumcast.pipeline.evaluation.documents import beside
+from quorumcast.pipeline.evaluation.figures import (
+    DELIVERY,
+    LATENCY,
+    NOBODY,
+    SECOND,
+    TRAFFIC,
+    sums,
+)
+from quorumcast.pipeline.evaluation.histogram import ACCURACY, middle, percentile
+from quorumcast.pipeline.evaluation.model import (
+    ChannelLine,
+    Cost,
+    Evaluation,
+    Latency,
+    Line,
+    MessageLine,
+    NodeLine,
+    Scenario,
+    Second,
+    Spread,
+)
+from quorumcast.pipeline.evaluation.runs import Trace
+from quorumcast.traces.form import SIMULATOR, Header
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Messages one after another, from publisher to subscriber, without a chain: its own length.
+STEPS = {
+    "direct": 2,
+    "direct-crash": 2,
+    "ab": 2,
+    "ab+history": 2,
+    "brb": 3,
+    "total": 5,
+    "total-crash": 4,
+}
+#: A history's way: published, echoed, voted for.
+HISTORY_STEPS = 3
+#: Bars of the coarse histogram per doubling of the latency.
+BARS_PER_DOUBLING = 4
+
+Sums = list[dict[str, Any]]
+
+
+def evaluate(spark: SparkSession, traces: Sequence[Trace]) -> Evaluation:
+    """Everything that these traces tell."""
+    return summarize(traces, sums(spark, traces))
+
+
+def summarize(traces: Sequence[Trace], found: Sums) -> Evaluation:
+    """Put sums together by scenario, and scenarios beside one another."""
+    by_run: dict[str, Sums] = {}
+    for row in found:
+        by_run.setdefault(row["run"], []).append(row)
+    groups: dict[Scenario, list[Header]] = {}
+    for trace in traces:
+        groups.setdefault(scenario_of(trace.header), []).append(trace.header)
+    lines = [
+        _Group(scenario, headers, by_run).line()
+        for scenario, headers in sorted(groups.items(), key=_order)
+    ]
+    _compare(lines)
+    for line in lines:
+        line.beside = beside(line)
+    return Evaluation(
+        traces=len(traces),
+        rows=sum(trace.rows for trace in traces),
+        accuracy=ACCURACY,
+        lines=lines,
+    )
+
+
+def _order(group: tuple[Scenario, list[Header]]) -> tuple[Any, ...]:
+    scenario = group[0]
+    numbers = [scenario.brokers, scenario.alpha, scenario.publishers, scenario.batch]
+    return (
+        scenario.source, scenario.policy, *[number or 0 for number in numbers], scenario.rate,
+        scenario.fault, scenario.skipping, str(scenario),
+    )  # fmt: skip
+
+
+def scenario_of(header: Header) -> Scenario:
+    """What a run is counted under."""
+    if header.source == SIMULATOR:
+        return Scenario(source=header.source, policy=header.policy, fault=header.fault)
+    return Scenario(
+        source=header.source,
+        policy=header.policy,
+        alpha=header.alpha,
+        brokers=header.brokers,
+        f=header.f,
+        publishers=len(header.publishers),
+        subscribers=header.subscribers,
+        channels=header.channels,
+        size=header.size,
+        batch=header.batch,
+        rate=header.rate,
+        durable=header.durable,
+        tls=header.tls,
+        digest=header.digest,
+        fault=header.fault,
+        skipping=header.skipping,
+    )
+
+
+def name_of(scenario: Scenario) -> str:
+    """What people call it."""
+    words = [scenario.policy]
+    if scenario.alpha:
+        words.append(f"α={scenario.alpha}")
+    if scenario.brokers is not None:
+        words.append(f"n={scenario.brokers}")
+    for name, usual in (("publishers", 1), ("subscribers", 1), ("channels", 1)):
+        count = getattr(scenario, name)
+        if count not in (None, usual):
+            words.append(f"{count} {name}")
+    if scenario.batch not in (None, 1):
+        words.append(f"batches of {scenario.batch}" if scenario.batch else "natural batches")
+    if scenario.rate:
+        words.append(f"{scenario.rate:g}/s")
+    words += [word for word in ("durable", "tls") if getattr(scenario, word)]
+    if scenario.fault:
+        words.append(f"{scenario.fault}{' and skipping' if scenario.skipping else ''}")
+    return ("simulated " if scenario.source == SIMULATOR else "") + ", ".join(words)
+
+
+class _Group:
+    """The sums of all runs of one scenario."""
+
+    def __init__(self, scenario: Scenario, headers: list[Header], by_run: dict[str, Sums]) -> None:
+        self.scenario = scenario
+        self.headers = headers
+        rows = [row for header in headers for row in by_run.get(header.run, [])]
+        self.traffic = [row for row in rows if row["part"] == TRAFFIC]
+        self.latencies = [row for row in rows if row["part"] == LATENCY]
+        everything = [row for row in rows if row["part"] == DELIVERY]
+        #: By run and channel: what was published there.
+        self.published: dict[tuple[str, str], int] = {}
+        for row in everything:
+            key = row["run"], row["channel"]
+            self.published[key] = max(self.published.get(key, 0), row["owed"])
+        self.deliveries = [row for row in everything if row["node"] != NOBODY]
+        self.seconds = [row for row in rows if row["part"] == SECOND and row["second"] is not None]
+
+    def line(self) -> Line:
+        """All figures."""
+        owed = _sum(self.deliveries, "owed")
+        delivered = _sum(self.deliveries, "delivered")
+        times = _sum(self.deliveries, "times")
+        by_history = _sum(self.deliveries, "by_history")
+        publications = sum(self.published.values())
+        events = sum(header.events for header in self.headers)
+        rate = self._rate()
+        hops = self._hops()
+        sent = [row for row in self.traffic if row["kind"] == "sent"]
+        messages, bytes_ = _sum(sent, "messages"), _sum(sent, "bytes")
+        nodes = self._nodes()
+        accepted = sum(row["accepted"] or 0 for row in self.deliveries)
+        return Line(
+            name=name_of(self.scenario),
+            scenario=self.scenario,
+            runs=len(self.headers),
+            seeds=[header.seed for header in self.headers if header.seed is not None],
+            seconds=round(sum(map(_seconds_of, self.headers)), 6),
+            publications=publications,
+            events=events,
+            owed=owed,
+            delivered=delivered,
+            coverage=_ratio(delivered, owed),
+            repeated=times - accepted,
+            unowed=accepted - delivered,
+            publications_per_s=round(rate, 3),
+            events_per_s=round(rate * (_ratio(events, publications) or 0.0), 3),
+            latency=self._latency(),
+            by_history=by_history,
+            by_history_share=_ratio(by_history, delivered),
+            hops=hops,
+            mean_hops=_ratio(sum(hop * count for hop, count in hops.items()), sum(hops.values())),
+            messages_per_delivery=_ratio(messages, delivered),
+            bytes_per_delivery=_ratio(bytes_, delivered),
+            contents_bytes=_sum(self.deliveries, "bytes"),
+            series=self._series(),
+            histogram=self._coarse(),
+            channels=self._channels(),
+            nodes=nodes,
+            messages=_by_message(sent),
+            sent_by_node=_spread([node.messages_sent for node in nodes]),
+            received_by_node=_spread([node.messages_received for node in nodes]),
+            bytes_by_node=_spread([node.bytes_sent for node in nodes]),
+        )
+
+    # ---------------------------------------------------------------- time
+
+    def _rate(self) -> float:
+        """Accepted per second of what is measured, by the one that accepted least."""
+        rates = []
+        for header in self.headers:
+            nodes = {listening.node: 0 for listening in header.listening}
+            for row in self.seconds:
+                if row["run"] == header.run:
+                    nodes[row["node"]] += row["delivered"]
+            if nodes:
+                rates.append(min(nodes.values()) / _seconds_of(header))
+        return sum(rates) / len(rates) if rates else 0.0
+
+    def _series(self) -> list[Second]:
+        """Whole seconds only; a run that was shorter says nothing about later ones."""
+        lengths = {header.run: int(_seconds_of(header)) for header in self.headers}
+        listeners = {
+            header.run: len({listening.node for listening in header.listening})
+            for header in self.headers
+        }
+        counts: Counter[int] = Counter()
+        weighted: Counter[int] = Counter()
+        measured: Counter[int] = Counter()
+        for row in self.seconds:
+            second = row["second"]
+            if second < lengths[row["run"]]:
+                counts[second] += row["delivered"]
+                measured[second] += row["count"]
+                weighted[second] += (row["mean"] or 0.0) * row["count"]
+        result = []
+        for second in range(max(lengths.values())):
+            heard = sum(listeners[run] for run, length in lengths.items() if second < length)
+            mean = weighted[second] / measured[second] / 1e6 if measured[second] else None
+            result.append(Second(second, counts[second] / heard if heard else 0.0, mean))
+        return result
+
+    def _latency(self) -> Latency:
+        parts = [row for row in self.deliveries if row["count"]]
+        count = _sum(parts, "count")
+        if not count:
+            return Latency(count=0)
+        mean = math.fsum(row["mean"] * row["count"] for row in parts) / count
+        # Each part's spread around its own mean, and of the means around the mean of all.
+        squares = math.fsum(
+            row["count"] * (row["variance"] + (row["mean"] - mean) ** 2) for row in parts
+        )
+        buckets = self._buckets()
+
+        def at(share: float) -> float:
+            found = percentile(buckets, share)
+            return _ms(0.0 if found is None else min(max(found, least), most))
+
+        least, most = min(row["least"] for row in parts), max(row["most"] for row in parts)
+        return Latency(
+            count=count,
+            mean=_ms(mean),
+            deviation=_ms(math.sqrt(squares / count)),
+            least=_ms(least),
+            p50=at(0.5),
+            p90=at(0.9),
+            p99=at(0.99),
+            p999=at(0.999),
+            most=_ms(most),
+        )
+
+    def _buckets(self) -> Counter[int]:
+        buckets: Counter[int] = Counter()
+        for row in self.latencies:
+            if row["bucket"] is not None:
+                buckets[row["bucket"]] += row["count"]
+        return buckets
+
+    def _coarse(self) -> list[tuple[float, int]]:
+        """Few bars, each so much wider than the one before; by their lower ends."""
+        bars: Counter[int] = Counter()
+        for lowest, count in self._buckets().items():
+            bars[math.floor(math.log2(max(middle(lowest), 1.0)) * BARS_PER_DOUBLING)] += count
+        if not bars:
+            return []
+        return [
+            (_ms(2 ** (bar / BARS_PER_DOUBLING)), bars[bar])
+            for bar in range(min(bars), max(bars) + 1)
+        ]
+
+    # --------------------------------------------------------------- nodes
+
+    def _hops(self) -> dict[int, int]:
+        hops: Counter[int] = Counter()
+        for header in self.headers:
+            rows = [row for row in self.deliveries if row["run"] == header.run]
+            by_history = _sum(rows, "by_history")
+            steps = STEPS.get(header.policy)
+            if steps is None:
+                # A subscriber needs the word of the last broker, whoever else spoke to it.
+                mine = [row for row in self.traffic if row["run"] == header.run]
+                steps = max((row["place"] for row in mine), default=0) + 1
+            hops[steps] += _sum(rows, "delivered") - by_history
+            hops[HISTORY_STEPS] += by_history
+        return {hop: count for hop, count in sorted(hops.items()) if count}
+
+    def _channels(self) -> list[ChannelLine]:
+        names = sorted({channel for _, channel in self.published})
+        lines = []
+        for name in names:
+            rows = [row for row in self.deliveries if row["channel"] == name]
+            owed, delivered = _sum(rows, "owed"), _sum(rows, "delivered")
+            published = sum(n for (_, channel), n in self.published.items() if channel == name)
+            lines.append(ChannelLine(name, published, owed, delivered, _ratio(delivered, owed)))
+        return lines
+
+    def _nodes(self) -> list[NodeLine]:
+        roles: dict[str, str] = {
+            listening.node: "subscriber"
+            for header in self.headers
+            for listening in header.listening
+        }
+        roles |= {row["node"]: row["role"] for row in self.traffic}
+        counts: dict[str, Counter[str]] = {node: Counter() for node in roles}
+        for row in self.traffic:
+            mine = counts[row["node"]]
+            if row["kind"] == "sent":
+                mine["messages_sent"] += row["messages"]
+                mine["bytes_sent"] += row["bytes"]
+                peer = counts.setdefault(row["peer"], Counter())
+                peer["messages_received"] += row["messages"]
+                peer["bytes_received"] += row["bytes"]
+                continue
+            mine["forwarded" if row["kind"] == "forwarded" else "passed_on"] += row["count"]
+            if row["place"]:
+                mine["placed"] += row["count"]
+                mine["places"] += row["count"] * row["place"]
+        lines = []
+        for node, mine in counts.items():
+            place = _ratio(mine.pop("places", 0), mine.pop("placed", 0))
+            lines.append(NodeLine(node=node, role=roles.get(node, ""), place=place, **mine))
+        return sorted(lines, key=lambda line: (line.role, len(line.node), line.node))
+
+
+def _compare(lines: list[Line]) -> None:
+    """What faults cost, where the same scenario was traced without."""
+    honest = {line.scenario: line for line in lines if not line.scenario.fault}
+    for line in lines:
+        if line.scenario.fault:
+            same = msgspec.structs.replace(line.scenario, fault="", skipping=False)
+            if same in honest:
+                line.cost = _cost(line, honest[same])
+
+
+def _cost(line: Line, honest: Line) -> Cost:
+    return Cost(
+        rate=_ratio(line.publications_per_s, honest.publications_per_s),
+        mean_latency=_ratio(line.latency.mean, honest.latency.mean),
+        p99_latency=_ratio(line.latency.p99, honest.latency.p99),
+        messages=_ratio(line.messages_per_delivery, honest.messages_per_delivery),
+        bytes=_ratio(line.bytes_per_delivery, honest.bytes_per_delivery),
+    )
+
+
+def _by_message(sent: Sums) -> list[MessageLine]:
+    messages: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for row in sent:
+        messages[row["message"]] += row["messages"]
+        sizes[row["message"]] += row["bytes"]
+    return [MessageLine(name, count, sizes[name]) for name, count in messages.most_common()]
+
+
+def _spread(values: Sequence[int]) -> Spread | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    mean = sum(ordered) / len(ordered)
+    variance = math.fsum((value - mean) ** 2 for value in ordered) / len(ordered)
+
+    def at(share: float) -> float:
+        return float(ordered[max(math.ceil(share * len(ordered)), 1) - 1])
+
+    return Spread(sum(ordered), mean, math.sqrt(variance), at(0.95), at(0.99))
+
+
+def _seconds_of(header: Header) -> float:
+    return (header.upto_ns - header.from_ns) / 1e9
+
+
+def _sum(rows: Iterable[dict[str, Any]], name: str) -> int:
+    return sum(row[name] or 0 for row in rows)
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
+def _ms(ns: float) -> float:
+    return ns / 1e6
