@@ -111,6 +111,11 @@ class Session:
         #: Highest sequence number received; only higher ones are accepted.
         self._received = 0
 
+    @property
+    def received(self) -> int:
+        """The sequence number of the last packet that was opened."""
+        return self._received
+
     def seal(self, parcels: Sequence[Parcel]) -> bytes:
         """One frame (without its length) with all these messages."""
         return b"".join(self.seal_in_pieces(parcels))

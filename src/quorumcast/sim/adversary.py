@@ -24,7 +24,16 @@ from quorumcast.sim.scheduler import Scheduler
 class Adversary:
     """Harm within the model; everything it did is on record."""
 
-    __slots__ = ("_cell", "_network", "_nodes", "_scheduler", "faulty", "injected", "lossy")
+    __slots__ = (
+        "_cell",
+        "_network",
+        "_nodes",
+        "_scheduler",
+        "faulty",
+        "injected",
+        "lossy",
+        "on_fault",
+    )
 
     def __init__(
         self, cell: Cell, scheduler: Scheduler, network: Network, nodes: dict[NodeId, Node]
@@ -39,6 +48,8 @@ class Adversary:
         self.injected = 0
         #: Brokers that lost their contents in a crash, though not their word.
         self.lossy: dict[NodeId, None] = {}
+        #: Whoever keeps a record of what a fault does puts itself around it here.
+        self.on_fault: Callable[[NodeId, Fault], Fault] = lambda node, fault: fault
 
     def is_correct(self, node: NodeId) -> bool:
         """Whether this node follows the protocol for the whole run."""
@@ -79,7 +90,8 @@ class Adversary:
             victims=victims,
             shared=shared,
         )
-        self._nodes[node].fault = attack(context) if attack else make_fault(fault, context)
+        made = attack(context) if attack else make_fault(fault, context)
+        self._nodes[node].fault = self.on_fault(node, made)
         self.injected += 1
 
     def _check(self, node: NodeId, fault: str) -> None:

@@ -92,6 +92,8 @@ class Network:
         self.refused: Counter[Refusal] = Counter()
         #: Told when two nodes of different epochs meet: who is behind, and who is ahead.
         self.on_mismatch: Callable[[NodeId, NodeId], None] | None = None
+        #: Told when sequence numbers show that packets got lost: who lacks them, and of whom.
+        self.on_lost: Callable[[NodeId, NodeId], None] | None = None
 
     # ------------------------------------------------------------ links
 
@@ -265,11 +267,14 @@ class Network:
             session = link.sessions.get(receiver)
             if link.generation != generation or session is None:
                 return
+            before = session.received
             opened = session.open(frame)
             self._scheduler.note(frame[:20] + receiver.encode())
             if isinstance(opened, Refusal):
                 self.refused[opened] += 1
             else:
+                if self.on_lost is not None and session.received > before + 1:
+                    self.on_lost(receiver, sender)
                 self._nodes[receiver].receive(sender, opened)
 
         self._scheduler.after(delay_ms, arrive)

@@ -8,7 +8,7 @@ some last publications are made; then the promises get a bounded time to come tr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,7 @@ from quorumcast.sim.epochs import call_with_stolen_key, change_key, own_keyrings
 from quorumcast.sim.facts import Violation
 from quorumcast.sim.members import Members, first_epoch
 from quorumcast.sim.network import Weather
+from quorumcast.sim.node import Watcher
 from quorumcast.sim.promises import Boundedness, Promise, promised
 from quorumcast.sim.tracing import Tracer
 from quorumcast.sim.upkeep import Upkeep
@@ -135,7 +136,7 @@ class Run:
 
     __slots__ = ("_bodies", "_boundedness", "_count", "_members", "_plots", "plan", "world")
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, watchers: Sequence[Watcher] = ()) -> None:
         self.plan = plan
         pool = cell = make_simulated_cell(plan.brokers + plan.newcomers, plan.f, plan.channels)
         if plan.newcomers:
@@ -150,6 +151,7 @@ class Run:
             checkers,
             sync_ms=plan.sync_ms,
             coalesce_ms=plan.coalesce_ms,
+            watchers=watchers,
         )
         self._members = Members(self.world, pool.manifest) if plan.newcomers else None
         self._count = 0
@@ -211,9 +213,10 @@ class Run:
     # ------------------------------------------------------------- acts
 
     def _action(self, act: Act) -> Callable[[], None]:
-        return lambda: self._act(act)
+        return lambda: self.act(act)
 
-    def _act(self, act: Act) -> None:
+    def act(self, act: Act) -> None:
+        """Let this happen now."""
         world = self.world
         match act.what:
             case "submit":

@@ -94,6 +94,7 @@ class World:
         *,
         sync_ms: int = 2,
         coalesce_ms: int = 0,
+        watchers: Sequence[Watcher] = (),
     ) -> None:
         self.cell = cell
         self.scheduler = Scheduler(seed)
@@ -104,7 +105,7 @@ class World:
         self.checkers = checkers
         self.lies = Lies(cell.manifest.f)
         monitor = Monitor(self.facts, checkers, self.lies, self._look_whether_begun)
-        self._watchers: list[Watcher] = [monitor]
+        self._watchers: list[Watcher] = [monitor, *watchers]
         #: How a broker begins a life, and how it goes on in another epoch.
         self.make_broker: Callable[[NodeId], Broker] = lambda name: Broker(
             self.cell.manifest, self.cell.keyrings[name]

@@ -1,0 +1,123 @@
+"""Inquiries: who answers what it is asked, how fast, and who does not.
+
+A request that is not answered within PATIENCE_MS, although the link was up and lost nothing all
+that time, is counted as unanswered. Honest nodes leave requests unanswered, too, when they do not
+hold what they are asked for: what that means is for the audit to judge.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+from quorumcast.agents.observation import Kind, Notes
+from quorumcast.agents.turnout import PATIENCE_MS, Links, bucket_of
+from quorumcast.core.ids import Millis, NodeId
+from quorumcast.core.messages import (
+    AnyMessage,
+    Attest,
+    Checkpoint,
+    Chunk,
+    ChunkQuery,
+    Contents,
+    Fetch,
+    Fetched,
+    LogPart,
+    LogQuery,
+    Offer,
+    Positions,
+    Pull,
+    Refuse,
+    StateHead,
+    Subscribe,
+)
+from quorumcast.core.statements import parse_statement
+
+#: Requests that are remembered.
+MAX_PENDING = 4096
+
+_Request = tuple[NodeId, str, Hashable]
+
+
+def asks(message: AnyMessage) -> tuple[str, Hashable] | None:
+    """What a message asks for, if it is a request."""
+    match message:
+        case Subscribe(channel=channel):
+            return "Subscribe", channel
+        case Pull(stream=stream):
+            return "Pull", stream
+        case Attest(stream=stream):
+            return "Attest", stream
+        case Fetch(log=log):
+            return "Fetch", log
+        case LogQuery(log=log):
+            return "LogQuery", log
+        case ChunkQuery(log=log):
+            return "ChunkQuery", log
+        case _:
+            return None
+
+
+def answers(message: AnyMessage) -> list[tuple[str, Hashable]]:
+    """The requests that a message answers."""
+    match message:
+        case Positions(channel=channel) | Refuse(channel=channel):
+            return [("Subscribe", channel)]
+        case Contents(stream=stream):
+            return [("Pull", stream)]
+        case Checkpoint(statement=signed):
+            statement = parse_statement(signed.payload)
+            return [] if statement is None else [("Attest", statement.stream)]
+        case Fetched(log=log):
+            return [("Fetch", log)]
+        case LogPart(log=log) | StateHead(log=log):
+            return [("LogQuery", log)]
+        case Chunk(log=log):
+            return [("ChunkQuery", log)]
+        case _:
+            return []
+
+
+class Inquiries:
+    """What one node has asked and not been told."""
+
+    __slots__ = ("_links", "_notes", "_pending")
+
+    def __init__(self, links: Links, notes: Notes) -> None:
+        self._links = links
+        self._notes = notes
+        #: When each request was first sent and not answered since; at most MAX_PENDING.
+        self._pending: OrderedDict[_Request, int] = OrderedDict()
+
+    def asked(self, now: Millis, peers: tuple[NodeId, ...], message: AnyMessage) -> None:
+        """A message was sent."""
+        found = asks(message)
+        if found is None:
+            return
+        for peer in peers:
+            if peer in self._links.up_since:
+                self._pending.setdefault((peer, *found), now)
+        while len(self._pending) > MAX_PENDING:
+            self._pending.popitem(last=False)
+
+    def told(self, now: Millis, peer: NodeId, message: AnyMessage) -> None:
+        """A message came."""
+        found = answers(message)
+        if isinstance(message, Offer):
+            found = [("Fetch", key[2]) for key in self._pending if key[:2] == (peer, "Fetch")]
+        for request, about in found:
+            since = self._pending.pop((peer, request, about), None)
+            if since is not None:
+                self._notes.add(
+                    now, Kind.ANSWERED, peer, message=request, bucket=bucket_of(now - since)
+                )
+
+    def sweep(self, now: Millis) -> None:
+        """What was not answered by now is not going to be."""
+        for key, since in list(self._pending.items()):
+            if now - since < PATIENCE_MS:
+                break
+            del self._pending[key]
+            clear = self._links.clear_since.get(key[0])
+            if clear is not None and clear <= since:
+                self._notes.add(now, Kind.UNANSWERED, key[0], message=key[1])

@@ -1,0 +1,164 @@
+"""Observations: what one node noticed of another, as rows of one small table.
+
+A row says who (`observer`, in which `role`) noticed what (`kind`, `reason`, about which `message`)
+of whom (`accused`), on which stream, from when until when, and how often. Equal rows of one span of
+time are one row with a count, so a liar cannot fill a disk by repeating itself; once too many
+different ones have come within a span, the rest lose their stream.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from quorumcast.core.ids import Millis, NodeId, Stream
+
+#: Equal observations are counted together for so long.
+SPAN_MS = 1000
+#: Different observations within a span, before they lose their streams.
+MAX_DIFFERENT = 2048
+
+#: The columns of the table and their Arrow types.
+COLUMNS = {
+    "run": "string",
+    "t_ms": "int64",
+    "until_ms": "int64",
+    "observer": "string",
+    "role": "string",
+    "kind": "string",
+    "accused": "string",
+    "reason": "string",
+    "message": "string",
+    "channel": "string",
+    "publisher": "string",
+    "incarnation": "int64",
+    "lane": "int8",
+    "number": "int64",
+    "count": "int64",
+}
+
+
+class Kind(enum.Enum):
+    """What was noticed."""
+
+    #: A link came up, went down, or lost packets.
+    LINK = "link"
+    #: The machine suspects the accused.
+    SUSPECT = "suspect"
+    #: The machine ignored something that the accused sent.
+    REFUSED = "refused"
+    #: How many messages of a kind came from the accused.
+    HEARD = "heard"
+    #: It said what others had said already, so many milliseconds after enough had (`number`).
+    CAME = "came"
+    #: It never said what enough others said, although it could be heard all the time.
+    MISSING = "missing"
+    #: It went on with a later publication, in one session, and left some out.
+    SKIPPED = "skipped"
+    #: It said something earlier after something later, in one session, without having been asked.
+    BACKWARDS = "backwards"
+    #: It answered a request, so many milliseconds later (`number`), or did not.
+    ANSWERED = "answered"
+    UNANSWERED = "unanswered"
+    #: It said something else than what the cell went by, or than itself.
+    CONTRADICTS = "contradicts"
+    #: It claims to be where nobody is.
+    BOASTS = "boasts"
+    #: The observer lost patience with it as leader.
+    GAVE_UP = "gave-up"
+    #: As leader it left out what had long been offered, and took what came later.
+    PASSES_OVER = "passes-over"
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """One row, without the run."""
+
+    t_ms: int
+    until_ms: int
+    observer: NodeId
+    role: str
+    kind: str
+    accused: NodeId
+    reason: str
+    message: str
+    channel: str
+    publisher: str
+    incarnation: int
+    lane: int
+    number: int
+    count: int
+
+
+_Key = tuple[Kind, NodeId, str, str, Stream | None, int]
+
+
+class Notes:
+    """Counts equal observations of one node together."""
+
+    __slots__ = ("_began", "_counts", "_done", "_observer", "_role")
+
+    def __init__(self, observer: NodeId, role: str) -> None:
+        self._observer = observer
+        self._role = role
+        #: First time, last time, first number and count of what was noticed in this span.
+        self._counts: dict[_Key, list[int]] = {}
+        self._began = 0
+        #: Rows of spans that are over.
+        self._done: list[Observation] = []
+
+    def add(
+        self,
+        now: Millis,
+        kind: Kind,
+        accused: NodeId,
+        reason: str = "",
+        message: str = "",
+        stream: Stream | None = None,
+        number: int = 0,
+        count: int = 1,
+        *,
+        bucket: int = 0,
+    ) -> None:
+        """Something was noticed; those of different `bucket`s are counted apart."""
+        if now - self._began >= SPAN_MS:
+            self._end_span(now)
+        key = (kind, accused, reason, message, stream, bucket)
+        entry = self._counts.get(key)
+        if entry is None:
+            if len(self._counts) >= MAX_DIFFERENT:
+                key = (kind, accused, reason, message, None, bucket)
+            entry = self._counts.setdefault(key, [now, now, bucket or number, 0])
+        entry[1] = now
+        entry[3] += count
+
+    def _end_span(self, now: int) -> None:
+        for (kind, accused, reason, message, stream, _), entry in self._counts.items():
+            first, last, number, count = entry
+            self._done.append(
+                Observation(
+                    t_ms=first,
+                    until_ms=last,
+                    observer=self._observer,
+                    role=self._role,
+                    kind=kind.value,
+                    accused=accused,
+                    reason=reason,
+                    message=message,
+                    channel=stream.channel if stream else "",
+                    publisher=stream.publisher if stream else "",
+                    incarnation=stream.incarnation if stream else 0,
+                    lane=int(stream.lane) if stream else 0,
+                    number=number,
+                    count=count,
+                )
+            )
+        self._counts.clear()
+        self._began = now
+
+    def take(self, *, all_: bool = False) -> list[Observation]:
+        """The rows of spans that are over; with `all_` those of the present one, too."""
+        if all_:
+            self._end_span(self._began)
+        done, self._done = self._done, []
+        return done

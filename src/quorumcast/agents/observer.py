@@ -1,0 +1,385 @@
+"""The observer: watches one machine from outside and notes what its peers do.
+
+It sees the events that the machine takes and the effects that it asks for, and nothing else, so it
+runs beside any machine in the simulator and in a process. It says what a correct node cannot help
+noticing: votes that never came while others did, came late or in the wrong order, contradict what
+was accepted or what the same node said before, numbers that nobody else is at, questions that were
+not answered, whatever the machine itself suspects or ignores. It judges nobody: that is the audit's
+business, which knows that observers may lie as well.
+
+Beside rows it keeps *documents*: signed statements, evidence and receipts. They convince whoever
+holds the manifest, whoever shows them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TypeVar
+
+import msgspec
+
+from quorumcast.agents.inquiries import Inquiries
+from quorumcast.agents.observation import Kind, Notes
+from quorumcast.agents.ordering_watch import OrderingWatch
+from quorumcast.agents.turnout import PATIENCE_MS, Links, Progress, Turnout
+from quorumcast.broadcast.signed_history import read_history
+from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream
+from quorumcast.core.machine import (
+    Accuse,
+    Acknowledged,
+    Connected,
+    Deliver,
+    Disconnected,
+    Drop,
+    Effect,
+    Event,
+    Persist,
+    Proven,
+    Receive,
+    Send,
+    Suspect,
+    Vouch,
+)
+from quorumcast.core.messages import (
+    Ack,
+    AnyMessage,
+    ChainRun,
+    Checkpoint,
+    Contents,
+    Echo,
+    Offer,
+    Positions,
+    Publish,
+    Ready,
+    Subscribe,
+    Vote,
+)
+from quorumcast.core.quorum import Broadcast
+from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
+from quorumcast.crypto.digest import root
+from quorumcast.manifest.manifest import Manifest
+
+#: How often what has not come is looked for.
+SWEEP_MS = 100
+#: Things remembered of peers, and documents kept.
+MAX_REMEMBERED = 4096
+MAX_DOCUMENTS = 20_000
+#: Messages of a peer among which a repetition is looked for.
+RECENT = 64
+#: Nobody is so far ahead of everybody else.
+FAR_AHEAD = 1000
+
+#: Messages that an honest node has no reason to repeat word by word, unless it is asked.
+UNREPEATED = (Vote, Contents, Checkpoint)
+
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class Document(msgspec.Struct, frozen=True):
+    """Something signed: a statement, evidence or a receipt, and whom it is about."""
+
+    kind: str
+    subject: str
+    data: bytes
+
+
+class Observer:
+    """What one node notices."""
+
+    __slots__ = (
+        "_acks",
+        "_asked_at",
+        "_claims",
+        "_documents",
+        "_filed",
+        "_hearing",
+        "_inquiries",
+        "_links",
+        "_manifest",
+        "_order",
+        "_ready",
+        "_recent",
+        "_said",
+        "_sent",
+        "_swept",
+        "_tops",
+        "_turnouts",
+        "_votes",
+        "_vouched",
+        "notes",
+    )
+
+    def __init__(self, manifest: Manifest, me: NodeId, role: str) -> None:
+        self._manifest = manifest
+        self.notes = Notes(me, role)
+        self._links = links = Links()
+        others = tuple(broker for broker in manifest.broker_ids if broker != me)
+        self._votes = Progress("Vote", others, links, self.notes)
+        self._acks = Progress("Ack", others, links, self.notes)
+        self._turnouts = {
+            kind: Turnout(kind.__name__, others, links, self.notes) for kind in (Echo, Ready)
+        }
+        self._order = OrderingWatch(manifest, me, links, self.notes)
+        self._inquiries = Inquiries(links, self.notes)
+        #: Who is speaking, and with which message.
+        self._hearing: tuple[NodeId, str] = (me, "")
+        #: How far each broker's votes on a stream went in this session.
+        self._tops: OrderedDict[tuple[NodeId, Stream], int] = OrderedDict()
+        #: When each broker was last asked to say again what it has said.
+        self._asked_at: dict[NodeId, int] = {}
+        #: The last words of each peer.
+        self._recent: dict[NodeId, OrderedDict[int, None]] = {}
+        #: How far this node's own streams go.
+        self._sent: OrderedDict[Stream, int] = OrderedDict()
+        #: The run that this broker vouched for at a first number, and what others said there.
+        self._vouched: OrderedDict[tuple[Stream, int], bytes] = OrderedDict()
+        self._said: OrderedDict[tuple[NodeId, type, Stream, int], bytes] = OrderedDict()
+        #: How far brokers claim to be on each stream.
+        self._claims: OrderedDict[tuple[Stream, NodeId], int] = OrderedDict()
+        self._filed: dict[bytes, None] = {}
+        self._documents: list[Document] = []
+        self._swept = 0
+
+    # ------------------------------------------------------------ what happens
+
+    def on_event(self, event: Event, now: Millis) -> None:
+        """The machine is about to take this event."""
+        if now - self._swept >= SWEEP_MS:
+            self._sweep(now)
+        if isinstance(event, Receive):
+            self._on_receive(event, now)
+        elif isinstance(event, Connected):
+            self._links.up(event.peer, now)
+            self._forget_session(event.peer)
+            self.notes.add(now, Kind.LINK, event.peer, "up")
+        elif isinstance(event, Disconnected):
+            self._links.down(event.peer)
+            self.notes.add(now, Kind.LINK, event.peer, "down")
+
+    def on_lost(self, peer: NodeId, now: Millis) -> None:
+        """Packets of a peer are missing between those that came."""
+        self._links.lost(peer, now)
+        self._forget_session(peer)
+        self.notes.add(now, Kind.LINK, peer, "lost")
+
+    def on_effect(self, effect: Effect, now: Millis) -> None:
+        """The machine asks for this."""
+        match effect:
+            case Send():
+                self._on_send(effect, now)
+            case Persist():
+                for one in effect.then:
+                    self.on_effect(one, now)
+            case Deliver():
+                self._on_deliver(effect, now)
+            case Acknowledged(stream=stream, upto=upto):
+                self._acks.enough(now, stream, upto)
+            case Vouch():
+                self._on_vouch(effect, now)
+            case Suspect(node=node, reason=reason, stream=stream, number=number):
+                self.notes.add(
+                    now, Kind.SUSPECT, node, reason.value, self._hearing[1], stream, number
+                )
+            case Drop(reason=drop, sender=sender):
+                named = self._hearing[1] if sender == self._hearing[0] else ""
+                self.notes.add(now, Kind.REFUSED, sender, drop.value, named)
+                self._order.on_drop(sender)
+            case Accuse(evidence=evidence):
+                self._keep("evidence", evidence.accused, msgspec.json.encode(evidence))
+            case Proven(receipt=receipt):
+                data = msgspec.json.encode(receipt)
+                self._keep("receipt", receipt.stream.publisher, data)
+            case _:
+                pass
+
+    def close(self, now: Millis) -> None:
+        """Nothing more will happen."""
+        self._sweep(now)
+
+    def take_documents(self) -> list[Document]:
+        """The documents that have come since the last time."""
+        taken, self._documents = self._documents, []
+        return taken
+
+    def _sweep(self, now: Millis) -> None:
+        self._swept = now
+        self._votes.sweep(now)
+        self._acks.sweep(now)
+        for turnout in self._turnouts.values():
+            turnout.sweep(now)
+        self._order.sweep(now)
+        self._inquiries.sweep(now)
+
+    def _forget_session(self, peer: NodeId) -> None:
+        for key in [key for key in self._tops if key[0] == peer]:
+            del self._tops[key]
+        self._recent.pop(peer, None)
+
+    # ------------------------------------------------------------- what is said
+
+    def _on_receive(self, event: Receive, now: Millis) -> None:
+        sender, message = event.sender, event.message
+        name = type(message).__name__
+        self._hearing = (sender, name)
+        self._links.heard_at[sender] = now
+        self.notes.add(now, Kind.HEARD, sender, message=name)
+        self._inquiries.told(now, sender, message)
+        if isinstance(message, UNREPEATED):
+            self._look_for_repetition(sender, message, now)
+        match message:
+            case Vote():
+                self._on_vote(sender, message, now)
+            case Ack():
+                self._on_ack(sender, message, now)
+            case Echo() | Ready():
+                self._on_word(sender, message, now)
+            case Positions():
+                self._on_positions(sender, message, now)
+            case Checkpoint(statement=signed):
+                self._on_statement(sender, signed)
+            case Publish(stream=stream) if stream.lane is Lane.HISTORY:
+                self._on_histories(stream, event.bodies)
+            case _:
+                self._order.on_message(sender, message, now)
+
+    def _look_for_repetition(self, sender: NodeId, message: AnyMessage, now: Millis) -> None:
+        recent = self._recent.setdefault(sender, OrderedDict())
+        key = hash(message)
+        if key in recent:
+            asked = now - self._asked_at.get(sender, -PATIENCE_MS) < PATIENCE_MS
+            reason = "repeated-when-asked" if asked else "repeated"
+            self.notes.add(now, Kind.BACKWARDS, sender, reason, type(message).__name__)
+        recent[key] = None
+        if len(recent) > RECENT:
+            recent.popitem(last=False)
+
+    def _on_vote(self, sender: NodeId, vote: Vote, now: Millis) -> None:
+        stream, last = vote.stream, vote.first + len(vote.digests) // DIGEST_SIZE - 1
+        key = (sender, stream)
+        top = self._tops.get(key, 0)
+        asked = now - self._asked_at.get(sender, -PATIENCE_MS) < PATIENCE_MS
+        if top and not asked and vote.order == ():
+            if last <= top:
+                self.notes.add(now, Kind.BACKWARDS, sender, "", "Vote", stream, vote.first)
+            elif vote.first > top + 1:
+                self.notes.add(
+                    now, Kind.SKIPPED, sender, "", "Vote", stream, top + 1,
+                    count=min(vote.first - top - 1, FAR_AHEAD),
+                )  # fmt: skip
+        _remember(self._tops, key, max(last, top))
+        self._votes.spoke(now, sender, stream, last)
+
+    def _on_deliver(self, effect: Deliver, now: Millis) -> None:
+        stream, number = effect.place
+        if stream.lane is Lane.DATA and not self._on_chain(stream):
+            self._votes.enough(now, stream, number)
+
+    def _on_chain(self, stream: Stream) -> bool:
+        return self._broadcast(stream) is Broadcast.CHAIN
+
+    def _broadcast(self, stream: Stream) -> Broadcast | None:
+        entry = self._manifest.channel(stream.channel)
+        return None if entry is None else entry.policy.broadcast
+
+    def _on_ack(self, sender: NodeId, ack: Ack, now: Millis) -> None:
+        sent = self._sent.get(ack.stream.data, 0)
+        lane = ack.stream.lane
+        if lane is Lane.DATA and max(ack.upto, ack.settled) > sent:
+            self.notes.add(now, Kind.BOASTS, sender, "unsent", "Ack", ack.stream, ack.upto)
+        if ack.credit > sent + FAR_AHEAD * FAR_AHEAD:
+            self.notes.add(now, Kind.BOASTS, sender, "credit", "Ack", ack.stream, ack.credit)
+        self._acks.spoke(now, sender, ack.stream, ack.upto)
+
+    def _on_positions(self, sender: NodeId, message: Positions, now: Millis) -> None:
+        for position in message.positions:
+            stream = position.stream
+            known = [self._tops.get((b, stream), 0) for b in self._manifest.broker_ids]
+            others = [
+                claim
+                for (s, broker), claim in self._claims.items()
+                if s == stream and broker != sender
+            ]
+            _remember(self._claims, (stream, sender), position.next)
+            if len(others) > self._manifest.f and position.next > FAR_AHEAD + max(*others, *known):
+                self.notes.add(
+                    now, Kind.BOASTS, sender, "ahead", "Positions", stream, position.next
+                )
+
+    # ------------------------------------------------- reliable broadcast (Bracha)
+
+    def _on_word(self, sender: NodeId, word: Echo | Ready, now: Millis) -> None:
+        place = (word.stream, word.first)
+        key = (sender, type(word), *place)
+        before = self._said.get(key)
+        name = type(word).__name__
+        if before is not None and before != word.run:
+            self.notes.add(now, Kind.CONTRADICTS, sender, "itself", name, *place)
+        _remember(self._said, key, word.run)
+        truth = self._vouched.get(place)
+        if truth is not None and truth != word.run:
+            self.notes.add(now, Kind.CONTRADICTS, sender, "others", name, *place)
+        self._turnouts[type(word)].spoke(now, sender, place)
+
+    def _on_vouch(self, effect: Vouch, now: Millis) -> None:
+        stream = effect.stream
+        if stream.lane is Lane.DATA and self._broadcast(stream) is not Broadcast.BRACHA:
+            return
+        place = (stream, effect.first)
+        run = root(effect.first, effect.digests)
+        _remember(self._vouched, place, run)
+        for kind, turnout in self._turnouts.items():
+            turnout.enough(now, place)
+            for broker in self._manifest.broker_ids:
+                said = self._said.get((broker, kind, *place))
+                if said is not None and said != run:
+                    self.notes.add(now, Kind.CONTRADICTS, broker, "others", kind.__name__, *place)
+
+    # ------------------------------------------------------------ what is sent
+
+    def _on_send(self, send: Send, now: Millis) -> None:
+        message = send.message
+        self._inquiries.asked(now, send.to, message)
+        match message:
+            case Subscribe():
+                self._asked_at.update(dict.fromkeys(send.to, now))
+            case (
+                Publish(stream=stream, first=first, digests=digests)
+                | ChainRun(stream=stream, first=first, digests=digests)
+                | Offer(stream=stream, first=first, digests=digests)
+            ):
+                last = first + len(digests) // DIGEST_SIZE - 1
+                known = self._sent.get(stream.data, 0)
+                if stream.lane is Lane.DATA:
+                    _remember(self._sent, stream.data, max(known, last))
+                self._order.on_own(message, send.to, now)
+            case _:
+                self._asked_at.update(
+                    dict.fromkeys(send.to, now) if self._order.on_own(message, send.to, now) else {}
+                )
+
+    # --------------------------------------------------------------- documents
+
+    def _on_statement(self, sender: NodeId, signed: Signed) -> None:
+        statement = parse_statement(signed.payload)
+        if isinstance(statement, SegmentStatement) and statement.broker == sender:
+            self._keep("statement", sender, msgspec.json.encode(signed))
+
+    def _on_histories(self, stream: Stream, bodies: tuple[bytes, ...]) -> None:
+        for body in bodies:
+            found = read_history(body, stream)
+            if found is not None:
+                self._keep("statement", stream.publisher, msgspec.json.encode(found[0]))
+
+    def _keep(self, kind: str, subject: str, data: bytes) -> None:
+        if data not in self._filed and len(self._filed) < MAX_DOCUMENTS:
+            self._filed[data] = None
+            self._documents.append(Document(kind, subject, data))
+
+
+def _remember(memory: OrderedDict[_K, _V], key: _K, value: _V) -> None:
+    """Keep what was heard last."""
+    memory[key] = value
+    if len(memory) > MAX_REMEMBERED:
+        memory.popitem(last=False)

@@ -1,0 +1,232 @@
+"""What a broker notices of others in total order: leaders, voters, and where they say they are."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from quorumcast.agents.observation import Kind, Notes
+from quorumcast.agents.turnout import Links, Turnout, bucket_of
+from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream
+from quorumcast.core.messages import (
+    Accept,
+    AnyMessage,
+    Attest,
+    Batch,
+    Fetched,
+    LogPart,
+    Offer,
+    Propose,
+    Pull,
+    Standing,
+    StateHead,
+    Stop,
+    Write,
+)
+from quorumcast.core.quorum import Protection
+from quorumcast.manifest.manifest import Manifest
+
+MAX_REMEMBERED = 4096
+#: Nobody is so far ahead of everybody else.
+FAR_AHEAD = 1000
+#: An offer that has waited so long was passed over if a later one is taken.
+LONG_MS = 250
+#: Who has been heard so lately is alive.
+ALIVE_MS = 300
+
+
+def log_stream(log: Protection) -> Stream:
+    """The name under which the instances of a log are numbered in observations."""
+    return Stream(Channel(f"*{log.value}"), CELL, 0)
+
+
+class OrderingWatch:
+    """The part of an observer that looks at consensus."""
+
+    __slots__ = (
+        "_f",
+        "_latest_offer",
+        "_links",
+        "_me",
+        "_members",
+        "_notes",
+        "_offers",
+        "_quorum",
+        "_standings",
+        "_turnouts",
+        "_values",
+    )
+
+    def __init__(self, manifest: Manifest, me: NodeId, links: Links, notes: Notes) -> None:
+        self._me = me
+        self._members = manifest.broker_ids
+        self._f = manifest.f
+        self._links = links
+        self._notes = notes
+        others = tuple(member for member in self._members if member != me)
+        self._turnouts = {
+            kind: Turnout(kind.__name__, others, links, notes) for kind in (Write, Accept)
+        }
+        #: So many others must have spoken for it to be enough.
+        self._quorum = max(1, len(self._members) - manifest.f - 1)
+        #: What each member voted for: by kind, log, regency and instance.
+        self._values: OrderedDict[tuple[type, Protection, int, int], dict[NodeId, bytes]] = (
+            OrderedDict()
+        )
+        #: When each offer came that has not been proposed since.
+        self._offers: OrderedDict[tuple[Stream, int], int] = OrderedDict()
+        self._latest_offer: tuple[Stream, int] | None = None
+        #: Where members say they are: regency and the highest instance decided.
+        self._standings: dict[tuple[Protection, NodeId], Standing] = {}
+
+    def on_message(self, sender: NodeId, message: AnyMessage, now: Millis) -> None:
+        """Something of another broker or of a publisher."""
+        match message:
+            case Write() | Accept():
+                self._on_vote(sender, message, now)
+            case Propose():
+                self._on_propose(sender, message, now)
+            case Standing():
+                self._on_standing(sender, message, now)
+            case Stop():
+                self._on_stop(sender, message, now)
+            case Offer(stream=stream, first=first):
+                self._latest_offer = (stream, first)
+                self._offers.setdefault((stream, first), now)
+                if len(self._offers) > MAX_REMEMBERED:
+                    self._offers.popitem(last=False)
+            case LogPart(batches=batches):
+                for batch in batches:
+                    self._ordered(batch)
+            case Fetched(batch=batch):
+                self._ordered(batch)
+            case StateHead():
+                self._offers.clear()
+            case _:
+                pass
+
+    def on_own(self, message: AnyMessage, to: tuple[NodeId, ...], now: Millis) -> bool:
+        """Something that this node sends; True if it asks others to repeat themselves."""
+        match message:
+            case Propose(batch=batch):
+                self._ordered(batch)
+            case Stop(log=log, regency=regency):
+                self._on_own_stop(log, regency, now)
+            case Pull() | Attest():
+                return True
+            case _:
+                pass
+        return False
+
+    def on_drop(self, sender: NodeId) -> None:
+        """What came last was ignored."""
+        if self._latest_offer is not None:
+            self._offers.pop(self._latest_offer, None)
+            self._latest_offer = None
+
+    def sweep(self, now: Millis) -> None:
+        """What has not come by now is missing."""
+        for turnout in self._turnouts.values():
+            turnout.sweep(now)
+
+    # ------------------------------------------------------------------ votes
+
+    def _on_vote(self, sender: NodeId, vote: Write | Accept, now: Millis) -> None:
+        stream, name = log_stream(vote.log), type(vote).__name__
+        votes = self._values.setdefault((type(vote), vote.log, vote.regency, vote.instance), {})
+        if len(self._values) > MAX_REMEMBERED:
+            self._values.popitem(last=False)
+        before = votes.get(sender)
+        if before is not None and before != vote.value:
+            self._notes.add(now, Kind.CONTRADICTS, sender, "itself", name, stream, vote.instance)
+        votes.setdefault(sender, vote.value)
+        agreed = [value for value in votes.values() if value == vote.value]
+        if len(agreed) > self._f:
+            for other, value in votes.items():
+                if value != vote.value:
+                    self._notes.add(
+                        now, Kind.CONTRADICTS, other, "others", name, stream, vote.instance
+                    )
+        turnout = self._turnouts[type(vote)]
+        if turnout.spoke(now, sender, (stream, vote.instance)) >= self._quorum:
+            turnout.enough(now, (stream, vote.instance))
+
+    # ---------------------------------------------------------------- leaders
+
+    def _on_propose(self, sender: NodeId, message: Propose, now: Millis) -> None:
+        newest = -1
+        for item in message.batch:
+            since = self._offers.pop((item.stream, item.first), None)
+            if since is not None:
+                newest = max(newest, since)
+                self._notes.add(
+                    now, Kind.CAME, sender, message="Propose", stream=log_stream(message.log),
+                    bucket=bucket_of(now - since),
+                )  # fmt: skip
+        for (stream, first), since in self._offers.items():
+            if newest - since > LONG_MS:
+                self._notes.add(now, Kind.PASSES_OVER, sender, "", "Propose", stream, first)
+
+    def _ordered(self, batch: Batch) -> None:
+        for item in batch:
+            self._offers.pop((item.stream, item.first), None)
+
+    def _on_own_stop(self, log: Protection, regency: int, now: Millis) -> None:
+        leader = self._members[(regency - 1) % len(self._members)]
+        if leader == self._me:
+            return
+        heard = self._links.heard_at.get(leader, -ALIVE_MS)
+        alive = leader in self._links.up_since and now - heard < ALIVE_MS
+        self._notes.add(
+            now,
+            Kind.GAVE_UP,
+            leader,
+            "alive" if alive else "mute",
+            "Stop",
+            log_stream(log),
+            regency,
+        )
+
+    # -------------------------------------------------------------- standings
+
+    def _on_standing(self, sender: NodeId, standing: Standing, now: Millis) -> None:
+        log = standing.log
+        stream = log_stream(log)
+        others = [s for (of, who), s in self._standings.items() if of is log and who != sender]
+        before = self._standings.get((log, sender))
+        self._standings[log, sender] = standing
+        if before is not None and standing.decided < before.decided:
+            self._notes.add(
+                now, Kind.BACKWARDS, sender, "decided", "Standing", stream, standing.decided
+            )
+        if len(others) <= self._f:
+            return
+        if standing.decided > FAR_AHEAD + max(s.decided for s in others):
+            self._notes.add(now, Kind.BOASTS, sender, "ahead", "Standing", stream, standing.decided)
+        if standing.regency > FAR_AHEAD + max(s.regency for s in others):
+            self._notes.add(
+                now, Kind.BOASTS, sender, "regency", "Standing", stream, standing.regency
+            )
+        same = [s for s in others if s.checkpoint == standing.checkpoint and s.root]
+        if standing.root and len(same) > self._f and all(s.root != standing.root for s in same):
+            self._notes.add(
+                now, Kind.CONTRADICTS, sender, "others", "Standing", stream, standing.checkpoint
+            )
+        ahead = sorted(s.decided for s in others)[-self._f - 1]
+        if standing.decided == 0 and ahead > 0:
+            self._notes.add(now, Kind.BOASTS, sender, "behind", "Standing", stream, ahead)
+        peers = [s for s in others if s.regency == standing.regency and s.synced and not s.fresh]
+        if len(peers) > self._f:
+            state = "fresh" if standing.fresh else "" if standing.synced else "unsynced"
+            self._notes.add(now, Kind.HEARD, sender, state or "synced", "Standing")
+
+    def _on_stop(self, sender: NodeId, stop: Stop, now: Millis) -> None:
+        others = [
+            s.regency
+            for (of, who), s in self._standings.items()
+            if of is stop.log and who != sender
+        ]
+        if len(others) > self._f and stop.regency > max(others) + 1:
+            reason = "regency" if stop.regency > FAR_AHEAD + max(others) else "impatient"
+            self._notes.add(
+                now, Kind.BOASTS, sender, reason, "Stop", log_stream(stop.log), stop.regency
+            )

@@ -1,0 +1,197 @@
+"""Turnout: who says what enough others have said, how much later, and who never does.
+
+A subscriber that accepts a publication, a publisher whose publication is held by enough brokers and
+a broker that delivers a run all know a moment at which *enough* brokers had spoken. Every other
+broker ought to say the same. What it says later is counted by how much later; what it has not said
+after PATIENCE_MS is counted as missing, if the link to it was up, and lost nothing, all that time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+from quorumcast.agents.observation import Kind, Notes
+from quorumcast.core.ids import Millis, NodeId, Stream
+
+#: Who has not said by then what enough others said is not going to.
+PATIENCE_MS = 600
+#: Moments that are remembered per kind of message, and streams.
+MAX_MOMENTS = 2048
+MAX_STREAMS = 256
+#: Upper bounds, in milliseconds, of the classes by which lateness is counted.
+BUCKETS = (5, 10, 20, 40, 80, 160, 320, 640, 1280, 10**9)
+
+#: What is spoken of: a number of a stream.
+Place = tuple[Stream, int]
+
+
+def bucket_of(late_ms: int) -> int:
+    """The class that a lateness belongs to."""
+    return next(bound for bound in BUCKETS if late_ms < bound)
+
+
+class Links:
+    """Since when each peer could be heard without interruption."""
+
+    __slots__ = ("clear_since", "heard_at", "up_since")
+
+    def __init__(self) -> None:
+        self.up_since: dict[NodeId, int] = {}
+        #: … and without losing anything.
+        self.clear_since: dict[NodeId, int] = {}
+        self.heard_at: dict[NodeId, int] = {}
+
+    def up(self, peer: NodeId, now: Millis) -> None:
+        """A session has begun."""
+        self.up_since[peer] = self.clear_since[peer] = now
+
+    def down(self, peer: NodeId) -> None:
+        """A session has ended."""
+        self.up_since.pop(peer, None)
+        self.clear_since.pop(peer, None)
+
+    def owed(self, peer: NodeId, since: int) -> bool:
+        """Whether all that a peer said of something at a time, or shortly before, has come."""
+        clear = self.clear_since.get(peer)
+        return clear is not None and since - clear >= PATIENCE_MS // 2
+
+    def lost(self, peer: NodeId, now: Millis) -> None:
+        """Packets of this peer have not arrived."""
+        if peer in self.clear_since:
+            self.clear_since[peer] = now
+
+
+class Turnout:
+    """One kind of message that every broker ought to send about each place."""
+
+    __slots__ = ("_links", "_members", "_message", "_moments", "_notes", "_said")
+
+    def __init__(
+        self, message: str, members: tuple[NodeId, ...], links: Links, notes: Notes
+    ) -> None:
+        self._message = message
+        self._members = members
+        self._links = links
+        self._notes = notes
+        #: When enough had spoken of a place, and who had not yet; at most MAX_MOMENTS.
+        self._moments: OrderedDict[Place, tuple[int, dict[NodeId, None]]] = OrderedDict()
+        #: Who has spoken of places at which not enough have yet; at most MAX_MOMENTS.
+        self._said: OrderedDict[Place, dict[NodeId, None]] = OrderedDict()
+
+    def enough(self, now: Millis, place: Place) -> None:
+        """Enough have spoken of this place now."""
+        if place in self._moments:
+            return
+        said = self._said.pop(place, {})
+        waiting = {member: None for member in self._members if member not in said}
+        for member in said:
+            self._came(now, member, place[0], 0)
+        self._moments[place] = (now, waiting)
+        if len(self._moments) > MAX_MOMENTS:
+            self._moments.popitem(last=False)
+
+    def spoke(self, now: Millis, member: NodeId, place: Place) -> int:
+        """A member has spoken of this place now; returns how many have before enough had."""
+        moment = self._moments.get(place)
+        if moment is not None:
+            since, waiting = moment
+            if member in waiting:
+                del waiting[member]
+                self._came(now, member, place[0], now - since)
+            return 0
+        said = self._said.setdefault(place, {})
+        said[member] = None
+        if len(self._said) > MAX_MOMENTS:
+            self._said.popitem(last=False)
+        return len(said)
+
+    def _came(self, now: Millis, member: NodeId, stream: Stream, late_ms: int) -> None:
+        self._notes.add(
+            now, Kind.CAME, member, message=self._message, stream=stream, bucket=bucket_of(late_ms)
+        )
+
+    def sweep(self, now: Millis) -> None:
+        """What has not come by now is missing."""
+        while self._moments:
+            place, (since, waiting) = next(iter(self._moments.items()))
+            if now - since < PATIENCE_MS:
+                return
+            del self._moments[place]
+            for member in waiting:
+                if self._links.owed(member, since):
+                    self._notes.add(
+                        now, Kind.MISSING, member, message=self._message, stream=place[0],
+                        number=place[1],
+                    )  # fmt: skip
+
+
+class Progress:
+    """One kind of message by which every broker tells how far it is; who is further has said all.
+
+    Of the numbers that enough brokers have reached one is looked at every few milliseconds.
+    """
+
+    __slots__ = ("_last", "_links", "_members", "_message", "_moments", "_notes", "_reached")
+
+    #: Numbers that are looked at are so far apart, in milliseconds.
+    APART_MS = 2
+
+    def __init__(
+        self, message: str, members: tuple[NodeId, ...], links: Links, notes: Notes
+    ) -> None:
+        self._message = message
+        self._members = members
+        self._links = links
+        self._notes = notes
+        #: Number, time and who has not got there, for each stream; at most MAX_MOMENTS in all.
+        self._moments: dict[Stream, deque[tuple[int, int, dict[NodeId, None]]]] = {}
+        #: How far each member is on each stream.
+        self._reached: OrderedDict[tuple[Stream, NodeId], int] = OrderedDict()
+        self._last: dict[Stream, int] = {}
+
+    def enough(self, now: Millis, stream: Stream, number: int) -> None:
+        """Enough are as far as this now."""
+        if now - self._last.get(stream, -1000) < self.APART_MS:
+            return
+        if stream not in self._moments and len(self._moments) >= MAX_STREAMS:
+            return
+        self._last[stream] = now
+        waiting: dict[NodeId, None] = {}
+        for member in self._members:
+            if self._reached.get((stream, member), 0) >= number:
+                self._came(now, member, stream, 0)
+            else:
+                waiting[member] = None
+        moments = self._moments.setdefault(stream, deque(maxlen=MAX_MOMENTS))
+        if waiting:
+            moments.append((number, now, waiting))
+
+    def spoke(self, now: Millis, member: NodeId, stream: Stream, number: int) -> None:
+        """A member says that it is as far as this."""
+        key = (stream, member)
+        self._reached[key] = max(number, self._reached.get(key, 0))
+        if len(self._reached) > MAX_MOMENTS:
+            self._reached.popitem(last=False)
+        for reached, since, waiting in self._moments.get(stream, ()):
+            if reached > number:
+                break
+            if member in waiting:
+                del waiting[member]
+                self._came(now, member, stream, now - since)
+
+    def _came(self, now: Millis, member: NodeId, stream: Stream, late_ms: int) -> None:
+        self._notes.add(
+            now, Kind.CAME, member, message=self._message, stream=stream, bucket=bucket_of(late_ms)
+        )
+
+    def sweep(self, now: Millis) -> None:
+        """Who is not there by now is not going to be."""
+        for stream, moments in self._moments.items():
+            while moments and (now - moments[0][1] >= PATIENCE_MS or not moments[0][2]):
+                number, since, waiting = moments.popleft()
+                for member in waiting:
+                    if self._links.owed(member, since):
+                        self._notes.add(
+                            now, Kind.MISSING, member, message=self._message, stream=stream,
+                            number=number,
+                        )  # fmt: skip

@@ -1,0 +1,130 @@
+"""A simulated run with an observer beside every node, and a record of what liars really did."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from quorumcast.agents.broker import Broker
+from quorumcast.agents.observation import Observation
+from quorumcast.agents.observer import Document, Observer
+from quorumcast.agents.publisher import Publisher
+from quorumcast.core.ids import Millis, NodeId
+from quorumcast.core.machine import Effect, Event
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.sim.deeds import Committed, DeedKey, Deeds
+from quorumcast.sim.plan import Act, Outcome, Plan, Run
+
+
+#: How long a run goes on after its promises have come true, with what it takes to be noticed.
+LINGER_MS = 2000
+#: Each publisher publishes, and each subscriber wants a receipt, so often meanwhile.
+EVERY_MS, PROVE_MS = 40, 500
+MOST_STEPS = 200_000
+
+
+class ObservedRun:
+    """Everything that an audit may see of a run, and what it is to find out."""
+
+    __slots__ = ("deeds", "documents", "faulty", "manifest", "observations", "outcome")
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        outcome: Outcome,
+        observations: list[Observation],
+        documents: list[tuple[NodeId, Document]],
+        faulty: dict[NodeId, str],
+        deeds: dict[DeedKey, Committed],
+    ) -> None:
+        self.manifest = manifest
+        self.outcome = outcome
+        self.observations = observations
+        self.documents = documents
+        self.faulty = faulty
+        self.deeds = deeds
+
+
+class _Observers:
+    """One observer per node; it outlives the node's crashes, as a log on disk does."""
+
+    def __init__(self) -> None:
+        self.observers: dict[NodeId, Observer] = {}
+        self.run: Run | None = None
+
+    def _observer(self, node: NodeId) -> Observer | None:
+        found = self.observers.get(node)
+        if found is None and self.run is not None and node in self.run.world.nodes:
+            machine = self.run.world.nodes[node].machine
+            role = "broker" if isinstance(machine, Broker) else "subscriber"
+            role = "publisher" if isinstance(machine, Publisher) else role
+            manifest = self.run.world.cell.manifest
+            found = self.observers[node] = Observer(manifest, node, role)
+        return found
+
+    def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
+        observer = self._observer(node)
+        if observer is not None:
+            observer.on_event(event, now)
+
+    def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
+        observer = self._observer(node)
+        if observer is not None:
+            observer.on_effect(effect, now)
+
+    def on_lost(self, node: NodeId, peer: NodeId) -> None:
+        observer = self._observer(node)
+        if observer is not None and self.run is not None:
+            observer.on_lost(peer, Millis(self.run.world.scheduler.now))
+
+
+def perform_observed(plan: Plan, linger_ms: int = LINGER_MS) -> ObservedRun:
+    """Carry out a plan while everybody takes notes, and let the cell go on for a while."""
+    observers = _Observers()
+    run = observers.run = Run(plan, (observers,))
+    world = run.world
+
+    def reached(node: NodeId, peer: NodeId) -> bool:
+        link = world.network.link(node, peer)
+        return world.adversary.is_correct(peer) and link is not None and len(link.sessions) == 2
+
+    deeds = Deeds(reached)
+    world.adversary.on_fault = deeds.around
+    world.network.on_lost = observers.on_lost
+    outcome = run.perform()
+    linger(run, linger_ms)
+    observations: list[Observation] = []
+    documents: list[tuple[NodeId, Document]] = []
+    for name, observer in observers.observers.items():
+        observer.close(Millis(world.scheduler.now))
+        observations += observer.notes.take(all_=True)
+        documents += [(name, document) for document in observer.take_documents()]
+    return ObservedRun(
+        manifest=plan_manifest(run),
+        outcome=outcome,
+        observations=observations,
+        documents=documents,
+        faulty=dict(world.adversary.faulty),
+        deeds=deeds.done,
+    )
+
+
+def linger(run: Run, linger_ms: int) -> None:
+    """Ordinary days: whoever publishes goes on publishing, and subscribers want receipts."""
+    world, plan = run.world, run.plan
+    for publisher in plan.publishers:
+        for channel in plan.channels:
+            if world.cell.manifest.may_publish(publisher, channel.name):
+                act = Act(0, "submit", publisher, channel.name, 1)
+                for at_ms in range(0, linger_ms, EVERY_MS):
+                    world.scheduler.after(at_ms, partial(run.act, act))
+    for subscriber in plan.subscribers:
+        for channel in plan.channels:
+            prove = Act(0, "prove", subscriber, channel.name)
+            for at_ms in range(PROVE_MS, linger_ms, PROVE_MS):
+                world.scheduler.after(at_ms, partial(run.act, prove))
+    world.scheduler.run_until(world.scheduler.now + linger_ms, MOST_STEPS)
+
+
+def plan_manifest(run: Run) -> Manifest:
+    """The cell as it was in the end."""
+    return run.world.cell.manifest
