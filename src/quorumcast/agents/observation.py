@@ -39,6 +39,16 @@ COLUMNS = {
 }
 
 
+#: … and those of the documents that observers keep: statements, evidence, receipts, manifests.
+DOCUMENT_COLUMNS = {
+    "run": "string",
+    "observer": "string",
+    "kind": "string",
+    "subject": "string",
+    "data": "binary",
+}
+
+
 class Kind(enum.Enum):
     """What was noticed."""
 
@@ -162,3 +172,15 @@ class Notes:
             self._end_span(self._began)
         done, self._done = self._done, []
         return done
+
+
+def columns_of(run: str, rows: list[Observation], shift_ms: int = 0) -> dict[str, list[object]]:
+    """Rows as the columns of the table; `shift_ms` is added to their times."""
+    columns: dict[str, list[object]] = {name: [] for name in COLUMNS}
+    for row in rows:
+        columns["run"].append(run)
+        columns["t_ms"].append(row.t_ms + shift_ms)
+        columns["until_ms"].append(row.until_ms + shift_ms)
+        for name in row.__struct_fields__[2:]:
+            columns[name].append(getattr(row, name))
+    return columns

@@ -153,6 +153,7 @@ class Observer:
         elif isinstance(event, Connected):
             self._links.up(event.peer, now)
             self._forget_session(event.peer)
+            self._order.forget(event.peer)
             self.notes.add(now, Kind.LINK, event.peer, "up")
         elif isinstance(event, Disconnected):
             self._links.down(event.peer)

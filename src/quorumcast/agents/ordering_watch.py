@@ -117,6 +117,11 @@ class OrderingWatch:
                 pass
         return False
 
+    def forget(self, peer: NodeId) -> None:
+        """A new session: whoever restarts begins anew."""
+        for key in [key for key in self._standings if key[1] == peer]:
+            del self._standings[key]
+
     def on_drop(self, sender: NodeId) -> None:
         """What came last was ignored."""
         if self._latest_offer is not None:

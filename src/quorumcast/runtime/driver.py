@@ -149,6 +149,17 @@ class Driver:
 
         return both
 
+    def watch(self, on_handled: Callable[[Event, list[Effect], Millis], None]) -> None:
+        """Show there every event that the machine takes, and the effects that it asks for."""
+        handle = self._handle
+
+        def watched(event: Event, now: Millis) -> list[Effect]:
+            effects = handle(event, now)
+            on_handled(event, effects, now)
+            return effects
+
+        self._handle = watched
+
     def now(self) -> Millis:
         """The loop's clock."""
         return Millis(int(self._loop.time() * 1000))

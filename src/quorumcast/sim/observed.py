@@ -14,7 +14,6 @@ from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.deeds import Committed, DeedKey, Deeds
 from quorumcast.sim.plan import Act, Outcome, Plan, Run
 
-
 #: How long a run goes on after its promises have come true, with what it takes to be noticed.
 LINGER_MS = 2000
 #: Each publisher publishes, and each subscriber wants a receipt, so often meanwhile.

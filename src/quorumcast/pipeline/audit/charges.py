@@ -1,0 +1,191 @@
+"""Charges: which observations say that somebody is faulty, what it did, and who else may have.
+
+Most of what nodes note of each other happens to correct nodes as well: packets get lost, brokers
+restart, publishers repeat themselves. A rule is here only if a correct node does not do this to a
+correct observer, however bad the weather: either because the protocol forbids it (two votes for one
+number), or because it would have to happen again and again, and more than to anybody else (votes
+that never come). `at_least` leaves room for the little that does happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from quorumcast.core.statements import Basis
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.pipeline.audit.diagnosis import Clause
+
+
+class Feature(msgspec.Struct, frozen=True, kw_only=True):
+    """Equal observations of one run, added up."""
+
+    observer: str
+    role: str
+    accused: str
+    kind: str
+    reason: str = ""
+    message: str = ""
+    channel: str = ""
+    publisher: str = ""
+    lane: int = 0
+    bucket: int = 0
+    count: int = 1
+    number: int = 0
+    t_ms: int = 0
+    until_ms: int = 0
+
+
+class Charge(msgspec.Struct, frozen=True):
+    """One of `clause` is faulty: the accused did this to the observer, or another one lies."""
+
+    accused: str
+    observer: str
+    deed: str
+    why: str
+    clause: Clause
+    count: int
+    t_ms: int
+    until_ms: int
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """Observations that a correct node does not give cause for."""
+
+    kind: str
+    deed: str
+    why: str
+    reasons: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    at_least: int = 1
+    #: Whether a publisher that tells brokers different things may be behind it.
+    publisher: bool = False
+
+    def covers(self, feature: Feature) -> bool:
+        """Whether this rule is about such observations."""
+        return (
+            feature.kind == self.kind
+            and (not self.reasons or feature.reason in self.reasons)
+            and (not self.messages or feature.message in self.messages)
+            and (not self.roles or feature.role in self.roles)
+        )
+
+
+_ORDERING = ("Write", "Accept", "Propose")
+
+RULES = (
+    Rule(kind="suspect", reasons=("dissent",), deed="altered", publisher=True,
+         why="voted for other contents than were accepted"),
+    Rule(kind="suspect", reasons=("equivocation",), roles=("subscriber",), deed="equivocated",
+         why="voted for two contents at one number"),
+    Rule(kind="suspect", reasons=("equivocation",), roles=("broker",), deed="equivocated",
+         messages=("Publish", "Offer", "Propose", "Write", "Accept"),
+         why="sent two versions of one thing"),
+    Rule(kind="suspect", reasons=("bad-body",), deed="altered",
+         why="sent contents that do not match their digest"),
+    Rule(kind="suspect", reasons=("false-statement",), deed="altered", publisher=True,
+         why="signed what others contradict"),
+    Rule(kind="suspect", reasons=("without-history",), deed="dropped",
+         why="publishes and does not account for it"),
+    Rule(kind="refused", reasons=("bad-body",), deed="altered",
+         why="sent contents that do not match their digest"),
+    Rule(kind="refused", reasons=("bad-signature",), deed="forged", at_least=2,
+         why="showed signatures that do not hold"),
+    Rule(kind="refused", reasons=("bad-run",), deed="forged", at_least=2,
+         why="sent what is malformed or signed by somebody else"),
+    Rule(kind="refused", reasons=("wrong-sender",), deed="forged",
+         why="spoke in another's name"),
+    Rule(kind="refused", reasons=("no-right",), deed="forged", at_least=3,
+         why="used a channel to which it has no right"),
+    Rule(kind="refused", reasons=("conflict",), messages=(*_ORDERING, "Offer"),
+         deed="equivocated", why="said two different things of one"),
+    Rule(kind="refused", reasons=("unexpected-message",), deed="flooded", at_least=3,
+         why="sent messages that nobody in its place sends"),
+    Rule(kind="refused", reasons=("unknown-stream",), messages=("Contents", "Ack"),
+         deed="flooded", at_least=3, why="spoke of streams that do not exist"),
+    Rule(kind="refused", reasons=("out-of-window", "over-limit"), messages=("Offer",),
+         deed="flooded", at_least=3, why="offered more than it may"),
+    Rule(kind="contradicts", reasons=("itself",), deed="equivocated",
+         why="said two different things of one"),
+    Rule(kind="contradicts", reasons=("others",), messages=("Ready", "Accept", "Standing"),
+         deed="altered", at_least=2, why="said something else than what was decided"),
+    Rule(kind="contradicts", reasons=("others",), messages=("Echo",), deed="altered",
+         at_least=2, publisher=True, why="echoed something else than what was delivered"),
+    Rule(kind="boasts", reasons=("unsent",), deed="misled", at_least=2,
+         why="acknowledged what was never sent"),
+    Rule(kind="boasts", reasons=("credit", "ahead", "regency"), deed="misled", at_least=2,
+         why="named numbers that nobody is near"),
+    Rule(kind="boasts", reasons=("impatient",), deed="flooded", at_least=3,
+         why="asked for other leaders all the time"),
+    Rule(kind="boasts", reasons=("behind",), deed="misled", at_least=3,
+         why="claimed to know nothing long after the others"),
+    Rule(kind="backwards", reasons=("",), messages=("Vote",), deed="reordered", at_least=2,
+         why="voted in another order than that of the numbers"),
+    Rule(kind="backwards", reasons=("repeated",), deed="flooded", at_least=3,
+         why="repeated itself word by word, unasked"),
+    Rule(kind="backwards", reasons=("decided",), deed="misled", at_least=2,
+         why="took back what it said of how far it is"),
+)  # fmt: skip
+
+
+class Case:
+    """One cell, and what its nodes noted of each other."""
+
+    def __init__(self, manifest: Manifest, features: Iterable[Feature]) -> None:
+        self.manifest = manifest
+        self.features = [f for f in features if f.observer != f.accused]
+        self._unsettled = {
+            channel.name
+            for channel in manifest.channels
+            if channel.policy.basis is not Basis.SETTLED
+        }
+        self._clients = {client.id for client in manifest.clients}
+
+    def charge(
+        self, features: Sequence[Feature], deed: str, why: str, *, publisher: bool = False
+    ) -> Charge:
+        """The charge that features of one observer against one node amount to."""
+        first = features[0]
+        publishers: set[str] = set()
+        if publisher and all(f.channel in self._unsettled and not f.lane for f in features):
+            # A lie about a second publisher's stream would have to be a second publisher's.
+            publishers = {f.publisher for f in features}
+        clause = {first.accused, first.observer}
+        if len(publishers) == 1:
+            clause |= publishers & self._clients
+        return Charge(
+            accused=first.accused,
+            observer=first.observer,
+            deed=deed,
+            why=why,
+            clause=frozenset(clause),
+            count=sum(f.count for f in features),
+            t_ms=min(f.t_ms for f in features),
+            until_ms=max(f.until_ms for f in features),
+        )
+
+    def pairs(self, features: Iterable[Feature]) -> list[list[Feature]]:
+        """Features by observer and accused."""
+        grouped: dict[tuple[str, str], list[Feature]] = {}
+        for feature in features:
+            grouped.setdefault((feature.observer, feature.accused), []).append(feature)
+        return list(grouped.values())
+
+
+def firm_charges(case: Case) -> list[Charge]:
+    """What the protocol forbids."""
+    found = []
+    for rule in RULES:
+        for features in case.pairs(f for f in case.features if rule.covers(f)):
+            groups = [features]
+            if rule.publisher:
+                by: dict[str, list[Feature]] = {}
+                for feature in features:
+                    by.setdefault(feature.publisher, []).append(feature)
+                groups = list(by.values())
+            for group in groups:
+                if sum(f.count for f in group) >= rule.at_least:
+                    found.append(case.charge(group, rule.deed, rule.why, publisher=rule.publisher))
+    return found

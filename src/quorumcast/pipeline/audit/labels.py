@@ -1,0 +1,199 @@
+"""Labelled runs: what faulty nodes did, and whether anybody could tell.
+
+The label of a node comes from what was really done (`sim.deeds`), never from what an observer noted
+or an audit concluded:
+
+- `plain`: it did enough, towards enough correct nodes, to be named: given true reports of its deeds
+  by all correct nodes, every explanation within the model contains it (`diagnosis`).
+- `word-against-word`: it did, but towards so few that those few might as well be the liars. No
+  audit can name it without trusting single witnesses. (A broker that ignores one client; a
+  publisher that skips f brokers.)
+- `slight`: fewer than SLIGHT deeds towards anybody.
+- `idle`: a fault was set and changed nothing (a leader's fault in a node that never led).
+- `world`: it crashed for good, lost its disk or ran twice. It is faulty by the model and did not
+  lie; naming it is neither right nor wrong.
+- `false-witness`: it did nothing but write a false log.
+- `correct`: naming it is always wrong.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import msgspec
+
+from quorumcast.agents.observation import COLUMNS, DOCUMENT_COLUMNS, columns_of
+from quorumcast.core.ids import NodeId
+from quorumcast.core.statements import Basis
+from quorumcast.faults.catalogue import CATALOGUE
+from quorumcast.manifest.files import sign_manifest
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.pipeline.audit.diagnosis import Clause, Model, diagnose
+from quorumcast.pipeline.audit.tables import LABEL_COLUMNS
+from quorumcast.sim.cells import operator_of
+from quorumcast.sim.deeds import Committed, Deed, DeedKey
+from quorumcast.sim.harm import WORLD
+from quorumcast.sim.observed import ObservedRun, perform_observed
+from quorumcast.sim.plan import Plan
+from quorumcast.sim.scenario import draw
+from quorumcast.sim.slander import forgeries, slander
+
+#: Fewer deeds than this towards one node are slight: that many happen to anybody's packets.
+SLIGHT = 3
+#: Of so many runs one is without a fault of the catalogue, for precision.
+WORLD_EVERY = 8
+#: In one of so many runs faulty nodes write false logs.
+SLANDER_EVERY = 3
+
+#: Members change in this one, and the logs of several epochs are another matter.
+_LEFT_OUT = ("members",)
+_WORLD = tuple(name for name in WORLD if name not in _LEFT_OUT)
+_FAULTS = tuple(CATALOGUE)
+
+#: What brokers may differ on when a publisher lies, unless it is settled.
+_ABOUT_STREAMS = ("Vote", "Contents", "Echo", "Ready", "ChainRun", "Ack", "Checkpoint")
+
+
+def adversary_of(index: int) -> str:
+    """Every fault in turn, and now and then something that the world does."""
+    turn, place = divmod(index, WORLD_EVERY)
+    if place == WORLD_EVERY - 1:
+        return _WORLD[turn % len(_WORLD)]
+    return _FAULTS[(turn * (WORLD_EVERY - 1) + place) % len(_FAULTS)]
+
+
+def settled(manifest: Manifest) -> bool:
+    """Whether correct brokers cannot differ on any channel of a cell."""
+    return all(channel.policy.basis is Basis.SETTLED for channel in manifest.channels)
+
+
+def ideal_clauses(
+    deeds: Mapping[DeedKey, Committed], *, is_settled: bool
+) -> tuple[list[Clause], dict[NodeId, int]]:
+    """What true reports of these deeds say, and the most that each node did towards one other."""
+    per_pair: dict[tuple[NodeId, NodeId, str], int] = {}
+    for key, committed in deeds.items():
+        unsettled = (
+            not is_settled
+            and not key.history
+            and key.message in _ABOUT_STREAMS
+            and key.deed in (Deed.ALTERED, Deed.DROPPED)
+        )
+        pair = (key.node, key.towards, key.publisher if unsettled else "")
+        per_pair[pair] = per_pair.get(pair, 0) + committed.count
+    most: dict[NodeId, int] = {}
+    clauses = []
+    for (node, towards, publisher), count in per_pair.items():
+        most[node] = max(count, most.get(node, 0))
+        if count >= SLIGHT:
+            clauses.append(frozenset({node, towards, publisher} - {""}))
+    return clauses, most
+
+
+def statuses(
+    run: ObservedRun, model: Model, false_witnesses: Mapping[NodeId, str]
+) -> dict[NodeId, tuple[str, str]]:
+    """The fault and the status of every faulty node."""
+    clauses, most = ideal_clauses(run.deeds, is_settled=settled(run.manifest))
+    forced = diagnose(clauses, model).named
+    found = {}
+    for node, fault in run.faulty.items():
+        if fault not in CATALOGUE:
+            status = "world"
+        elif node not in most:
+            status = "idle"
+        elif most[node] < SLIGHT:
+            status = "slight"
+        else:
+            status = "plain" if node in forced else "word-against-word"
+        found[node] = (fault, status)
+    for node in false_witnesses:
+        found.setdefault(node, ("", "false-witness"))
+    return found
+
+
+def labelled_run(index: int, seed: int) -> dict[str, dict[str, list[object]]]:
+    """One simulated run: its observations, documents and labels, as columns."""
+    plan = draw(seed, None, adversary_of(index))
+    run = perform_observed(plan)
+    name = f"sim-{seed}-{plan.policy.name}-{plan.adversary}"
+    liars = _false_witnesses(index, plan, run)
+    observations = [row for row in run.observations if row.observer not in liars]
+    documents = [pair for pair in run.documents if pair[0] not in liars]
+    rng = random.Random(f"slander {seed}")
+    everyone = (*run.manifest.broker_ids, *plan.publishers, *plan.subscribers)
+    correct = [node for node in everyone if node not in run.faulty and node not in liars]
+    # They accuse the same ones: the more dangerous lie.
+    victims = rng.sample(correct, min(len(correct), rng.choice((1, 1, 2, 3))))
+    for liar, role in liars.items():
+        observations += slander(rng, liar, role, victims, run.outcome.simulated_ms)
+        keyring = run.manifest.keyring(_identity(run.manifest, liar))
+        documents += [(liar, d) for d in forgeries(keyring, run.manifest.epoch, victims)]
+    model = Model(run.manifest.broker_ids, run.manifest.f)
+    labels = statuses(run, model, liars)
+    signed = msgspec.json.encode(
+        sign_manifest(run.manifest, operator_of(len(run.manifest.brokers)))
+    )
+    rows = [(name, "", "manifest", run.manifest.cell, signed)]
+    rows += [(name, who, d.kind, d.subject, d.data) for who, d in documents]
+    return {
+        "observations": columns_of(name, observations),
+        "documents": _columns(DOCUMENT_COLUMNS, rows),
+        "labels": _columns(LABEL_COLUMNS, _label_rows(name, plan, run, everyone, labels)),
+    }
+
+
+def _identity(manifest: Manifest, node: NodeId):  # type: ignore[no-untyped-def]
+    from quorumcast.sim.cells import identity_of
+
+    return identity_of(len(manifest.brokers), node)
+
+
+def _false_witnesses(index: int, plan: Plan, run: ObservedRun) -> dict[NodeId, str]:
+    """Who writes a false log, and in which role."""
+    if index % SLANDER_EVERY:
+        return {}
+    roles = dict.fromkeys(run.manifest.broker_ids, "broker")
+    roles |= dict.fromkeys(plan.publishers, "publisher")
+    roles |= dict.fromkeys(plan.subscribers, "subscriber")
+    if run.faulty:
+        return {node: roles[node] for node in run.faulty if node in roles}
+    rng = random.Random(f"witness {plan.seed}")
+    liar = rng.choice(sorted(roles))
+    return {liar: roles[liar]}
+
+
+def _label_rows(
+    name: str,
+    plan: Plan,
+    run: ObservedRun,
+    everyone: tuple[NodeId, ...],
+    labels: Mapping[NodeId, tuple[str, str]],
+) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    for node in everyone:
+        fault, status = labels.get(node, ("", "correct"))
+        done = [(key, c) for key, c in run.deeds.items() if key.node == node]
+        towards = sorted({key.towards for key, _ in done})
+        rows.append(
+            (
+                name,
+                "simulator",
+                plan.policy.name,
+                plan.adversary,
+                node,
+                fault,
+                status,
+                sum(committed.count for _, committed in done),
+                ",".join(towards),
+            )
+        )
+    return rows
+
+
+def _columns(names: Mapping[str, str], rows: list[tuple[object, ...]]) -> dict[str, list[object]]:
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+
+
+__all__ = ["COLUMNS", "adversary_of", "labelled_run"]
