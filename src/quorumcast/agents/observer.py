@@ -38,7 +38,6 @@ from quorumcast.core.machine import (
     Receive,
     Send,
     Suspect,
-    Vouch,
 )
 from quorumcast.core.messages import (
     Ack,
@@ -56,7 +55,6 @@ from quorumcast.core.messages import (
 )
 from quorumcast.core.quorum import Broadcast
 from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
-from quorumcast.crypto.digest import root
 from quorumcast.manifest.manifest import Manifest
 
 #: How often what has not come is looked for.
@@ -133,7 +131,7 @@ class Observer:
         self._recent: dict[NodeId, OrderedDict[int, None]] = {}
         #: How far this node's own streams go.
         self._sent: OrderedDict[Stream, int] = OrderedDict()
-        #: The run that this broker vouched for at a first number, and what others said there.
+        #: The run that this broker is ready for at a first number, and what others said there.
         self._vouched: OrderedDict[tuple[Stream, int], bytes] = OrderedDict()
         self._said: OrderedDict[tuple[NodeId, type, Stream, int], bytes] = OrderedDict()
         #: How far brokers claim to be on each stream.
@@ -177,8 +175,6 @@ class Observer:
                 self._on_deliver(effect, now)
             case Acknowledged(stream=stream, upto=upto):
                 self._acks.enough(now, stream, upto)
-            case Vouch():
-                self._on_vouch(effect, now)
             case Suspect(node=node, reason=reason, stream=stream, number=number):
                 self.notes.add(
                     now, Kind.SUSPECT, node, reason.value, self._hearing[1], stream, number
@@ -323,18 +319,17 @@ class Observer:
             self.notes.add(now, Kind.CONTRADICTS, sender, "others", name, *place)
         self._turnouts[type(word)].spoke(now, sender, place)
 
-    def _on_vouch(self, effect: Vouch, now: Millis) -> None:
-        stream = effect.stream
-        if stream.lane is Lane.DATA and self._broadcast(stream) is not Broadcast.BRACHA:
+    def _on_own_ready(self, ready: Ready, now: Millis) -> None:
+        """Correct brokers are ready for the same runs, so this is what the others ought to say."""
+        place = (ready.stream, ready.first)
+        if place in self._vouched:
             return
-        place = (stream, effect.first)
-        run = root(effect.first, effect.digests)
-        _remember(self._vouched, place, run)
+        _remember(self._vouched, place, ready.run)
         for kind, turnout in self._turnouts.items():
             turnout.enough(now, place)
             for broker in self._manifest.broker_ids:
                 said = self._said.get((broker, kind, *place))
-                if said is not None and said != run:
+                if said is not None and said != ready.run:
                     self.notes.add(now, Kind.CONTRADICTS, broker, "others", kind.__name__, *place)
 
     # ------------------------------------------------------------ what is sent
@@ -343,6 +338,8 @@ class Observer:
         message = send.message
         self._inquiries.asked(now, send.to, message)
         match message:
+            case Ready():
+                self._on_own_ready(message, now)
             case Subscribe():
                 self._asked_at.update(dict.fromkeys(send.to, now))
             case (

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from quorumcast.agents.observation import Kind, Notes
-from quorumcast.agents.turnout import Links, Turnout, bucket_of
+from quorumcast.agents.turnout import PATIENCE_MS, Links, Turnout, bucket_of
 from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream
 from quorumcast.core.messages import (
     Accept,
+    Ack,
     AnyMessage,
     Attest,
     Batch,
@@ -32,6 +33,8 @@ FAR_AHEAD = 1000
 LONG_MS = 250
 #: Who has been heard so lately is alive.
 ALIVE_MS = 300
+#: Who has been connected for so long has had time to catch up.
+SETTLED_MS = 1000
 
 
 def log_stream(log: Protection) -> Stream:
@@ -43,6 +46,7 @@ class OrderingWatch:
     """The part of an observer that looks at consensus."""
 
     __slots__ = (
+        "_direct",
         "_f",
         "_latest_offer",
         "_links",
@@ -53,6 +57,7 @@ class OrderingWatch:
         "_quorum",
         "_standings",
         "_turnouts",
+        "_undelivered",
         "_values",
     )
 
@@ -75,6 +80,9 @@ class OrderingWatch:
         #: When each offer came that has not been proposed since.
         self._offers: OrderedDict[tuple[Stream, int], int] = OrderedDict()
         self._latest_offer: tuple[Stream, int] | None = None
+        #: Offers that came from their publishers, and those proposed that did not, and since when.
+        self._direct: OrderedDict[tuple[Stream, int], None] = OrderedDict()
+        self._undelivered: OrderedDict[tuple[Stream, int], int] = OrderedDict()
         #: Where members say they are: regency and the highest instance decided.
         self._standings: dict[tuple[Protection, NodeId], Standing] = {}
 
@@ -90,10 +98,7 @@ class OrderingWatch:
             case Stop():
                 self._on_stop(sender, message, now)
             case Offer(stream=stream, first=first):
-                self._latest_offer = (stream, first)
-                self._offers.setdefault((stream, first), now)
-                if len(self._offers) > MAX_REMEMBERED:
-                    self._offers.popitem(last=False)
+                self._on_offer(sender, stream, first, now)
             case LogPart(batches=batches):
                 for batch in batches:
                     self._ordered(batch)
@@ -104,6 +109,17 @@ class OrderingWatch:
             case _:
                 pass
 
+    def _on_offer(self, sender: NodeId, stream: Stream, first: int, now: Millis) -> None:
+        self._latest_offer = (stream, first)
+        if sender == stream.publisher:
+            self._direct[stream, first] = None
+            self._undelivered.pop((stream, first), None)
+            if len(self._direct) > MAX_REMEMBERED:
+                self._direct.popitem(last=False)
+        self._offers.setdefault((stream, first), now)
+        if len(self._offers) > MAX_REMEMBERED:
+            self._offers.popitem(last=False)
+
     def on_own(self, message: AnyMessage, to: tuple[NodeId, ...], now: Millis) -> bool:
         """Something that this node sends; True if it asks others to repeat themselves."""
         match message:
@@ -111,6 +127,9 @@ class OrderingWatch:
                 self._ordered(batch)
             case Stop(log=log, regency=regency):
                 self._on_own_stop(log, regency, now)
+            case Ack(stream=stream, upto=upto):
+                for place in [p for p in self._offers if p[0] == stream and p[1] <= upto]:
+                    del self._offers[place]
             case Pull() | Attest():
                 return True
             case _:
@@ -132,6 +151,13 @@ class OrderingWatch:
         """What has not come by now is missing."""
         for turnout in self._turnouts.values():
             turnout.sweep(now)
+        while self._undelivered:
+            (stream, first), since = next(iter(self._undelivered.items()))
+            if now - since < PATIENCE_MS:
+                return
+            del self._undelivered[stream, first]
+            if self._links.owed(stream.publisher, since):
+                self._notes.add(now, Kind.MISSING, stream.publisher, "", "Offer", stream, first)
 
     # ------------------------------------------------------------------ votes
 
@@ -146,10 +172,13 @@ class OrderingWatch:
         votes.setdefault(sender, vote.value)
         agreed = [value for value in votes.values() if value == vote.value]
         if len(agreed) > self._f:
+            # One of them is correct and was shown that value by the leader of this regency.
+            leader = self._members[vote.regency % len(self._members)]
             for other, value in votes.items():
                 if value != vote.value:
+                    reason = "leading" if other == leader else "others"
                     self._notes.add(
-                        now, Kind.CONTRADICTS, other, "others", name, stream, vote.instance
+                        now, Kind.CONTRADICTS, other, reason, name, stream, vote.instance
                     )
         turnout = self._turnouts[type(vote)]
         if turnout.spoke(now, sender, (stream, vote.instance)) >= self._quorum:
@@ -160,6 +189,12 @@ class OrderingWatch:
     def _on_propose(self, sender: NodeId, message: Propose, now: Millis) -> None:
         newest = -1
         for item in message.batch:
+            place = (item.stream, item.first)
+            if place not in self._direct:
+                # It is ordered, and its publisher has not shown it to this broker.
+                self._undelivered.setdefault(place, now)
+                if len(self._undelivered) > MAX_REMEMBERED:
+                    self._undelivered.popitem(last=False)
             since = self._offers.pop((item.stream, item.first), None)
             if since is not None:
                 newest = max(newest, since)
@@ -180,7 +215,8 @@ class OrderingWatch:
         if leader == self._me:
             return
         heard = self._links.heard_at.get(leader, -ALIVE_MS)
-        alive = leader in self._links.up_since and now - heard < ALIVE_MS
+        clear = self._links.clear_since.get(leader, now)
+        alive = now - clear >= SETTLED_MS and now - heard < ALIVE_MS
         self._notes.add(
             now,
             Kind.GAVE_UP,

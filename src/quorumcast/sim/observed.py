@@ -15,9 +15,9 @@ from quorumcast.sim.deeds import Committed, DeedKey, Deeds
 from quorumcast.sim.plan import Act, Outcome, Plan, Run
 
 #: How long a run goes on after its promises have come true, with what it takes to be noticed.
-LINGER_MS = 2000
+LINGER_MS = 1600
 #: Each publisher publishes, and each subscriber wants a receipt, so often meanwhile.
-EVERY_MS, PROVE_MS = 40, 500
+EVERY_MS, PROVE_MS = 50, 400
 MOST_STEPS = 200_000
 
 
