@@ -15,7 +15,7 @@ import msgspec
 from quorumcast.core.ids import Millis, NodeId, Stream
 
 #: Equal observations are counted together for so long.
-SPAN_MS = 1000
+SPAN_MS = 250
 #: Different observations within a span, before they lose their streams.
 MAX_DIFFERENT = 2048
 

@@ -21,9 +21,9 @@ import msgspec
 from quorumcast.agents.inquiries import Inquiries
 from quorumcast.agents.observation import Kind, Notes
 from quorumcast.agents.ordering_watch import OrderingWatch
-from quorumcast.agents.turnout import PATIENCE_MS, Links, Progress, Turnout
+from quorumcast.agents.turnout import BUCKETS, PATIENCE_MS, Accounts, Links, Progress, Turnout
 from quorumcast.broadcast.signed_history import read_history
-from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.machine import (
     Accuse,
     Acknowledged,
@@ -51,6 +51,7 @@ from quorumcast.core.messages import (
     Publish,
     Ready,
     Subscribe,
+    Unsubscribe,
     Vote,
 )
 from quorumcast.core.quorum import Broadcast
@@ -87,6 +88,7 @@ class Observer:
     """What one node notices."""
 
     __slots__ = (
+        "_accounts",
         "_acks",
         "_asked_at",
         "_claims",
@@ -101,6 +103,7 @@ class Observer:
         "_recent",
         "_said",
         "_sent",
+        "_sources",
         "_swept",
         "_tops",
         "_turnouts",
@@ -121,6 +124,7 @@ class Observer:
         }
         self._order = OrderingWatch(manifest, me, links, self.notes)
         self._inquiries = Inquiries(links, self.notes)
+        self._accounts = Accounts(links, self.notes)
         #: Who is speaking, and with which message.
         self._hearing: tuple[NodeId, str] = (me, "")
         #: How far each broker's votes on a stream went in this session.
@@ -136,6 +140,8 @@ class Observer:
         self._said: OrderedDict[tuple[NodeId, type, Stream, int], bytes] = OrderedDict()
         #: How far brokers claim to be on each stream.
         self._claims: OrderedDict[tuple[Stream, NodeId], int] = OrderedDict()
+        #: Brokers that were asked to send contents with their votes, and since when.
+        self._sources: dict[tuple[NodeId, Channel], int] = {}
         self._filed: dict[bytes, None] = {}
         self._documents: list[Document] = []
         self._swept = 0
@@ -208,11 +214,14 @@ class Observer:
             turnout.sweep(now)
         self._order.sweep(now)
         self._inquiries.sweep(now)
+        self._accounts.sweep(now)
 
     def _forget_session(self, peer: NodeId) -> None:
         for key in [key for key in self._tops if key[0] == peer]:
             del self._tops[key]
         self._recent.pop(peer, None)
+        for place in [place for place in self._sources if place[0] == peer]:
+            del self._sources[place]
 
     # ------------------------------------------------------------- what is said
 
@@ -228,6 +237,7 @@ class Observer:
         match message:
             case Vote():
                 self._on_vote(sender, message, now)
+                self._on_bodies(sender, message, len(event.bodies), now)
             case Ack():
                 self._on_ack(sender, message, now)
             case Echo() | Ready():
@@ -236,8 +246,12 @@ class Observer:
                 self._on_positions(sender, message, now)
             case Checkpoint(statement=signed):
                 self._on_statement(sender, signed)
-            case Publish(stream=stream) if stream.lane is Lane.HISTORY:
-                self._on_histories(stream, event.bodies)
+            case Publish(stream=stream, first=first, digests=digests):
+                if stream.lane is Lane.HISTORY:
+                    self._on_histories(stream, event.bodies)
+                elif sender == stream.publisher and self._has_history(stream):
+                    last = first + len(digests) // DIGEST_SIZE - 1
+                    self._accounts.published(now, stream, last)
             case _:
                 self._order.on_message(sender, message, now)
 
@@ -268,6 +282,16 @@ class Observer:
         _remember(self._tops, key, max(last, top))
         self._votes.spoke(now, sender, stream, last)
 
+    def _on_bodies(self, sender: NodeId, vote: Vote, bodies: int, now: Millis) -> None:
+        """Votes of the broker that was asked for contents come with them."""
+        since = self._sources.get((sender, vote.stream.channel))
+        if since is not None and now - since >= PATIENCE_MS // 2 and not vote.order:
+            kind = Kind.CAME if bodies else Kind.MISSING
+            self.notes.add(
+                now, kind, sender, "", "Contents", vote.stream, vote.first,
+                bucket=0 if kind is Kind.MISSING else BUCKETS[0],
+            )  # fmt: skip
+
     def _on_deliver(self, effect: Deliver, now: Millis) -> None:
         stream, number = effect.place
         if stream.lane is Lane.DATA and not self._on_chain(stream):
@@ -279,6 +303,10 @@ class Observer:
     def _broadcast(self, stream: Stream) -> Broadcast | None:
         entry = self._manifest.channel(stream.channel)
         return None if entry is None else entry.policy.broadcast
+
+    def _has_history(self, stream: Stream) -> bool:
+        entry = self._manifest.channel(stream.channel)
+        return entry is not None and entry.policy.has_history
 
     def _on_ack(self, sender: NodeId, ack: Ack, now: Millis) -> None:
         sent = self._sent.get(ack.stream.data, 0)
@@ -340,8 +368,16 @@ class Observer:
         match message:
             case Ready():
                 self._on_own_ready(message, now)
-            case Subscribe():
+            case Subscribe(channel=channel, bodies=bodies):
                 self._asked_at.update(dict.fromkeys(send.to, now))
+                for peer in send.to:
+                    if bodies:
+                        self._sources.setdefault((peer, channel), now)
+                    else:
+                        self._sources.pop((peer, channel), None)
+            case Unsubscribe(channel=channel):
+                for peer in send.to:
+                    self._sources.pop((peer, channel), None)
             case (
                 Publish(stream=stream, first=first, digests=digests)
                 | ChainRun(stream=stream, first=first, digests=digests)
@@ -368,6 +404,8 @@ class Observer:
         for body in bodies:
             found = read_history(body, stream)
             if found is not None:
+                end = found[1].first + len(found[1].digests) // DIGEST_SIZE - 1
+                self._accounts.accounted(stream.data, end)
                 self._keep("statement", stream.publisher, msgspec.json.encode(found[0]))
 
     def _keep(self, kind: str, subject: str, data: bytes) -> None:

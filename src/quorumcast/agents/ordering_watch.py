@@ -32,7 +32,7 @@ FAR_AHEAD = 1000
 #: An offer that has waited so long was passed over if a later one is taken.
 LONG_MS = 250
 #: Who has been heard so lately is alive.
-ALIVE_MS = 300
+ALIVE_MS = 600
 #: Who has been connected for so long has had time to catch up.
 SETTLED_MS = 1000
 
@@ -216,16 +216,10 @@ class OrderingWatch:
             return
         heard = self._links.heard_at.get(leader, -ALIVE_MS)
         clear = self._links.clear_since.get(leader, now)
-        alive = now - clear >= SETTLED_MS and now - heard < ALIVE_MS
-        self._notes.add(
-            now,
-            Kind.GAVE_UP,
-            leader,
-            "alive" if alive else "mute",
-            "Stop",
-            log_stream(log),
-            regency,
-        )
+        state = "mute"
+        if now - heard < ALIVE_MS and leader in self._links.up_since:
+            state = "alive" if now - clear >= SETTLED_MS else "young"
+        self._notes.add(now, Kind.GAVE_UP, leader, state, "Stop", log_stream(log), regency)
 
     # -------------------------------------------------------------- standings
 

@@ -195,3 +195,47 @@ class Progress:
                             now, Kind.MISSING, member, message=self._message, stream=stream,
                             number=number,
                         )  # fmt: skip
+
+
+class Accounts:
+    """Publishers that owe a history: what they publish, and how far they have accounted for it.
+
+    A history comes after so many publications, or when nothing more does for a while: a stream that
+    has rested for PATIENCE_MS and is not accounted for to its end is short of one.
+    """
+
+    __slots__ = ("_accounted", "_links", "_notes", "_published")
+
+    def __init__(self, links: Links, notes: Notes) -> None:
+        self._links = links
+        self._notes = notes
+        #: The last number of each stream, and when it came; at most MAX_STREAMS.
+        self._published: OrderedDict[Stream, tuple[int, int]] = OrderedDict()
+        self._accounted: OrderedDict[Stream, int] = OrderedDict()
+
+    def published(self, now: Millis, stream: Stream, last: int) -> None:
+        """A publisher has sent this."""
+        if last > self._published.get(stream, (0, 0))[0]:
+            self._published[stream] = (last, now)
+            if len(self._published) > MAX_STREAMS:
+                self._published.popitem(last=False)
+
+    def accounted(self, stream: Stream, last: int) -> None:
+        """… and has signed for this."""
+        self._accounted[stream] = max(last, self._accounted.get(stream, 0))
+        if len(self._accounted) > MAX_STREAMS:
+            self._accounted.popitem(last=False)
+
+    def sweep(self, now: Millis) -> None:
+        """Who has rested, and not accounted, is not going to."""
+        for stream, (last, since) in list(self._published.items()):
+            if now - since < PATIENCE_MS:
+                continue
+            del self._published[stream]
+            behind = last - self._accounted.get(stream, 0)
+            if self._links.owed(stream.publisher, since):
+                kind = Kind.MISSING if behind > 0 else Kind.CAME
+                self._notes.add(
+                    now, kind, stream.publisher, "", "History", stream, last,
+                    count=max(behind, 1),
+                )  # fmt: skip

@@ -25,7 +25,10 @@ class Deed(enum.Enum):
     DROPPED = "dropped"
     ALTERED = "altered"
     ADDED = "added"
+    #: So late that no weather explains it.
     DELAYED = "delayed"
+    #: Said after what followed it about the same stream.
+    REORDERED = "reordered"
 
 
 class DeedKey(msgspec.Struct, frozen=True):
@@ -49,18 +52,23 @@ class Committed(msgspec.Struct):
     last_ms: int = 0
 
 
+#: The longest that a packet takes in the worst weather; less than this nobody can tell from it.
+LATE_MS = 30
+
 _Word = tuple[AnyMessage, Bodies]
 
 
 class Deeds:
     """Everything that faulty nodes did in one run."""
 
-    __slots__ = ("_reached", "done")
+    __slots__ = ("_put_off", "_reached", "done")
 
     def __init__(self, reached: Callable[[NodeId, NodeId], bool]) -> None:
         #: Whether a peer is correct and can be reached by a node.
         self._reached = reached
         self.done: dict[DeedKey, Committed] = {}
+        #: What is put off: until when, what, and about what.
+        self._put_off: list[tuple[int, Send, tuple[NodeId, type, Stream | None]]] = []
 
     def around(self, node: NodeId, fault: Fault) -> Fault:
         """The same fault, on record."""
@@ -71,6 +79,8 @@ class Deeds:
     ) -> None:
         """What was to be done, and what was done instead."""
         intended, said, delayed = _by_peer(wanted), _by_peer(done), _by_peer(_later(done))
+        due = {id(later.effect): now + later.after_ms for later in done if isinstance(later, Later)}
+        self._overtake(node, fault, done, due, now)
         for peer in dict.fromkeys((*intended, *said, *delayed)):
             if not self._reached(node, peer):
                 continue
@@ -82,7 +92,8 @@ class Deeds:
                     extra.remove(word)
                 elif word in late:
                     late.remove(word)
-                    self._add(node, fault, Deed.DELAYED, word, peer, now)
+                    if _delay_of(done, word, peer) >= LATE_MS:
+                        self._add(node, fault, Deed.DELAYED, word, peer, now)
                 else:
                     lacking.append(word)
             altered = min(len(lacking), len(extra))
@@ -92,6 +103,31 @@ class Deeds:
                 self._add(node, fault, Deed.DROPPED, word, peer, now)
             for word in (*extra[altered:], *late):
                 self._add(node, fault, Deed.ADDED, word, peer, now)
+
+    def _overtake(
+        self,
+        node: NodeId,
+        fault: str,
+        done: list[Effect | Later],
+        due: dict[int, int],
+        now: int,
+    ) -> None:
+        """Note what is put off until after something that follows it."""
+        self._put_off = [entry for entry in self._put_off if entry[0] > now]
+        for one in done:
+            effect = one.effect if isinstance(one, Later) else one
+            if not isinstance(effect, Send):
+                continue
+            at = due.get(id(effect), now)
+            about = (node, type(effect.message), stream_of(effect.message))
+            for entry in [e for e in self._put_off if e[0] > at and e[2] == about]:
+                for peer in entry[1].to:
+                    if peer in effect.to and self._reached(node, peer):
+                        word = (entry[1].message, entry[1].bodies)
+                        self._add(node, fault, Deed.REORDERED, word, peer, now)
+                self._put_off.remove(entry)
+            if at > now:
+                self._put_off.append((at, effect, about))
 
     def _add(
         self, node: NodeId, fault: str, deed: Deed, word: _Word, peer: NodeId, now: int
@@ -143,3 +179,17 @@ def _by_peer(effects: list[Effect] | list[Effect | Later]) -> dict[NodeId, list[
             for peer in effect.to:
                 words.setdefault(peer, []).append((effect.message, effect.bodies))
     return words
+
+
+def _delay_of(done: list[Effect | Later], word: _Word, peer: NodeId) -> int:
+    return max(
+        (
+            one.after_ms
+            for one in done
+            if isinstance(one, Later)
+            and isinstance(one.effect, Send)
+            and (one.effect.message, one.effect.bodies) == word
+            and peer in one.effect.to
+        ),
+        default=0,
+    )

@@ -15,7 +15,9 @@ from quorumcast.sim.deeds import Committed, DeedKey, Deeds
 from quorumcast.sim.plan import Act, Outcome, Plan, Run
 
 #: How long a run goes on after its promises have come true, with what it takes to be noticed.
-LINGER_MS = 1600
+LINGER_MS = 2000
+#: … of which so much is silence in the end: what is owed comes, or does not.
+REST_MS = 800
 #: Each publisher publishes, and each subscriber wants a receipt, so often meanwhile.
 EVERY_MS, PROVE_MS = 50, 400
 MOST_STEPS = 200_000
@@ -114,7 +116,7 @@ def linger(run: Run, linger_ms: int) -> None:
         for channel in plan.channels:
             if world.cell.manifest.may_publish(publisher, channel.name):
                 act = Act(0, "submit", publisher, channel.name, 1)
-                for at_ms in range(0, linger_ms, EVERY_MS):
+                for at_ms in range(0, linger_ms - REST_MS, EVERY_MS):
                     world.scheduler.after(at_ms, partial(run.act, act))
     for subscriber in plan.subscribers:
         for channel in plan.channels:

@@ -176,7 +176,7 @@ class Case:
 
 def firm_charges(case: Case) -> list[Charge]:
     """What the protocol forbids."""
-    found = []
+    found: list[Charge] = []
     for rule in RULES:
         for features in case.pairs(f for f in case.features if rule.covers(f)):
             groups = [features]
@@ -185,7 +185,9 @@ def firm_charges(case: Case) -> list[Charge]:
                 for feature in features:
                     by.setdefault(feature.publisher, []).append(feature)
                 groups = list(by.values())
-            for group in groups:
-                if sum(f.count for f in group) >= rule.at_least:
-                    found.append(case.charge(group, rule.deed, rule.why, publisher=rule.publisher))
+            found += [
+                case.charge(group, rule.deed, rule.why, publisher=rule.publisher)
+                for group in groups
+                if sum(f.count for f in group) >= rule.at_least
+            ]
     return found

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from quorumcast.agents.observation import COLUMNS, DOCUMENT_COLUMNS, columns_of
+from quorumcast.agents.observation import DOCUMENT_COLUMNS, columns_of
 from quorumcast.core.ids import NodeId
 from quorumcast.core.statements import Basis
 from quorumcast.faults.catalogue import CATALOGUE
@@ -31,7 +31,7 @@ from quorumcast.manifest.files import sign_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.pipeline.audit.diagnosis import Clause, Model, diagnose
 from quorumcast.pipeline.audit.tables import LABEL_COLUMNS
-from quorumcast.sim.cells import operator_of
+from quorumcast.sim.cells import identity_of, operator_of
 from quorumcast.sim.deeds import Committed, Deed, DeedKey
 from quorumcast.sim.harm import WORLD
 from quorumcast.sim.observed import ObservedRun, perform_observed
@@ -128,26 +128,20 @@ def labelled_run(index: int, seed: int) -> dict[str, dict[str, list[object]]]:
     victims = rng.sample(correct, min(len(correct), rng.choice((1, 1, 2, 3))))
     for liar, role in liars.items():
         observations += slander(rng, liar, role, victims, run.outcome.simulated_ms)
-        keyring = run.manifest.keyring(_identity(run.manifest, liar))
+        keyring = run.manifest.keyring(identity_of(len(run.manifest.brokers), liar))
         documents += [(liar, d) for d in forgeries(keyring, run.manifest.epoch, victims)]
     model = Model(run.manifest.broker_ids, run.manifest.f)
     labels = statuses(run, model, liars)
     signed = msgspec.json.encode(
         sign_manifest(run.manifest, operator_of(len(run.manifest.brokers)))
     )
-    rows = [(name, "", "manifest", run.manifest.cell, signed)]
+    rows: list[tuple[object, ...]] = [(name, "", "manifest", run.manifest.cell, signed)]
     rows += [(name, who, d.kind, d.subject, d.data) for who, d in documents]
     return {
         "observations": columns_of(name, observations),
         "documents": _columns(DOCUMENT_COLUMNS, rows),
         "labels": _columns(LABEL_COLUMNS, _label_rows(name, plan, run, everyone, labels)),
     }
-
-
-def _identity(manifest: Manifest, node: NodeId):  # type: ignore[no-untyped-def]
-    from quorumcast.sim.cells import identity_of
-
-    return identity_of(len(manifest.brokers), node)
 
 
 def _false_witnesses(index: int, plan: Plan, run: ObservedRun) -> dict[NodeId, str]:
@@ -194,6 +188,3 @@ def _label_rows(
 
 def _columns(names: Mapping[str, str], rows: list[tuple[object, ...]]) -> dict[str, list[object]]:
     return {name: [row[place] for row in rows] for place, name in enumerate(names)}
-
-
-__all__ = ["COLUMNS", "adversary_of", "labelled_run"]

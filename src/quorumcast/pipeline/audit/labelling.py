@@ -1,0 +1,74 @@
+"""Labelled runs by the simulator, spread over Spark tasks and written as an audit's tables."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quorumcast.agents.observation import COLUMNS, DOCUMENT_COLUMNS
+from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.audit.labels import labelled_run
+from quorumcast.pipeline.audit.tables import DOCUMENTS, LABEL_COLUMNS, LABELS, OBSERVATIONS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Runs that one task carries out.
+RUNS_PER_TASK = 4
+#: Where runs lie until they are tables; Spark overlooks names that begin like this.
+_UNSORTED = "_runs"
+
+_TABLES = {"observations": COLUMNS, "documents": DOCUMENT_COLUMNS, "labels": LABEL_COLUMNS}
+_DDL = {"observations": OBSERVATIONS, "documents": DOCUMENTS, "labels": LABELS}
+
+
+def label_runs(spark: SparkSession, count: int, output: Path | str, *, start: int = 0) -> None:
+    """Carry out this many runs and write their observations, documents and labels."""
+    if count < 1 or start < 0:
+        raise UsageError("--label is 1 or more, --start 0 or more")
+    for table in _TABLES:
+        if "://" not in str(output) and any(Path(output, table).glob("*.parquet")):
+            raise UsageError(f"{output} holds {table} already; choose another directory")
+    unsorted = f"{output}/{_UNSORTED}"
+    labelled(spark, count, start).write.mode("overwrite").parquet(unsorted)
+    runs = spark.read.parquet(unsorted)
+    for table in _TABLES:
+        # Few files: reading many small ones costs more than what is in them.
+        runs.selectExpr(f"inline({table})").coalesce(4).write.mode("append").parquet(
+            f"{output}/{table}"
+        )
+    if "://" not in str(output):
+        shutil.rmtree(unsorted, ignore_errors=True)
+
+
+def labelled(spark: SparkSession, count: int, start: int = 0) -> DataFrame:
+    """Runs, each with its three tables inside; the seed of a run is `start` and its number."""
+    tasks = -(-count // RUNS_PER_TASK)
+
+    def simulate(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for index in batch.column("id").to_pylist():
+                yield _as_batch(index, start + index)
+
+    schema = ", ".join(f"{name} array<struct<{_struct(ddl)}>>" for name, ddl in _DDL.items())
+    return spark.range(0, count, 1, tasks).mapInArrow(simulate, schema)
+
+
+def _struct(ddl: str) -> str:
+    return ddl.replace("` ", "`:")
+
+
+def _as_batch(index: int, seed: int) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    tables = labelled_run(index, seed)
+    columns = []
+    for name, kinds in _TABLES.items():
+        schema = pa.schema(list(kinds.items()))
+        rows = pa.table(tables[name], schema=schema).to_struct_array()
+        rows = rows.combine_chunks() if isinstance(rows, pa.ChunkedArray) else rows
+        columns.append(pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), rows))
+    return pa.RecordBatch.from_arrays(columns, names=list(_TABLES))

@@ -1,0 +1,108 @@
+"""How good is the audit? Its verdicts beside the labels.
+
+A node is *named* if it is proven or suspected. Precision asks how many of the named ones are
+faulty; recall asks how many of those whose deeds are plain (`labels`) are named. What is word
+against word, slight or idle is counted apart, and so is what is proven.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: Statuses of nodes that lied.
+LIED = ("plain", "word-against-word", "slight", "idle", "false-witness")
+
+
+def standings(verdicts: DataFrame) -> DataFrame:
+    """The worst that is said of each node of each run."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rank = (
+        F.when(F.col("standing") == "proven", 3)
+        .when(F.col("standing") == "suspected", 2)
+        .otherwise(1)
+    )
+    return verdicts.groupBy("run", "node").agg(F.max(rank).alias("rank"))
+
+
+def compared(verdicts: DataFrame, labels: DataFrame) -> DataFrame:
+    """How many nodes of each source, fault and status came to which standing."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    joined = labels.join(standings(verdicts), ["run", "node"], "left").fillna({"rank": 0})
+    return joined.groupBy("source", "fault", "status", "rank").agg(F.count("*").alias("nodes"))
+
+
+def wrongly_named(verdicts: DataFrame, labels: DataFrame) -> DataFrame:
+    """Correct nodes that were proven or suspected: there must be none."""
+    named = standings(verdicts).where("rank >= 2")
+    return labels.where("status = 'correct'").join(named, ["run", "node"])
+
+
+def missed(verdicts: DataFrame, labels: DataFrame) -> DataFrame:
+    """Nodes whose deeds are plain and that were not named."""
+    named = standings(verdicts).where("rank >= 2")
+    return labels.where("status = 'plain'").join(named, ["run", "node"], "left_anti")
+
+
+def score(rows: list[dict[str, Any]], runs: int) -> dict[str, Any]:
+    """Precision and recall from the rows of `compared`."""
+
+    def count(statuses: tuple[str, ...], least: int, most: int = 3) -> int:
+        return sum(
+            row["nodes"]
+            for row in rows
+            if row["status"] in statuses and least <= row["rank"] <= most
+        )
+
+    right, wrong = count(LIED, 2), count(("correct",), 2)
+    proven, falsely = count((*LIED, "world"), 3), count(("correct",), 3)
+    plain, found = count(("plain",), 0), count(("plain",), 2)
+    return {
+        "runs": runs,
+        "nodes": sum(row["nodes"] for row in rows),
+        "named": right + wrong,
+        "named_wrongly": wrong,
+        "precision": _share(right, right + wrong),
+        "proven": proven + falsely,
+        "proven_wrongly": falsely,
+        "proven_precision": _share(proven, proven + falsely),
+        "plain": plain,
+        "plain_named": found,
+        "recall": _share(found, plain),
+        "plain_proven": count(("plain",), 3),
+        "by_status": {
+            status: {
+                "nodes": count((status,), 0),
+                "proven": count((status,), 3),
+                "suspected": count((status,), 2, 2),
+                "disputed": count((status,), 1, 1),
+                "unmentioned": count((status,), 0, 0),
+            }
+            for status in (*LIED, "world", "correct")
+        },
+        "by_fault": _by_fault(rows),
+    }
+
+
+def _by_fault(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for row in sorted(rows, key=lambda row: str(row["fault"])):
+        if row["fault"] and row["status"] != "world":
+            entry = found.setdefault(
+                row["fault"], {"plain": 0, "named": 0, "proven": 0, "other": 0}
+            )
+            if row["status"] == "plain":
+                entry["plain"] += row["nodes"]
+                entry["named"] += row["nodes"] if row["rank"] >= 2 else 0
+                entry["proven"] += row["nodes"] if row["rank"] == 3 else 0
+            else:
+                entry["other"] += row["nodes"]
+    return found
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None

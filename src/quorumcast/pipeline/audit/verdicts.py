@@ -1,0 +1,146 @@
+"""Verdicts: proofs and charges of one run, put together.
+
+*Proven*: there is evidence that anybody can verify. *Suspected*: in every explanation of the
+charges. *Disputed*: in some explanations only; its score is the share of them, always below that of
+a suspect, which is 1. Nobody is suspected who is only ever an accuser in soft charges: weather that
+no rule foresaw must not make a liar of whoever reports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from quorumcast.pipeline.audit.charges import Case, Charge, firm_charges
+from quorumcast.pipeline.audit.diagnosis import Clause, Diagnosis, Model, diagnose
+from quorumcast.pipeline.audit.omissions import soft_charges
+from quorumcast.pipeline.audit.proofs import Proof
+
+#: Accusers that are named beside a verdict.
+MOST_NAMED = 12
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One node, and one kind of deed."""
+
+    node: str
+    standing: str
+    score: float
+    deed: str
+    towards: tuple[str, ...]
+    reasons: tuple[str, ...]
+    count: int
+    t_ms: int = 0
+    until_ms: int = 0
+    proof: Proof | None = None
+    explanations: tuple[tuple[str, ...], ...] = ()
+
+
+class Conclusion(msgspec.Struct, frozen=True):
+    """What follows from everything that is known of one run."""
+
+    proven: tuple[str, ...]
+    named: tuple[str, ...]
+    diagnosis: Diagnosis
+    charges: tuple[Charge, ...]
+    proofs: tuple[Proof, ...]
+    consistent: bool
+
+
+def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
+    """Who is in every explanation."""
+    proven = tuple(dict.fromkeys(proof.accused for proof in proofs))
+    certain: list[Clause] = [frozenset((node,)) for node in proven]
+    firm = firm_charges(case)
+    soft = soft_charges(case)
+    by_firm = diagnose([*certain, *(charge.clause for charge in firm)], model)
+    together = [*certain, *(charge.clause for charge in (*firm, *soft))]
+    by_all = diagnose(together, model)
+    if not by_all.consistent:
+        by_all = by_firm
+    accused = {charge.accused for charge in (*firm, *soft)} | set(proven)
+    firmly = {node for clause in (*certain, *(c.clause for c in firm)) for node in clause}
+    named = {*by_firm.named, *(n for n in by_all.named if n in accused or n in firmly)}
+    return Conclusion(
+        proven=proven,
+        named=tuple(sorted(named)),
+        diagnosis=by_all,
+        charges=(*firm, *soft),
+        proofs=tuple(proofs),
+        consistent=by_firm.consistent,
+    )
+
+
+def verdicts(conclusion: Conclusion) -> list[Verdict]:
+    """One verdict per node and deed, the worst first."""
+    found: list[Verdict] = []
+    nodes = [*conclusion.proven]
+    nodes += [node for node in conclusion.named if node not in nodes]
+    disputed = conclusion.diagnosis.disputed
+    nodes += [node for node in disputed if node not in nodes]
+    explanations = tuple(
+        tuple(sorted(one)) for one in conclusion.diagnosis.explanations[:MOST_NAMED]
+    )
+    for node in nodes:
+        if node in conclusion.proven:
+            standing, score = "proven", 1.0
+        elif node in conclusion.named:
+            standing, score = "suspected", 1.0
+        else:
+            standing, score = "disputed", min(0.99, disputed[node])
+        found += _of_node(conclusion, node, standing, score, explanations)
+    return found
+
+
+def _of_node(
+    conclusion: Conclusion,
+    node: str,
+    standing: str,
+    score: float,
+    explanations: tuple[tuple[str, ...], ...],
+) -> list[Verdict]:
+    found = [
+        Verdict(
+            node=node,
+            standing="proven",
+            score=1.0,
+            deed=proof.deed,
+            towards=proof.shown_by[:MOST_NAMED],
+            reasons=(f"signed what contradicts {_contradicted(proof)}: {proof.about}",),
+            count=1,
+            proof=proof,
+        )
+        for proof in conclusion.proofs
+        if proof.accused == node
+    ]
+    by_deed: dict[str, list[Charge]] = {}
+    for charge in conclusion.charges:
+        if charge.accused == node:
+            by_deed.setdefault(charge.deed, []).append(charge)
+    if not by_deed and not found:
+        slandered = [charge for charge in conclusion.charges if node in charge.clause]
+        by_deed["accused falsely"] = slandered
+    for deed, charges in by_deed.items():
+        towards = dict.fromkeys(
+            charge.observer if charge.observer != node else charge.accused for charge in charges
+        )
+        found.append(
+            Verdict(
+                node=node,
+                standing="suspected" if standing == "proven" else standing,
+                score=score,
+                deed=deed,
+                towards=tuple(sorted(towards))[:MOST_NAMED],
+                reasons=tuple(sorted({charge.why for charge in charges})),
+                count=sum(charge.count for charge in charges),
+                t_ms=min((charge.t_ms for charge in charges), default=0),
+                until_ms=max((charge.until_ms for charge in charges), default=0),
+                explanations=() if standing != "disputed" else explanations,
+            )
+        )
+    return found
+
+
+def _contradicted(proof: Proof) -> str:
+    return "itself" if proof.deed == "equivocated" else "what f+1 other brokers signed"
