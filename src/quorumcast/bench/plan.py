@@ -79,6 +79,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether brokers have on disk what they vouch for; with total order, the publications too.
     durable: bool = False
     trace: str = ""
+    #: Where everybody notes what others do; its name is that of the run.
+    observe: str = ""
     #: Without progress for so long after the end, what has not come is lost.
     patience: float = 4.0
 

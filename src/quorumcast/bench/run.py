@@ -22,6 +22,7 @@ import msgspec
 import psutil
 
 from quorumcast.bench.board import Board, Signal
+from quorumcast.bench.labels import label
 from quorumcast.bench.plan import (
     CRASH_RECOVER,
     CRASHES,
@@ -110,6 +111,7 @@ class Bench:
             directory=directory,
             tls=plan.tls,
             trace=Path(plan.trace) if plan.trace else None,
+            observe=Path(plan.observe) if plan.observe else None,
             log_level="warning",
         )
         digest = choose_digest(plan.digest)
@@ -139,6 +141,8 @@ class Bench:
                 results = self._collect()
                 suspicions = self._suspicions(results)
             self._end_trace(warm, stop)
+            if plan_observes := self.plan.observe:
+                label(Path(plan_observes), self.plan, self._cluster)
             return self._report(warm, stop, results, suspicions)
         finally:
             for _, worker in self._workers:

@@ -15,6 +15,7 @@ as guest begins after the warm-up, so that what it does falls into the time that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import random
@@ -42,6 +43,7 @@ from quorumcast.faults.contract import Fault, FaultContext
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
+from quorumcast.runtime.observations import observing
 from quorumcast.runtime.trace import ParquetRecorder
 
 CONNECT_TIMEOUT_S = 20.0
@@ -65,10 +67,19 @@ class MeasuredNode(Node):
     """A node that can misbehave."""
 
     faults: tuple[Fault, ...] = ()
+    #: Where it notes what brokers do, and until when.
+    observe: Path | None = None
+    role: str = ""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.observed = contextlib.ExitStack()
 
     def _driver(self, machine: Any, application: dict[type, Callable[[Any], None]]) -> Driver:
         driver = super()._driver(machine, application)
         driver.faults = self.faults
+        observed = observing(driver, self.observe, self.manifest, self.identity.name, self.role)
+        self.observed.enter_context(observed)
         return driver
 
 
@@ -95,6 +106,8 @@ class Worker:
             self._recorder = ParquetRecorder(path, self.result.role, identity.name)
         node = MeasuredNode(manifest, identity, manifest_path, self._recorder)
         node.faults = self._faults(manifest, identity)
+        node.observe = Path(self.plan.observe) if self.plan.observe else None
+        node.role = self.result.role
         await node.start(CONNECT_TIMEOUT_S)
         # All of them: whoever joins with fewer may choose another source than the plan says.
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
@@ -146,6 +159,7 @@ class Worker:
                 self.result.suspicions[suspect] = dict(reasons)
             self.result.evidence = len(node.evidence)
             await node.close()
+            node.observed.close()
             if self._recorder is not None:
                 self._recorder.close()
         except UsageError as error:

@@ -63,6 +63,10 @@ def bench(
     trace: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write Parquet traces here.")
     ] = None,
+    observe: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Note who does what there, for 'pipeline audit'."),
+    ] = None,
     suite: Annotated[
         str,
         typer.Option(
@@ -105,11 +109,19 @@ def bench(
         tls=tls,
         durable=durable,
         trace=str(trace.resolve()) if trace else "",
+        observe=str((observe / _run_name(policy, fault)).resolve()) if observe else "",
     )
     if suite:
         _suite(suite, plan, runs, json_)
     else:
         _single(plan, json_)
+
+
+def _run_name(policy: str, fault: str) -> str:
+    """A name that no other run has."""
+    import time
+
+    return f"bench-{policy}-{fault or 'none'}-{time.time_ns() // 1_000_000}"
 
 
 def _single(plan: Plan, json_: bool) -> None:

@@ -182,6 +182,9 @@ def broker(
     evidence: Annotated[Path | None, typer.Option(help="Write evidence of lies here.")] = None,
     data: Annotated[Path | None, typer.Option(help="Keep the store here.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a Parquet trace here.")] = None,
+    observe: Annotated[
+        Path | None, typer.Option(help="Write here what others do, for 'pipeline audit'.")
+    ] = None,
     allow_faults: FaultsOption = False,
     fault: Annotated[
         list[str] | None, typer.Option(help="Misbehave from the start; needs --allow-faults.")
@@ -218,9 +221,10 @@ def broker(
         evidence=evidence,
         data=data,
         trace=trace,
+        observe=observe.resolve() if observe else None,
         log_level=log,
     )
-    with _directories(evidence, data, trace):
+    with _directories(evidence, data, trace, observe):
         serve_broker(settings)
 
 

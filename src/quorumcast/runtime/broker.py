@@ -52,6 +52,7 @@ from quorumcast.runtime.identities import identity_for, settle_identity
 from quorumcast.runtime.limits import TransportLimits
 from quorumcast.runtime.logs import note, start_logging
 from quorumcast.runtime.loop import run
+from quorumcast.runtime.observations import observing
 from quorumcast.runtime.store import DiskStore
 from quorumcast.runtime.telemetry import Telemetry
 from quorumcast.runtime.trace import ParquetRecorder, record
@@ -85,8 +86,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     evidence: Path | None = None
     #: Where the store is kept, for channels whose policy asks for one.
     data: Path | None = None
-    #: Write a trace of forwarded publications here.
+    #: Write a trace of forwarded publications, and what is noticed of others, here.
     trace: Path | None = None
+    observe: Path | None = None
     #: A file descriptor that gets one line when the broker listens.
     ready_fd: int | None = None
     #: The reading end of a pipe that a supervisor holds open: the broker stops when it closes.
@@ -417,8 +419,7 @@ async def run_broker(settings: BrokerSettings) -> None:
     path = kept_path(settings.data, read_identity(settings.identity).name)
     found = None if path is None else recall(path, manifest.operator)
     if found is not None:
-        # Whatever the file says by now, the cell has yet to take it.
-        kept, manifest = found
+        kept, manifest = found  # whatever the file says by now, the cell has yet to take it
     node = BrokerNode(settings, manifest, identity_for(settings.identity, manifest), kept)
     settle_identity(settings.identity, manifest)
     loop = asyncio.get_running_loop()
@@ -427,14 +428,15 @@ async def run_broker(settings: BrokerSettings) -> None:
     loop.add_signal_handler(signal.SIGHUP, node.read_manifest)
     if settings.lifeline_fd is not None:
         loop.add_reader(settings.lifeline_fd, _lifeline_cut, node, settings.lifeline_fd)
-    try:
-        await node.start()
-        if settings.ready_fd is not None:
-            os.write(settings.ready_fd, f"{node.http.port}\n".encode())
-            os.close(settings.ready_fd)
-        await node.run()
-    finally:
-        await node.stop()
+    with observing(node.driver, settings.observe, manifest, node.name, "broker"):
+        try:
+            await node.start()
+            if settings.ready_fd is not None:
+                os.write(settings.ready_fd, f"{node.http.port}\n".encode())
+                os.close(settings.ready_fd)
+            await node.run()
+        finally:
+            await node.stop()
 
 
 def serve_broker(settings: BrokerSettings) -> None:

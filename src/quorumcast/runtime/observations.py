@@ -1,13 +1,17 @@
-"""An observer beside a machine of a process, and its log: two Parquet files per node.
+"""An observer beside a machine of a process, and its log: small Parquet files.
 
-`DIR/observations/RUN-NODE.parquet` holds rows, `DIR/documents/RUN-NODE.parquet` what was signed,
-and the manifest by which it is to be judged. `quorumcast pipeline audit DIR` reads them, those of
-any number of nodes and runs at once. Times are of the wall clock in milliseconds.
+`DIR/observations` gets rows, `DIR/documents` what was signed; the name of the directory is that of
+the run. `quorumcast pipeline audit DIR` reads what any number of nodes have written there. A file
+is complete or not there: a process that is killed loses its last seconds and damages nothing. Times
+are of the wall clock in milliseconds.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from quorumcast.agents.observation import COLUMNS, DOCUMENT_COLUMNS, Observation, columns_of
@@ -17,58 +21,43 @@ from quorumcast.core.machine import Effect, Event
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
 
-#: Rows that are kept before they are written.
-ROW_GROUP = 10_000
+#: Rows that are kept before they are written, and for how long.
+MOST_ROWS, LONGEST_MS = 10_000, 5_000
+
+
+@contextlib.contextmanager
+def observing(
+    driver: Driver, directory: Path | None, manifest: Manifest, node: NodeId, role: str
+) -> Iterator[None]:
+    """Watch a machine as long as this lasts, if there is a directory to write to."""
+    if directory is None:
+        yield
+        return
+    log = ObservationLog(directory, manifest, node, role)
+    driver.watch(log.on_handled)
+    try:
+        yield
+    finally:
+        log.close()
 
 
 class ObservationLog:
-    """Where the observers of one node write."""
+    """What one observer writes."""
 
-    def __init__(self, directory: Path, run: str, manifest: Manifest, data: bytes) -> None:
+    def __init__(self, directory: Path, manifest: Manifest, node: NodeId, role: str) -> None:
         self._directory = directory
-        self._run = run
-        self._manifest = manifest
-        #: The signed manifest, by which documents are judged.
-        self._data = data
-        self._written: list[_Written] = []
-
-    def beside(self, driver: Driver, node: NodeId, role: str) -> None:
-        """Watch a machine from now on."""
-        written = _Written(self._directory, self._run, node, role, self._manifest, self._data)
-        self._written.append(written)
-        driver.watch(written.on_handled)
-
-    def close(self) -> None:
-        """Write the rest."""
-        for written in self._written:
-            written.close()
-
-
-class _Written:
-    """One observer and its files."""
-
-    def __init__(
-        self, directory: Path, run: str, node: NodeId, role: str, manifest: Manifest, data: bytes
-    ) -> None:
-        import pyarrow as pa  # a node that observes nothing starts without Arrow
-        import pyarrow.parquet as pq
-
-        self._run = run
         self._node = node
+        self._role = role
         self._observer = Observer(manifest, node, role)
         self._rows: list[Observation] = []
+        self._documents: list[Document] = []
+        self._files = 0
         self._now = Millis(0)
-        self._table = pa.Table.from_pydict
-        self._schema = pa.schema(list(COLUMNS.items()))
-        self._document_schema = pa.schema(list(DOCUMENT_COLUMNS.items()))
-        name = f"{run}-{node}-{role}.parquet"
-        for part in ("observations", "documents"):
-            (directory / part).mkdir(parents=True, exist_ok=True)
-        self._writer = pq.ParquetWriter(directory / "observations" / name, self._schema)
-        self._documents = pq.ParquetWriter(directory / "documents" / name, self._document_schema)
-        self._kept = [Document("manifest", manifest.cell, data)]
+        self._written_at = 0
         #: From the driver's clock to the wall's.
         self._shift_ms = int(time.time() * 1000) - int(time.monotonic() * 1000)
+        for part in ("observations", "documents"):
+            (directory / part).mkdir(parents=True, exist_ok=True)
 
     def on_handled(self, event: Event, effects: list[Effect], now: Millis) -> None:
         """The machine took an event and asks for these effects."""
@@ -76,30 +65,51 @@ class _Written:
         self._observer.on_event(event, now)
         for effect in effects:
             self._observer.on_effect(effect, now)
-        self._rows += self._observer.notes.take()
-        if len(self._rows) >= ROW_GROUP:
+        if now - self._written_at >= LONGEST_MS or len(self._rows) >= MOST_ROWS:
+            self._written_at = now
             self._write()
+        elif not now % 64:
+            self._rows += self._observer.notes.take()
 
-    def _write(self) -> None:
+    def _write(self, *, all_: bool = False) -> None:
+        self._rows += self._observer.notes.take(all_=all_)
         rows, self._rows = self._rows, []
+        kept = self._observer.take_documents()
+        run = self._directory.name
         if rows:
-            columns = columns_of(self._run, rows, self._shift_ms)
-            self._writer.write_table(self._table(columns, schema=self._schema))
-        kept, self._kept = [*self._kept, *self._observer.take_documents()], []
+            columns = columns_of(run, rows, self._shift_ms)
+            self._file("observations", COLUMNS, columns)
         if kept:
-            documents = {
-                "run": [self._run] * len(kept),
-                "observer": [self._node] * len(kept),
-                "kind": [document.kind for document in kept],
-                "subject": [document.subject for document in kept],
-                "data": [document.data for document in kept],
-            }
-            self._documents.write_table(self._table(documents, schema=self._document_schema))
+            self._file("documents", DOCUMENT_COLUMNS, document_columns(run, self._node, kept))
+        self._files += 1
+
+    def _file(self, part: str, kinds: dict[str, str], columns: dict[str, list[object]]) -> None:
+        name = f"{self._node}-{self._role}-{os.getpid()}-{self._files:05}.parquet"
+        write_table(self._directory / part / name, kinds, columns)
 
     def close(self) -> None:
         """Write the rest."""
         self._observer.close(self._now)
-        self._rows += self._observer.notes.take(all_=True)
-        self._write()
-        self._writer.close()
-        self._documents.close()
+        self._write(all_=True)
+
+
+def document_columns(run: str, node: str, documents: list[Document]) -> dict[str, list[object]]:
+    """Documents as the columns of their table."""
+    return {
+        "run": [run] * len(documents),
+        "observer": [node] * len(documents),
+        "kind": [document.kind for document in documents],
+        "subject": [document.subject for document in documents],
+        "data": [document.data for document in documents],
+    }
+
+
+def write_table(path: Path, kinds: dict[str, str], columns: dict[str, list[object]]) -> None:
+    """One Parquet file, all of it or none."""
+    import pyarrow as pa  # a node that observes nothing starts without Arrow
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}")
+    pq.write_table(pa.table(columns, schema=pa.schema(list(kinds.items()))), unfinished)
+    unfinished.replace(path)

@@ -79,6 +79,7 @@ class LocalCluster:
         tls: bool = False,
         allow_faults: bool = True,
         trace: Path | None = None,
+        observe: Path | None = None,
         log_level: str = "info",
     ) -> None:
         self._temporary = directory is None
@@ -93,6 +94,7 @@ class LocalCluster:
             self.manifest = self._with_certificates()
         self._allow_faults = allow_faults
         self._trace = trace
+        self._observe = observe
         self._log_level = log_level
         self._processes: dict[NodeId, subprocess.Popen[bytes]] = {}
         self._status_ports: dict[NodeId, int] = {}
@@ -189,6 +191,7 @@ class LocalCluster:
             evidence=self.directory / "evidence",
             data=self.directory / "data",
             trace=self._trace,
+            observe=self._observe,
             ready_fd=writing,
             lifeline_fd=self._lifeline[0],
             log_level=self._log_level,

@@ -9,12 +9,15 @@ that never come). `at_least` leaves room for the little that does happen.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from quorumcast.core.statements import Basis
+from quorumcast.core.ids import holder
+from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.diagnosis import Clause
 
 
@@ -31,6 +34,8 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
     publisher: str = ""
     lane: int = 0
     bucket: int = 0
+    #: Which part of the run it fell into, where that matters.
+    slot: int = 0
     count: int = 1
     number: int = 0
     t_ms: int = 0
@@ -60,8 +65,15 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     at_least: int = 1
+    #: … and this share of all such messages that came from the accused.
+    share: float = 0.0
     #: Whether a publisher that tells brokers different things may be behind it.
     publisher: bool = False
+    #: Whether the stream's publisher has signed it, whoever passed it on.
+    signed: bool = False
+    #: Whether it is only about clients, or only about what the observer itself published.
+    of_clients: bool = False
+    own: bool = False
 
     def covers(self, feature: Feature) -> bool:
         """Whether this rule is about such observations."""
@@ -73,7 +85,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-_ORDERING = ("Write", "Accept", "Propose")
+_VOTES = ("Write", "Accept", "Propose")
 
 RULES = (
     Rule(kind="suspect", reasons=("dissent",), deed="altered", publisher=True,
@@ -81,46 +93,55 @@ RULES = (
     Rule(kind="suspect", reasons=("equivocation",), roles=("subscriber",), deed="equivocated",
          why="voted for two contents at one number"),
     Rule(kind="suspect", reasons=("equivocation",), roles=("broker",), deed="equivocated",
-         messages=("Publish", "Offer", "Propose", "Write", "Accept"),
-         why="sent two versions of one thing"),
-    Rule(kind="suspect", reasons=("bad-body",), deed="altered",
+         messages=("Publish", *_VOTES), why="sent two versions of one thing"),
+    Rule(kind="suspect", reasons=("equivocation",), roles=("broker",), deed="equivocated",
+         messages=("Offer",), signed=True, why="signed two versions of one thing"),
+    Rule(kind="suspect", reasons=("bad-body",), deed="altered", at_least=3, share=0.05,
          why="sent contents that do not match their digest"),
     Rule(kind="suspect", reasons=("false-statement",), deed="altered", publisher=True,
          why="signed what others contradict"),
     Rule(kind="suspect", reasons=("without-history",), deed="dropped",
          why="publishes and does not account for it"),
-    Rule(kind="refused", reasons=("bad-body",), deed="altered",
+    Rule(kind="missing", messages=("History",), deed="dropped", at_least=3,
+         why="publishes and does not account for it"),
+    Rule(kind="missing", messages=("Offer",), deed="dropped", at_least=5,
+         why="let others show what it should have offered itself"),
+    Rule(kind="refused", reasons=("bad-body",), deed="altered", at_least=3, share=0.05,
          why="sent contents that do not match their digest"),
-    Rule(kind="refused", reasons=("bad-signature",), deed="forged", at_least=2,
-         why="showed signatures that do not hold"),
     Rule(kind="refused", reasons=("bad-run",), deed="forged", at_least=2,
          why="sent what is malformed or signed by somebody else"),
     Rule(kind="refused", reasons=("wrong-sender",), deed="forged",
          why="spoke in another's name"),
     Rule(kind="refused", reasons=("no-right",), deed="forged", at_least=3,
          why="used a channel to which it has no right"),
-    Rule(kind="refused", reasons=("conflict",), messages=(*_ORDERING, "Offer"),
+    Rule(kind="refused", reasons=("conflict",), messages=_VOTES,
          deed="equivocated", why="said two different things of one"),
     Rule(kind="refused", reasons=("unexpected-message",), deed="flooded", at_least=3,
+         messages=("Checkpoint", "Contents", "Echo", "Ready", "Positions", "Pull", "Vote",
+                   "Publish", "Open", "Subscribe"),
          why="sent messages that nobody in its place sends"),
-    Rule(kind="refused", reasons=("unknown-stream",), messages=("Contents", "Ack"),
+    Rule(kind="refused", reasons=("unknown-stream",), messages=("Contents",),
          deed="flooded", at_least=3, why="spoke of streams that do not exist"),
     Rule(kind="refused", reasons=("out-of-window", "over-limit"), messages=("Offer",),
-         deed="flooded", at_least=3, why="offered more than it may"),
+         deed="flooded", at_least=3, of_clients=True, why="offered more than it may"),
+    Rule(kind="refused", reasons=("out-of-turn",), messages=("Publish",), at_least=40,
+         share=0.5, deed="dropped", why="left numbers out"),
     Rule(kind="contradicts", reasons=("itself",), deed="equivocated",
          why="said two different things of one"),
     Rule(kind="contradicts", reasons=("others",), messages=("Ready", "Accept", "Standing"),
          deed="altered", at_least=2, why="said something else than what was decided"),
-    Rule(kind="contradicts", reasons=("others",), messages=("Echo",), deed="altered",
-         at_least=2, publisher=True, why="echoed something else than what was delivered"),
-    Rule(kind="boasts", reasons=("unsent",), deed="misled", at_least=2,
+    Rule(kind="contradicts", reasons=("leading",), messages=("Write",),
+         deed="equivocated", at_least=2, why="proposed different things to different brokers"),
+    Rule(kind="boasts", reasons=("unsent",), deed="misled", at_least=2, own=True,
          why="acknowledged what was never sent"),
     Rule(kind="boasts", reasons=("credit", "ahead", "regency"), deed="misled", at_least=2,
          why="named numbers that nobody is near"),
     Rule(kind="boasts", reasons=("impatient",), deed="flooded", at_least=3,
          why="asked for other leaders all the time"),
-    Rule(kind="boasts", reasons=("behind",), deed="misled", at_least=3,
+    Rule(kind="boasts", reasons=("behind",), deed="misled", at_least=4,
          why="claimed to know nothing long after the others"),
+    Rule(kind="heard", reasons=("fresh", "unsynced"), messages=("Standing",), at_least=8,
+         share=0.8, deed="misled", why="claimed to have just woken up, all the time"),
     Rule(kind="backwards", reasons=("",), messages=("Vote",), deed="reordered", at_least=2,
          why="voted in another order than that of the numbers"),
     Rule(kind="backwards", reasons=("repeated",), deed="flooded", at_least=3,
@@ -137,11 +158,29 @@ class Case:
         self.manifest = manifest
         self.features = [f for f in features if f.observer != f.accused]
         self._unsettled = {
-            channel.name
-            for channel in manifest.channels
-            if channel.policy.basis is not Basis.SETTLED
+            channel.name for channel in manifest.channels if may_differ(channel.policy)
         }
-        self._clients = {client.id for client in manifest.clients}
+        self.clients = {client.id for client in manifest.clients}
+        #: How many messages of a kind came from a node.
+        self.heard: Counter[tuple[str, str, str]] = Counter()
+        for feature in self.features:
+            if feature.kind == "heard" and not feature.reason:
+                key = (feature.observer, feature.accused, feature.message)
+                self.heard[key] += feature.count
+
+    def concerns(self, rule: Rule, feature: Feature) -> bool:
+        """Whether an observation is about such nodes as the rule is about."""
+        if rule.of_clients and holder(feature.accused) not in self.clients:
+            return False
+        if rule.signed and holder(feature.publisher) not in self.clients:
+            return False
+        return not rule.own or feature.publisher == feature.observer
+
+    def due(self, rule: Rule, group: Sequence[Feature]) -> float:
+        """The share of messages that a rule wants, as a number of them."""
+        first = group[0]
+        messages = {feature.message for feature in group}
+        return rule.share * sum(self.heard[first.observer, first.accused, m] for m in messages)
 
     def charge(
         self, features: Sequence[Feature], deed: str, why: str, *, publisher: bool = False
@@ -154,7 +193,7 @@ class Case:
             publishers = {f.publisher for f in features}
         clause = {first.accused, first.observer}
         if len(publishers) == 1:
-            clause |= publishers & self._clients
+            clause |= publishers & self.clients
         return Charge(
             accused=first.accused,
             observer=first.observer,
@@ -174,11 +213,22 @@ class Case:
         return list(grouped.values())
 
 
+def may_differ(policy: Policy) -> bool:
+    """Whether a lying publisher can make correct brokers vote differently."""
+    return policy.protection is Protection.BYZANTINE and policy.broadcast in (
+        Broadcast.AUTHENTICATED,
+        Broadcast.CHAIN,
+    )
+
+
 def firm_charges(case: Case) -> list[Charge]:
     """What the protocol forbids."""
     found: list[Charge] = []
     for rule in RULES:
-        for features in case.pairs(f for f in case.features if rule.covers(f)):
+        covered = [f for f in case.features if rule.covers(f) and case.concerns(rule, f)]
+        if rule.signed:
+            covered = [msgspec.structs.replace(f, accused=f.publisher) for f in covered]
+        for features in case.pairs(covered):
             groups = [features]
             if rule.publisher:
                 by: dict[str, list[Feature]] = {}
@@ -188,6 +238,6 @@ def firm_charges(case: Case) -> list[Charge]:
             found += [
                 case.charge(group, rule.deed, rule.why, publisher=rule.publisher)
                 for group in groups
-                if sum(f.count for f in group) >= rule.at_least
+                if sum(f.count for f in group) >= max(rule.at_least, case.due(rule, group))
             ]
     return found

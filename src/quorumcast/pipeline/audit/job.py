@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 #: Kinds of observations whose `number` is a class of lateness.
 _CLASSED = ("came", "answered")
+#: … and those for which it matters in which of so many parts of the run they fall.
+_TIMED = ("came", "missing", "heard")
+SLOTS = 8
 _STATEMENT = f"{DOCUMENTS}, signer string, about string, segment string, said binary"
 
 
@@ -61,8 +64,8 @@ def _read(
     for path, directory in zip(paths, directories, strict=True):
         if "://" not in path and not any(Path(path).glob("*.parquet")):
             raise UsageError(
-                f"{directory} holds no {table}; make some with 'quorumcast bench --observe "
-                f"{directory}', or with 'quorumcast pipeline audit --label 100 --output {directory}'"
+                f"{directory} holds no {table}; make some with 'quorumcast bench --observe DIR', "
+                "or with 'quorumcast pipeline audit --label 100 --output DIR'"
             )
     return spark.read.schema(schema).parquet(*paths)
 
@@ -72,9 +75,15 @@ def features(observations: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     classed = F.when(F.col("kind").isin(*_CLASSED), F.col("number")).otherwise(0)
+    whole = observations.groupBy("run").agg(
+        F.min("t_ms").alias("began"), F.max("until_ms").alias("ended")
+    )
+    part = F.floor(SLOTS * (F.col("t_ms") - F.col("began")) / (F.col("ended") - F.col("began") + 1))
     return (
         observations.where(F.col("kind") != "link")
+        .join(F.broadcast(whole), "run")
         .withColumn("bucket", classed)
+        .withColumn("slot", F.when(F.col("kind").isin(*_TIMED), part).otherwise(0))
         .groupBy(*FEATURE_KEYS)
         .agg(
             F.sum("count").alias("count"),

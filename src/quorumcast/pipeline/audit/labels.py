@@ -25,10 +25,10 @@ import msgspec
 
 from quorumcast.agents.observation import DOCUMENT_COLUMNS, columns_of
 from quorumcast.core.ids import NodeId
-from quorumcast.core.statements import Basis
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.manifest.files import sign_manifest
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.pipeline.audit.charges import may_differ
 from quorumcast.pipeline.audit.diagnosis import Clause, Model, diagnose
 from quorumcast.pipeline.audit.tables import LABEL_COLUMNS
 from quorumcast.sim.cells import identity_of, operator_of
@@ -64,8 +64,8 @@ def adversary_of(index: int) -> str:
 
 
 def settled(manifest: Manifest) -> bool:
-    """Whether correct brokers cannot differ on any channel of a cell."""
-    return all(channel.policy.basis is Basis.SETTLED for channel in manifest.channels)
+    """Whether no publisher can make correct brokers differ on any channel of a cell."""
+    return not any(may_differ(channel.policy) for channel in manifest.channels)
 
 
 def ideal_clauses(

@@ -9,61 +9,58 @@ bad line is late with some things; a liar is late with most, and nobody else is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 from quorumcast.core.quorum import Broadcast
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 
-#: So many must be missing, and this share of what was due.
-MISSING, MISSING_SHARE = 5, 0.15
-#: So many must have been looked at for lateness, and this share must be late by this class.
-LOOKED_AT, LATE_SHARE, LATE_BUCKET = 10, 0.15, 20
-#: … while at most this share of what the others said is.
-USUAL_SHARE = 0.05
+#: So many must be missing or late, and this share of what was due.
+LEAST, LEAST_SHARE = 5, 0.12
+#: Later than this class is late.
+LATE_BUCKET = 20
+#: A part of the run counts if so much was due in it; a liar is found out in most that count.
+DUE, MOST_SLOTS, LEAST_SLOTS = 3, 0.7, 3
+#: Who does to this share of what it owes what the accused does is no better.
+USUAL = 0.4
 
-#: What every broker owes every observer, whatever else it is busy with.
-OWED = ("Vote", "Ack", "Ready", "Echo", "Accept")
+#: What every broker owes whoever listens to it, and what it must not be late with.
+OWED = ("Vote", "Ack", "Ready", "Echo", "Contents")
+LATE = ("Vote", "Ack", "Accept")
+#: Requests that a correct node always answers.
+ANSWERABLE = ("Subscribe",)
 
 
-class _Account:
+class Account:
     """What one node owed one observer, of one kind of message."""
 
-    __slots__ = ("came", "features", "late", "missing")
+    __slots__ = ("due", "failed", "features")
 
     def __init__(self) -> None:
-        self.came = 0
-        self.late = 0
-        self.missing = 0
+        #: By part of the run: what was due, and what did not come, or came late.
+        self.due: Counter[int] = Counter()
+        self.failed: Counter[int] = Counter()
         self.features: list[Feature] = []
 
-    def add(self, feature: Feature) -> None:
-        if feature.kind == "missing":
-            self.missing += feature.count
-        else:
-            self.came += feature.count
-            self.late += feature.count if feature.bucket > LATE_BUCKET else 0
-        self.features.append(feature)
+    def add(self, feature: Feature, *, failed: bool) -> None:
+        """Take in what came, or did not."""
+        self.due[feature.slot] += feature.count
+        if failed:
+            self.failed[feature.slot] += feature.count
+            self.features.append(feature)
 
     @property
-    def missing_share(self) -> float:
-        return self.missing / max(1, self.missing + self.came)
+    def share(self) -> float:
+        """How much of what was due."""
+        return self.failed.total() / max(1, self.due.total())
 
     @property
-    def late_share(self) -> float:
-        return self.late / max(1, self.came)
+    def steady(self) -> bool:
+        """Whether it happened again and again, and not once for a while."""
+        counted = [slot for slot, due in self.due.items() if due >= DUE]
+        failed = [slot for slot in counted if self.failed[slot]]
+        return len(failed) >= LEAST_SLOTS and len(failed) >= MOST_SLOTS * len(counted)
 
 
-_Accounts = dict[tuple[str, str], dict[str, _Account]]
-
-
-def _accounts(features: Iterable[Feature]) -> _Accounts:
-    """By observer and message, by accused."""
-    found: _Accounts = {}
-    for feature in features:
-        if feature.kind in ("came", "missing") and feature.message in OWED:
-            by_accused = found.setdefault((feature.observer, feature.message), {})
-            by_accused.setdefault(feature.accused, _Account()).add(feature)
-    return found
+_Accounts = dict[tuple[str, str], dict[str, Account]]
 
 
 def soft_charges(case: Case) -> list[Charge]:
@@ -73,81 +70,71 @@ def soft_charges(case: Case) -> list[Charge]:
         for channel in case.manifest.channels
         if channel.policy.broadcast is Broadcast.CHAIN
     }
-    features = [f for f in case.features if f.channel not in chained]
-    found: list[Charge] = []
-    for (_, message), accounts in _accounts(features).items():
-        for accused, account in accounts.items():
-            others = [other for name, other in accounts.items() if name != accused]
-            found += _missing(case, message, account, others)
-            found += _late(case, message, account, others)
-    return [*found, *_unanswered(case), *_repeated(case), *_leaders(case)]
+    features = [f for f in case.features if f.channel not in chained or f.lane]
+    missing: _Accounts = {}
+    late: _Accounts = {}
+    for feature in features:
+        if feature.kind not in ("came", "missing"):
+            continue
+        key = (feature.observer, feature.message)
+        gone = feature.kind == "missing"
+        if feature.message in OWED:
+            account = missing.setdefault(key, {}).setdefault(feature.accused, Account())
+            account.add(feature, failed=gone)
+        if feature.message in LATE and not gone:
+            account = late.setdefault(key, {}).setdefault(feature.accused, Account())
+            account.add(feature, failed=feature.bucket > LATE_BUCKET)
+    return [
+        *_outstanding(case, missing, "dropped", "left out {} messages that the others sent"),
+        *_outstanding(case, late, "delayed", "was late with its {} messages"),
+        *_unanswered(case),
+    ]
 
 
-def _missing(case: Case, message: str, account: _Account, others: list[_Account]) -> list[Charge]:
-    spared = sorted(other.missing_share for other in others)
-    usual = spared[: max(1, len(spared) - case.manifest.f + 1)]
-    if (
-        account.missing < MISSING
-        or account.missing_share < MISSING_SHARE
-        or not usual
-        or usual[-1] > account.missing_share / 2
-    ):
-        return []
-    why = f"left out {message} messages that the others sent"
-    features = [f for f in account.features if f.kind == "missing"]
-    return [case.charge(features, "dropped", why, publisher=True)]
+def _outstanding(case: Case, accounts: _Accounts, deed: str, why: str) -> list[Charge]:
+    found = []
+    for (_, message), by_accused in accounts.items():
+        for accused, account in by_accused.items():
+            others = sorted(other.share for name, other in by_accused.items() if name != accused)
+            # Up to f of them may be in it together.
+            usual = others[: max(1, len(others) - case.manifest.f + 1)]
+            alone = message == "Contents" or (usual and usual[-1] <= USUAL * account.share)
+            if (
+                account.failed.total() >= LEAST
+                and account.share >= LEAST_SHARE
+                and account.steady
+                and alone
+            ):
+                found += _charges(case, account.features, deed, why.format(message))
+    return found
 
 
-def _late(case: Case, message: str, account: _Account, others: list[_Account]) -> list[Charge]:
-    if account.came < LOOKED_AT or account.late_share < LATE_SHARE:
-        return []
-    shares = sorted(other.late_share for other in others if other.came >= LOOKED_AT)
-    usual = shares[: max(1, len(shares) - case.manifest.f + 1)]
-    if not usual or usual[-1] > max(USUAL_SHARE, account.late_share / 3):
-        return []
-    features = [f for f in account.features if f.kind == "came" and f.bucket > LATE_BUCKET]
-    return [case.charge(features, "delayed", f"was late with its {message} messages")]
-
-
-#: Requests that a correct node always answers, and how often it must have failed to.
-ANSWERABLE = {"Subscribe": 2}
+def _charges(case: Case, features: list[Feature], deed: str, why: str) -> list[Charge]:
+    """One per publisher: each of them may have kept its own publications from the accused."""
+    by: dict[str, list[Feature]] = {}
+    for feature in features:
+        by.setdefault(feature.publisher, []).append(feature)
+    return [case.charge(group, deed, why, publisher=True) for group in by.values()]
 
 
 def _unanswered(case: Case) -> list[Charge]:
     found = []
     for pair in case.pairs(f for f in case.features if f.kind in ("answered", "unanswered")):
-        for request, needed in ANSWERABLE.items():
+        for request in ANSWERABLE:
             asked = [f for f in pair if f.message == request]
             silent = [f for f in asked if f.kind == "unanswered"]
             count = sum(f.count for f in silent)
             answered = sum(f.count for f in asked) - count
-            if count >= needed and count > answered:
+            if silent and (not answered or (count >= 3 and count > answered)):
                 found.append(case.charge(silent, "dropped", f"does not answer {request} requests"))
     return found
 
 
-def _repeated(case: Case) -> list[Charge]:
-    """Publishers most of whose words come out of turn, or were offered before."""
-    found = []
-    heard: Counter[tuple[str, str, str]] = Counter()
-    for feature in case.features:
-        if feature.kind == "heard":
-            heard[feature.observer, feature.accused, feature.message] += feature.count
-    for pair in case.pairs(f for f in case.features if f.kind == "refused"):
-        turned = [f for f in pair if (f.reason, f.message) == ("out-of-turn", "Publish")]
-        count = sum(f.count for f in turned)
-        if turned and count >= 40:
-            total = heard[turned[0].observer, turned[0].accused, "Publish"]
-            if count > total / 2:
-                found.append(case.charge(turned, "dropped", "left numbers out"))
-    return found
-
-
-def _leaders(case: Case) -> list[Charge]:
-    """Leaders that are alive and lead nowhere."""
+def leader_charges(case: Case) -> list[Charge]:
+    """Leaders that are alive, and under whom nothing got ordered."""
     return [
         case.charge(pair, "dropped", "led and did not get anything ordered")
         for pair in case.pairs(
-            f for f in case.features if f.kind == "gave-up" and f.reason == "alive"
+            f for f in case.features if f.kind == "gave-up" and f.reason in ("alive", "young")
         )
     ]

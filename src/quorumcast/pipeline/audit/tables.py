@@ -67,6 +67,7 @@ FEATURE_KEYS = (
     "publisher",
     "lane",
     "bucket",
+    "slot",
 )
 
 

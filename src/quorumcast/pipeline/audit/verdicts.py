@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from quorumcast.core.ids import holder
 from quorumcast.pipeline.audit.charges import Case, Charge, firm_charges
 from quorumcast.pipeline.audit.diagnosis import Clause, Diagnosis, Model, diagnose
-from quorumcast.pipeline.audit.omissions import soft_charges
+from quorumcast.pipeline.audit.omissions import leader_charges, soft_charges
 from quorumcast.pipeline.audit.proofs import Proof
 
 #: Accusers that are named beside a verdict.
@@ -54,6 +55,9 @@ def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
     certain: list[Clause] = [frozenset((node,)) for node in proven]
     firm = firm_charges(case)
     soft = soft_charges(case)
+    if not any(holder(charge.accused) in case.clients for charge in firm):
+        # Publishers that lie about what is to be ordered stop correct leaders as well.
+        soft += leader_charges(case)
     by_firm = diagnose([*certain, *(charge.clause for charge in firm)], model)
     together = [*certain, *(charge.clause for charge in (*firm, *soft))]
     by_all = diagnose(together, model)
