@@ -42,6 +42,7 @@ from quorumcast.core.machine import (
 from quorumcast.core.messages import (
     Ack,
     AnyMessage,
+    Attest,
     ChainRun,
     Checkpoint,
     Contents,
@@ -49,6 +50,7 @@ from quorumcast.core.messages import (
     Offer,
     Positions,
     Publish,
+    Pull,
     Ready,
     Subscribe,
     Unsubscribe,
@@ -129,8 +131,8 @@ class Observer:
         self._hearing: tuple[NodeId, str] = (me, "")
         #: How far each broker's votes on a stream went in this session.
         self._tops: OrderedDict[tuple[NodeId, Stream], int] = OrderedDict()
-        #: When each broker was last asked to say again what it has said.
-        self._asked_at: dict[NodeId, int] = {}
+        #: When each broker was last asked to say again what it has said, by kind of message.
+        self._asked_at: dict[tuple[NodeId, type], int] = {}
         #: The last words of each peer.
         self._recent: dict[NodeId, OrderedDict[int, None]] = {}
         #: How far this node's own streams go.
@@ -259,18 +261,21 @@ class Observer:
         recent = self._recent.setdefault(sender, OrderedDict())
         key = hash(message)
         if key in recent:
-            asked = now - self._asked_at.get(sender, -PATIENCE_MS) < PATIENCE_MS
+            asked = self._was_asked(sender, type(message), now)
             reason = "repeated-when-asked" if asked else "repeated"
             self.notes.add(now, Kind.BACKWARDS, sender, reason, type(message).__name__)
         recent[key] = None
         if len(recent) > RECENT:
             recent.popitem(last=False)
 
+    def _was_asked(self, peer: NodeId, kind: type, now: Millis) -> bool:
+        return now - self._asked_at.get((peer, kind), -PATIENCE_MS) < PATIENCE_MS
+
     def _on_vote(self, sender: NodeId, vote: Vote, now: Millis) -> None:
         stream, last = vote.stream, vote.first + len(vote.digests) // DIGEST_SIZE - 1
         key = (sender, stream)
         top = self._tops.get(key, 0)
-        asked = now - self._asked_at.get(sender, -PATIENCE_MS) < PATIENCE_MS
+        asked = self._was_asked(sender, Vote, now)
         if top and not asked and vote.order == ():
             if last <= top:
                 self.notes.add(now, Kind.BACKWARDS, sender, "", "Vote", stream, vote.first)
@@ -369,7 +374,7 @@ class Observer:
             case Ready():
                 self._on_own_ready(message, now)
             case Subscribe(channel=channel, bodies=bodies):
-                self._asked_at.update(dict.fromkeys(send.to, now))
+                self._asked_at.update({(peer, Vote): now for peer in send.to})
                 for peer in send.to:
                     if bodies:
                         self._sources.setdefault((peer, channel), now)
@@ -387,11 +392,12 @@ class Observer:
                 known = self._sent.get(stream.data, 0)
                 if stream.lane is Lane.DATA:
                     _remember(self._sent, stream.data, max(known, last))
-                self._order.on_own(message, send.to, now)
+                self._order.on_own(message, now)
+            case Pull() | Attest():
+                kind = Contents if isinstance(message, Pull) else Checkpoint
+                self._asked_at.update({(peer, kind): now for peer in send.to})
             case _:
-                self._asked_at.update(
-                    dict.fromkeys(send.to, now) if self._order.on_own(message, send.to, now) else {}
-                )
+                self._order.on_own(message, now)
 
     # --------------------------------------------------------------- documents
 

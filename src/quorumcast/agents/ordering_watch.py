@@ -6,24 +6,24 @@ from collections import OrderedDict
 
 from quorumcast.agents.observation import Kind, Notes
 from quorumcast.agents.turnout import PATIENCE_MS, Links, Turnout, bucket_of
-from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream
+from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream, holder
 from quorumcast.core.messages import (
     Accept,
     Ack,
     AnyMessage,
-    Attest,
     Batch,
     Fetched,
     LogPart,
     Offer,
     Propose,
-    Pull,
     Standing,
     StateHead,
     Stop,
     Write,
 )
 from quorumcast.core.quorum import Protection
+from quorumcast.core.statements import OfferStatement, Signed, canonical
+from quorumcast.crypto.identity import signature_holds
 from quorumcast.manifest.manifest import Manifest
 
 MAX_REMEMBERED = 4096
@@ -32,7 +32,9 @@ FAR_AHEAD = 1000
 #: An offer that has waited so long was passed over if a later one is taken.
 LONG_MS = 250
 #: Who has been heard so lately is alive.
-ALIVE_MS = 600
+ALIVE_MS = 250
+#: How often a publisher's signatures are looked at.
+LOOK_MS = 10
 #: Who has been connected for so long has had time to catch up.
 SETTLED_MS = 1000
 
@@ -46,10 +48,13 @@ class OrderingWatch:
     """The part of an observer that looks at consensus."""
 
     __slots__ = (
+        "_cell",
         "_direct",
         "_f",
+        "_keys",
         "_latest_offer",
         "_links",
+        "_looked_at",
         "_me",
         "_members",
         "_notes",
@@ -65,6 +70,9 @@ class OrderingWatch:
         self._me = me
         self._members = manifest.broker_ids
         self._f = manifest.f
+        self._cell = manifest.cell
+        self._keys = manifest.directory()
+        self._looked_at: dict[NodeId, int] = {}
         self._links = links
         self._notes = notes
         others = tuple(member for member in self._members if member != me)
@@ -97,8 +105,8 @@ class OrderingWatch:
                 self._on_standing(sender, message, now)
             case Stop():
                 self._on_stop(sender, message, now)
-            case Offer(stream=stream, first=first):
-                self._on_offer(sender, stream, first, now)
+            case Offer():
+                self._on_offer(sender, message, now)
             case LogPart(batches=batches):
                 for batch in batches:
                     self._ordered(batch)
@@ -109,9 +117,11 @@ class OrderingWatch:
             case _:
                 pass
 
-    def _on_offer(self, sender: NodeId, stream: Stream, first: int, now: Millis) -> None:
+    def _on_offer(self, sender: NodeId, offer: Offer, now: Millis) -> None:
+        stream, first = offer.stream, offer.first
         self._latest_offer = (stream, first)
         if sender == stream.publisher:
+            self._look_at_signature(sender, offer, now)
             self._direct[stream, first] = None
             self._undelivered.pop((stream, first), None)
             if len(self._direct) > MAX_REMEMBERED:
@@ -120,8 +130,25 @@ class OrderingWatch:
         if len(self._offers) > MAX_REMEMBERED:
             self._offers.popitem(last=False)
 
-    def on_own(self, message: AnyMessage, to: tuple[NodeId, ...], now: Millis) -> bool:
-        """Something that this node sends; True if it asks others to repeat themselves."""
+    def _look_at_signature(self, sender: NodeId, offer: Offer, now: Millis) -> None:
+        """Brokers need not look at signatures of publishers that they hear themselves.
+
+        One every few milliseconds is enough to find out who sends false ones.
+        """
+        key = self._keys.get(holder(sender))
+        if not offer.signature or key is None or now - self._looked_at.get(sender, -1000) < LOOK_MS:
+            return
+        self._looked_at[sender] = now
+        statement = OfferStatement(
+            cell=self._cell, stream=offer.stream, first=offer.first, digests=offer.digests
+        )
+        signed = Signed(offer.stream.publisher, canonical(statement), offer.signature)
+        holds = signature_holds(signed, key.verify_key)
+        kind = Kind.CAME if holds else Kind.CONTRADICTS
+        self._notes.add(now, kind, sender, "signature", "Offer", offer.stream, offer.first)
+
+    def on_own(self, message: AnyMessage, now: Millis) -> None:
+        """Something that this node sends."""
         match message:
             case Propose(batch=batch):
                 self._ordered(batch)
@@ -130,11 +157,8 @@ class OrderingWatch:
             case Ack(stream=stream, upto=upto):
                 for place in [p for p in self._offers if p[0] == stream and p[1] <= upto]:
                     del self._offers[place]
-            case Pull() | Attest():
-                return True
             case _:
                 pass
-        return False
 
     def forget(self, peer: NodeId) -> None:
         """A new session: whoever restarts begins anew."""

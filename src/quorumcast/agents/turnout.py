@@ -237,5 +237,5 @@ class Accounts:
                 kind = Kind.MISSING if behind > 0 else Kind.CAME
                 self._notes.add(
                     now, kind, stream.publisher, "", "History", stream, last,
-                    count=max(behind, 1),
+                    count=min(max(behind, 1), MAX_MOMENTS),
                 )  # fmt: skip

@@ -130,6 +130,8 @@ RULES = (
          why="said two different things of one"),
     Rule(kind="contradicts", reasons=("others",), messages=("Ready", "Accept", "Standing"),
          deed="altered", at_least=2, why="said something else than what was decided"),
+    Rule(kind="contradicts", reasons=("signature",), deed="forged", at_least=2,
+         why="sent signatures that do not hold"),
     Rule(kind="contradicts", reasons=("leading",), messages=("Write",),
          deed="equivocated", at_least=2, why="proposed different things to different brokers"),
     Rule(kind="boasts", reasons=("unsent",), deed="misled", at_least=2, own=True,

@@ -100,9 +100,9 @@ def _outstanding(case: Case, accounts: _Accounts, deed: str, why: str) -> list[C
             usual = others[: max(1, len(others) - case.manifest.f + 1)]
             alone = message == "Contents" or (usual and usual[-1] <= USUAL * account.share)
             if (
-                account.failed.total() >= LEAST
+                account.failed.total() >= (LEAST if message != "Ready" else 3)
                 and account.share >= LEAST_SHARE
-                and account.steady
+                and (account.steady or message == "Ready")
                 and alone
             ):
                 found += _charges(case, account.features, deed, why.format(message))
@@ -135,6 +135,6 @@ def leader_charges(case: Case) -> list[Charge]:
     return [
         case.charge(pair, "dropped", "led and did not get anything ordered")
         for pair in case.pairs(
-            f for f in case.features if f.kind == "gave-up" and f.reason in ("alive", "young")
+            f for f in case.features if f.kind == "gave-up" and f.reason == "alive"
         )
     ]
