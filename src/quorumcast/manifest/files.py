@@ -83,7 +83,7 @@ def read_epoch(path: str | Path, manifest: Manifest, epoch: int) -> Manifest | N
     """The manifest of an earlier epoch of this cell, if it is kept beside the file of this one."""
     if epoch == manifest.epoch:
         return manifest
-    kept = _epoch_path(Path(path), epoch)
+    kept = epoch_path(Path(path), epoch)
     if not kept.exists():
         return None
     found = read_manifest(kept)
@@ -100,7 +100,7 @@ def _keep_epoch(path: Path, following: Manifest) -> None:
     if (old.cell, old.operator) != (following.cell, following.operator):
         return
     if old.epoch < following.epoch:
-        kept = _epoch_path(path, old.epoch)
+        kept = epoch_path(path, old.epoch)
         try:
             kept.parent.mkdir(exist_ok=True)
         except OSError as error:
@@ -108,7 +108,8 @@ def _keep_epoch(path: Path, following: Manifest) -> None:
         _replace(kept, data)
 
 
-def _epoch_path(path: Path, epoch: int) -> Path:
+def epoch_path(path: Path, epoch: int) -> Path:
+    """Where the manifest of an earlier epoch is kept."""
     return path.parent / EPOCHS / f"{epoch}.json"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from quorumcast.cli.pipeline import bench, evaluate
+from quorumcast.cli.pipeline import audit, bench, evaluate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,3 +19,4 @@ def _main() -> None:
 
 app.command(epilog=bench.EXAMPLE)(bench.bench)
 app.command(epilog=evaluate.EXAMPLE)(evaluate.evaluate)
+app.command(epilog=audit.EXAMPLE)(audit.audit)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quorumcast.core.errors import UsageError
-from quorumcast.manifest.files import parse_manifest
+from quorumcast.manifest.files import epoch_path, parse_manifest, read_epoch, read_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.pipeline.audit.charges import Case, Feature
 from quorumcast.pipeline.audit.diagnosis import Model
@@ -60,14 +60,26 @@ def read_labels(spark: SparkSession, directories: Sequence[Path | str]) -> DataF
 def _read(
     spark: SparkSession, directories: Sequence[Path | str], table: str, schema: str
 ) -> DataFrame:
-    paths = [f"{directory}/{table}" for directory in directories]
-    for path, directory in zip(paths, directories, strict=True):
-        if "://" not in path and not any(Path(path).glob("*.parquet")):
+    paths: list[str] = []
+    for directory in directories:
+        found = _parts(directory, table)
+        paths += found
+        if not found:
             raise UsageError(
                 f"{directory} holds no {table}; make some with 'quorumcast bench --observe DIR', "
                 "or with 'quorumcast pipeline audit --label 100 --output DIR'"
             )
     return spark.read.schema(schema).parquet(*paths)
+
+
+def _parts(directory: Path | str, table: str) -> list[str]:
+    """A table of a directory, or of the runs in it."""
+    if "://" in str(directory):
+        return [f"{directory}/{table}"]
+    places = sorted({path.parent for path in Path(directory).glob(f"{table}/*.parquet")})
+    return list(
+        map(str, places or {path.parent for path in Path(directory).glob(f"*/{table}/*.parquet")})
+    )
 
 
 def features(observations: DataFrame) -> DataFrame:
@@ -188,6 +200,23 @@ def parse_manifests(data: Sequence[bytes]) -> list[Manifest]:
         manifest = parse_manifest(one, source="the manifest of a run")
         found.setdefault(manifest.epoch, manifest)
     return list(found.values())
+
+
+def given_manifests(path: Path) -> list[bytes]:
+    """The manifest in a file, and those of earlier epochs that are kept beside it."""
+    present = read_manifest(path)
+    found = [path.read_bytes()]
+    for epoch in range(present.epoch - 1, 0, -1):
+        earlier = epoch_path(path, epoch)
+        if read_epoch(path, present, epoch) is not None:
+            found.append(earlier.read_bytes())
+    return found
+
+
+def run_manifests(documents: DataFrame) -> dict[str, bytes]:
+    """The manifest of each run that its maker kept."""
+    kept = documents.where("kind = 'manifest' and observer = ''").select("run", "data")
+    return {row["run"]: bytes(row["data"]) for row in kept.toLocalIterator()}
 
 
 def _row(run: str, verdict: Verdict) -> dict[str, Any]:

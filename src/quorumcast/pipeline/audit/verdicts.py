@@ -1,9 +1,10 @@
 """Verdicts: proofs and charges of one run, put together.
 
 *Proven*: there is evidence that anybody can verify. *Suspected*: in every explanation of the
-charges. *Disputed*: in some explanations only; its score is the share of them, always below that of
-a suspect, which is 1. Nobody is suspected who is only ever an accuser in soft charges: weather that
-no rule foresaw must not make a liar of whoever reports it.
+charges, and accused by more nodes than may lie together (or itself against more than may be faulty
+together). *Disputed*: in some explanations only; its score is the share of them, always below that
+of a suspect, which is 1. Soft charges count only where there are enough of them, and never against
+whoever makes them: weather that no rule foresaw must not make a liar of whoever reports it.
 """
 
 from __future__ import annotations
@@ -49,6 +50,32 @@ class Conclusion(msgspec.Struct, frozen=True):
     consistent: bool
 
 
+class Weights:
+    """Who is accused by so many that one of them must be right, or accuses so many."""
+
+    def __init__(self, model: Model, firm: Sequence[Charge], soft: Sequence[Charge]) -> None:
+        self._model = model
+        self._by: dict[str, set[str]] = {}
+        self._of: dict[str, set[str]] = {}
+        for charge in (*firm, *soft):
+            self._by.setdefault(charge.accused, set()).add(holder(charge.observer))
+        for charge in firm:
+            for node in charge.clause - {charge.accused}:
+                self._of.setdefault(node, set()).add(charge.accused)
+
+    def accused(self, node: str) -> bool:
+        """Whether more nodes accuse it than may lie together."""
+        return self._weighty(self._by.get(node, set()))
+
+    def accuses(self, node: str) -> bool:
+        """Whether it stands against more nodes than may be faulty together."""
+        return self._weighty(self._of.get(node, set()))
+
+    def _weighty(self, nodes: set[str]) -> bool:
+        brokers = len(nodes & self._model.brokers)
+        return brokers > self._model.f or len(nodes) - brokers > self._model.clients
+
+
 def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
     """Who is in every explanation."""
     proven = tuple(dict.fromkeys(proof.accused for proof in proofs))
@@ -58,14 +85,17 @@ def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
     if not any(holder(charge.accused) in case.clients for charge in firm):
         # Publishers that lie about what is to be ordered stop correct leaders as well.
         soft += leader_charges(case)
+    weights = Weights(model, firm, soft)
+    soft = [charge for charge in soft if weights.accused(charge.accused)]
     by_firm = diagnose([*certain, *(charge.clause for charge in firm)], model)
-    together = [*certain, *(charge.clause for charge in (*firm, *soft))]
-    by_all = diagnose(together, model)
+    by_all = diagnose([*certain, *(charge.clause for charge in (*firm, *soft))], model)
     if not by_all.consistent:
         by_all = by_firm
-    accused = {charge.accused for charge in (*firm, *soft)} | set(proven)
-    firmly = {node for clause in (*certain, *(c.clause for c in firm)) for node in clause}
-    named = {*by_firm.named, *(n for n in by_all.named if n in accused or n in firmly)}
+    named = {
+        node
+        for node in (*by_firm.named, *by_all.named)
+        if node in proven or weights.accused(node) or weights.accuses(node)
+    }
     return Conclusion(
         proven=proven,
         named=tuple(sorted(named)),

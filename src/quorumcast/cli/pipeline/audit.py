@@ -1,0 +1,242 @@
+"""`quorumcast pipeline audit`: who lied, towards whom and when; proven, suspected or disputed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quorumcast.cli.common import JsonOption, console, manifest_path, print_json
+from quorumcast.cli.pipeline import MasterOption
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXAMPLE = "Example:  quorumcast pipeline audit log --html audit.html"
+
+#: Verdicts that are printed for people.
+SHOWN = 40
+#: Without a terminal a line of progress comes so rarely.
+LINE_S, TERMINAL_S = 20.0, 0.5
+
+
+def audit(
+    directories: Annotated[
+        list[str] | None, typer.Argument(help="What brokers, clients or 'bench' observed.")
+    ] = None,
+    manifest: Annotated[
+        Path | None,
+        typer.Option("--manifest", "-m", help="Judge by this one, not by those of the runs."),
+    ] = None,
+    lying_clients: Annotated[
+        int, typer.Option(help="How many clients may lie together; brokers: f of the manifest.")
+    ] = 1,
+    output: Annotated[
+        str, typer.Option(metavar="DIR", help="Write verdicts, proofs and labelled runs here.")
+    ] = "",
+    html: Annotated[Path | None, typer.Option(help="Write a page for people.")] = None,
+    label: Annotated[
+        int, typer.Option(metavar="N", help="Simulate N labelled runs into --output first.")
+    ] = 0,
+    start: Annotated[int, typer.Option(help="The first seed of labelled runs.")] = 0,
+    score: Annotated[
+        bool, typer.Option("--score", help="Compare with the labels: precision and recall.")
+    ] = False,
+    master: MasterOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Judge what nodes noted of each other: who altered, dropped, reordered, delayed, lied.
+
+    Proven is what 'quorumcast verify' accepts. Suspected is who no explanation leaves out; disputed
+    is one's word against another's. Exit code 1 with --score if a correct node was named.
+    """
+    from quorumcast.pipeline.session import spark_session
+
+    places = list(directories or [])
+    _check(places, manifest, lying_clients, output, label)
+    spark = spark_session("quorumcast audit", master=master)
+    if label:
+        from quorumcast.pipeline.audit.labelling import label_runs
+
+        with _progress(spark, f"{label:,} runs"):
+            label_runs(spark, label, output, start=start)
+        places.append(output)
+        if not score and not directories:
+            _say_labelled(label, output, json_)
+            return
+    _audit(spark, places, manifest, lying_clients, output, html, score, json_)
+
+
+def _check(
+    places: list[str], manifest: Path | None, lying_clients: int, output: str, label: int
+) -> None:
+    if label < 0 or lying_clients < 0:
+        raise UsageError("--label and --lying-clients are 0 or more")
+    if label and not output:
+        raise UsageError("--label needs --output: a directory for the runs")
+    if not places and not label:
+        raise UsageError(
+            "name a directory that brokers, clients or 'quorumcast bench' wrote with --observe"
+        )
+    if manifest is not None:
+        manifest_path(manifest)
+
+
+def _say_labelled(count: int, output: str, json_: bool) -> None:
+    if json_:
+        print_json({"runs": count, "output": output})
+    else:
+        console().print(
+            f"{count:,} labelled runs in {output}; now: quorumcast pipeline audit {output} --score",
+            markup=False,
+        )
+
+
+def _audit(
+    spark: SparkSession,
+    places: list[str],
+    manifest: Path | None,
+    lying_clients: int,
+    output: str,
+    html: Path | None,
+    score: bool,
+    json_: bool,
+) -> None:
+    from quorumcast.pipeline.audit.job import audit as judge
+    from quorumcast.pipeline.audit.job import given_manifests, read_tables, run_manifests
+    from quorumcast.pipeline.audit.report import page, write_proofs
+
+    observations, documents = read_tables(spark, places)
+    path = None if manifest is None else manifest_path(manifest)
+    given = given_manifests(path) if path else []
+    if not given:
+        _check_manifests(observations, documents)
+    verdicts = judge(observations, documents, manifests=given, lying_clients=lying_clients)
+    with _progress(spark, "observations"):
+        verdicts = verdicts.orderBy("run", "standing", "node", "deed").cache()
+        # Verdicts only: what was observed stays where it is.
+        rows = [row.asDict() for row in verdicts.toLocalIterator()]
+        runs = observations.select("run").distinct().count()
+    rows.sort(key=lambda row: (_ORDER[row["standing"]], row["run"], row["node"]))
+    directory = output or "."
+    if output or html:
+        write_proofs(Path(directory), rows, run_manifests(documents))
+    if output:
+        verdicts.write.mode("overwrite").parquet(f"{output}/verdicts")
+    if html is not None:
+        text = page(rows, directory=directory, manifest=str(path or ""), runs=runs)
+        html.write_text(text, encoding="utf-8")
+    scored = _scored(spark, places, verdicts, runs) if score else None
+    if json_:
+        found: dict[str, Any] = {"runs": runs, "verdicts": rows}
+        print_json({**found, "score": scored} if scored else found)
+    else:
+        _print(rows, runs)
+        if scored:
+            _print_score(scored)
+    if scored and (scored["named_wrongly"] or scored["proven_wrongly"]):
+        raise typer.Exit(1)
+
+
+_ORDER = {"proven": 0, "suspected": 1, "disputed": 2}
+
+
+def _check_manifests(observations: Any, documents: Any) -> None:
+    known = documents.where("kind = 'manifest' and observer = ''").select("run").distinct()
+    unknown = observations.select("run").distinct().join(known, "run", "left_anti").take(1)
+    if unknown:
+        raise UsageError(
+            f"there is no manifest for the run {unknown[0]['run']!r}; name the cell's with -m"
+        )
+
+
+def _scored(spark: SparkSession, places: list[str], verdicts: Any, runs: int) -> dict[str, Any]:
+    from quorumcast.pipeline.audit.job import read_labels
+    from quorumcast.pipeline.audit.score import compared, missed, score, wrongly_named
+
+    labels = read_labels(spark, places).cache()
+    rows = [row.asDict() for row in compared(verdicts, labels).collect()]
+    result = score(rows, runs)
+    columns = ("run", "node", "fault")
+    result["wrong"] = [
+        r.asDict() for r in wrongly_named(verdicts, labels).select(*columns).take(20)
+    ]
+    result["missed"] = [r.asDict() for r in missed(verdicts, labels).select(*columns).take(50)]
+    return result
+
+
+def _print(rows: list[dict[str, Any]], runs: int) -> None:
+    from rich.table import Table
+
+    from quorumcast.pipeline.audit.report import when
+
+    out = console()
+    named = {(row["run"], row["node"]) for row in rows if row["standing"] != "disputed"}
+    if not named:
+        out.print(f"nobody is named in {runs:,} run{'' if runs == 1 else 's'}")
+    table = Table("run", "who", "standing", "score", "did what", "towards", "when", "why")
+    for row in rows[:SHOWN]:
+        table.add_row(
+            row["run"],
+            row["node"],
+            row["standing"],
+            f"{row['score']:.2f}",
+            row["deed"],
+            row["towards"],
+            when(row),
+            row["reasons"],
+        )
+    if rows:
+        out.print(table)
+    if len(rows) > SHOWN:
+        out.print(f"… and {len(rows) - SHOWN:,} more; --json or --output has them all")
+
+
+def _print_score(scored: dict[str, Any]) -> None:
+    out = console()
+    out.print(
+        f"precision {scored['precision']} ({scored['named_wrongly']} of {scored['named']} named "
+        f"wrongly; {scored['proven_wrongly']} of {scored['proven']} proven wrongly), "
+        f"recall {scored['recall']} ({scored['plain_named']} of {scored['plain']} whose deeds are "
+        f"plain; {scored['plain_proven']} of them proven) in {scored['runs']:,} runs"
+    )
+    for status, counts in scored["by_status"].items():
+        described = ", ".join(f"{count} {standing}" for standing, count in counts.items())
+        out.print(f"  {status}: {described}", markup=False)
+    for title in ("wrong", "missed"):
+        for row in scored[title]:
+            out.print(f"  {title}: {row['node']} in {row['run']}", markup=False)
+
+
+@contextmanager
+def _progress(spark: SparkSession, what: str) -> Iterator[None]:
+    """Say on standard error how far Spark's tasks are, while this lasts."""
+    over = threading.Event()
+    terminal = sys.stderr.isatty()
+
+    def watch() -> None:
+        tracker = spark.sparkContext.statusTracker()
+        while not over.wait(TERMINAL_S if terminal else LINE_S):
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
+            total = sum(stage.numTasks for stage in stages if stage is not None)
+            if total:
+                begin, end = ("\r\x1b[K", "") if terminal else ("", "\n")
+                line = f"{begin}{what}: {done:,} of {total:,} tasks"
+                print(line, end=end, file=sys.stderr, flush=True)
+        if terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
