@@ -9,6 +9,8 @@ different ones have come within a span, the rest lose their stream.
 from __future__ import annotations
 
 import enum
+from collections import OrderedDict
+from typing import TypeVar
 
 import msgspec
 
@@ -47,6 +49,20 @@ DOCUMENT_COLUMNS = {
     "subject": "string",
     "data": "binary",
 }
+
+
+#: Things that are remembered of peers, of each kind.
+MAX_REMEMBERED = 4096
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+def remember(memory: OrderedDict[_K, _V], key: _K, value: _V) -> None:
+    """Keep what was heard last."""
+    memory[key] = value
+    if len(memory) > MAX_REMEMBERED:
+        memory.popitem(last=False)
 
 
 class Kind(enum.Enum):

@@ -14,12 +14,11 @@ holds the manifest, whoever shows them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TypeVar
 
 import msgspec
 
 from quorumcast.agents.inquiries import Inquiries
-from quorumcast.agents.observation import Kind, Notes
+from quorumcast.agents.observation import MAX_REMEMBERED, Kind, Notes, remember
 from quorumcast.agents.ordering_watch import OrderingWatch
 from quorumcast.agents.turnout import BUCKETS, PATIENCE_MS, Accounts, Links, Progress, Turnout
 from quorumcast.broadcast.signed_history import read_history
@@ -58,12 +57,12 @@ from quorumcast.core.messages import (
 )
 from quorumcast.core.quorum import Broadcast
 from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
+from quorumcast.crypto.digest import root
 from quorumcast.manifest.manifest import Manifest
 
 #: How often what has not come is looked for.
 SWEEP_MS = 100
-#: Things remembered of peers, and documents kept.
-MAX_REMEMBERED = 4096
+#: Documents that are kept.
 MAX_DOCUMENTS = 20_000
 #: Messages of a peer among which a repetition is looked for.
 RECENT = 64
@@ -72,10 +71,6 @@ FAR_AHEAD = 1000
 
 #: Messages that an honest node has no reason to repeat word by word, unless it is asked.
 UNREPEATED = (Vote, Contents, Checkpoint)
-
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -90,6 +85,7 @@ class Observer:
     """What one node notices."""
 
     __slots__ = (
+        "_accepted",
         "_accounts",
         "_acks",
         "_asked_at",
@@ -105,6 +101,7 @@ class Observer:
         "_recent",
         "_said",
         "_sent",
+        "_shown",
         "_sources",
         "_swept",
         "_tops",
@@ -140,6 +137,10 @@ class Observer:
         #: The run that this broker is ready for at a first number, and what others said there.
         self._vouched: OrderedDict[tuple[Stream, int], bytes] = OrderedDict()
         self._said: OrderedDict[tuple[NodeId, type, Stream, int], bytes] = OrderedDict()
+        #: The runs that publishers showed this broker.
+        self._shown: OrderedDict[tuple[Stream, int], bytes] = OrderedDict()
+        #: What was accepted last.
+        self._accepted: OrderedDict[tuple[Stream, int], bytes] = OrderedDict()
         #: How far brokers claim to be on each stream.
         self._claims: OrderedDict[tuple[Stream, NodeId], int] = OrderedDict()
         #: Brokers that were asked to send contents with their votes, and since when.
@@ -247,13 +248,19 @@ class Observer:
             case Positions():
                 self._on_positions(sender, message, now)
             case Checkpoint(statement=signed):
-                self._on_statement(sender, signed)
+                self._on_statement(sender, signed, now)
             case Publish(stream=stream, first=first, digests=digests):
                 if stream.lane is Lane.HISTORY:
                     self._on_histories(stream, event.bodies)
                 elif sender == stream.publisher and self._has_history(stream):
                     last = first + len(digests) // DIGEST_SIZE - 1
                     self._accounts.published(now, stream, last)
+                if sender == stream.publisher:
+                    remember(self._shown, (stream, first), root(first, digests))
+            case ChainRun(stream=stream, first=first, digests=digests):
+                if self._has_history(stream):
+                    last = first + len(digests) // DIGEST_SIZE - 1
+                    self._accounts.published(now, stream.data, last)
             case _:
                 self._order.on_message(sender, message, now)
 
@@ -284,13 +291,13 @@ class Observer:
                     now, Kind.SKIPPED, sender, "", "Vote", stream, top + 1,
                     count=min(vote.first - top - 1, FAR_AHEAD),
                 )  # fmt: skip
-        _remember(self._tops, key, max(last, top))
+        remember(self._tops, key, max(last, top))
         self._votes.spoke(now, sender, stream, last)
 
     def _on_bodies(self, sender: NodeId, vote: Vote, bodies: int, now: Millis) -> None:
         """Votes of the broker that was asked for contents come with them."""
         since = self._sources.get((sender, vote.stream.channel))
-        if since is not None and now - since >= PATIENCE_MS // 2 and not vote.order:
+        if since is not None and now - since >= PATIENCE_MS // 2:
             kind = Kind.CAME if bodies else Kind.MISSING
             self.notes.add(
                 now, kind, sender, "", "Contents", vote.stream, vote.first,
@@ -299,6 +306,7 @@ class Observer:
 
     def _on_deliver(self, effect: Deliver, now: Millis) -> None:
         stream, number = effect.place
+        remember(self._accepted, (stream, number), effect.digest)
         if stream.lane is Lane.DATA and not self._on_chain(stream):
             self._votes.enough(now, stream, number)
 
@@ -331,7 +339,7 @@ class Observer:
                 for (s, broker), claim in self._claims.items()
                 if s == stream and broker != sender
             ]
-            _remember(self._claims, (stream, sender), position.next)
+            remember(self._claims, (stream, sender), position.next)
             if len(others) > self._manifest.f and position.next > FAR_AHEAD + max(*others, *known):
                 self.notes.add(
                     now, Kind.BOASTS, sender, "ahead", "Positions", stream, position.next
@@ -346,7 +354,7 @@ class Observer:
         name = type(word).__name__
         if before is not None and before != word.run:
             self.notes.add(now, Kind.CONTRADICTS, sender, "itself", name, *place)
-        _remember(self._said, key, word.run)
+        remember(self._said, key, word.run)
         truth = self._vouched.get(place)
         if truth is not None and truth != word.run:
             self.notes.add(now, Kind.CONTRADICTS, sender, "others", name, *place)
@@ -357,7 +365,11 @@ class Observer:
         place = (ready.stream, ready.first)
         if place in self._vouched:
             return
-        _remember(self._vouched, place, ready.run)
+        remember(self._vouched, place, ready.run)
+        shown = self._shown.get(place)
+        if shown is not None and shown != ready.run:
+            publisher = ready.stream.publisher
+            self.notes.add(now, Kind.CONTRADICTS, publisher, "others", "Publish", *place)
         for kind, turnout in self._turnouts.items():
             turnout.enough(now, place)
             for broker in self._manifest.broker_ids:
@@ -391,7 +403,7 @@ class Observer:
                 last = first + len(digests) // DIGEST_SIZE - 1
                 known = self._sent.get(stream.data, 0)
                 if stream.lane is Lane.DATA:
-                    _remember(self._sent, stream.data, max(known, last))
+                    remember(self._sent, stream.data, max(known, last))
                 self._order.on_own(message, now)
             case Pull() | Attest():
                 kind = Contents if isinstance(message, Pull) else Checkpoint
@@ -401,10 +413,18 @@ class Observer:
 
     # --------------------------------------------------------------- documents
 
-    def _on_statement(self, sender: NodeId, signed: Signed) -> None:
+    def _on_statement(self, sender: NodeId, signed: Signed, now: Millis) -> None:
         statement = parse_statement(signed.payload)
-        if isinstance(statement, SegmentStatement) and statement.broker == sender:
-            self._keep("statement", sender, msgspec.json.encode(signed))
+        if not isinstance(statement, SegmentStatement) or statement.broker != sender:
+            return
+        self._keep("statement", sender, msgspec.json.encode(signed))
+        stream, first = statement.stream, statement.first
+        if statement.count > MAX_REMEMBERED:
+            return
+        known = [self._accepted.get((stream, first + place)) for place in range(statement.count)]
+        digests = b"".join(digest for digest in known if digest is not None)
+        if None not in known and root(first, digests) != statement.root:
+            self.notes.add(now, Kind.CONTRADICTS, sender, "accepted", "Checkpoint", stream, first)
 
     def _on_histories(self, stream: Stream, bodies: tuple[bytes, ...]) -> None:
         for body in bodies:
@@ -418,10 +438,3 @@ class Observer:
         if data not in self._filed and len(self._filed) < MAX_DOCUMENTS:
             self._filed[data] = None
             self._documents.append(Document(kind, subject, data))
-
-
-def _remember(memory: OrderedDict[_K, _V], key: _K, value: _V) -> None:
-    """Keep what was heard last."""
-    memory[key] = value
-    if len(memory) > MAX_REMEMBERED:
-        memory.popitem(last=False)

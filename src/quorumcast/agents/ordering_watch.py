@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from quorumcast.agents.observation import Kind, Notes
+from quorumcast.agents.observation import MAX_REMEMBERED, Kind, Notes
 from quorumcast.agents.turnout import PATIENCE_MS, Links, Turnout, bucket_of
 from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream, holder
 from quorumcast.core.messages import (
@@ -26,7 +26,6 @@ from quorumcast.core.statements import OfferStatement, Signed, canonical
 from quorumcast.crypto.identity import signature_holds
 from quorumcast.manifest.manifest import Manifest
 
-MAX_REMEMBERED = 4096
 #: Nobody is so far ahead of everybody else.
 FAR_AHEAD = 1000
 #: An offer that has waited so long was passed over if a later one is taken.
@@ -242,7 +241,9 @@ class OrderingWatch:
         clear = self._links.clear_since.get(leader, now)
         state = "mute"
         if now - heard < ALIVE_MS and leader in self._links.up_since:
-            state = "alive" if now - clear >= SETTLED_MS else "young"
+            # In its first session nobody has anything to catch up with.
+            settled = now - clear >= SETTLED_MS or self._links.sessions.get(leader) == 1
+            state = "alive" if settled else "young"
         self._notes.add(now, Kind.GAVE_UP, leader, state, "Stop", log_stream(log), regency)
 
     # -------------------------------------------------------------- standings

@@ -33,17 +33,20 @@ def bucket_of(late_ms: int) -> int:
 class Links:
     """Since when each peer could be heard without interruption."""
 
-    __slots__ = ("clear_since", "heard_at", "up_since")
+    __slots__ = ("clear_since", "heard_at", "sessions", "up_since")
 
     def __init__(self) -> None:
         self.up_since: dict[NodeId, int] = {}
         #: … and without losing anything.
         self.clear_since: dict[NodeId, int] = {}
         self.heard_at: dict[NodeId, int] = {}
+        #: How many there have been.
+        self.sessions: dict[NodeId, int] = {}
 
     def up(self, peer: NodeId, now: Millis) -> None:
         """A session has begun."""
         self.up_since[peer] = self.clear_since[peer] = now
+        self.sessions[peer] = self.sessions.get(peer, 0) + 1
 
     def down(self, peer: NodeId) -> None:
         """A session has ended."""

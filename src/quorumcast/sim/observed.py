@@ -19,7 +19,7 @@ LINGER_MS = 2000
 #: … of which so much is silence in the end: what is owed comes, or does not.
 REST_MS = 800
 #: Each publisher publishes, and each subscriber wants a receipt, so often meanwhile.
-EVERY_MS, PROVE_MS = 50, 400
+EVERY_MS, PROVE_MS = 80, 400
 MOST_STEPS = 200_000
 
 

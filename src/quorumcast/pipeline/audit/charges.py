@@ -69,6 +69,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 0.0
     #: Whether a publisher that tells brokers different things may be behind it.
     publisher: bool = False
+    #: … even where it is settled in the end.
+    always: bool = False
     #: Whether the stream's publisher has signed it, whoever passed it on.
     signed: bool = False
     #: Whether it is only about clients, or only about what the observer itself published.
@@ -116,7 +118,9 @@ RULES = (
          why="used a channel to which it has no right"),
     Rule(kind="refused", reasons=("conflict",), messages=_VOTES,
          deed="equivocated", why="said two different things of one"),
-    Rule(kind="refused", reasons=("unexpected-message",), deed="flooded", at_least=3,
+    Rule(kind="refused", reasons=("unknown-channel",), messages=("Open", "Publish", "Subscribe"),
+         deed="forged", at_least=2, of_clients=True, why="used a channel that does not exist"),
+    Rule(kind="refused", reasons=("unexpected-message",), deed="flooded", at_least=2,
          messages=("Checkpoint", "Contents", "Echo", "Ready", "Positions", "Pull", "Vote",
                    "Publish", "Open", "Subscribe"),
          why="sent messages that nobody in its place sends"),
@@ -134,6 +138,15 @@ RULES = (
          why="sent signatures that do not hold"),
     Rule(kind="contradicts", reasons=("leading",), messages=("Write",),
          deed="equivocated", at_least=2, why="proposed different things to different brokers"),
+    Rule(kind="contradicts", reasons=("others",), messages=("Echo",), deed="altered",
+         at_least=2, publisher=True, always=True,
+         why="echoed something else than what was delivered"),
+    Rule(kind="contradicts", reasons=("others",), messages=("Publish",), deed="equivocated",
+         at_least=2, why="published something else than what was delivered"),
+    Rule(kind="contradicts", reasons=("accepted",), messages=("Checkpoint",), deed="altered",
+         publisher=True, why="signed something else than what was accepted"),
+    Rule(kind="suspect", reasons=("withholds-body",), deed="dropped", at_least=2,
+         why="votes and does not hand over the contents"),
     Rule(kind="boasts", reasons=("unsent",), deed="misled", at_least=2, own=True,
          why="acknowledged what was never sent"),
     Rule(kind="boasts", reasons=("credit", "ahead", "regency"), deed="misled", at_least=2,
@@ -185,12 +198,19 @@ class Case:
         return rule.share * sum(self.heard[first.observer, first.accused, m] for m in messages)
 
     def charge(
-        self, features: Sequence[Feature], deed: str, why: str, *, publisher: bool = False
+        self,
+        features: Sequence[Feature],
+        deed: str,
+        why: str,
+        *,
+        publisher: bool = False,
+        always: bool = False,
     ) -> Charge:
         """The charge that features of one observer against one node amount to."""
         first = features[0]
         publishers: set[str] = set()
-        if publisher and all(f.channel in self._unsettled and not f.lane for f in features):
+        unsettled = all(f.channel in self._unsettled and not f.lane for f in features)
+        if publisher and (always or unsettled):
             # A lie about a second publisher's stream would have to be a second publisher's.
             publishers = {f.publisher for f in features}
         clause = {first.accused, first.observer}
@@ -238,7 +258,9 @@ def firm_charges(case: Case) -> list[Charge]:
                     by.setdefault(feature.publisher, []).append(feature)
                 groups = list(by.values())
             found += [
-                case.charge(group, rule.deed, rule.why, publisher=rule.publisher)
+                case.charge(
+                    group, rule.deed, rule.why, publisher=rule.publisher, always=rule.always
+                )
                 for group in groups
                 if sum(f.count for f in group) >= max(rule.at_least, case.due(rule, group))
             ]

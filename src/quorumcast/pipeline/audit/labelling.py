@@ -51,7 +51,7 @@ def labelled(spark: SparkSession, count: int, start: int = 0) -> DataFrame:
     def simulate(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch.column("id").to_pylist():
-                yield _as_batch(index, start + index)
+                yield _as_batch(start + index)
 
     schema = ", ".join(f"{name} array<struct<{_struct(ddl)}>>" for name, ddl in _DDL.items())
     return spark.range(0, count, 1, tasks).mapInArrow(simulate, schema)
@@ -61,10 +61,10 @@ def _struct(ddl: str) -> str:
     return ddl.replace("` ", "`:")
 
 
-def _as_batch(index: int, seed: int) -> pa.RecordBatch:
+def _as_batch(seed: int) -> pa.RecordBatch:
     import pyarrow as pa
 
-    tables = labelled_run(index, seed)
+    tables = labelled_run(seed)
     columns = []
     for name, kinds in _TABLES.items():
         schema = pa.schema(list(kinds.items()))

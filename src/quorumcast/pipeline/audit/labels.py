@@ -55,9 +55,9 @@ _FAULTS = tuple(CATALOGUE)
 _ABOUT_STREAMS = ("Vote", "Contents", "Echo", "Ready", "ChainRun", "Ack", "Checkpoint")
 
 
-def adversary_of(index: int) -> str:
+def adversary_of(seed: int) -> str:
     """Every fault in turn, and now and then something that the world does."""
-    turn, place = divmod(index, WORLD_EVERY)
+    turn, place = divmod(seed, WORLD_EVERY)
     if place == WORLD_EVERY - 1:
         return _WORLD[turn % len(_WORLD)]
     return _FAULTS[(turn * (WORLD_EVERY - 1) + place) % len(_FAULTS)]
@@ -113,12 +113,12 @@ def statuses(
     return found
 
 
-def labelled_run(index: int, seed: int) -> dict[str, dict[str, list[object]]]:
+def labelled_run(seed: int) -> dict[str, dict[str, list[object]]]:
     """One simulated run: its observations, documents and labels, as columns."""
-    plan = draw(seed, None, adversary_of(index))
+    plan = draw(seed, None, adversary_of(seed))
     run = perform_observed(plan)
     name = f"sim-{seed}-{plan.policy.name}-{plan.adversary}"
-    liars = _false_witnesses(index, plan, run)
+    liars = _false_witnesses(seed, plan, run)
     observations = [row for row in run.observations if row.observer not in liars]
     documents = [pair for pair in run.documents if pair[0] not in liars]
     rng = random.Random(f"slander {seed}")
@@ -144,9 +144,9 @@ def labelled_run(index: int, seed: int) -> dict[str, dict[str, list[object]]]:
     }
 
 
-def _false_witnesses(index: int, plan: Plan, run: ObservedRun) -> dict[NodeId, str]:
+def _false_witnesses(seed: int, plan: Plan, run: ObservedRun) -> dict[NodeId, str]:
     """Who writes a false log, and in which role."""
-    if index % SLANDER_EVERY:
+    if seed % SLANDER_EVERY:
         return {}
     roles = dict.fromkeys(run.manifest.broker_ids, "broker")
     roles |= dict.fromkeys(plan.publishers, "publisher")

@@ -9,6 +9,7 @@ bad line is late with some things; a liar is late with most, and nobody else is.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from quorumcast.core.quorum import Broadcast
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
@@ -18,7 +19,7 @@ LEAST, LEAST_SHARE = 5, 0.12
 #: Later than this class is late.
 LATE_BUCKET = 20
 #: A part of the run counts if so much was due in it; a liar is found out in most that count.
-DUE, MOST_SLOTS, LEAST_SLOTS = 3, 0.7, 3
+DUE, MOST_SLOTS, LEAST_SLOTS = 2, 0.8, 3
 #: Who does to this share of what it owes what the accused does is no better.
 USUAL = 0.4
 
@@ -55,22 +56,33 @@ class Account:
     @property
     def steady(self) -> bool:
         """Whether it happened again and again, and not once for a while."""
-        counted = [slot for slot, due in self.due.items() if due >= DUE]
-        failed = [slot for slot in counted if self.failed[slot]]
-        return len(failed) >= LEAST_SLOTS and len(failed) >= MOST_SLOTS * len(counted)
+        counted = sorted(slot for slot, due in self.due.items() if due >= DUE)
+        since = [slot for slot in counted if slot >= min(self.failed, default=0)]
+        failed = [slot for slot in since if self.failed[slot]]
+        return len(failed) >= LEAST_SLOTS and len(failed) >= MOST_SLOTS * len(since)
 
 
 _Accounts = dict[tuple[str, str], dict[str, Account]]
 
 
-def soft_charges(case: Case) -> list[Charge]:
-    """Who left unsaid, or said late, what the others said in time."""
+def soft_charges(case: Case, firm: Sequence[Charge]) -> list[Charge]:
+    """Who left unsaid, or said late, what the others said in time.
+
+    What is about the streams of a publisher against whom there are firm charges is left out: its
+    lies keep correct brokers from speaking, too.
+    """
+    lying = {charge.accused for charge in firm} & case.clients
     chained = {
         channel.name
         for channel in case.manifest.channels
         if channel.policy.broadcast is Broadcast.CHAIN
     }
-    features = [f for f in case.features if f.channel not in chained or f.lane]
+    features = [
+        f
+        for f in case.features
+        if (f.channel not in chained or f.lane or f.message == "Contents")
+        and f.publisher not in lying
+    ]
     missing: _Accounts = {}
     late: _Accounts = {}
     for feature in features:

@@ -81,7 +81,7 @@ def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
     proven = tuple(dict.fromkeys(proof.accused for proof in proofs))
     certain: list[Clause] = [frozenset((node,)) for node in proven]
     firm = firm_charges(case)
-    soft = soft_charges(case)
+    soft = soft_charges(case, firm)
     if not any(holder(charge.accused) in case.clients for charge in firm):
         # Publishers that lie about what is to be ordered stop correct leaders as well.
         soft += leader_charges(case)
@@ -89,6 +89,10 @@ def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
     soft = [charge for charge in soft if weights.accused(charge.accused)]
     by_firm = diagnose([*certain, *(charge.clause for charge in firm)], model)
     by_all = diagnose([*certain, *(charge.clause for charge in (*firm, *soft))], model)
+    if not by_firm.consistent:
+        # Something is charged that did not happen, or more nodes lie than was assumed.
+        firm = [charge for charge in firm if weights.accused(charge.accused)]
+        by_firm = diagnose([*certain, *(charge.clause for charge in firm)], model)
     if not by_all.consistent:
         by_all = by_firm
     named = {
