@@ -18,6 +18,8 @@ SAYS = {
     "verify_receipt.py": "forged: the contents do not have the digest that was signed",
 }
 TESTS = ["test_lying_broker.py"]
+#: Run by `test_spark`.
+SPARK = ["spark_table.py"]
 
 
 def run_python(*arguments: str) -> str:
@@ -55,4 +57,4 @@ def _installed() -> bool:
 
 
 def test_example_in_the_folder_is_run_by_a_test() -> None:
-    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted([*SAYS, *TESTS])
+    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted([*SAYS, *TESTS, *SPARK])

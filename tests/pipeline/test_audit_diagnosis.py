@@ -72,7 +72,9 @@ def worlds(draw: st.DrawFn) -> tuple[Model, frozenset[str], list[Clause]]:
         st.sets(st.sampled_from(nodes)).filter(model.allows).map(lambda chosen: frozenset(chosen))
     )
     clauses = draw(
-        st.lists(st.sets(st.sampled_from(nodes), min_size=1, max_size=4).map(frozenset), max_size=12)
+        st.lists(
+            st.sets(st.sampled_from(nodes), min_size=1, max_size=4).map(frozenset), max_size=12
+        )
     )
     return model, faulty, [one for one in clauses if one & faulty]
 

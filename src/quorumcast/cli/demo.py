@@ -2,8 +2,9 @@
 
 Four broker processes; two publishers and three subscribers in this one. All is well for a while,
 then broker-3 alters what it forwards and signs for it, then it also drops. Subscribers go on; they
-suspect it of dissent, and what it signed convicts it. At the end: the account, the evidence and the
-receipt of one event, both judged by the code of `quorumcast verify`.
+suspect it of dissent, and what it signed convicts it. Then the account, the evidence and the
+receipt of one event, both judged by the code of `quorumcast verify`; and at the end, where Spark is
+installed, what data engineers and auditors make of it (`finale`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,8 +27,10 @@ from quorumcast.core.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from quorumcast.bench.worker import MeasuredNode
+    from quorumcast.cli.finale import Finale
     from quorumcast.client.events import Event
-    from quorumcast.client.node import Node
+    from quorumcast.runtime.trace import ParquetRecorder
     from quorumcast.testing.cluster import LocalCluster
 
 EXAMPLE = "Example:  quorumcast demo --seconds 30"
@@ -35,9 +39,12 @@ CHANNEL = "orders"
 LIAR = "broker-3"
 PUBLISHERS = ("alice", "bob")
 SUBSCRIBERS = ("carol", "dave", "erin")
+#: Reads the stream into a table.
+READER = "spark"
 TICK_S = 0.5
 #: Without a terminal: a line every so often.
 LINE_S = 2.0
+CONNECT_S = 10.0
 DRAIN_S = 10.0
 EVIDENCE_S = 10.0
 #: When what happens, as shares of the whole.
@@ -50,9 +57,13 @@ def demo(
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where the cell and the proofs go.")
     ] = None,
+    spark: Annotated[
+        bool, typer.Option(help="End with a table, an evaluation and an audit on Spark.")
+    ] = True,
     json_: JsonOption = False,
 ) -> None:
     """Watch a broker lie and be found out, while nothing is lost."""
+    from quorumcast.cli.finale import Finale
     from quorumcast.client import run
     from quorumcast.manifest.policy import Policy
     from quorumcast.testing.cluster import LocalCluster
@@ -60,29 +71,57 @@ def demo(
     if not 1 <= seconds <= 600 or not 1 <= rate <= 20_000:
         raise UsageError("--seconds is 1 to 600 and --rate 1 to 20000")
     place = directory or Path(tempfile.mkdtemp(prefix="quorumcast-demo-"))
+    finale = Finale(place, CHANNEL) if spark and find_spec("pyspark") is not None else None
     cluster = LocalCluster(
-        clients=[*PUBLISHERS, *SUBSCRIBERS],
-        channels={CHANNEL: Policy.named("ab+history", alpha=100)},
+        clients=[*PUBLISHERS, *SUBSCRIBERS, READER],
+        channels={CHANNEL: Policy.named("total")},
         directory=place,
+        trace=None if finale is None else finale.traces,
+        observe=None if finale is None else finale.observations,
     )
+    if finale is not None:
+        finale.open(PUBLISHERS, SUBSCRIBERS, LIAR)
     with cluster:
-        show = Show(cluster, seconds, rate, live=sys.stdout.isatty() and not json_, json_=json_)
+        live = sys.stdout.isatty() and not json_
+        show = Show(cluster, seconds, rate, finale, live=live, json_=json_)
         summary = run(show.run())
+        if not json_:
+            _print_summary(summary)
+        if finale is not None:
+            cluster.make_honest(LIAR)
+            cluster.make_lie(LIAR, "alter")  # it says something again, and something else
+            summary["spark"] = finale.run(cluster, READER, _say_nothing if json_ else _say)
+            summary["ok"] &= _sound(summary)
+            if not json_:
+                _print_finale(summary["spark"])
     if json_:
         print_json(summary)
-    else:
-        _print_summary(summary)
     if not summary["ok"]:
         raise typer.Exit(1)
+
+
+def _sound(summary: dict[str, Any]) -> bool:
+    """Whether the table holds everything once, and the audit proves who lied and names no other."""
+    table, named = summary["spark"]["table"], summary["spark"]["audit"]["named"]
+    whole = table["rows"] == table["distinct"] == summary["published"]
+    return whole and set(named) == {LIAR} and "proven" in named[LIAR].values()
 
 
 class Show:
     """The demonstration while it runs."""
 
     def __init__(
-        self, cluster: LocalCluster, seconds: float, rate: int, *, live: bool, json_: bool
+        self,
+        cluster: LocalCluster,
+        seconds: float,
+        rate: int,
+        finale: Finale | None,
+        *,
+        live: bool,
+        json_: bool,
     ) -> None:
         self._cluster = cluster
+        self._finale = finale
         self._seconds = seconds
         self._rate = rate
         self._live = live
@@ -97,16 +136,14 @@ class Show:
         self._wrong: Counter[str] = Counter()
         self._rates: dict[str, float] = dict.fromkeys(SUBSCRIBERS, 0.0)
         self._last: Event | None = None
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, MeasuredNode] = {}
+        self._recorders: list[ParquetRecorder] = []
         self._statuses: dict[str, dict[str, Any]] = {}
 
     async def run(self) -> dict[str, Any]:
         """Everything, from connecting to the account."""
-        from quorumcast.client import connect
-
-        cluster = self._cluster
         for name in (*PUBLISHERS, *SUBSCRIBERS):
-            self._nodes[name] = await connect(cluster.manifest_path, cluster.identity_path(name))
+            self._nodes[name] = await self._connect(name)
         try:
             listening = [await self._subscribe(name) for name in SUBSCRIBERS]
             self._start = time.monotonic()
@@ -125,6 +162,30 @@ class Show:
         finally:
             for node in self._nodes.values():
                 await node.close()
+                node.observed.close()
+            for recorder in self._recorders:
+                recorder.close()
+            if self._finale is not None:
+                self._finale.close(self._published.total())
+
+    async def _connect(self, name: str) -> MeasuredNode:
+        """A client that takes notes for the finale."""
+        from quorumcast.bench.worker import MeasuredNode
+        from quorumcast.manifest.files import read_identity
+        from quorumcast.runtime.trace import ParquetRecorder
+
+        cluster, finale = self._cluster, self._finale
+        role = "publisher" if name in PUBLISHERS else "subscriber"
+        identity = read_identity(cluster.identity_path(name))
+        recorder = None
+        if finale is not None:
+            recorder = ParquetRecorder(finale.traces / f"{name}.parquet", role, identity.name)
+            self._recorders.append(recorder)
+        node = MeasuredNode(cluster.manifest, identity, cluster.manifest_path, recorder)
+        node.observe = None if finale is None else finale.observations
+        node.role = role
+        await node.start(CONNECT_S)
+        return node
 
     # ------------------------------------------------------------------- acting
 
@@ -354,3 +415,33 @@ def _print_summary(summary: dict[str, Any]) -> None:
             file, manifest = shlex.quote(proof["file"]), shlex.quote(summary["manifest"])
             command = f"{this_command()} verify {file} -m {manifest}"
             out.print(f"            {command}", markup=False, soft_wrap=True)
+
+
+def _say(what: str) -> None:
+    console().print(f"… {what}", highlight=False)
+
+
+def _say_nothing(what: str) -> None:
+    pass
+
+
+def _print_finale(found: dict[str, Any]) -> None:
+    out = console()
+    table, evaluation, audit = found["table"], found["evaluation"], found["audit"]
+    dissent = ", ".join(f"{node} on {rows:,}" for node, rows in sorted(table["dissent"].items()))
+    out.print(
+        f"[bold]table[/]       {table['rows']:,} rows, {table['distinct']:,} different ones, each "
+        f"with {table['fewest_votes']} votes or more; dissent: {dissent or 'none'}",
+        soft_wrap=True,
+    )
+    out.print(f"            {table['file']}", markup=False, soft_wrap=True)
+    out.print(
+        f"[bold]evaluation[/]  {evaluation['coverage']:.2%} of what was owed arrived, half of it "
+        f"within {evaluation['latency_p50_ms']:.1f} ms",
+        soft_wrap=True,
+    )
+    out.print(f"            {evaluation['file']}", markup=False, soft_wrap=True)
+    for node, deeds in sorted(audit["named"].items()):
+        said = ", ".join(f"{deed} ({standing})" for deed, standing in sorted(deeds.items()))
+        out.print(f"[bold]audit[/]       {node}: {said}", soft_wrap=True)
+    out.print(f"            {audit['file']}", markup=False, soft_wrap=True)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: For a driver, and executors in its process, that start quickly and keep to few cores.
 LOCAL_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+#: In the environment of a program that `spark-submit` started.
+SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
 _SENTENCE = re.escape(f"{UsageError.__module__}.{UsageError.__qualname__}")
 
@@ -35,18 +37,22 @@ def spark_session(
     """A session that knows `format("quorumcast")`; the one of this process, if there is one.
 
     `master` is as Spark has it, all cores of this machine unless said otherwise. `settings` are
-    Spark's and go before ours.
+    Spark's and go before ours. What `spark-submit` started keeps the master and settings of that.
     """
     if find_spec("pyspark") is None:
         raise UsageError("PySpark is not installed: run 'pip install quorumcast[spark]'")
     from pyspark.sql import SparkSession
 
-    if SparkSession.getActiveSession() is None:
-        prepare_java()
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    master = master or os.environ.get("SPARK_MASTER") or "local[*]"
-    builder = SparkSession.builder.appName(name).master(master)
-    for key, value in {**_defaults(local=master.startswith("local")), **(settings or {})}.items():
+    builder = SparkSession.builder.appName(name)
+    chosen = dict(settings or {})
+    if SUBMITTED not in os.environ:
+        if SparkSession.getActiveSession() is None:
+            prepare_java()
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        master = master or os.environ.get("SPARK_MASTER") or "local[*]"
+        chosen = {**_defaults(local=master.startswith("local")), **chosen}
+        builder = builder.master(master)
+    for key, value in chosen.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     register(spark)

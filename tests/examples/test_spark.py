@@ -1,0 +1,77 @@
+"""The examples for Spark: the notebook, cell by cell, and a job on a cluster of two workers."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quorumcast import sync
+from quorumcast.testing import LocalCluster
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SRC = Path(__file__).parents[2] / "src"
+
+#: Three Java processes start one after the other, on a machine that may be busy.
+TIMEOUT_S = 300
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.runtime,
+    pytest.mark.timeout(TIMEOUT_S),
+    pytest.mark.xdist_group("spark"),
+]
+
+
+def run(*arguments: str | Path) -> str:
+    process = subprocess.Popen(
+        [str(argument) for argument in arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SRC), "PYTHON": sys.executable},
+        start_new_session=True,
+    )
+    try:
+        said, complained = process.communicate(timeout=TIMEOUT_S - 10)
+    finally:
+        # Nothing of a cluster may outlive its test.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, said + complained
+    return said
+
+
+def test_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    notebook = json.loads((EXAMPLES / "spark_notebook.ipynb").read_text())
+    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    assert all(not c.get("outputs") for c in notebook["cells"]), "outputs are not committed"
+    script = tmp_path / "notebook.py"
+    script.write_text("\n\n".join(cells))
+    said = run(sys.executable, script)
+    assert "30,000 rows, 30 publications" in said
+    assert "broker-3" in said
+
+
+def test_submitted_job_reads_a_channel_on_two_workers(tmp_path: Path) -> None:
+    with LocalCluster(channels={"orders": "total"}, directory=tmp_path / "cell") as cell:
+        with (
+            sync.connect(cell.manifest_path, cell.identity_path("alice")) as alice,
+            alice.publisher("orders") as orders,
+        ):
+            for number in range(50):
+                orders.publish(f"order {number}".encode())
+        said = run(
+            EXAMPLES / "spark_cluster.sh",
+            "spark-submit",
+            EXAMPLES / "spark_table.py",
+            cell.directory,
+            "bob",
+            "orders",
+            tmp_path / "orders.parquet",
+        )
+    assert "50 rows of orders" in said
