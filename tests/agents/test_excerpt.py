@@ -24,7 +24,7 @@ from tests.support.cells import (
 )
 
 from quorumcast.agents.audience import EXCERPT_BYTES
-from quorumcast.agents.excerpt import FIRST_SPAN, HEAR_MS, SPAN_BYTES, HearDue
+from quorumcast.agents.excerpt import FIRST_SPAN, HEAR_MS, PARDON, SPAN_BYTES, STRIKES, HearDue
 from quorumcast.agents.subscriber import Refresh, Subscriber
 from quorumcast.core.ids import NodeId, total_order
 from quorumcast.core.machine import (
@@ -111,6 +111,32 @@ def test_excerpt_waits_for_a_silent_broker_once_and_no_longer_than_so() -> None:
     assert delivered(feed(made.handle, *votes(1, b"a", by=(B4, B1, B2)))) == []
     assert delivered(made.handle(UP, T0)) == [(1, b"a")]
     assert delivered(feed(made.handle, *votes(2, b"b", by=(B4, B1, B2)))) == [(2, b"b")]
+
+
+def test_excerpt_broker_that_is_always_late_is_soon_not_waited_for() -> None:
+    made, _ = begin(1, 100)
+    for number in range(1, STRIKES + 1):
+        feed(made.handle, *votes(2 * number - 1, b"a", by=(B4, B1, B2)))
+        # Just in time for this one, when the next one is late already.
+        feed(made.handle, *votes(2 * number, b"b", by=(B4, B1, B2)))
+        feed(made.handle, vote(B3, 2 * number - 1, b"a", stream=ORDER))
+        after = made.handle(UP, T0)
+        assert delivered(after) == ([(2 * number, b"b")] if number == STRIKES else [])
+        feed(made.handle, vote(B3, 2 * number, b"b", stream=ORDER))
+
+
+def test_excerpt_slow_broker_is_waited_for_again_after_a_while() -> None:
+    made, _ = begin(1, 2)
+    feed(made.handle, *votes(1, b"a", by=(B4, B1, B2)))
+    made.handle(UP, T0)
+    waits: list[bool] = []
+    for _ in range(PARDON + 1):
+        made.handle(Leave(ORDERS), T0)
+        made.handle(Join(ORDERS, 1, until=2), T0)
+        for broker in BROKERS:
+            made.handle(Receive(broker, Positions(ORDERS, (Position(ORDER, 1, 100),))), T0)
+        waits.append(delivered(feed(made.handle, *votes(1, b"a", by=(B4, B1, B2)))) == [])
+    assert waits == [False] * (PARDON - 1) + [True, True]
 
 
 def test_excerpt_timer_of_what_has_come_meanwhile_gives_nobody_up() -> None:

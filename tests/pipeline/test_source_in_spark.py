@@ -150,5 +150,6 @@ def test_stream_ends_where_it_was_and_goes_on_from_there_with_a_liar_in_the_cell
     finally:
         cell.make_honest("broker-3")
     seen = second.observedMetrics["quorumcast"]
-    assert (seen.events, seen.disputed, seen.dissent) == (5 * EVENTS, 5 * EVENTS, ["broker-3"])
+    # It alters the first of each run that it votes on.
+    assert (seen.events, seen.disputed, seen.dissent) == (5 * EVENTS, 2 * EVENTS, ["broker-3"])
     check_once(spark.read.parquet(str(tmp_path / "table")), (PUBLICATIONS + 5) * EVENTS)

@@ -7,9 +7,10 @@ and everybody's word on it. So an excerpt asks for one *span* after the other, e
 among those who listen. A span holds about SPAN_BYTES, by what publications of this excerpt were
 like so far.
 
-Enough equal votes decide, as always. But what is decided is held back for HEAR_MS until every
-broker that can be reached has voted on it, so that votes and dissent do not depend on who was
-quicker. A broker that does not vote within that time is not waited for again.
+Enough equal votes decide, as always. But what is decided is held back until every broker that can
+be reached has voted on it, so that votes and dissent do not depend on who was quicker. Nobody gains
+by being slow: whoever keeps one position waiting for HEAR_MS, or is what is waited for STRIKES
+times when that time is over, is not waited for in this excerpt and in the next PARDON ones.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from quorumcast.core.machine import Deliver, Effect, Timer
 SPAN_BYTES = 4 * 1024 * 1024
 #: Publications of the first span: nothing is known of their size.
 FIRST_SPAN = 32
-HEAR_MS = 150
+HEAR_MS = 500
+STRIKES = 3
+PARDON = 16
 #: Bodies that lack are on their way for longer than where they come one by one.
 PULL_MS = 400
 
@@ -35,12 +38,45 @@ class HearDue(Timer, frozen=True, tag=True):
     channel: Channel
 
 
+class Patience:
+    """Who is not waited for; of all excerpts of one subscriber, one after the other."""
+
+    __slots__ = ("_lost",)
+
+    def __init__(self) -> None:
+        #: For how many excerpts more a broker is not waited for.
+        self._lost: dict[NodeId, int] = {}
+
+    def renew(self) -> None:
+        """Another excerpt begins."""
+        self._lost = {broker: left - 1 for broker, left in self._lost.items() if left > 1}
+
+    def lose(self, broker: NodeId) -> None:
+        """It has been waited for long enough."""
+        self._lost[broker] = PARDON
+
+    def awaited(self, up: Iterable[NodeId]) -> tuple[NodeId, ...]:
+        """Whose votes are waited for, of those that can be reached."""
+        return tuple([broker for broker in up if broker not in self._lost])
+
+
 class Excerpt:
     """How far an excerpt has been asked for, and whose word on it is awaited."""
 
-    __slots__ = ("_asked", "_blocked", "_bytes", "_most", "_publications", "_silent", "until")
+    __slots__ = (
+        "_asked",
+        "_blocked",
+        "_bytes",
+        "_most",
+        "_patience",
+        "_publications",
+        "_strikes",
+        "until",
+    )
 
-    def __init__(self, until: int, limits: Limits) -> None:
+    def __init__(self, until: int, limits: Limits, patience: Patience) -> None:
+        self._patience = patience
+        patience.renew()
         #: The first position that is not wanted.
         self.until = until
         #: Publications of a span: brokers replay, and votes count, no further.
@@ -50,9 +86,9 @@ class Excerpt:
         #: What has been delivered.
         self._publications = 0
         self._bytes = 0
-        #: Brokers that are not waited for any longer.
-        self._silent: dict[NodeId, None] = {}
-        #: The position that waits for votes; 0 if none does.
+        #: How often each broker was what was waited for when time was over.
+        self._strikes: dict[NodeId, int] = {}
+        #: The position that began to wait for votes when the time began; 0 if none does.
         self._blocked = 0
 
     @property
@@ -90,20 +126,22 @@ class Excerpt:
 
     def awaited(self, up: Iterable[NodeId]) -> tuple[NodeId, ...]:
         """Whose votes are waited for."""
-        return tuple([broker for broker in up if broker not in self._silent])
+        return self._patience.awaited(up)
 
     def blocks(self, acceptor: Acceptor) -> bool:
         """Whether something has just begun to wait for votes."""
-        waits = acceptor.complete and acceptor.next < self.until
-        began = waits and not self._blocked
-        if began or not waits:
-            self._blocked = acceptor.next if waits else 0
-        return began
+        if self._blocked or not acceptor.complete or acceptor.next >= self.until:
+            return False
+        self._blocked = acceptor.next
+        return True
 
-    def give_up(self, acceptor: Acceptor, up: Iterable[NodeId]) -> None:
-        """Time is over for those who have not voted on what waits, if it is still the same."""
-        if self._blocked == acceptor.next and acceptor.complete:
-            for broker in up:
-                if not acceptor.voted(broker, acceptor.next):
-                    self._silent[broker] = None
-        self._blocked = 0
+    def time_over(self, acceptor: Acceptor, up: Iterable[NodeId]) -> None:
+        """See who keeps us waiting."""
+        same, self._blocked = self._blocked == acceptor.next, 0
+        if not acceptor.complete:
+            return
+        for broker in self._patience.awaited(up):
+            if not acceptor.voted(broker, acceptor.next):
+                self._strikes[broker] = self._strikes.get(broker, 0) + 1
+                if same or self._strikes[broker] >= STRIKES:
+                    self._patience.lose(broker)

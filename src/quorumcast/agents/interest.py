@@ -69,7 +69,7 @@ class Interest:
         keyring: Keyring,
         start: int | None = None,
         since: int = 0,
-        until: int = 0,
+        excerpt: Excerpt | None = None,
     ) -> None:
         self.channel: Channel = entry.name
         self.entry = entry
@@ -78,7 +78,7 @@ class Interest:
         #: The time from which on publications are wanted, in microseconds; 0 for any.
         self._since = since
         #: Set where it ends somewhere.
-        self.excerpt = Excerpt(until, entry.policy.limits) if until else None
+        self.excerpt = excerpt
         self._manifest = manifest
         self._quorums: Quorums = manifest.quorums
         self._keyring = keyring

@@ -10,7 +10,7 @@ decide is settled by them, pulled, and reported to the brokers as missed.
 
 from __future__ import annotations
 
-from quorumcast.agents.excerpt import HEAR_MS, Excerpt, HearDue
+from quorumcast.agents.excerpt import HEAR_MS, Excerpt, HearDue, Patience
 from quorumcast.agents.fetching import Fetcher, PullDue
 from quorumcast.agents.interest import Interest
 from quorumcast.agents.recalling import RecallDue, Recaller, positioned
@@ -84,6 +84,7 @@ class Subscriber:
         "_keyring",
         "_manifest",
         "_me",
+        "_patience",
         "_recaller",
         "_receipts",
         "_refusals",
@@ -102,6 +103,7 @@ class Subscriber:
         self._receipts = Receipts(manifest.quorums, self._up)
         self._recaller = Recaller(manifest.broker_ids, manifest.hash, self._up)
         self._refusals = Refusals()
+        self._patience = Patience()
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
         """Go on in a new epoch: other clients, rights, keys, channels, a broker more or less."""
@@ -201,9 +203,10 @@ class Subscriber:
         entry = channel_entry(self._manifest, channel)
         if channel in self._interests:
             return []
-        interest = Interest(
-            self._manifest, entry, self._keyring, join.start, join.since, join.until
-        )
+        excerpt = None
+        if join.until:
+            excerpt = Excerpt(join.until, entry.policy.limits, self._patience)
+        interest = Interest(self._manifest, entry, self._keyring, join.start, join.since, excerpt)
         self._interests[channel] = interest
         self._fetcher.choose_source(interest)
         return [*self._ask_all(interest), SetTimer(Refresh(channel), REFRESH_MS)]
@@ -237,8 +240,9 @@ class Subscriber:
         for interest in self._interests.values():
             if interest.source == peer:
                 effects += self._fetcher.change_source(interest)
-            # What waited for its vote waits no longer.
-            effects += self._on_hear_due(interest.channel)
+            for acceptor in interest.acceptors.values() if interest.excerpt else ():
+                # What waited for its vote waits no longer.
+                effects += self._advance(interest, acceptor)
         return effects
 
     def _ask_all(self, interest: Interest) -> list[Effect]:
@@ -339,7 +343,7 @@ class Subscriber:
         acceptor = None if interest is None else interest.acceptors.get(total_order(channel))
         if interest is None or interest.excerpt is None or acceptor is None:
             return []
-        interest.excerpt.give_up(acceptor, self._up)
+        interest.excerpt.time_over(acceptor, self._up)
         return self._advance(interest, acceptor)
 
     def _settle(self, interest: Interest, accepted: list[Effect]) -> list[Effect]:
