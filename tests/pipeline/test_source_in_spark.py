@@ -18,6 +18,7 @@ from quorumcast.core.ids import Channel
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.session import reason_of
+from quorumcast.pipeline.streams.bench import measure
 from quorumcast.pipeline.streams.progress import lag, watched
 from quorumcast.testing.cluster import LocalCluster
 
@@ -129,6 +130,15 @@ def test_driver_killed_in_the_middle_goes_on_and_every_event_is_there_once(
     stream = spark.readStream.format("quorumcast").options(**said(cell)).load()
     stored(stream, tmp_path)
     check_once(spark.read.parquet(str(tmp_path / "table")), PUBLICATIONS * EVENTS)
+
+
+def test_bench_accounts_for_every_event(spark: SparkSession) -> None:
+    steps: list[str] = []
+    report = measure(spark, 5000, 1000, steps.append)
+    for rate in (report.verified, report.parquet, report.parquet_stream):
+        assert rate.events == 5000
+    assert report.share == report.verified.per_second / report.parquet.per_second
+    assert steps[0] == "publishing 5,000 events"
 
 
 @pytest.mark.timeout(300)

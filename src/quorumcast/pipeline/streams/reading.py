@@ -30,7 +30,8 @@ BATCH_ROWS = 65_536
 BATCH_BYTES = 16 * 1024 * 1024
 QUEUE = 4096
 QUEUE_BYTES = 32 * 1024 * 1024
-TAKEN_AT_ONCE = 64
+#: Publications that are taken at once while nothing is known of them.
+FIRST_TAKEN = 16
 #: Receipts that are waited for at the same time.
 RECEIPTS = 64
 
@@ -76,6 +77,8 @@ class Reading:
         self._options = options
         self._wanted = wanted
         self._schema = schema
+        #: What has come so far.
+        self._rows = self._publications = 0
         #: Publications that do not fit the schema, since the last look.
         self._nonsense: list[Deliver] = []
         line.node.on_undecodable = self._nonsense.append
@@ -114,7 +117,7 @@ class Reading:
         while rows < BATCH_ROWS and size < BATCH_BYTES:
             try:
                 async with asyncio.timeout(self._options.access.timeout_s):
-                    items = await self._subscription.take(TAKEN_AT_ONCE)
+                    items = await self._subscription.take(self._room(BATCH_ROWS - rows))
             except TimeoutError:
                 raise self._late() from None
             taken = [self._genuine(item) for item in items if isinstance(item, Batch)]
@@ -124,12 +127,22 @@ class Reading:
                     self._on_loss(item)
             if self._options.receipts:
                 await self._prove([item for item in items if isinstance(item, Batch)], taken)
-            rows += sum(publication.rows for publication in taken)
+            came = sum(publication.rows for publication in taken)
+            rows += came
+            self._rows += came
+            self._publications += len(taken)
             size += sum(item.size for item in items if isinstance(item, Batch))
             found += sorted(taken, key=lambda publication: publication.origin.position)
             if not items:
                 break
         return found
+
+    def _room(self, rows: int) -> int:
+        """How many publications make so many rows, by what they were like so far."""
+        if not self._publications:
+            return FIRST_TAKEN
+        mean = self._rows / self._publications
+        return max(1, min(QUEUE, int(rows / max(mean, 1))))
 
     def _genuine(self, batch: Batch) -> Publication:
         if batch.dissent and self._options.tamper is Tamper.FAIL:
