@@ -130,6 +130,20 @@ async def test_other_contents_are_refused_and_nothing_more_is_published(cell: Me
 
 
 @in_a_cell
+async def test_other_contents_at_the_very_end_are_told_by_close(cell: MemoryCell) -> None:
+    """Brokers were ahead, so all of it was acknowledged before it could be compared."""
+    alice = await cell.connect("alice")
+    await publish(alice, epoch(1), b"a", b"b")
+    out = alice.publisher("orders", resume=epoch(1), timeout_s=20)
+    await out.publish(b"a")
+    out.post(b"B")
+    await out.flush()
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"publication 2 of .* other contents"):
+            await out.close()
+
+
+@in_a_cell
 async def test_fewer_publications_than_before_are_refused(cell: MemoryCell) -> None:
     alice = await cell.connect("alice")
     await publish(alice, epoch(1), b"a", b"b")

@@ -136,8 +136,9 @@ class ResumedPublisher(Publisher):
         packer.now_us = lambda: self._at_us
         self._node = node
         self._ending: asyncio.Future[None] | None = None
-        #: Whether the node still has its stream.
+        #: Whether the node still has its stream, and whether all of it stands in the order.
         self._open = True
+        self._concluded = False
         super().__init__(
             _Outlet(node, resume.incarnation),
             channel,
@@ -161,14 +162,16 @@ class ResumedPublisher(Publisher):
 
     async def close(self) -> None:
         """Wait until everything stands in the order, then publish no more."""
-        if self._closed is not None:
+        if self._concluded:
             return
+        self._check_open()  # what was acknowledged may have turned out to be something else
         try:
             await self.flush()
             self._ending = asyncio.get_running_loop().create_future()
             self._node.conclude(self)
             async with asyncio.timeout(self._timeout_s):
                 await self._ending
+            self._concluded = True
         finally:
             self._end()
 

@@ -14,7 +14,15 @@ from typing import Protocol
 
 from quorumcast.core.ids import CELL, DIGEST_SIZE, Digest, Lane, NodeId, Stream, total_order
 from quorumcast.core.labels import label, unlabel
-from quorumcast.core.machine import Accuse, Acknowledged, Deliver, Effect, Gap, Proven
+from quorumcast.core.machine import (
+    Accuse,
+    Acknowledged,
+    Contradicted,
+    Deliver,
+    Effect,
+    Gap,
+    Proven,
+)
 from quorumcast.core.quorum import Broadcast, OrderQuorums, Protection
 from quorumcast.core.statements import (
     Basis,
@@ -215,12 +223,15 @@ class SoundReceipts(Watching):
 class Acknowledgement(Watching):
     """A publisher is told that something is safe only once enough correct brokers hold it.
 
-    It may wait for n-f brokers (on a chain for the chain), and f of these may be faulty.
+    It may wait for n-f brokers (on a chain for the chain), and f of these may be faulty. Nor is one
+    that goes on with what it published before ever told that this was something else.
     """
 
     name = "Acknowledged"
 
     def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if isinstance(effect, Contradicted):
+            facts.violate(self.name, f"{node} is contradicted about {effect.stream}")
         if not isinstance(effect, Acknowledged) or effect.stream.lane is not Lane.DATA:
             return
         count = len(facts.published.get(effect.stream, ()))

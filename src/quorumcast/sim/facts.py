@@ -81,6 +81,7 @@ class Facts:
 
     __slots__ = (
         "_current",
+        "_said",
         "accusations",
         "acknowledged",
         "adversary",
@@ -103,6 +104,8 @@ class Facts:
         self.adversary = adversary
         #: What each publisher's application submitted: contents and time, by stream.
         self.published: dict[Stream, list[tuple[bytes, int]]] = {}
+        #: How much of it this life of its publisher has submitted: who resumes submits all again.
+        self._said: dict[Stream, int] = {}
         #: The incarnation that each publisher runs as.
         self.incarnations: dict[NodeId, int] = {}
         #: Streams whose publisher has crashed since.
@@ -140,7 +143,9 @@ class Facts:
         """A publisher's machine has been made."""
         for stream in self.published:
             if stream.publisher == node:
-                self.ended[stream] = None
+                self._said[stream] = 0
+                if stream.line is None:
+                    self.ended[stream] = None
         self.incarnations[node] = incarnation
 
     def stopped(self, node: NodeId, now: Millis) -> None:
@@ -156,7 +161,9 @@ class Facts:
             case Submit(channel=channel, bodies=bodies):
                 stream = Stream(channel, node, self.incarnations[node])
                 known = self.published.setdefault(stream, [])
-                known.extend((body, now) for body in bodies)
+                said = self._said.get(stream, 0)
+                known.extend((body, now) for body in bodies[len(known) - said :])
+                self._said[stream] = said + len(bodies)
             case Join(channel=channel) if self.adversary.is_correct(node):
                 reader = Reader(node, channel, now, from_the_oldest=event.start == 0)
                 self.readers.append(reader)

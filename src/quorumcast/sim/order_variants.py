@@ -20,6 +20,7 @@ from quorumcast.ordering import offers, regency, succession
 from quorumcast.ordering.catchup import CatchUp
 from quorumcast.ordering.caution import Caution
 from quorumcast.ordering.consensus import Consensus
+from quorumcast.ordering.intake import Intake
 from quorumcast.ordering.offers import Offers
 from quorumcast.ordering.regency import Conclusion
 from quorumcast.ordering.sequencer import Sequencer
@@ -50,6 +51,7 @@ def siege(
     journal: bool = False,
     calm_at_ms: int = 1800,
     doomed: tuple[tuple[NodeId, str], ...] = (),
+    resuming: tuple[NodeId, ...] = (),
 ) -> Callable[[int], Plan]:
     """Two publishers, two subscribers and one ordered channel; acts say the rest."""
     rules = Policy.named(policy, journal=journal, limits=small_limits())
@@ -72,6 +74,7 @@ def siege(
             patience_ms=8000,
             sync_ms=sync_ms,
             adversary="siege",
+            resuming=resuming,
         )
 
     return plan
@@ -182,6 +185,17 @@ class Forgetful(State):
         return adopted
 
 
+def _open_anew(self: Any, sender: NodeId, message: Any) -> list[Effect]:
+    """Whoever introduces itself is new."""
+    state, stream = self._execution.state, message.stream
+    for known in (state.served, state.chains):
+        known.pop(stream, None)
+    state._lines.get((stream.channel, stream.publisher), {}).pop(stream.line, None)
+    result: list[Effect] = _on_open(self, sender, message)
+    return result
+
+
+_on_open = Intake.__dict__["on_open"]
 _conclude = regency.__dict__["conclude"]
 _listen = Caution.__dict__["listen"]
 
@@ -277,6 +291,14 @@ ORDER_VARIANTS: tuple[Variant, ...] = (
         [Patch(Sequencer, "state", Forgetful)],
         siege("total", _liar(B1, order_attacks.ProposeAgain), acts=LEFT_BEHIND),
         "Sound blame", "Total order",
+    ),
+    _variant(
+        "introduced-anew", "a publisher that goes on with a stream is taken for a new one",
+        [Patch(Intake, "on_open", _open_anew)],
+        siege("total", resuming=(PUB1,),
+              acts=[*(_submit(200 + 40 * n, PUB1) for n in range(6)), Act(600, "crash", PUB1),
+                    Act(620, "restart", PUB1), _submit(900, PUB1)]),
+        "Uniqueness", "Total order", "FIFO",
     ),
     _variant(
         "vote-before-disk", "votes leave before the disk has them",

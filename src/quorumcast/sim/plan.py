@@ -92,6 +92,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     gaps_allowed: bool = False
     #: Brokers that may come later.
     newcomers: int = 0
+    #: Publishers that go on with their streams when they have crashed.
+    resuming: tuple[NodeId, ...] = ()
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,7 +196,7 @@ class Run:
             world.adversary.declare(corruption.node, corruption.fault)
         world.add_brokers()
         for publisher in plan.publishers:
-            world.add_publisher(publisher)
+            world.add_publisher(publisher, resumes=publisher in plan.resuming)
         for subscriber in plan.subscribers:
             world.add_subscriber(subscriber)
         for corruption in plan.corruptions:

@@ -22,7 +22,7 @@ from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_
 from quorumcast.sim.harm import ACCOMPLICES, JOURNALED, TOTAL_WORLD, WORLD
 from quorumcast.sim.network import Weather
 from quorumcast.sim.plan import Act, Corruption, Outcome, Plan, perform, small_limits
-from quorumcast.sim.steps import draw_steps, hands_on
+from quorumcast.sim.steps import draw_lives, draw_steps, hands_on
 
 #: Every name that `--adversary` takes.
 ADVERSARIES = (*WORLD, *CATALOGUE)
@@ -118,6 +118,7 @@ class Draw:
         lies = self.adversary in WORLD and self.adversary != "rolling"
         if lies and not self.corruptions and rng.randrange(3) == 0:
             self._second_adversary()
+        resuming = self._resuming()
         return Plan(
             seed=self.seed,
             policy=self.policy,
@@ -138,7 +139,15 @@ class Draw:
             adversary=self.adversary,
             gaps_allowed=self.gaps_allowed,
             newcomers=self.newcomers,
+            resuming=resuming,
         )
+
+    def _resuming(self) -> tuple[NodeId, ...]:
+        liars = {corruption.node for corruption in self.corruptions}
+        honest = [name for name in self.publishers if name not in liars]
+        acts = draw_lives(self.seed, honest, self.safety_ms) if self.policy.total else None
+        self.acts += acts or []
+        return () if acts is None else tuple(honest)
 
     def _channels(self) -> tuple[ChannelEntry, ...]:
         orders = channel_entry(ORDERS, self.policy)

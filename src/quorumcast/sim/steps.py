@@ -1,4 +1,4 @@
-"""Which brokers come and go in a run: drawn like everything else, one step after the other."""
+"""Which brokers come and go in a run, and which publishers live on: drawn like everything else."""
 
 from __future__ import annotations
 
@@ -45,3 +45,20 @@ def draw_steps(
             acts.append(Act(at, "add", members[-1]))
         at += rng.randrange(1, during_ms // 3)
     return acts, added
+
+
+def draw_lives(seed: int, publishers: Sequence[NodeId], during_ms: int) -> list[Act] | None:
+    """Crashes of publishers that go on with their streams afterwards; None: nobody does.
+
+    Drawn apart from the rest: a log must not care whose lives its streams outlast.
+    """
+    rng = random.Random(f"resuming {seed}")
+    if rng.randrange(3):
+        return None
+    acts: list[Act] = []
+    for publisher in publishers:
+        for _ in range(rng.randrange(3)):
+            at = rng.randrange(60, during_ms)
+            acts.append(Act(at, "crash", publisher))
+            acts.append(Act(at + rng.randrange(1, 60), "restart", publisher))
+    return acts

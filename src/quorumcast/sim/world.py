@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection, Sequence
 from quorumcast.agents.broker import Broker
 from quorumcast.agents.publisher import Publisher
 from quorumcast.agents.subscriber import Subscriber
-from quorumcast.core.ids import Channel, Millis, NodeId, total_order
+from quorumcast.core.ids import Channel, Millis, NodeId, resumable, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.machine import (
     Accuse,
     Acknowledged,
     Adopt,
+    Contradicted,
     Deliver,
     Effect,
     Event,
@@ -41,7 +42,7 @@ from quorumcast.sim.network import Network, Weather
 from quorumcast.sim.node import Node, Watcher
 from quorumcast.sim.scheduler import Scheduler
 
-_EFFECTS = frozenset((Deliver, Gap, Acknowledged, Proven, Suspect, Accuse))
+_EFFECTS = frozenset((Deliver, Gap, Acknowledged, Contradicted, Proven, Suspect, Accuse))
 _EVENTS = frozenset((Submit, Join, Leave))
 
 
@@ -150,12 +151,14 @@ class World:
         for other in linked:
             self.network.connect(other, name)
 
-    def add_publisher(self, name: NodeId) -> None:
-        """A publisher; each of its lives is a new incarnation."""
+    def add_publisher(self, name: NodeId, *, resumes: bool = False) -> None:
+        """A publisher; each of its lives is a new incarnation, or goes on with the same streams."""
 
         def make() -> Publisher:
-            incarnation = self.scheduler.now + 1
+            incarnation = resumable(1, 1) if resumes else self.scheduler.now + 1
             self.facts.started(name, incarnation)
+            if resumes:
+                self.scheduler.after(0, lambda: self._go_on(name))
             return Publisher(self.cell.manifest, self.cell.keyrings[name], incarnation)
 
         self._add_client(name, make)
@@ -185,8 +188,22 @@ class World:
 
     # ----------------------------------------------------- applications
 
+    def _go_on(self, publisher: NodeId) -> None:
+        """Whatever an earlier life submitted is submitted again, from the first on."""
+        node = self.nodes[publisher]
+        machine = node.machine
+        if not node.up or not isinstance(machine, Publisher):
+            return
+        for stream, published in list(self.facts.published.items()):
+            if stream.publisher == publisher and stream.line is not None:
+                said = machine.published(stream.channel)
+                bodies = tuple(body for body, _ in published[said:])
+                if bodies:
+                    node.feed(Submit(stream.channel, bodies))
+
     def submit(self, publisher: NodeId, channel: Channel, bodies: tuple[bytes, ...]) -> None:
         """The application publishes, as far as its publisher has room."""
+        self._go_on(publisher)
         node = self.nodes[publisher]
         machine = node.machine
         if node.up and isinstance(machine, Publisher) and machine.room(channel) >= len(bodies):

@@ -10,6 +10,7 @@ puts them into one; the time in a publication is one that comes again as well (`
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -126,9 +127,7 @@ def _given_time(published: str, schema: StructType) -> tuple[int | None, int]:
         if field.name == published:
             if not isinstance(field.dataType, TimestampType):
                 kind = field.dataType.simpleString()
-                raise UsageError(
-                    f"column {published!r} of 'publishedAt' is {kind}: not a timestamp"
-                )
+                raise UsageError(f"column {published!r} of 'publishedAt' is {kind}, no timestamp")
             return place, 0
     try:
         time = datetime.fromisoformat(published)
@@ -154,8 +153,9 @@ def batch_time(checkpoint: str) -> tuple[int, int]:
     if not checkpoint:
         raise UsageError(f"without the option 'checkpointLocation' no time comes again: {advice}")
     try:
-        where = str(Path(checkpoint).absolute()) if "://" not in checkpoint else checkpoint
-        files, path = fs.FileSystem.from_uri(where.replace("file:/", "/", 1))
+        plain = re.sub("^file:/+", "/", checkpoint)  # as Java writes it, or as others do
+        where = plain if "://" in plain else str(Path(plain).absolute())
+        files, path = fs.FileSystem.from_uri(where)
         noted = files.get_file_info(fs.FileSelector(f"{path}/offsets"))
         batches = {int(info.base_name): info.path for info in noted if info.base_name.isdecimal()}
         newest = max(batches)
