@@ -16,26 +16,29 @@ EXAMPLE = "Example:  quorumcast pipeline bench --events 1000000"
 def bench(
     events: Annotated[int, typer.Option(help="Events to publish and to read.")] = 5_000_000,
     batch: Annotated[int, typer.Option(help="Events per publication.")] = 4096,
+    written: Annotated[int, typer.Option(help="Events to write to a durable channel.")] = 500_000,
     master: MasterOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Measure how fast verified events get into Spark, beside its own reading of Parquet.
+    """Measure how fast verified events get into Spark, beside its own reading of Parquet, and out.
 
     Four brokers, Spark and its executors share this machine.
     """
     from quorumcast.pipeline.session import spark_session
     from quorumcast.pipeline.streams.bench import measure
+    from quorumcast.pipeline.streams.sink_bench import measure_sink
 
-    if events < 1 or batch < 1:
-        raise UsageError("--events and --batch are 1 or more")
+    if events < 1 or batch < 1 or written < 1:
+        raise UsageError("--events, --batch and --written are 1 or more")
     terminal = console(stderr=True)
     with terminal.status("starting Spark") as status:
         spark = spark_session("quorumcast bench", master=master)
         try:
             report = measure(spark, events, batch, status.update)
+            sink = measure_sink(spark, written, status.update)
         finally:
             spark.stop()
-    rates = (report.published, report.verified, report.parquet, report.parquet_stream)
+    rates = (report.published, report.verified, report.parquet, report.parquet_stream, sink)
     if json_:
         print_json(
             {
