@@ -15,10 +15,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
-from tests.runtime.world import run
 
 import quorumcast
-from quorumcast.client import Batch
+from quorumcast.client import Batch, run
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
 from quorumcast.manifest.manifest import ChannelEntry
