@@ -365,6 +365,22 @@ def test_log_tells_the_seat_that_speaks_for_a_stream() -> None:
     assert acks(hall, seat, B1)[-1].chain == chain(b"a")
 
 
+def test_log_answers_whoever_repeats_an_offer_though_another_seat_spoke_last() -> None:
+    """Two lives at the same time: none of them may wait for ever."""
+    hall = Hall().begin()
+    one, other = at_seat(ALICE, 1), at_seat(ALICE, 2)
+    made, bodies = offer(hall.cell, 1, b"a", stream=RESUMED)
+    for seat in (one, other):
+        for broker in BROKERS:
+            hall.happen(broker, Receive(seat, Open(RESUMED, 1, 1)))
+            hall.happen(broker, Receive(seat, made, bodies))
+    hall.run(500)
+    assert acks(hall, other, B1)[-1].upto == 1
+    hall.happen(B1, Receive(one, made, bodies))
+    assert acks(hall, one, B1)[-1].upto == 1
+    assert agree(hall, *BROKERS) == [b"a"]
+
+
 def test_log_takes_streams_from_nobody_elses_seat() -> None:
     hall = Hall().begin()
     made, bodies = offer(hall.cell, 1, b"a", stream=RESUMED)

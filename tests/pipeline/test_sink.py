@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,7 +24,10 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
+from quorumcast.pipeline.streams.fitting import Fit
+from quorumcast.pipeline.streams.options import Access
 from quorumcast.pipeline.streams.sink import sink_options
+from quorumcast.pipeline.streams.writing import write_partition
 from quorumcast.testing import LocalCluster
 
 COLUMNS = (("n", "int64"), ("name", "string"))
@@ -36,7 +41,7 @@ def entry(name: str, policy: str = "total") -> ChannelEntry:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    channels = {name: entry(name) for name in ("one", "two", "three")}
+    channels = {name: entry(name) for name in ("one", "two", "three", "four")}
     with LocalCluster(channels=channels) as cluster:
         yield cluster
 
@@ -180,6 +185,57 @@ def test_columns_that_do_not_fit_are_refused_by_name(
     with pytest.raises(PySparkException, match="what is published stays published"):
         replacing.save()
     assert run(held(cluster, "three")) == []
+
+
+# ------------------------------------------------------------------ tasks, without Spark
+
+
+def task(cluster: LocalCluster, partition: int, *, epoch: int = 1, timeout_s: float = 60) -> int:
+    """What an executor does for a partition of 500 rows; how many publications it made."""
+    access = Access(
+        manifest=str(cluster.manifest_path),
+        identity=str(cluster.identity_path("alice")),
+        seats=tuple(range(9, 15)),
+        timeout_s=timeout_s,
+    )
+    columns = {"n": list(range(500 * partition, 500 * partition + 500)), "name": ["x"] * 500}
+    batch = pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+    written = write_partition(
+        access,
+        Fit("four", COLUMNS, (0, 1)),
+        [batch.slice(0, 7), batch.slice(7)],
+        name="query",
+        epoch=epoch,
+        partition=partition,
+        events=50,
+        in_order=False,
+        valid_for_s=None,
+        time_column=None,
+        at=datetime(2026, 11, 15, tzinfo=UTC),
+    )
+    return written.publications
+
+
+def test_tasks_that_run_twice_at_the_same_time_publish_each_row_once(
+    cluster: LocalCluster,
+) -> None:
+    """As with speculative execution, or when a driver does not know that a task still lives."""
+    with ThreadPoolExecutor() as threads:
+        made = list(threads.map(lambda number: task(cluster, number % 3), range(6)))
+    assert made == [10] * 6
+    assert sorted(run(held(cluster, "four"))) == [(number, "x") for number in range(1500)]
+    with pytest.raises(UsageError, match="more than 1,024 partitions"):
+        task(cluster, 1024)
+
+
+def test_task_says_which_brokers_are_away_when_nothing_is_acknowledged() -> None:
+    with LocalCluster(channels={"four": entry("four")}) as cluster:
+        task(cluster, 0)
+        for broker in ("broker-1", "broker-3"):
+            cluster.kill(broker)
+        with pytest.raises(UsageError, match=r"2 of 4 brokers|broker-1") as caught:
+            task(cluster, 0, epoch=2, timeout_s=2)
+        assert "broker-3" in str(caught.value)
 
 
 # ------------------------------------------------------------------ killing everything

@@ -195,15 +195,15 @@ class Execution:
         log = self._around.log_of(stream.channel)
         return None if log is None else log.find(stream, first)
 
-    def ack(self, stream: Stream) -> Send:
-        """How far a stream has been ordered, for its publisher."""
+    def ack(self, stream: Stream, to: NodeId | None = None) -> Send:
+        """How far a stream has been ordered, for whoever asks or spoke for it last."""
         served = self.state.served.get(stream, 0)
         credit = served + self._around.limits(stream).window
         if stream.line is not None and self.state.over(stream):
             credit = 0
         chain = self.state.chains.get(stream, b"")
         ack = Ack(stream, served, credit, served, chain=chain)
-        return Send((self.voices.of(stream),), ack)
+        return Send((to or self.voices.of(stream),), ack)
 
     @property
     def oldest(self) -> Millis | None:

@@ -36,7 +36,7 @@ class Intake:
         if not stream.spoken_by(sender) or stream.lane is not Lane.DATA:
             return [Drop(DropReason.WRONG_SENDER, sender)]
         self._execution.voices.hear(sender, stream)
-        return [self._execution.ack(stream)]
+        return [self._execution.ack(stream, sender)]
 
     def on_offer(self, sender: NodeId, offer: Offer, bodies: Bodies, now: Millis) -> list[Effect]:
         """A run to be ordered, from its publisher or from another broker."""
@@ -51,9 +51,12 @@ class Intake:
         if not self._rights.may_offer(offer, direct=direct):
             # Whoever goes on with a stream that has ended meanwhile is told so.
             told = direct and stream.line is not None
-            return [Drop(DropReason.NO_RIGHT, sender), *([self._execution.ack(stream)] * told)]
+            ended = [self._execution.ack(stream, sender)] if told else []
+            return [Drop(DropReason.NO_RIGHT, sender), *ended]
         if not direct and self._fetching.stands_by_another(offer):
             return [Drop(DropReason.CONFLICT, sender)]
+        if direct:
+            self._execution.voices.hear(sender, stream)
         named = not direct and self._consensus.awaits(offer)
         held = self._execution.offers.add(sender, offer, bodies, now, named=named)
         if not isinstance(held, DropReason):
@@ -62,7 +65,7 @@ class Intake:
         if held is DropReason.CONFLICT:
             effects.append(Suspect(sender, Suspicion.EQUIVOCATION, stream, offer.first))
         if held is DropReason.DUPLICATE and direct:
-            effects.append(self._execution.ack(stream))
+            effects.append(self._execution.ack(stream, sender))
         return effects
 
     def on_epoch(
