@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -257,8 +258,12 @@ async def kill_after_first_rows(cluster: LocalCluster, query: subprocess.Popen[b
         await quorumcast.connect(cluster.manifest_path, cluster.identity_path("bob")) as node,
         node.subscribe("out") as events,
     ):
-        await anext(events)
+        published = asyncio.ensure_future(anext(events))
+        ended = asyncio.ensure_future(asyncio.to_thread(query.wait))
+        await asyncio.wait((published, ended), return_when=asyncio.FIRST_COMPLETED)
+        assert not ended.done(), "the query ended before it had published anything"
         os.killpg(query.pid, signal.SIGKILL)
+        await ended
 
 
 def copy(cluster: LocalCluster, checkpoint: Path) -> subprocess.Popen[bytes]:
