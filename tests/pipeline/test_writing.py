@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import pairwise
@@ -74,8 +75,8 @@ rows = st.lists(
 )
 
 
-def table(values: list[tuple[object, ...]]) -> pa.RecordBatch:
-    columns = list(zip(*values, strict=True)) if values else [[] for _ in ARROW]
+def table(values: Sequence[tuple[object, ...]]) -> pa.RecordBatch:
+    columns = list(zip(*values, strict=True)) if values else [() for _ in ARROW]
     arrays = [
         pa.array(list(column), field.type) for column, field in zip(columns, ARROW, strict=True)
     ]
@@ -105,9 +106,10 @@ def test_same_rows_are_the_same_bytes_however_they_are_divided(
 
 def test_what_lies_under_a_null_and_behind_the_last_bit_does_not_show() -> None:
     def flagged(values: list[bool], valid: list[bool], spare: int) -> pa.Array:
-        bits = lambda flags: pa.py_buffer(  # noqa: E731
-            bytes([sum(flag << i for i, flag in enumerate(flags)) | spare << len(flags)])
-        )
+        def bits(flags: list[bool]) -> pa.Buffer:
+            byte = sum(flag << place for place, flag in enumerate(flags)) | spare << len(flags)
+            return pa.py_buffer(bytes([byte]))
+
         return pa.Array.from_buffers(pa.bool_(), len(values), [bits(valid), bits(values)], 1)
 
     def numbers(under: int) -> pa.Array:
