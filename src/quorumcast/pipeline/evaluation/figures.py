@@ -51,15 +51,25 @@ SCHEMA = ", ".join(f"{name} {_SPARK_TYPES[kind]}" for name, kind in COLUMNS.item
 
 def sums(spark: SparkSession, traces: Sequence[Trace]) -> list[dict[str, Any]]:
     """Every sum of every trace, as rows with a `part` that says what they are about."""
-    session = spark.newSession()  # its settings are ours
+    session = session_for(spark, traces)
+    return list(summed(rows_of(session, traces), owed(session, traces)).toArrow().to_pylist())
+
+
+def session_for(spark: SparkSession, traces: Sequence[Trace]) -> SparkSession:
+    """A session whose settings are ours, with tasks for so many rows."""
+    session = spark.newSession()
     tasks = math.ceil(sum(trace.rows for trace in traces) / ROWS_PER_TASK)
     usual = int(str(session.conf.get("spark.sql.shuffle.partitions")))
     session.conf.set("spark.sql.shuffle.partitions", str(max(usual, tasks)))
     # Rows that are hashed by publication need not be hashed by publication and subscriber again.
     session.conf.set("spark.sql.requireAllClusterKeysForCoPartition", "false")
+    return session
+
+
+def rows_of(session: SparkSession, traces: Sequence[Trace]) -> DataFrame:
+    """All rows of all traces."""
     files = [str(trace.directory / "*.parquet") for trace in traces]
-    rows = session.read.schema(SCHEMA).parquet(*files)
-    return list(summed(rows, owed(session, traces)).toArrow().to_pylist())
+    return session.read.schema(SCHEMA).parquet(*files)
 
 
 def owed(session: SparkSession, traces: Sequence[Trace]) -> DataFrame:

@@ -1,6 +1,6 @@
 """Traces of any size, made up: what an evaluation costs, and whether its figures are right.
 
-python tests/pipeline/synthetic_traces.py 1 2 5 10      seconds per million rows
+python -m tests.support.synthetic_traces 1 2 5 10      millions of rows, and what they cost
 """
 
 import sys

@@ -1,0 +1,235 @@
+"""Figures of evaluations, equal to what a plain computation makes of the same rows."""
+
+import json
+import math
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from tests.support.synthetic_traces import synthesize
+from typer.testing import CliRunner
+
+from quorumcast.cli.main import app
+from quorumcast.pipeline.evaluation import figures
+from quorumcast.pipeline.evaluation.histogram import ACCURACY
+from quorumcast.pipeline.evaluation.model import Evaluation, Line
+from quorumcast.pipeline.evaluation.runs import find_traces
+from quorumcast.pipeline.evaluation.summary import evaluate
+from quorumcast.sim.scenario import run_scenario
+from quorumcast.traces.form import Header, read_header
+
+# The first query of a process compiles for as long as it works, and longer on a busy machine.
+pytestmark = pytest.mark.timeout(400)
+
+SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("traces")
+    synthesize(root / "honest", run="honest", rows=30_000, policy="ab+history")
+    synthesize(
+        root / "lossy", run="lossy", rows=20_000, policy="ab+history", fault="drop", mean_ms=6.0,
+        lost=0.1, by_history=0.25, seed=2,
+    )  # fmt: skip
+    for seed in (1, 2):
+        synthesize(
+            root / "twice" / f"{seed}", run=f"run {seed}", rows=5000, policy="brb", seed=seed,
+            mean_ms=seed,
+        )  # fmt: skip
+    simulated = {"total": "none", "chain": "none", "ab+history": "drop"}
+    for policy, adversary in simulated.items():
+        run_scenario(5, policy, adversary, root / f"sim-{policy}")
+    return {path.name: path for path in root.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def evaluation(spark: SparkSession, places: dict[str, Path]) -> Evaluation:
+    return evaluate(spark, find_traces(places.values()))
+
+
+class Plain:
+    """The same figures, row by row."""
+
+    def __init__(self, directory: Path) -> None:
+        self.header: Header = read_header(directory)
+        tables = [pq.read_table(path) for path in sorted(directory.glob("*.parquet"))]
+        rows: list[dict[str, Any]] = [row for table in tables for row in table.to_pylist()]
+        header = self.header
+        sent: dict[tuple[Any, ...], int] = {}
+        accepted: dict[tuple[Any, ...], tuple[int, bool]] = {}
+        self.messages: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
+        self.forwarded: Counter[str] = Counter()
+        self.places = 0
+        for row in sorted(rows, key=lambda row: int(row["t_ns"])):
+            key = tuple(row[name] for name in ("channel", "publisher", "incarnation", "number"))
+            self.places = max(self.places, row["place"])
+            if row["kind"] == "sent":
+                self.messages[row["node"]] += row["number"]
+                self.bytes[row["node"]] += row["bytes"]
+                self.received[row["peer"]] += row["number"]
+            elif row["lane"]:
+                continue
+            elif row["kind"] == "published" and row["node"] in header.publishers:
+                sent.setdefault(key, row["t_ns"])
+            elif row["kind"] == "accepted":
+                accepted.setdefault((*key, row["node"]), (row["t_ns"], row["by_history"]))
+            elif row["kind"] == "forwarded":
+                self.forwarded[row["node"]] += 1
+        self.owed = self.delivered = self.by_history = 0
+        self.latencies: list[int] = []
+        per_node: Counter[str] = Counter({each.node: 0 for each in header.listening})
+        self.by_second: defaultdict[int, int] = defaultdict(int)
+        channels = {each.channel for each in header.listening}
+        self.publications = sum(key[0] in channels for key in sent)
+        for each in header.listening:
+            for key, at in sent.items():
+                if key[0] != each.channel or at < each.since_ns:
+                    continue
+                self.owed += 1
+                if (*key, each.node) not in accepted:
+                    continue
+                then, by_history = accepted[(*key, each.node)]
+                self.delivered += 1
+                self.by_history += by_history
+                if at >= header.from_ns:
+                    self.latencies.append(then - at)
+                if header.from_ns <= then < header.upto_ns:
+                    per_node[each.node] += 1
+                    self.by_second[(then - header.from_ns) // 10**9] += 1
+        self.seconds = (header.upto_ns - header.from_ns) / 1e9
+        self.rate = min(per_node.values()) / self.seconds
+        self.listeners = len(per_node)
+
+
+NAMES = {
+    "honest": ("bench", "ab+history", ""),
+    "lossy": ("bench", "ab+history", "drop"),
+    "sim-total": ("sim", "total", ""),
+    "sim-chain": ("sim", "chain", ""),
+    "sim-ab+history": ("sim", "ab+history", "drop"),
+}
+
+
+def line_of(evaluation: Evaluation, name: str) -> Line:
+    (line,) = [
+        line
+        for line in evaluation.lines
+        if (line.scenario.source, line.scenario.policy, line.scenario.fault) == NAMES[name]
+    ]
+    return line
+
+
+def directory_of(places: dict[str, Path], name: str) -> Path:
+    return places[name] / "seed-5" if name.startswith("sim") else places[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_figures_are_those_of_a_plain_computation(
+    evaluation: Evaluation, places: dict[str, Path], name: str
+) -> None:
+    line, plain = line_of(evaluation, name), Plain(directory_of(places, name))
+    assert plain.latencies, "nothing would be compared"
+    assert line.publications == plain.publications
+    assert (line.owed, line.delivered, line.by_history) == (
+        plain.owed, plain.delivered, plain.by_history,
+    )  # fmt: skip
+    assert line.coverage == plain.delivered / plain.owed
+    assert line.publications_per_s == pytest.approx(plain.rate, abs=1e-3)
+    whole = int(plain.seconds)
+    assert [second.publications_per_s for second in line.series] == [
+        plain.by_second[second] / plain.listeners for second in range(whole)
+    ]
+    latencies = np.sort(np.array(plain.latencies)) / 1e6
+    assert line.latency.count == len(latencies)
+    assert line.latency.mean == pytest.approx(latencies.mean(), rel=1e-12)
+    assert line.latency.deviation == pytest.approx(latencies.std(), rel=1e-9)
+    assert (line.latency.least, line.latency.most) == (latencies[0], latencies[-1])
+    for figure, share in SHARES.items():
+        exact = latencies[max(math.ceil(share * len(latencies) - 1e-9), 1) - 1]
+        assert getattr(line.latency, figure) == pytest.approx(exact, rel=ACCURACY)
+    assert sum(count for _, count in line.histogram) == len(latencies)
+    for node in line.nodes:
+        assert node.messages_sent == plain.messages[node.node]
+        assert node.bytes_sent == plain.bytes[node.node]
+        assert node.messages_received == plain.received[node.node]
+        assert node.forwarded == plain.forwarded[node.node]
+    assert {row.node for row in line.nodes} >= plain.messages.keys() | plain.forwarded.keys()
+    assert sum(row.messages for row in line.messages) == sum(plain.messages.values())
+    assert line.bytes_per_delivery == sum(plain.bytes.values()) / plain.delivered
+
+
+def test_hops_are_steps_of_the_protocol_or_the_length_of_the_chain(
+    evaluation: Evaluation, places: dict[str, Path]
+) -> None:
+    total, chain = line_of(evaluation, "sim-total"), line_of(evaluation, "sim-chain")
+    assert total.hops == {5: total.delivered}
+    length = 2 * read_header(places["sim-chain"] / "seed-5").f + 1
+    assert chain.hops == {length + 1: chain.delivered}
+    assert Plain(places["sim-chain"] / "seed-5").places == length
+    lossy = line_of(evaluation, "lossy")
+    assert lossy.hops == {2: lossy.delivered - lossy.by_history, 3: lossy.by_history}
+
+
+def test_fault_costs_what_its_figures_are_to_those_without(evaluation: Evaluation) -> None:
+    honest, lossy = line_of(evaluation, "honest"), line_of(evaluation, "lossy")
+    assert honest.cost is None
+    assert lossy.cost is not None
+    assert lossy.cost.rate == lossy.publications_per_s / honest.publications_per_s
+    assert lossy.latency.mean is not None
+    assert honest.latency.mean is not None
+    assert lossy.cost.mean_latency == lossy.latency.mean / honest.latency.mean > 2
+    # Without a fault-free run of the same scenario nobody knows.
+    assert line_of(evaluation, "sim-ab+history").cost is None
+
+
+def test_correct_cell_of_the_simulator_fulfils_every_subscription(evaluation: Evaluation) -> None:
+    for name in ("sim-total", "sim-chain", "sim-ab+history"):
+        assert line_of(evaluation, name).coverage == 1.0
+
+
+def test_runs_of_one_scenario_are_counted_together(
+    evaluation: Evaluation, places: dict[str, Path]
+) -> None:
+    (line,) = [line for line in evaluation.lines if line.scenario.policy == "brb"]
+    first, second = Plain(places["twice"] / "1"), Plain(places["twice"] / "2")
+    assert line.runs == 2
+    assert line.delivered == first.delivered + second.delivered
+    both = np.array(first.latencies + second.latencies) / 1e6
+    assert line.latency.mean == pytest.approx(both.mean(), rel=1e-12)
+    assert line.latency.deviation == pytest.approx(both.std(), rel=1e-9)
+    assert line.publications_per_s == pytest.approx((first.rate + second.rate) / 2, abs=1e-3)
+
+
+def test_plan_shuffles_publications_and_acceptances_once_and_sorts_nothing(
+    spark: SparkSession, places: dict[str, Path]
+) -> None:
+    traces = find_traces([places["honest"]])
+    session = figures.session_for(spark, traces)
+    plan: Any = figures.summed(figures.rows_of(session, traces), figures.owed(session, traces))
+    text = plan._jdf.queryExecution().executedPlan().toString()
+    # Those of publications and acceptances, and of the sums of traffic and of deliveries.
+    assert text.count("Exchange hashpartitioning") == 4
+    assert "Sort" not in text
+    assert text.count("FileScan parquet") == 3
+
+
+def test_command_line_prints_json_and_writes_a_report(
+    spark: SparkSession, places: dict[str, Path], tmp_path: Path
+) -> None:
+    report = tmp_path / "report.html"
+    arguments = ["pipeline", "evaluate", str(places["honest"]), str(places["lossy"])]
+    result = CliRunner().invoke(app, [*arguments, "--output", str(report), "--json"])
+    assert result.exit_code == 0, result.output
+    told = msgspec.convert(json.loads(result.stdout), Evaluation, strict=False)
+    assert [line.scenario.fault for line in told.lines] == ["", "drop"]
+    page = report.read_text(encoding="utf-8")
+    assert "What faults cost" in page
+    assert "ab+history" in page
