@@ -208,17 +208,23 @@ def test_runs_of_one_scenario_are_counted_together(
     assert line.publications_per_s == pytest.approx((first.rate + second.rate) / 2, abs=1e-3)
 
 
-def test_plan_shuffles_publications_and_acceptances_once_and_sorts_nothing(
+def test_every_row_is_read_once_and_what_is_shuffled_is_not_sorted(
     spark: SparkSession, places: dict[str, Path]
 ) -> None:
-    traces = find_traces([places["honest"]])
+    traces = find_traces([places["sim-chain"], places["twice"]])
     session = figures.session_for(spark, traces)
-    plan: Any = figures.summed(figures.rows_of(session, traces), figures.owed(session, traces))
-    text = plan._jdf.queryExecution().executedPlan().toString()
+    session.conf.set("spark.sql.adaptive.enabled", "false")  # a plan that stays as it is
+    query: Any = figures.summed(figures.rows_of(session, traces), figures.owed(session, traces))
+    query.collect()
+    plan = query._jdf.queryExecution().executedPlan()
     # Those of publications and acceptances, and of the sums of traffic and of deliveries.
-    assert text.count("Exchange hashpartitioning") == 4
-    assert "Sort" not in text
-    assert text.count("FileScan parquet") == 3
+    assert plan.toString().count("Exchange hashpartitioning") == 4
+    assert "Sort" not in plan.toString()
+    leaves = [plan.collectLeaves().apply(i) for i in range(plan.collectLeaves().size())]
+    scans = [leaf for leaf in leaves if leaf.nodeName().startswith("Scan parquet")]
+    read = [scan.metrics().get("numOutputRows").get().value() for scan in scans]
+    assert len(read) == 3
+    assert sum(read) == sum(trace.rows for trace in traces)
 
 
 def test_command_line_prints_json_and_writes_a_report(

@@ -262,6 +262,22 @@ def test_driver_fault_tampers_with_effects_also_with_those_that_waited_for_the_d
     run(main())
 
 
+def test_driver_shows_what_it_really_does_and_not_what_the_machine_meant() -> None:
+    async def main() -> None:
+        wires, seen = Wires(), list[tuple[Any, int]]()
+        driver = Driver(Toy(), wires)
+        driver.observe(Send, lambda effect: seen.append((effect.message, len(wires.sent))))
+        driver.observe(Acknowledged, lambda effect: seen.append((effect, -1)))
+        driver.faults = (Liar(),)
+        driver.carry_out([Send((B,), word("truth"))])
+        await until(lambda: len(wires.sent) == 2)
+        driver.faults = ()
+        driver.carry_out([Acknowledged(STREAM, 1)])
+        assert seen == [(word("lie"), 0), (word("late"), 1), (Acknowledged(STREAM, 1), -1)]
+
+    run(main())
+
+
 def test_driver_broken_invariant_stops_the_node() -> None:
     def broken(event: Event) -> list[Effect]:
         raise InvariantError("two and two are five")

@@ -74,6 +74,8 @@ def rows_of(session: SparkSession, traces: Sequence[Trace]) -> DataFrame:
 
 def owed(session: SparkSession, traces: Sequence[Trace]) -> DataFrame:
     """Whose publications on which channel are owed to whom, and what time is measured."""
+    import pyarrow as pa
+
     lines = [
         (header.run, publisher, listening.channel, listening.node, listening.since_ns,
          header.from_ns, header.upto_ns)
@@ -81,11 +83,11 @@ def owed(session: SparkSession, traces: Sequence[Trace]) -> DataFrame:
         for publisher in header.publishers
         for listening in listeners(header)
     ]  # fmt: skip
-    return session.createDataFrame(
-        lines,
-        "run string, publisher string, channel string, node string, since_ns bigint, "
-        "from_ns bigint, upto_ns bigint",
-    )
+    names = ("run", "publisher", "channel", "node", "since_ns", "from_ns", "upto_ns")
+    schema = pa.schema([(name, "int64" if name.endswith("_ns") else "string") for name in names])
+    # From Arrow, for rows of Python would have Spark start a Python of its own.
+    columns = [pa.array([line[i] for line in lines], field.type) for i, field in enumerate(schema)]
+    return session.createDataFrame(pa.table(columns, schema=schema))
 
 
 def listeners(header: Header) -> list[Listening]:
