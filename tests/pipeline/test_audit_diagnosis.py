@@ -59,7 +59,8 @@ def test_more_liars_than_the_model_allows_name_nobody() -> None:
 def test_nothing_observed_is_nothing_concluded() -> None:
     found = diagnose([], FOUR)
     assert found.consistent
-    assert not found.named and not found.disputed
+    assert not found.named
+    assert not found.disputed
 
 
 @st.composite

@@ -359,6 +359,13 @@ class Observer:
         if truth is not None and truth != word.run:
             self.notes.add(now, Kind.CONTRADICTS, sender, "others", name, *place)
         self._turnouts[type(word)].spoke(now, sender, place)
+        shown = self._shown.get(place)
+        if isinstance(word, Echo) and shown is not None and shown != word.run:
+            said = [self._said.get((b, Echo, *place)) for b in self._manifest.broker_ids]
+            if said.count(word.run) > self._manifest.f:
+                # One of them is correct, and was shown another run than this broker.
+                publisher = word.stream.publisher
+                self.notes.add(now, Kind.CONTRADICTS, publisher, "shown", "Publish", *place)
 
     def _on_own_ready(self, ready: Ready, now: Millis) -> None:
         """Correct brokers are ready for the same runs, so this is what the others ought to say."""

@@ -77,6 +77,8 @@ def soft_charges(case: Case, firm: Sequence[Charge]) -> list[Charge]:
         for channel in case.manifest.channels
         if channel.policy.broadcast is Broadcast.CHAIN
     }
+    # A publisher that lies about what is to be ordered makes correct brokers late with it.
+    ordered = {channel.name for channel in case.manifest.channels if channel.policy.total}
     features = [
         f
         for f in case.features
@@ -93,7 +95,8 @@ def soft_charges(case: Case, firm: Sequence[Charge]) -> list[Charge]:
         if feature.message in OWED:
             account = missing.setdefault(key, {}).setdefault(feature.accused, Account())
             account.add(feature, failed=gone)
-        if feature.message in LATE and not gone:
+        timely = feature.message == "Accept" or feature.channel not in ordered
+        if feature.message in LATE and timely and not gone:
             account = late.setdefault(key, {}).setdefault(feature.accused, Account())
             account.add(feature, failed=feature.bucket > LATE_BUCKET)
     return [

@@ -1,0 +1,164 @@
+"""Proofs, charges and verdicts on single runs, without Spark."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, Cell
+
+from quorumcast.core.ids import NodeId
+from quorumcast.core.statements import Basis, Evidence, EvidenceKind, Signed
+from quorumcast.crypto.evidence import Court
+from quorumcast.manifest.policy import Policy
+from quorumcast.pipeline.audit.charges import Case, Feature
+from quorumcast.pipeline.audit.diagnosis import Model
+from quorumcast.pipeline.audit.proofs import find_proofs
+from quorumcast.pipeline.audit.verdicts import Conclusion, conclude, verdicts
+from quorumcast.sim.slander import ACCUSATIONS, forgeries, slander
+
+CELL = Cell(Policy.named("brb"))
+MODEL = Model(CELL.manifest.broker_ids, 1)
+
+
+def statement(broker: NodeId, *bodies: bytes) -> bytes:
+    return msgspec.json.encode(CELL.segment(broker, 1, *bodies)[1])
+
+
+def judged(features: list[Feature], cell: Cell = CELL) -> Conclusion:
+    return conclude(Case(cell.manifest, features), MODEL, [])
+
+
+def noticed(observer: str, accused: str, kind: str, reason: str = "", **more: object) -> Feature:
+    role = "broker" if observer.startswith("b") and observer != BOB else "subscriber"
+    feature = Feature(observer=observer, role=role, accused=accused, kind=kind, reason=reason)
+    return msgspec.structs.replace(feature, **{"channel": "orders", "publisher": ALICE, **more})
+
+
+# --------------------------------------------------------------------- proofs
+
+
+def test_statements_that_two_observers_hold_prove_what_neither_could() -> None:
+    held = [(BOB, statement(B1, b"one")), (CAROL, statement(B1, b"other"))]
+    assert find_proofs([CELL.manifest], [], held[:1]) == []
+    (proof,) = find_proofs([CELL.manifest], [], held)
+    assert (proof.accused, proof.deed, proof.shown_by) == (B1, "equivocated", (BOB, CAROL))
+    assert CELL.court.why_evidence_fails(proof.evidence) is None
+
+
+def test_broker_that_f_plus_one_others_contradict_is_proven() -> None:
+    held = [(BOB, statement(broker, b"truth")) for broker in (B2, B3)]
+    lie = (CAROL, statement(B1, b"lie"))
+    assert find_proofs([CELL.manifest], [], [held[0], lie]) == []
+    (proof,) = find_proofs([CELL.manifest], [], [*held, lie])
+    assert (proof.accused, proof.deed) == (B1, "altered")
+
+
+def test_brokers_of_an_unsettled_channel_may_differ() -> None:
+    cell = Cell(Policy.named("ab"))
+    held = [
+        (BOB, msgspec.json.encode(cell.segment(b, 1, b"truth", basis=Basis.FORWARDED)[1]))
+        for b in (B2, B3)
+    ]
+    held.append((BOB, msgspec.json.encode(cell.segment(B1, 1, b"lie", basis=Basis.FORWARDED)[1])))
+    assert find_proofs([cell.manifest], [], held) == []
+
+
+def test_forged_documents_prove_nothing_and_hide_nothing() -> None:
+    forged = forgeries(CELL.keyring(B4), CELL.manifest.epoch, [B1, B2])
+    evidence = [(B4, d.data) for d in forged if d.kind == "evidence"]
+    statements = [(B4, d.data) for d in forged if d.kind == "statement"]
+    assert find_proofs([CELL.manifest], evidence, statements) == []
+    real = [(BOB, statement(B3, b"one")), (BOB, statement(B3, b"other"))]
+    (proof,) = find_proofs([CELL.manifest], evidence, [*statements, *real])
+    assert proof.accused == B3
+
+
+def test_evidence_is_verified_again_and_not_believed() -> None:
+    signed = CELL.segment(B1, 1, b"one")[1]
+    claimed = Evidence(kind=EvidenceKind.CONFLICT, accused=B1, against=(signed, signed))
+    assert find_proofs([CELL.manifest], [(BOB, msgspec.json.encode(claimed))], []) == []
+
+
+def test_auditor_that_believes_evidence_would_convict_a_correct_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The known-bad variant: what the test above holds must be able to fail."""
+    forged = forgeries(CELL.keyring(B4), CELL.manifest.epoch, [B1])
+    monkeypatch.setattr(Court, "why_evidence_fails", lambda court, evidence: None)
+    evidence = [(B4, d.data) for d in forged if d.kind == "evidence"]
+    assert [p.accused for p in find_proofs([CELL.manifest], evidence, [])] == [B1]
+
+
+def test_rubbish_among_the_documents_is_passed_over() -> None:
+    rubbish = [b"", b"{}", b"\xff\xff", msgspec.json.encode(Signed(B1, b"x", b"y"))]
+    assert (
+        find_proofs([CELL.manifest], [(BOB, r) for r in rubbish], [(BOB, r) for r in rubbish]) == []
+    )
+
+
+# ----------------------------------------------------------- charges, verdicts
+
+
+def test_broker_that_two_subscribers_see_dissent_is_suspected() -> None:
+    found = judged([noticed(who, B1, "suspect", "dissent") for who in (BOB, CAROL)])
+    assert found.named == (B1,)
+    (verdict,) = verdicts(found)
+    assert (verdict.standing, verdict.deed, verdict.towards) == (
+        "suspected",
+        "altered",
+        (BOB, CAROL),
+    )
+    assert verdict.score == 1.0
+
+
+def test_one_witness_leaves_a_dispute_below_the_threshold() -> None:
+    found = judged([noticed(BOB, B1, "suspect", "dissent")])
+    assert found.named == ()
+    assert {(v.node, v.standing) for v in verdicts(found)} == {(B1, "disputed"), (BOB, "disputed")}
+    assert all(verdict.score < 1 for verdict in verdicts(found))
+
+
+def test_dissent_on_an_unsettled_stream_may_be_its_publishers_doing() -> None:
+    cell = Cell(Policy.named("ab"))
+    features = [noticed(who, B1, "suspect", "dissent") for who in (BOB, CAROL)]
+    assert judged(features, cell).named == ()
+    features += [noticed(who, B2, "suspect", "dissent") for who in (BOB, CAROL)]
+    assert judged(features, cell).named == (ALICE,)
+
+
+@pytest.mark.parametrize("liar", [B4, BOB])
+@pytest.mark.parametrize("victims", [(B1,), (B1, B2), (ALICE,), (B1, ALICE)])
+def test_false_witness_names_no_correct_node(liar: NodeId, victims: tuple[NodeId, ...]) -> None:
+    rng = random.Random(1)
+    role = "broker" if liar == B4 else "subscriber"
+    rows = slander(rng, liar, role, victims, 1000)
+    fields = ("observer", "role", "accused", "kind", "reason", "message", "channel", "count")
+    features = [Feature(**{name: getattr(row, name) for name in fields}) for row in rows]
+    assert len(features) == len(victims) * len(ACCUSATIONS)
+    assert set(judged(features).named) <= {liar}
+
+
+def test_votes_that_never_come_again_and_again_are_charged_and_a_pause_is_not() -> None:
+    def run(failing: range) -> Conclusion:
+        features = []
+        for who in (BOB, CAROL):
+            for slot in range(8):
+                for broker in CELL.manifest.broker_ids:
+                    kind = "missing" if broker == B1 and slot in failing else "came"
+                    features.append(noticed(who, broker, kind, message="Vote", slot=slot, count=10))
+        return judged(features)
+
+    assert run(range(1, 8)).named == (B1,)
+    assert run(range(2, 4)).named == ()
+
+
+def test_what_happens_to_all_brokers_is_nobodys_fault() -> None:
+    features = [
+        noticed(who, broker, "missing", message="Vote", slot=slot, count=10)
+        for who in (BOB, CAROL)
+        for broker in CELL.manifest.broker_ids
+        for slot in range(8)
+    ]
+    assert judged(features).named == ()
