@@ -51,7 +51,8 @@ T0 = Millis(0)
 
 
 @cache
-def _identity(name: str) -> Identity:
+def identity_of(name: str) -> Identity:
+    """The identity of a node in every cell of these tests."""
     return Identity(NodeId(name), repeatable_seeds("cells")(name))
 
 
@@ -76,14 +77,14 @@ class Cell:
             f,
             clients,
             [ChannelEntry(ORDERS, policy, publishers, subscribers)],
-            operator=_identity("operator"),
-            identities={NodeId(name): _identity(name) for name in (*names, *clients)},
+            operator=identity_of("operator"),
+            identities={NodeId(name): identity_of(name) for name in (*names, *clients)},
         )
         self._keyrings: dict[NodeId, Keyring] = {}
 
     def keyring(self, name: NodeId) -> Keyring:
         if name not in self._keyrings:
-            self._keyrings[name] = self.manifest.keyring(_identity(name))
+            self._keyrings[name] = self.manifest.keyring(identity_of(name))
         return self._keyrings[name]
 
     def broker(self, name: NodeId = B1) -> Broker:
@@ -134,7 +135,7 @@ class Cell:
             root=root(first, digests(*bodies)),
             basis=basis,
         )
-        return statement, _identity(signer or broker).sign(canonical(statement))
+        return statement, identity_of(signer or broker).sign(canonical(statement))
 
     def history(
         self,
@@ -154,7 +155,7 @@ class Cell:
             first=first,
             digests=digests(*bodies),
         )
-        return history_body(_identity(signer).sign(canonical(statement)))
+        return history_body(identity_of(signer).sign(canonical(statement)))
 
     def vouchers(
         self,
