@@ -1,10 +1,11 @@
 """Verdicts: proofs and charges of one run, put together.
 
 *Proven*: there is evidence that anybody can verify. *Suspected*: in every explanation of the
-charges, and accused by more nodes than may lie together (or itself against more than may be faulty
-together). *Disputed*: in some explanations only; its score is the share of them, always below that
-of a suspect, which is 1. Soft charges count only where there are enough of them, and never against
-whoever makes them: weather that no rule foresaw must not make a liar of whoever reports it.
+charges, and accused by more nodes than may lie together (or a publisher that may be behind what
+more brokers are accused of than may be faulty together). *Disputed*: in some explanations, or in
+all of them only because of what it says of others; its score is the share of them, always below
+that of a suspect, which is 1. Weather that no rule foresaw must not make a liar of whoever reports
+it, so nobody is suspected for accusing, and soft charges count only where there are enough of them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Conclusion(msgspec.Struct, frozen=True):
 
 
 class Weights:
-    """Who is accused by so many that one of them must be right, or accuses so many."""
+    """Who is accused by so many that one of them must be right."""
 
     def __init__(self, model: Model, firm: Sequence[Charge], soft: Sequence[Charge]) -> None:
         self._model = model
@@ -60,15 +61,15 @@ class Weights:
         for charge in (*firm, *soft):
             self._by.setdefault(charge.accused, set()).add(holder(charge.observer))
         for charge in firm:
-            for node in charge.clause - {charge.accused}:
+            for node in charge.clause - {charge.accused, charge.observer}:
                 self._of.setdefault(node, set()).add(charge.accused)
 
     def accused(self, node: str) -> bool:
         """Whether more nodes accuse it than may lie together."""
         return self._weighty(self._by.get(node, set()))
 
-    def accuses(self, node: str) -> bool:
-        """Whether it stands against more nodes than may be faulty together."""
+    def behind(self, node: str) -> bool:
+        """Whether more nodes are accused of what may be its doing than may be faulty together."""
         return self._weighty(self._of.get(node, set()))
 
     def _weighty(self, nodes: set[str]) -> bool:
@@ -98,7 +99,7 @@ def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
     named = {
         node
         for node in (*by_firm.named, *by_all.named)
-        if node in proven or weights.accused(node) or weights.accuses(node)
+        if node in proven or weights.accused(node) or weights.behind(node)
     }
     return Conclusion(
         proven=proven,
@@ -115,7 +116,8 @@ def verdicts(conclusion: Conclusion) -> list[Verdict]:
     found: list[Verdict] = []
     nodes = [*conclusion.proven]
     nodes += [node for node in conclusion.named if node not in nodes]
-    disputed = conclusion.diagnosis.disputed
+    unnamed = [node for node in conclusion.diagnosis.named if node not in conclusion.named]
+    disputed = {**conclusion.diagnosis.disputed, **dict.fromkeys(unnamed, 1.0)}
     nodes += [node for node in disputed if node not in nodes]
     explanations = tuple(
         tuple(sorted(one)) for one in conclusion.diagnosis.explanations[:MOST_NAMED]
