@@ -42,6 +42,8 @@ FOUND = [
     # Another: below a number that a lying publisher told brokers differently of, a new broker of a
     # bare fast path can get nothing back, for its ledger has no holes.
     (29, "ab", "members"),
+    # And another: what contradicts its journal a broker never takes, however many vouch for it.
+    (7000768, "ab", "crash-recover"),
     # Acknowledgements were lost on one lane: two new brokers began with a publication before the
     # first history that they got, on a chain nobody brought it to them, and the cell waited.
     (5000786, "chain+history", "members"),

@@ -3,8 +3,8 @@
 In the end every correct broker that is up has executed as much of each log as any other, and holds
 every publication of a channel without total order that enough *other* correct brokers are sure of
 and agree on: as many as it needs to take their word (`Holdings.needed`), and as far as it can get
-without a hole. What it has itself let go of by retention, and streams that have given way to later
-ones, are its own business.
+without a hole. What contradicts its journal it never takes. What it has itself let go of by
+retention, and streams that have given way to later ones, are its own business.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from quorumcast.agents.broker import Broker
 from quorumcast.agents.desks import Desk
 from quorumcast.agents.holdings import Holdings, recoverable
-from quorumcast.core.ids import NodeId
+from quorumcast.agents.pledges import Vouched
+from quorumcast.core.ids import NodeId, Stream, split_digests
 from quorumcast.core.tally import Tally
 from quorumcast.sim.facts import Facts
 from quorumcast.sim.node import Node
@@ -66,27 +67,36 @@ class Upkeep:
                 others = [desk for other, desk in desks.items() if other != name and desk]
                 if broker.has_ended(stream):
                     continue
-                missing = self._missing(desks[name], self._decided(others, needed))
-                if missing is not None:
-                    return f"{name} does not hold {stream} {missing}, which others are sure of"
+                decided = self._decided(others, needed)
+                for number in self._missing(desks[name], decided):
+                    if self._may_take(name, stream, number, decided[number]):
+                        return f"{name} does not hold {stream} {number}, which others are sure of"
         return None
 
-    def _missing(self, mine: Desk | None, decided: dict[int, bool]) -> int | None:
-        """A number that others are sure of and this broker could have got, and has not.
+    def _may_take(self, broker: NodeId, stream: Stream, number: int, digest: bytes | None) -> bool:
+        """Whether a broker's disk does not say that it vouched for something else."""
+        for record in self._nodes[broker].disk.durable:
+            if isinstance(record, Vouched) and record.stream == stream:
+                vouched = dict(enumerate(split_digests(record.digests), record.first))
+                if vouched.get(number, digest) != digest:
+                    return False
+        return True
+
+    def _missing(self, mine: Desk | None, decided: dict[int, bytes | None]) -> list[int]:
+        """Numbers that others are sure of and this broker could have got, and has not.
 
         It gets them one after the other, on from what it holds and back from there: a number that a
         lying publisher told brokers differently of, where nothing settles it, is as far as it gets.
         """
-        top = max((number for number, sure in decided.items() if sure), default=0)
+        top = max((number for number, digest in decided.items() if digest), default=0)
         base, end, floor = top + 1, top + 1, 1
         if mine is not None and mine.carrier.ledger.next > 1:
             ledger = mine.carrier.ledger
             base, end, floor = ledger.base, ledger.next, ledger.floor
-        reachable = (number for number in (base - 1, end) if floor <= number <= top)
-        return next((number for number in reachable if decided.get(number)), None)
+        return [n for n in (base - 1, end) if floor <= n <= top and decided.get(n)]
 
-    def _decided(self, desks: list[Desk], needed: int) -> dict[int, bool]:
-        """Of every number that any of these is sure of, whether enough are, and agree."""
+    def _decided(self, desks: list[Desk], needed: int) -> dict[int, bytes | None]:
+        """Of every number that any of these is sure of, on what enough agree, if they do."""
         words: dict[int, Tally[bytes]] = {}
         for desk in desks:
             carrier = desk.carrier
@@ -94,4 +104,4 @@ class Upkeep:
                 digest = carrier.ledger.digest(number)
                 if digest is not None:
                     words.setdefault(number, Tally()).vote(NodeId(str(id(desk))), digest)
-        return {number: tally.leader(needed) is not None for number, tally in words.items()}
+        return {number: tally.leader(needed) for number, tally in words.items()}
