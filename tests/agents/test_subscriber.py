@@ -104,6 +104,21 @@ def subscriber(policy: Policy = AB, start: int = 1, lanes: int = 1) -> Subscribe
     return made
 
 
+def test_subscriber_stream_whose_publisher_loses_its_right_ends_with_a_gap() -> None:
+    """Whoever waits for what was there when it began must not wait for ever."""
+    made = Cell(AB).subscriber()
+    made.handle(Join(ORDERS, 0), T0)
+    for broker in (B1, B2, B3):
+        made.handle(Receive(broker, positions(10)), T0)
+    assert made.ends(ORDERS) == {STREAM: 10}
+    following = Cell(AB, publishers=(CAROL,))
+    assert made.adopt(following.manifest, following.keyring(BOB)) == [Gap(STREAM, 1, 9)]
+    assert (made.ends(ORDERS), made.handle(REFRESHED, T0)) == (
+        {},
+        [SetTimer(Refresh(ORDERS), REFRESH_MS)],
+    )
+
+
 def votes(
     first: int, *run: bytes, by: tuple[NodeId, ...] = (B4, B1, B2), stream: Stream = STREAM
 ) -> list[Receive]:

@@ -53,7 +53,7 @@ def test_gap_says_what_happened_and_what_to_do() -> None:
     )
     assert "1 to 7 of events/alice@2 were discarded" in overflow
     assert "or subscribe with a longer queue" in overflow
-    assert "1 to 7 of events/alice@2 are held by too few brokers" in retention
+    assert "1 to 7 of events/alice@2 will never come: too few brokers hold them" in retention
     assert "have the channel retain more" in retention
 
 
@@ -74,6 +74,26 @@ async def test_reading_what_is_held_ends_although_some_of_it_is_discarded(
             assert seen == 50
             assert inbox.unread == {}
             assert inbox.discarded > 0
+
+
+@in_a_loop
+async def test_reading_what_is_held_ends_although_a_stream_has_given_way_to_a_later_one() -> None:
+    """Its publisher comes back while the reader is in the middle, and brokers keep one stream."""
+    limits = Limits(streams_per_publisher=1, replay=8)
+    channel = ChannelEntry(Channel("events"), Policy.named("ab", limits=limits))
+    async with MemoryCell(channels={"events": channel}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, 50)
+        async with bob.subscribe("events", start="earliest", queue=4) as inbox:
+            await until(lambda: inbox.full)
+            await alice.close()
+            await publish(await cell.connect("alice"), 1)
+            items = [item async for item in inbox.held()]
+            gap = items[-1]
+            assert isinstance(gap, Gap)
+            assert [i.number for i in items[:-1] if isinstance(i, Batch)] == [*range(1, gap.first)]
+            assert gap.upto == 50
+            assert (await anext(inbox)).batch.stream.incarnation > gap.stream.incarnation
 
 
 @in_a_loop

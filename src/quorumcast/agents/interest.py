@@ -39,6 +39,7 @@ class Interest:
         "_doubts",
         "_floor",
         "_keyring",
+        "_lost",
         "_manifest",
         "_named",
         "_positions",
@@ -98,6 +99,8 @@ class Interest:
         #: Streams (data lanes) of which something was there when the beginnings were known, and
         #: the number after the newest of each.
         self.ends: dict[Stream, int] = {}
+        #: Gaps in streams that ended, until somebody is told.
+        self._lost: list[Effect] = []
         #: One acceptor per stream and lane, one archive per stream.
         self.acceptors: dict[Stream, Acceptor] = {}
         self.archives: dict[Stream, Archive] = {}
@@ -136,8 +139,7 @@ class Interest:
         for archive in self.archives.values():
             archive.adopt(self._quorums)
         for stream in [s for s in self.acceptors if not self._may_speak(s)]:
-            del self.acceptors[stream]
-            self.archives.pop(stream, None)
+            self._end(stream)
             floor = self._floor.get(stream.publisher, -1)
             self._floor[stream.publisher] = max(floor, stream.incarnation)
 
@@ -222,13 +224,14 @@ class Interest:
 
     def _claimed(self, stream: Stream) -> int:
         """From this number on, at least one correct broker holds a stream, or what is wanted."""
-        held = [held[stream].base for held in self._positions.values() if stream in held]
-        return _rank(held, self._enough_to_believe)
+        return _rank([p.base for p in self._held(stream)], self._enough_to_believe)
+
+    def _held(self, stream: Stream) -> list[Position]:
+        return [held[stream] for held in self._positions.values() if stream in held]
 
     def _agreed(self, stream: Stream) -> int:
         """From this number on, as many brokers as it takes to accept say that they hold it."""
-        held = [_oldest(held[stream]) for held in self._positions.values() if stream in held]
-        return _rank(held, self.needed(stream.lane))
+        return _rank([p.oldest or p.base for p in self._held(stream)], self.needed(stream.lane))
 
     def _relevant(self, stream: Stream) -> bool:
         return (
@@ -349,9 +352,20 @@ class Interest:
                 for s in self.acceptors
                 if s.publisher == stream.publisher and s.incarnation == incarnation
             ]:
-                del self.acceptors[stale]
-                self.archives.pop(stale, None)
-                self.pulls.pop(stale, None)
+                self._end(stale)
+
+    def _end(self, stream: Stream) -> None:
+        """Follow a stream no more: what was there at the beginning and is lacking never comes."""
+        acceptor, end = self.acceptors.pop(stream), self.ends.pop(stream, 0)
+        self.archives.pop(stream, None)
+        self.pulls.pop(stream, None)
+        if end > acceptor.next:
+            self._lost.append(Gap(stream, acceptor.next, end - 1))
+
+    def take_lost(self) -> list[Effect]:
+        """What has become of streams that ended, once."""
+        lost, self._lost = self._lost, []
+        return lost
 
     @property
     def end(self) -> int:
@@ -366,7 +380,7 @@ class Interest:
         """The first number that enough brokers may still hold to be accepted."""
         # A broker that has not spoken of the stream may hold all of it.
         bases = [
-            _oldest(held[stream]) if held is not None and stream in held else 0
+            held[stream].oldest or held[stream].base if held is not None and stream in held else 0
             for held in map(self._positions.get, self._manifest.broker_ids)
             if held is not None or not of_those_who_answer
         ]
@@ -427,20 +441,12 @@ class Interest:
             return False
         replay = self.entry.policy.limits.replay
         acceptor = self.acceptors[stream]
-        ends = sorted(
-            (held[stream].next for held in self._positions.values() if stream in held),
-            reverse=True,
-        )
+        ends = sorted((position.next for position in self._held(stream)), reverse=True)
         rank = self._enough_to_believe
         target = ends[rank - 1] if len(ends) >= rank else 0
         return target - asked > replay // 2 and acceptor.next - asked >= min(
             replay // 2, target - asked
         )
-
-
-def _oldest(position: Position) -> int:
-    """From where on a broker holds a stream, whatever it was asked for."""
-    return position.oldest or position.base
 
 
 def _rank(numbers: list[int], rank: int) -> int:

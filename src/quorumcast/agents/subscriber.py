@@ -118,6 +118,7 @@ class Subscriber:
         effects: list[Effect] = []
         for interest in self._interests.values():
             interest.adopt(manifest)
+            effects += interest.take_lost()
             if interest.source is None:
                 self._fetcher.choose_source(interest)
             for acceptor in list(interest.acceptors.values()):
@@ -247,7 +248,9 @@ class Subscriber:
 
     def _ask_all(self, interest: Interest) -> list[Effect]:
         interest.asked_again()
-        return [Send((broker,), interest.subscribe_to(broker)) for broker in self._up]
+        asked = [Send((broker,), interest.subscribe_to(broker)) for broker in self._up]
+        # Streams end when others take their place, and then all cursors are sent anew.
+        return [*interest.take_lost(), *asked]
 
     # --------------------------------------------------------------- votes
 

@@ -55,8 +55,8 @@ class Gap(msgspec.Struct, frozen=True):
                 "or subscribe with a longer queue or overflow='wait'"
             )
         return (
-            f"{what} are held by too few brokers and will never come; read sooner, or have the "
-            "channel retain more"
+            f"{what} will never come: too few brokers hold them, or their stream has ended; read "
+            "sooner, or have the channel retain more"
         )
 
 
