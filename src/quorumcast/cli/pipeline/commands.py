@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from quorumcast.cli.pipeline import audit, bench, evaluate
+from quorumcast.cli.pipeline import workload
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,3 +21,4 @@ def _main() -> None:
 app.command(epilog=bench.EXAMPLE)(bench.bench)
 app.command(epilog=evaluate.EXAMPLE)(evaluate.evaluate)
 app.command(epilog=audit.EXAMPLE)(audit.audit)
+app.add_typer(workload.app, name="workload")

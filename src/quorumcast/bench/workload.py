@@ -1,0 +1,172 @@
+"""Workloads as files: who publishes how much on which topic and when, and who subscribes to what.
+
+    DIR/workload.json     what it is (`Header`), written last: a directory without it is unfinished
+    DIR/topics/           Parquet: topic, node that made it, events, subscribers
+    DIR/subscriptions/    Parquet: topic, node
+    DIR/events/           Parquet, in order from file to file: at_ms, id, node, topic, size
+
+Events are in the order of (at_ms, id), whatever the number of files. Every subscriber of a topic is
+to get every event on it once, the publisher's own ones too: `deliveries` is the sum over topics of
+events times subscribers. Workloads whose subscriptions are predicates (`kind` is "content") have
+other columns and are not replayed: channels are topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from quorumcast.core.errors import UsageError
+
+HEADER = "workload.json"
+TOPICS, SUBSCRIPTIONS, EVENTS = "topics", "subscriptions", "events"
+FORMAT = 1
+#: What `kind` may be.
+BY_TOPIC, BY_CONTENT = "topics", "content"
+
+TOPIC_COLUMNS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("node", pa.string()),
+        ("events", pa.int64()),
+        ("subscribers", pa.int64()),
+    ]
+)
+SUBSCRIPTION_COLUMNS = pa.schema([("topic", pa.string()), ("node", pa.string())])
+EVENT_COLUMNS = pa.schema(
+    [
+        ("at_ms", pa.int64()),
+        ("id", pa.int64()),
+        ("node", pa.string()),
+        ("topic", pa.string()),
+        ("size", pa.int32()),
+    ]
+)
+#: Rows read at a time.
+BATCH = 16_384
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What a workload is."""
+
+    format: int = FORMAT
+    kind: str = BY_TOPIC
+    name: str
+    seed: int
+    nodes: int
+    topics: int
+    events: int
+    subscriptions: int
+    #: Events times subscribers, topic by topic; of predicates, the matches.
+    deliveries: int
+    #: Rows of the source that were left out, by reason.
+    dropped: dict[str, int] = msgspec.field(default_factory=dict)
+    #: How it was made.
+    made: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Event(NamedTuple):
+    """One publication of a workload."""
+
+    at_ms: int
+    id: int
+    node: str
+    topic: str
+    size: int
+
+
+class Workload:
+    """A workload on disk; events are read as they are needed."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.path = path
+        self.header = header
+        rows = self._table(SUBSCRIPTIONS, SUBSCRIPTION_COLUMNS).to_pylist()
+        #: Who subscribes, by topic, in the order of the names.
+        self.subscribers: dict[str, list[str]] = {
+            row["topic"]: [] for row in self._table(TOPICS, TOPIC_COLUMNS).to_pylist()
+        }
+        for row in sorted(rows, key=lambda row: (row["topic"], _natural(row["node"]))):
+            self.subscribers.setdefault(row["topic"], []).append(row["node"])
+
+    @property
+    def topics(self) -> list[str]:
+        """Every topic, in the order of the names."""
+        return sorted(self.subscribers)
+
+    def events(self, most: int = 0) -> Iterator[Event]:
+        """The events in their order, at most so many; 0 is all."""
+        left = most or self.header.events
+        for file in self._files(EVENTS):
+            with pq.ParquetFile(file) as parquet:
+                for batch in parquet.iter_batches(BATCH, columns=EVENT_COLUMNS.names):
+                    columns = (batch.column(name).to_pylist() for name in EVENT_COLUMNS.names)
+                    for row in zip(*columns, strict=True):
+                        if left <= 0:
+                            return
+                        left -= 1
+                        yield Event(*row)
+
+    def _files(self, part: str) -> list[Path]:
+        return sorted((self.path / part).glob("*.parquet"))
+
+    def _table(self, part: str, schema: pa.Schema) -> pa.Table:
+        tables = [pq.read_table(file, columns=schema.names) for file in self._files(part)]
+        if not tables:
+            raise UsageError(f"{self.path} has no {part}; prepare or generate it again")
+        return pa.concat_tables(tables).cast(schema)
+
+
+def _natural(name: str) -> tuple[int, str]:
+    """node-2 before node-10."""
+    return len(name), name
+
+
+def read_header(path: Path) -> Header:
+    """What the workload in a directory is."""
+    try:
+        header = msgspec.json.decode((path / HEADER).read_bytes(), type=Header)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path} is no workload, or one that was never finished: it has no {HEADER}; make one "
+            "with 'quorumcast pipeline workload prepare' or 'generate'"
+        ) from None
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{path / HEADER} cannot be read ({error}); make it again") from None
+    if header.format != FORMAT:
+        raise UsageError(
+            f"{path} has format {header.format} and this version reads {FORMAT}; make it again"
+        )
+    return header
+
+
+def read_workload(path: Path) -> Workload:
+    """A workload that can be replayed."""
+    header = read_header(path)
+    if header.kind != BY_TOPIC:
+        raise UsageError(
+            f"{path} subscribes by content, and channels are topics: it can be described and not "
+            "replayed"
+        )
+    return Workload(path, header)
+
+
+def write_header(path: Path, header: Header) -> None:
+    """Say that the workload is complete."""
+    (path / HEADER).write_bytes(msgspec.json.format(msgspec.json.encode(header), indent=2) + b"\n")
+
+
+def write_workload(
+    path: Path, header: Header, topics: pa.Table, subscriptions: pa.Table, events: list[pa.Table]
+) -> None:
+    """Write a small workload without Spark; each table of events becomes a file."""
+    for part, tables in ((TOPICS, [topics]), (SUBSCRIPTIONS, [subscriptions]), (EVENTS, events)):
+        (path / part).mkdir(parents=True, exist_ok=True)
+        for index, table in enumerate(tables):
+            pq.write_table(table, path / part / f"part-{index:05}.parquet")
+    write_header(path, header)

@@ -1,0 +1,324 @@
+"""`quorumcast pipeline workload …`: workloads prepared, generated and described on Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quorumcast.cli.common import JsonOption, console, print_json
+from quorumcast.cli.pipeline import MasterOption
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from quorumcast.bench.workload import Header
+    from quorumcast.pipeline.workload.describe import Description
+    from quorumcast.pipeline.workload.recipes import Recipe
+
+PREPARE_EXAMPLE = (
+    "Example:  quorumcast pipeline workload prepare RC_2007-10.bz2 --recipe reddit -o reddit"
+)
+GENERATE_EXAMPLE = "Example:  quorumcast pipeline workload generate --like reddit -o reddit"
+DESCRIBE_EXAMPLE = "Example:  quorumcast pipeline workload describe reddit --picture reddit.svg"
+
+PLAIN, REDDIT, PULSARCAST = "plain", "reddit", "pulsarcast"
+LIKE = ("reddit", "dt1", "dt2")
+#: Topics that are shown to people.
+SHOWN = 30
+
+OutputOption = Annotated[Path, typer.Option("--output", "-o", help="The workload's directory.")]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the workload that is there.")
+]
+SeedOption = Annotated[int, typer.Option(help="Everything that is drawn follows from it.")]
+PartitionsOption = Annotated[int, typer.Option(help="Files of events; 0 chooses.")]
+
+app = typer.Typer(
+    no_args_is_help=True, help="Make workloads that 'bench' and 'sim' replay, and look at them."
+)
+
+
+@app.callback()
+def _main() -> None:
+    """Make workloads that 'bench' and 'sim' replay, and look at them."""
+
+
+@app.command(epilog=PREPARE_EXAMPLE)
+def prepare(
+    sources: Annotated[list[str], typer.Argument(help="Files or directories of one data set.")],
+    output: OutputOption,
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="'plain': name the columns. 'reddit': comments as the archives have them. "
+            "'pulsarcast': a workload as Pulsarcast's author published it."
+        ),
+    ] = PLAIN,
+    format_: Annotated[
+        str, typer.Option("--format", help="json (an object a line), csv or parquet; by the name.")
+    ] = "",
+    author: Annotated[str, typer.Option(help="plain: the column of users.")] = "author",
+    topic: Annotated[str, typer.Option(help="plain: the column of topics; none draws them.")] = "",
+    time: Annotated[str, typer.Option(help="plain: the column of times.")] = "",
+    body: Annotated[str, typer.Option(help="plain: the column of contents.")] = "",
+    unknown: Annotated[
+        list[str] | None, typer.Option(help="plain: a user who is nobody; again for more.")
+    ] = None,
+    sample: Annotated[int, typer.Option(help="Rows to take; 0: all, or the recipe's.")] = 0,
+    nodes: Annotated[int, typer.Option(help="Nodes that users are mapped to.")] = 100,
+    topics: Annotated[int, typer.Option(help="Most popular ones to keep, or to draw.")] = 0,
+    users: Annotated[
+        str, typer.Option(help="How users fall on nodes: uniform, zipf, normal, powerlaw.")
+    ] = "uniform",
+    topic_distribution: Annotated[
+        str, typer.Option(help="How drawn topics fall on events, likewise.")
+    ] = "zipf",
+    subscriptions: Annotated[
+        str,
+        typer.Option(help="'authors' of a topic subscribe to it, or nodes choose topics likewise."),
+    ] = "authors",
+    mean: Annotated[float, typer.Option(help="Subscriptions of a node, where it chooses.")] = 5.0,
+    exponent: Annotated[float, typer.Option(help="Of zipf (1) or powerlaw (2.2).")] = 0.0,
+    seed: SeedOption = 1,
+    partitions: PartitionsOption = 0,
+    overwrite: OverwriteOption = False,
+    master: MasterOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Turn a data set into a workload: clean, sample, map users to nodes, draw subscriptions."""
+    from quorumcast.pipeline.session import spark_session
+    from quorumcast.pipeline.workload.files import prepare_directory
+    from quorumcast.pipeline.workload.prepare import prepare as run_prepare
+    from quorumcast.pipeline.workload.published import prepare_published
+    from quorumcast.pipeline.workload.recipes import FORMATS, format_of
+    from quorumcast.pipeline.workload.steps import Settings
+
+    for source in sources:
+        if "://" not in source and not Path(source).exists():
+            raise UsageError(f"there is no {source}; name a file or directory")
+    chosen = _recipe(recipe, author, topic, time, body, unknown)
+    kind = FORMATS[0] if chosen is None else format_of(
+        sources, format_ or (FORMATS[0] if recipe == REDDIT else "")
+    )  # fmt: skip
+    settings = Settings(
+        nodes=nodes,
+        seed=seed,
+        sample=sample,
+        topics=topics,
+        users=users,
+        drawn_topics=topic_distribution,
+        subscriptions=subscriptions,
+        mean=mean,
+        exponent=exponent,
+        partitions=partitions,
+    )
+    if chosen is not None:
+        settings.check(chosen)
+    prepare_directory(output, overwrite=overwrite)
+    with console(stderr=True).status("starting Spark") as shown:
+        spark = spark_session("workload", master=master)
+        shown.update("reading, cleaning and writing")
+        if chosen is None:
+            header = prepare_published(spark, sources, output, seed=seed, partitions=partitions)
+        else:
+            header = run_prepare(spark, sources, kind, chosen, settings, output)
+    _tell(header, output, json_)
+
+
+def _recipe(
+    name: str, author: str, topic: str, time: str, body: str, unknown: list[str] | None
+) -> Recipe | None:
+    """None for the recipe that has no columns."""
+    from quorumcast.pipeline.workload import recipes
+
+    if name == PULSARCAST:
+        return None
+    if name == REDDIT:
+        return recipes.REDDIT
+    if name == PLAIN:
+        return recipes.Recipe(
+            name=PLAIN,
+            author=author,
+            topic=topic,
+            time=time,
+            body=body,
+            unknown=tuple(unknown or ()),
+        )
+    raise UsageError(f"there is no recipe {name!r}; choose one of {PLAIN}, {REDDIT}, {PULSARCAST}")
+
+
+@app.command(epilog=GENERATE_EXAMPLE)
+def generate(
+    output: OutputOption,
+    like: Annotated[
+        str,
+        typer.Option(
+            help="'reddit': Pulsarcast's workload. 'dt1', 'dt2': PubliyPrime's. Otherwise say "
+            "--topics and the rest."
+        ),
+    ] = "",
+    events: Annotated[int, typer.Option(help="0: 17,611 like reddit, otherwise 10,000.")] = 0,
+    nodes: Annotated[int, typer.Option(help="Nodes that publish and subscribe.")] = 100,
+    topics: Annotated[int, typer.Option(help="Topics, where nothing is imitated.")] = 20,
+    distribution: Annotated[
+        str, typer.Option(help="Popularity of topics: uniform, zipf, normal, powerlaw.")
+    ] = "zipf",
+    subscriptions: Annotated[
+        str, typer.Option(help="Popularity of topics with subscribers, likewise.")
+    ] = "zipf",
+    mean: Annotated[float, typer.Option(help="Subscriptions of a node.")] = 5.0,
+    exponent: Annotated[float, typer.Option(help="Of zipf (1) or powerlaw (2.2).")] = 0.0,
+    rate: Annotated[float, typer.Option(help="Events per second, of all nodes.")] = 100.0,
+    size: Annotated[int, typer.Option(help="Bytes per event.")] = 200,
+    seed: SeedOption = 1,
+    partitions: PartitionsOption = 0,
+    overwrite: OverwriteOption = False,
+    master: MasterOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Make a workload of a known shape, without any data.
+
+    Exit code 1 if subscriptions by content do not match as densely as they should, within 1 %.
+    """
+    from quorumcast.pipeline.session import spark_session
+    from quorumcast.pipeline.workload import content, shapes
+    from quorumcast.pipeline.workload.files import (
+        prepare_directory,
+        write_content,
+        write_generated,
+    )
+
+    if like and like not in LIKE:
+        raise UsageError(f"there is no {like!r} to imitate; choose one of {', '.join(LIKE)}")
+    if partitions < 0 or events < 0:
+        raise UsageError("--events and --partitions are 0 or more")
+    if like in ("dt1", "dt2"):
+        shape = content.DT1 if like == "dt1" else content.DT2
+        by_content = content.ContentGenerator(
+            shape, events=events or 10_000, nodes=nodes, seed=seed, rate=rate
+        )
+        prepare_directory(output, overwrite=overwrite)
+        with console(stderr=True).status("making publications, counting matches"):
+            spark = spark_session("workload", master=master)
+            header = write_content(spark, by_content, output, partitions)
+        _tell(header, output, json_)
+        density = header.deliveries / header.events / header.subscriptions
+        if abs(density / shape.density - 1) > content.TOLERANCE:
+            raise typer.Exit(1)
+        return
+    wanted = shapes.REDDIT if like else shapes.shape_of(
+        topics, distribution, exponent, subscriptions, mean
+    )  # fmt: skip
+    generator = shapes.Generator(
+        wanted,
+        events=events or (shapes.REDDIT_EVENTS if like else 10_000),
+        nodes=nodes,
+        seed=seed,
+        rate=rate,
+        size=size,
+    )
+    prepare_directory(output, overwrite=overwrite)
+    with console(stderr=True).status("making events"):
+        spark = spark_session("workload", master=master)
+        header = write_generated(spark, generator, output, partitions)
+    _tell(header, output, json_)
+
+
+def _tell(header: Header, output: Path, json_: bool) -> None:
+    if json_:
+        import msgspec
+
+        print_json({"output": str(output), **msgspec.to_builtins(header)})
+        return
+    out = console()
+    if header.topics:
+        what = f"{header.topics:,} topics, {header.deliveries:,} expected deliveries"
+    else:
+        density = header.deliveries / header.events / header.subscriptions
+        wanted = header.made.get("density", 0.0)
+        what = f"a publication matches {density:.2%} of them ({wanted:.0%} wanted)"
+    out.print(
+        f"{output}: {header.events:,} events by {header.nodes:,} nodes, "
+        f"{header.subscriptions:,} subscriptions, {what}",
+        markup=False,
+    )
+    for reason, count in header.dropped.items():
+        out.print(f"  left out: {count:,} {reason}", markup=False)
+
+
+@app.command(epilog=DESCRIBE_EXAMPLE)
+def describe(
+    workload: Annotated[Path, typer.Argument(help="The workload's directory.")],
+    picture: Annotated[Path | None, typer.Option(help="Draw it, as SVG, into this file.")] = None,
+    master: MasterOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Count what a workload holds: events, subscriptions, deliveries, and how they are spread.
+
+    Exit code 1 if the files do not hold what the workload says of itself, or if subscriptions by
+    content do not match as densely as they should, within 1 %.
+    """
+    from quorumcast.bench.workload import read_header
+    from quorumcast.pipeline.session import spark_session
+    from quorumcast.pipeline.workload.describe import describe as count
+    from quorumcast.pipeline.workload.picture import picture as draw
+
+    read_header(workload)
+    with console(stderr=True).status("counting"):
+        found = count(spark_session("workload", master=master), workload)
+    if picture is not None:
+        picture.write_text(draw(found), encoding="utf-8")
+    if json_:
+        import msgspec
+
+        print_json({**msgspec.to_builtins(found), "sound": found.sound})
+    else:
+        _print(found)
+    if not found.sound:
+        raise typer.Exit(1)
+
+
+def _print(found: Description) -> None:
+    from rich.table import Table
+
+    header, out = found.header, console()
+    table = Table(show_header=False, title=f"{found.path}: {header.name}, seed {header.seed}")
+    nodes, wanted = found.events_per_node, found.subscriptions_per_node
+    shown: dict[str, Any] = {
+        "events": f"{found.events:,} in {found.seconds:,.1f} s, {found.bytes:,} bytes",
+        "nodes": f"{header.nodes:,}; {found.publishers:,} publish, {found.subscribers:,} subscribe",
+        "subscriptions": f"{found.subscriptions:,}",
+        "expected deliveries": f"{found.deliveries:,}",
+        "events per node": f"{nodes.least:,} to {nodes.most:,}, mean {nodes.mean:,}, "
+        f"deviation {nodes.deviation:,}",
+        "subscriptions per node": f"{wanted.least:,} to {wanted.most:,}, mean {wanted.mean:,}, "
+        f"deviation {wanted.deviation:,}",
+        "density": f"{found.density:.2%}",
+    }
+    if found.wanted_density is not None:
+        shown["density"] += f" ({found.wanted_density:.0%} wanted)"
+    if found.exponent is not None:
+        shown["power law"] = f"events fall with rank to the power of -{found.exponent:g}"
+    if not found.sound:
+        shown["NOT SOUND"] = "the files do not hold what the header or the density says"
+    for name, value in shown.items():
+        table.add_row(name, value)
+    out.print(table)
+    if not found.topics:
+        return
+    lines = Table(title="Topics, most popular first")
+    lines.add_column("topic")
+    for column in ("events", "share", "subscribers", "deliveries"):
+        lines.add_column(column, justify="right")
+    for topic in found.topics[:SHOWN]:
+        lines.add_row(
+            topic.topic,
+            f"{topic.events:,}",
+            f"{topic.events / max(found.events, 1):.1%}",
+            f"{topic.subscribers:,}",
+            f"{topic.deliveries:,}",
+        )
+    if len(found.topics) > SHOWN:
+        lines.caption = f"and {len(found.topics) - SHOWN:,} more"
+    out.print(lines)

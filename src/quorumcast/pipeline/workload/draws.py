@@ -1,0 +1,158 @@
+"""Draws that depend on a seed and on what is drawn for, and on nothing else.
+
+Spark cuts the same rows into other partitions on another machine. A generator that goes along with
+the rows of a partition would then draw something else. Here every draw is a hash of the seed, a
+purpose and a key, in NumPy for what is generated and in Spark's own functions for what is read
+(`uniform_column`). Weights over ranks say how popular the first, second, … of many is.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+DISTRIBUTIONS = ("uniform", "zipf", "normal", "powerlaw")
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+#: Bits of a hash that make a number from 0 to 1.
+_FRACTION = 53
+
+
+def _mixed(words: Words) -> Words:
+    """SplitMix64's last steps: every bit of the input moves half of the output."""
+    with np.errstate(over="ignore"):
+        words = (words ^ (words >> np.uint64(30))) * _MIX_1
+        words = (words ^ (words >> np.uint64(27))) * _MIX_2
+    return words ^ (words >> np.uint64(31))
+
+
+def purpose_key(seed: int, purpose: str) -> np.uint64:
+    """What keeps the draws for one purpose apart from those for another."""
+    start = np.array([seed & (2**64 - 1)], np.uint64)
+    with np.errstate(over="ignore"):
+        start = _mixed(start + _GOLDEN) + np.uint64(zlib.crc32(purpose.encode())) * _GOLDEN
+    return np.uint64(_mixed(start)[0])
+
+
+def hashes(seed: int, purpose: str, keys: npt.ArrayLike) -> Words:
+    """A hash for each key."""
+    with np.errstate(over="ignore"):
+        return _mixed(np.asarray(keys).astype(np.uint64) * _GOLDEN + purpose_key(seed, purpose))
+
+
+def uniform(seed: int, purpose: str, keys: npt.ArrayLike) -> Floats:
+    """A number from 0 to 1, without 1, for each key."""
+    top = hashes(seed, purpose, keys) >> np.uint64(64 - _FRACTION)
+    return top.astype(np.float64) / float(1 << _FRACTION)
+
+
+def uniform_column(seed: int, purpose: str, *keys: Column) -> Column:
+    """The same idea in Spark: a number from 0 to 1 for each row, by the values of its keys."""
+    from pyspark.sql import functions as sql
+
+    hashed = sql.xxhash64(sql.lit(seed), sql.lit(purpose), *keys)
+    return sql.shiftrightunsigned(hashed, 64 - _FRACTION) / float(1 << _FRACTION)
+
+
+def shuffled(seed: int, purpose: str, places: npt.ArrayLike, count: int) -> Ints:
+    """Where each of the places 0 … count-1 goes in a permutation of all of them.
+
+    Four rounds of Feistel on the next even number of bits, again for whoever lands outside: no
+    place needs to know of the others, and still no two go to the same one.
+    """
+    half = max(1, ((max(count - 1, 1)).bit_length() + 1) // 2)
+    mask = np.uint64((1 << half) - 1)
+    now = np.asarray(places).astype(np.uint64)
+    outside = np.ones(len(now), bool)
+    while outside.any():
+        left, right = now[outside] >> np.uint64(half), now[outside] & mask
+        for turn in range(4):
+            left, right = right, left ^ (hashes(seed, f"{purpose} {turn}", right) & mask)
+        now[outside] = left << np.uint64(half) | right
+        outside = now >= np.uint64(count)
+    return now.astype(np.int64)
+
+
+def weights(distribution: str, count: int, exponent: float = 0.0) -> Floats:
+    """How popular the ranks 1 … count are, in sum 1.
+
+    `zipf` is 1/rank^s (s is 1 unless said otherwise); `powerlaw` is what is expected of the
+    largest, second largest, … of so many draws from a power law with density x^-a (a is 2.2);
+    `normal` is a bell over the ranks, three deviations to either side; `uniform` favours nobody.
+    """
+    if count < 1:
+        raise UsageError("nothing can be drawn from nothing; ask for 1 or more")
+    if exponent < 0:
+        raise UsageError("an exponent is more than 0; leave it out for the usual one")
+    ranks = np.arange(1, count + 1, dtype=np.float64)
+    match distribution:
+        case "uniform":
+            found = np.ones(count)
+        case "zipf":
+            found = ranks ** -(exponent or 1.0)
+        case "normal":
+            found = np.exp(-0.5 * ((ranks - (count + 1) / 2) / (max(count, 2) / 6)) ** 2)
+        case "powerlaw":
+            steepness = exponent or 2.2
+            if steepness <= 1:
+                raise UsageError("a power law needs an exponent above 1; the usual one is 2.2")
+            found = ((ranks - 0.5) / count) ** (-1 / (steepness - 1))
+        case _:
+            raise UsageError(
+                f"there is no distribution {distribution!r}; choose one of "
+                f"{', '.join(DISTRIBUTIONS)}"
+            )
+    return np.asarray(found / found.sum())
+
+
+def ranks_at(cumulative: Floats, draws: Floats) -> Ints:
+    """The rank, from 0, that each draw from 0 to 1 falls on; `cumulative` are sums of weights."""
+    found = np.searchsorted(cumulative, draws * cumulative[-1], side="right")
+    ranks: Ints = np.minimum(found, len(cumulative) - 1).astype(np.int64)
+    return ranks
+
+
+def apportioned(shares: Floats, total: int, least: int = 0) -> Ints:
+    """Whole numbers in the proportion of the shares that sum up to the total, none below `least`.
+
+    Largest remainders, and what small ones are given too much the largest give back.
+    """
+    if least * len(shares) > total:
+        raise UsageError(f"{total} are too few for {least} each of {len(shares)}")
+    exact = shares / shares.sum() * total
+    counts: Ints = np.maximum(np.floor(exact), least).astype(np.int64)
+    order = np.argsort(-(exact - counts), kind="stable")
+    missing = total - int(counts.sum())
+    if missing > 0:
+        counts[order[:missing]] += 1
+    while missing < 0:
+        counts[np.argmax(counts)] -= 1
+        missing += 1
+    return counts
+
+
+def inclusion(shares: Floats, mean: float) -> Floats:
+    """The chance of each to be chosen so that `mean` of them are on average, none above 1."""
+    if not 0 < mean <= len(shares):
+        raise UsageError(
+            f"a node cannot subscribe to {mean:g} of {len(shares)} topics on average; choose "
+            f"a number above 0 and up to {len(shares)}"
+        )
+    low, high = 0.0, float(len(shares) / shares.min())
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.minimum(1, middle * shares).sum() < mean else (low, middle)
+    return np.minimum(1.0, high * shares)

@@ -1,0 +1,144 @@
+"""Workloads written by Spark, in the format of `bench.workload`.
+
+Events are written first and everything else is computed from what was written, so that a source is
+read no more often than it must be. The header comes last: without it a directory is unfinished.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from quorumcast.bench.workload import (
+    BY_CONTENT,
+    EVENT_COLUMNS,
+    EVENTS,
+    HEADER,
+    SUBSCRIPTIONS,
+    TOPICS,
+    Header,
+    write_header,
+)
+from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.workload.content import ContentGenerator, event_columns
+from quorumcast.pipeline.workload.draws import Ints
+from quorumcast.pipeline.workload.shapes import Generator
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Events of a file, about; fewer on more cores.
+EVENTS_PER_FILE = 1_000_000
+
+
+def prepare_directory(path: Path, *, overwrite: bool) -> None:
+    """An empty directory for a workload."""
+    if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
+        if not (overwrite and path.is_dir() and _only_a_workload(path)):
+            raise UsageError(f"{path} is there already; choose another, or say --overwrite")
+        shutil.rmtree(path)
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def _only_a_workload(path: Path) -> bool:
+    """Whether nothing is in a directory that did not come from here: nobody's files are deleted."""
+    return {entry.name for entry in path.iterdir()} <= {HEADER, EVENTS, SUBSCRIPTIONS, TOPICS}
+
+
+def write_table(spark: SparkSession, table: pa.Table, path: Path) -> None:
+    """A small table as one file."""
+    spark.createDataFrame(table).coalesce(1).write.parquet(str(path))
+
+
+def write_events(events: DataFrame, path: Path, partitions: int) -> None:
+    """Events in order from file to file."""
+    order = ("at_ms", "id", "node", "topic")
+    cut = events.select(*EVENT_COLUMNS.names).repartitionByRange(partitions, *order)
+    cut.sortWithinPartitions(*order).write.parquet(str(path / EVENTS))
+
+
+def partitions_for(spark: SparkSession, events: int) -> int:
+    """Into how many files events go: one for each core, and more if they would be large."""
+    return max(spark.sparkContext.defaultParallelism, -(-events // EVENTS_PER_FILE))
+
+
+def _made(
+    spark: SparkSession,
+    count: int,
+    partitions: int,
+    make: Callable[[Ints], pa.RecordBatch],
+    schema: pa.Schema,
+) -> DataFrame:
+    """Rows 0 … count-1, each made where it is needed."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    def make_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield make(np.asarray(batch.column(0)))
+
+    return spark.range(0, count, 1, partitions).mapInArrow(make_all, from_arrow_schema(schema))
+
+
+def write_generated(
+    spark: SparkSession, generator: Generator, path: Path, partitions: int = 0
+) -> Header:
+    """Make and write a workload of topics."""
+    parts = partitions or partitions_for(spark, generator.events)
+    events = _made(spark, generator.events, parts, generator.event_columns, EVENT_COLUMNS)
+    events.write.parquet(str(path / EVENTS))
+    subscriptions = generator.subscription_table()
+    write_table(spark, subscriptions, path / SUBSCRIPTIONS)
+    write_table(spark, generator.topic_table(), path / TOPICS)
+    header = Header(
+        name=generator.shape.name,
+        seed=generator.seed,
+        nodes=generator.nodes,
+        topics=len(generator.names),
+        events=generator.events,
+        subscriptions=len(subscriptions),
+        deliveries=generator.deliveries,
+        made={"generated": generator.shape.name},
+    )
+    write_header(path, header)
+    return header
+
+
+def write_content(
+    spark: SparkSession, generator: ContentGenerator, path: Path, partitions: int = 0
+) -> Header:
+    """Make and write a workload of predicates; matches are counted while it is made."""
+    from pyspark.sql import functions as sql
+
+    shape = generator.shape
+    parts = partitions or partitions_for(spark, generator.events)
+    schema = event_columns(shape)
+    _made(spark, generator.events, parts, generator.event_columns, schema).write.parquet(
+        str(path / EVENTS)
+    )
+    write_table(spark, generator.subscription_table(), path / SUBSCRIPTIONS)
+    counted = spark.read.parquet(str(path / EVENTS)).agg(sql.sum("matches")).first()
+    header = Header(
+        kind=BY_CONTENT,
+        name=shape.name,
+        seed=generator.seed,
+        nodes=generator.nodes,
+        topics=0,
+        events=generator.events,
+        subscriptions=shape.subscriptions,
+        deliveries=int(counted[0]) if counted else 0,
+        made={
+            "generated": shape.name,
+            "density": shape.density,
+            "predicates": shape.predicates,
+            "attributes": shape.attributes,
+            "values": shape.values,
+            "zipf": shape.exponent,
+        },
+    )
+    write_header(path, header)
+    return header

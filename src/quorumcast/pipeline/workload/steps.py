@@ -1,0 +1,232 @@
+"""The steps from a data set to a workload: frames in, frames out.
+
+Nothing is drawn from a generator: samples, nodes, topics and subscriptions follow from hashes of
+the seed and of what they concern, so that the same source and seed give the same workload on one
+core and on a hundred.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.limits import MAX_NAME
+from quorumcast.pipeline.workload.draws import (
+    DISTRIBUTIONS,
+    Floats,
+    inclusion,
+    ranks_at,
+    uniform_column,
+    weights,
+)
+from quorumcast.pipeline.workload.recipes import Recipe
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+#: Whoever has published on a topic subscribes to it.
+AUTHORS = "authors"
+#: Buckets of hashes that are counted to find where a sample ends.
+_SAMPLE_BITS = 16
+#: Between two events, where the source does not say.
+GAP_MS = 10
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of a source."""
+
+    nodes: int = 100
+    seed: int = 1
+    #: Rows to take; 0 takes all.
+    sample: int = 0
+    #: The most popular topics to keep, or how many to draw; 0 keeps all.
+    topics: int = 0
+    #: How users fall on nodes, and topics on events where the source has none.
+    users: str = "uniform"
+    drawn_topics: str = "zipf"
+    #: AUTHORS, or how popular topics are with nodes that subscribe to `mean` of them.
+    subscriptions: str = AUTHORS
+    mean: float = 5.0
+    exponent: float = 0.0
+    partitions: int = 0
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse what cannot be, in a sentence."""
+        if self.nodes < 1 or self.sample < 0 or self.topics < 0 or self.partitions < 0:
+            raise UsageError("--nodes is 1 or more, --sample, --topics and --partitions 0 or more")
+        for name in (self.users, self.drawn_topics):
+            weights(name, 1, self.exponent)
+        if self.subscriptions != AUTHORS and self.subscriptions not in DISTRIBUTIONS:
+            raise UsageError(
+                f"there are no subscriptions by {self.subscriptions!r}; choose {AUTHORS} or one "
+                f"of {', '.join(DISTRIBUTIONS)}"
+            )
+        if not recipe.topic and not self.topics:
+            raise UsageError("name the column of topics with --topic, or say how many to draw")
+
+
+def row_id(seed: int) -> Column:
+    """A number for a row that follows from what is in it, wherever it lies."""
+    from pyspark.sql import functions as sql
+
+    return sql.xxhash64(sql.lit(seed), "author", "topic", "time", "size", "tag")
+
+
+def clean_and_sample(
+    rows: DataFrame, recipe: Recipe, settings: Settings
+) -> tuple[DataFrame, dict[str, int]]:
+    """Rows with an author, a topic and a time; and how many were left out, by reason."""
+    from pyspark.sql import functions as sql
+
+    wanted = settings.sample or recipe.sample
+    if wanted and recipe.sample_first:
+        rows = sampled(rows, wanted)
+    unknown = (
+        sql.col("author").isNull()
+        | (sql.col("author") == "")
+        | sql.col("author").isin(list(recipe.unknown))
+    )
+    reason = (
+        sql.when(~sql.col("readable"), "unreadable")
+        .when(unknown, "unknown author")
+        .when(sql.lit(bool(recipe.topic)) & (sql.coalesce("topic", sql.lit("")) == ""), "no topic")
+        .when(sql.lit(bool(recipe.time)) & sql.col("time").isNull(), "no time")
+    )
+    judged = rows.withColumn("reason", reason)
+    counts = judged.where("reason is not null").groupBy("reason").count().collect()
+    kept = judged.where("reason is null").drop("reason", "readable")
+    if wanted and not recipe.sample_first:
+        kept = sampled(kept, wanted)
+    return kept, {row["reason"]: row["count"] for row in counts}
+
+
+def sampled(rows: DataFrame, count: int) -> DataFrame:
+    """Exactly so many rows, those with the smallest ids; all of them if there are no more.
+
+    Ids are counted in buckets by their first bits, and only the bucket in which the sample ends is
+    put in order: the rows themselves stay where they are.
+    """
+    from pyspark.sql import functions as sql
+
+    # Of the id once more, which may serve as an order of its own elsewhere.
+    key = sql.xxhash64(sql.lit("sample"), "id")
+    bucketed = rows.withColumn("key", key).withColumn(
+        "bucket", sql.shiftrightunsigned("key", 64 - _SAMPLE_BITS)
+    )
+    left = count
+    last = None
+    for bucket, many in sorted(
+        (row["bucket"], row["count"]) for row in bucketed.groupBy("bucket").count().collect()
+    ):
+        if many > left:
+            last = bucket
+            break
+        left -= many
+    if last is None:
+        return rows
+    whole = bucketed.where(sql.col("bucket") < last)
+    rest = bucketed.where(sql.col("bucket") == last).orderBy("key").limit(left)
+    return whole.unionByName(rest).drop("key", "bucket")
+
+
+def with_topics(rows: DataFrame, recipe: Recipe, settings: Settings) -> tuple[DataFrame, int]:
+    """Topics that channels can be named after, the most popular ones; and how many rows that costs.
+
+    Where the source has no topics they are drawn.
+    """
+    from pyspark.sql import functions as sql
+
+    if not recipe.topic:
+        popularity = weights(settings.drawn_topics, settings.topics, settings.exponent)
+        rank = ranked(uniform_column(settings.seed, "topic", sql.col("id")), popularity)
+        width = len(str(settings.topics))
+        name = sql.concat(sql.lit("topic-"), sql.lpad((rank + 1).cast("string"), width, "0"))
+        return rows.withColumn("topic", name), 0
+    rows = rows.withColumn("topic", channel_name(sql.col("topic")))
+    if not settings.topics:
+        return rows, 0
+    counts = rows.groupBy("topic").count().orderBy(sql.desc("count"), "topic")
+    popular = [row["topic"] for row in counts.limit(settings.topics).collect()]
+    kept = rows.where(sql.col("topic").isin(popular))
+    return kept, rows.count() - kept.count()
+
+
+def channel_name(topic: Column) -> Column:
+    """What a channel may be called: no blanks or other signs, and not too long."""
+    from pyspark.sql import functions as sql
+
+    plain = sql.regexp_replace(topic, r"[^A-Za-z0-9_.:+/-]", "_")
+    plain = sql.regexp_replace(plain, r"^([^A-Za-z0-9_])", "_$1")
+    cut = sql.concat(
+        sql.substring(plain, 1, MAX_NAME - 17),
+        sql.lit("-"),
+        sql.lower(sql.hex(sql.xxhash64(topic))),
+    )
+    return sql.when(sql.length(plain) > MAX_NAME, cut).otherwise(plain)
+
+
+def as_events(rows: DataFrame, settings: Settings) -> tuple[DataFrame, int]:
+    """Events with the node that their author is mapped to, and times from 0 on; and how many."""
+    from pyspark.sql import functions as sql
+
+    draw = uniform_column(settings.seed, "node", sql.col("author"))
+    place = ranked(draw, weights(settings.users, settings.nodes, settings.exponent))
+    first, timed, count = rows.agg(sql.min("time"), sql.count("time"), sql.count("*")).collect()[0]
+    if timed:
+        at = (sql.round((sql.col("time") - sql.lit(first)) * 1000)).cast("long")
+    else:
+        spread = uniform_column(settings.seed, "time", sql.col("id")) * sql.lit(count * GAP_MS)
+        at = sql.floor(spread).cast("long")
+    events = rows.select(
+        at.alias("at_ms"),
+        "id",
+        sql.concat(sql.lit("node-"), (place + 1).cast("string")).alias("node"),
+        "topic",
+        sql.col("size").cast("int").alias("size"),
+    )
+    return events, count
+
+
+def ranked(draw: Column, shares: Floats) -> Column:
+    """The rank, from 0, that a draw from 0 to 1 falls on."""
+    from pyspark.sql import functions as sql
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    if np.all(shares == shares[0]):
+        return sql.floor(draw * len(shares)).cast("long")
+    cumulative = np.cumsum(shares)
+
+    @arrow_udf("long")  # type: ignore[call-overload, untyped-decorator]
+    def rank(draws: pa.Array) -> pa.Array:
+        return pa.array(ranks_at(cumulative, draws.to_numpy(zero_copy_only=False)))
+
+    found: Column = rank(draw)
+    return found
+
+
+def subscribed_by_authors(events: DataFrame) -> DataFrame:
+    """Whoever has published on a topic subscribes to it, as in Pulsarcast's workload."""
+    return events.select("topic", "node").distinct()
+
+
+def subscribed_by_chance(spark: SparkSession, events: DataFrame, settings: Settings) -> DataFrame:
+    """Every node chooses among the topics, popular ones more often; `mean` of them on average."""
+    from pyspark.sql import functions as sql
+
+    ranks = events.groupBy("topic").count().orderBy(sql.desc("count"), "topic").collect()
+    shares = weights(settings.subscriptions, len(ranks), settings.exponent)
+    chances = inclusion(shares, min(settings.mean, len(ranks)))
+    topics = spark.createDataFrame(
+        [(row["topic"], float(chance)) for row, chance in zip(ranks, chances, strict=True)],
+        "topic string, chance double",
+    )
+    nodes = spark.range(1, settings.nodes + 1).select(
+        sql.concat(sql.lit("node-"), sql.col("id").cast("string")).alias("node")
+    )
+    draw = uniform_column(settings.seed, "subscription", sql.col("node"), sql.col("topic"))
+    pairs = nodes.crossJoin(sql.broadcast(topics))
+    return pairs.where(draw < sql.col("chance")).select("topic", "node")
