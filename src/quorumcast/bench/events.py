@@ -27,7 +27,7 @@ from quorumcast.core.publication import PAYLOAD
 
 HEAD = struct.Struct("<QQQ")
 LANE_SHIFT = 40
-_SEQUENCE = (1 << LANE_SHIFT) - 1
+SEQUENCE = (1 << LANE_SHIFT) - 1
 _MASK = (1 << 64) - 1
 _FACTORS = (0x1E3779B97F4A7C15, 0x42B2AE3D27D4EB4F)
 _SALT = 0x27D4EB2F165667C5
@@ -171,7 +171,11 @@ class LaneCheck:
         if not genuine or place >> LANE_SHIFT != self.lane:
             verdict.altered += 1
             return
-        number = place & _SEQUENCE
+        self.count(place & SEQUENCE)
+
+    def count(self, number: int) -> None:
+        """A genuine event has come."""
+        verdict = self.verdict
         if number < self._next or number in self._ahead:
             verdict.duplicated += 1
             return

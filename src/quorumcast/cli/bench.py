@@ -13,6 +13,7 @@ from quorumcast.core.errors import UsageError
 if TYPE_CHECKING:
     from quorumcast.bench import faults, fit, freeman, soak
     from quorumcast.bench.plan import Plan, Report
+    from quorumcast.bench.replay import ReplayReport
     from quorumcast.bench.run import Progress
 
 EXAMPLE = "Example:  quorumcast bench --policy ab+history --alpha 100 --batch 0 --seconds 5 --json"
@@ -77,6 +78,20 @@ def bench(
         ),
     ] = "",
     runs: Annotated[int, typer.Option(help="With --suite: runs per line; the median counts.")] = 1,
+    workload: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Replay a workload of 'quorumcast pipeline workload': its topics, nodes, events "
+            "and subscriptions.",
+        ),
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(help="With --workload: processes that its nodes are shared out to.")
+    ] = 2,
+    events: Annotated[
+        int, typer.Option(help="With --workload: the first so many events; 0 is all.")
+    ] = 0,
     json_: JsonOption = False,
 ) -> None:
     """Start real processes, measure, and check that nothing was lost, repeated or altered.
@@ -111,7 +126,11 @@ def bench(
         trace=str(trace.resolve()) if trace else "",
         observe=str((observe / _run_name(policy, fault)).resolve()) if observe else "",
     )
-    if suite:
+    if workload is not None:
+        if suite:
+            raise UsageError("a suite has a workload of its own; leave out --workload or --suite")
+        _replay(plan, workload, processes, events, json_)
+    elif suite:
         _suite(suite, plan, runs, json_)
     else:
         _single(plan, json_)
@@ -138,6 +157,56 @@ def _single(plan: Plan, json_: bool) -> None:
         _print(report)
     if not report.sound(plan):
         raise typer.Exit(1)
+
+
+def _replay(plan: Plan, workload: Path, processes: int, events: int, json_: bool) -> None:
+    import msgspec
+
+    from quorumcast.bench.replay import WINDOW, ReplayPlan, run_replay
+
+    replay = ReplayPlan(
+        workload=str(workload.resolve()),
+        cell=plan,
+        processes=processes,
+        events=events,
+        rate=plan.rate,
+        window=plan.window or WINDOW,
+    )
+    with console(stderr=True).status("") as shown:
+        report = run_replay(replay, lambda stage: shown.update(stage))
+    if json_:
+        print_json(msgspec.to_builtins(report))
+    else:
+        console().print(_replay_table(report))
+    if not report.sound(replay):
+        raise typer.Exit(1)
+
+
+def _replay_table(report: ReplayReport) -> Any:
+    from rich.table import Table
+
+    latency = report.latency_ms
+    table = Table(title=f"{report.workload}: {report.policy}, {report.brokers} brokers")
+    table.add_column("topic")
+    for column in ("events", "subscribers", "expected", "delivered", "fulfilled"):
+        table.add_column(column, justify="right")
+    for name, topic in sorted(report.topics.items(), key=lambda item: -item[1].published):
+        share = f"{topic.delivered / topic.expected:.1%}" if topic.expected else ""
+        table.add_row(
+            name,
+            f"{topic.published:,}",
+            f"{topic.subscribers:,}",
+            f"{topic.expected:,}",
+            f"{topic.delivered:,}",
+            share,
+        )
+    table.caption = (
+        f"{report.published:,} events, {report.delivered:,} of {report.expected:,} deliveries in "
+        f"{report.seconds:,.1f} s ({report.deliveries_per_s:,.0f} deliveries/s); latency median "
+        f"{latency.p50} ms, 99 % {latency.p99} ms; lost {report.lost}, duplicated "
+        f"{report.duplicated}, altered {report.altered}, disordered {report.disordered}"
+    )
+    return table
 
 
 def _print(report: Report) -> None:

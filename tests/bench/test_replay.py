@@ -1,0 +1,86 @@
+"""A workload replayed by real processes: everything that is expected arrives, once."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.support.workloads import small_workload
+
+from quorumcast.bench.plan import Plan
+from quorumcast.bench.replay import ReplayPlan, run_replay
+from quorumcast.bench.replayer import Listener, make_event, read_event
+from quorumcast.cli.main import main
+from quorumcast.core.errors import UsageError
+
+
+@pytest.mark.runtime
+def test_replay_from_the_command_line_delivers_everything_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deliveries = small_workload(tmp_path)
+    command = ["bench", "--workload", str(tmp_path), "--policy", "direct", "--brokers", "3"]
+    assert main([*command, "--batch", "0", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["published"] == 60
+    assert report["expected"] == report["delivered"] == deliveries
+    assert (report["lost"], report["duplicated"], report["altered"]) == (0, 0, 0)
+    assert report["disordered"] == 0
+    assert report["topics"]["cats"] == {
+        "published": 15, "subscribers": 2, "expected": 30, "delivered": 30,
+    }  # fmt: skip
+    assert report["topics"]["quiet"]["expected"] == 0
+
+
+@pytest.mark.runtime
+def test_replay_with_a_lying_broker_delivers_everything_once(tmp_path: Path) -> None:
+    small_workload(tmp_path)
+    trace = tmp_path / "trace"
+    plan = ReplayPlan(
+        workload=str(tmp_path),
+        cell=Plan(policy="ab+history", alpha=5, fault="alter", skip=False, trace=str(trace)),
+        events=30,
+        processes=1,
+    )
+    report = run_replay(plan)
+    assert report.published == 30
+    assert report.delivered == report.expected > 0
+    assert report.sound(plan)
+    assert (report.duplicated, report.altered, report.disordered) == (0, 0, 0)
+    assert (trace / "node-1.parquet").exists()
+
+
+def test_event_says_what_it_is_and_notices_what_was_done_to_it() -> None:
+    event = make_event(7, 3, 60, 123_456_789)
+    assert len(event) == 60
+    assert read_event(event) == (7, 3, 123_456_789)
+    assert len(make_event(7, 3, 0, 1)) == 24
+    for altered in (event[:-1], event + b"x", event[:30] + b"?" + event[31:], b"", event[1:]):
+        assert read_event(altered) is None
+    assert read_event(bytes([event[0] ^ 1]) + event[1:]) is None
+
+
+def test_listener_counts_each_event_once_and_in_its_publishers_order() -> None:
+    listener = Listener("news", {"node-1": 4, "node-2": 5})
+    for publisher, lane, number in (
+        ("node-1", 4, 1), ("node-2", 5, 1), ("node-1", 4, 2), ("node-1", 4, 2), ("node-1", 4, 4),
+        ("node-1", 4, 3), ("node-2", 4, 2),
+    ):  # fmt: skip
+        listener.take(publisher, make_event(lane, number, 30, 1))
+    assert listener.total("accepted") == 5
+    assert listener.total("duplicated") == 1
+    assert listener.total("disordered") == 1
+    # Somebody else's lane is not what node-2 sent.
+    assert listener.altered == 1
+
+
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [
+        (ReplayPlan(workload=".", processes=0), "--processes and --window are 1 or more"),
+        (ReplayPlan(workload=".", cell=Plan(fault="crash")), "'crash' is not for workloads"),
+        (ReplayPlan(workload=".", cell=Plan(fault="pull-flood")), "choose a fault of brokers"),
+    ],
+)
+def test_replay_of_what_cannot_be_is_refused(plan: ReplayPlan, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        run_replay(plan)
