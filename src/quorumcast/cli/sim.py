@@ -14,6 +14,7 @@ from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
     from quorumcast.sim.campaign import Report
+    from quorumcast.sim.plan import Outcome
 
 EXAMPLE = "Example:  quorumcast sim --seeds 200 --policy ab+history --adversary alter"
 
@@ -60,6 +61,23 @@ def sim(
     known_bad: Annotated[
         bool, typer.Option("--known-bad", help="Break the code on purpose; checkers must notice.")
     ] = False,
+    variant: Annotated[
+        str, typer.Option(help="Plant this known-bad variant in whatever is run.")
+    ] = "",
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Carry out a plan that a campaign has made small."),
+    ] = None,
+    workload: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Replay a workload of 'quorumcast pipeline workload'; --start is the seed.",
+        ),
+    ] = None,
+    events: Annotated[
+        int, typer.Option(help="With --workload: the first so many events; 0 is all.")
+    ] = 100,
     workers: Annotated[int, typer.Option(help="Processes; 0 is one per core.")] = 0,
     trace: Annotated[
         Path | None,
@@ -71,12 +89,92 @@ def sim(
 
     Exit code 1 if any property was violated, or if a known-bad variant got away.
     """
+    if sum((known_bad, plan is not None, workload is not None)) > 1:
+        raise UsageError("--known-bad, --plan and --workload are three things; choose one")
     if known_bad and trace is not None:
         raise UsageError("--known-bad leaves no traces: leave out --trace")
     if known_bad:
         _known_bad(json_)
+    elif plan is not None:
+        _plan(plan, variant, json_)
+    elif workload is not None:
+        _workload(workload, events, start, policy, adversary, variant, json_)
     else:
-        _campaign(seeds, start, policy, adversary, workers, trace, json_)
+        _campaign(seeds, start, policy, adversary, variant, workers, trace, json_)
+
+
+def _plan(path: Path, variant: str, json_: bool) -> None:
+    import msgspec
+
+    from quorumcast.sim.plan import perform
+    from quorumcast.sim.shrink import read_plan
+    from quorumcast.sim.variants import planted
+
+    plan = read_plan(path)
+    with planted(variant):
+        outcome = perform(plan)
+    if json_:
+        print_json(msgspec.to_builtins(outcome))
+    else:
+        what = f"{len(plan.acts)} acts, {plan.policy.name}, {plan.adversary or 'no adversary'}"
+        _print_outcome(outcome, what)
+    if outcome.violations:
+        raise typer.Exit(1)
+
+
+def _workload(
+    path: Path,
+    events: int,
+    seed: int,
+    policy: str,
+    adversary: str,
+    variant: str,
+    json_: bool,
+) -> None:
+    import msgspec
+
+    from quorumcast.bench.workload import read_workload
+    from quorumcast.sim.variants import planted
+    from quorumcast.sim.workload import expected, replay, workload_plan
+
+    if events < 0 or seed < 0:
+        raise UsageError("--events and --start are 0 or more")
+    workload = read_workload(path)
+    some = [(event.at_ms, event.node, event.topic) for event in workload.events(events)]
+    plan = workload_plan(
+        some,
+        workload.subscribers,
+        seed=seed,
+        policy=_named(policy) or "ab+history",
+        adversary=_named(adversary) or "none",
+    )
+    with (
+        planted(variant),
+        console(stderr=True).status(f"{len(some):,} events of {workload.header.name}"),
+    ):
+        found = replay(plan, expected(some, workload.subscribers))
+    outcome = found.outcome
+    if json_:
+        print_json(msgspec.to_builtins(found))
+    else:
+        _print_outcome(
+            outcome,
+            f"{found.events:,} events, {outcome.deliveries:,} of {found.expected:,} deliveries, "
+            f"{outcome.policy}",
+        )
+    if outcome.violations:
+        raise typer.Exit(1)
+
+
+def _print_outcome(outcome: Outcome, what: str) -> None:
+    out = console()
+    colour = "red" if outcome.violations else "green"
+    out.print(
+        f"[{colour}]{len(outcome.violations)} violations[/]: {what}, "
+        f"{outcome.simulated_ms / 1000:,.1f} simulated seconds, {outcome.messages:,} messages"
+    )
+    for violation in outcome.violations[:SHOWN]:
+        out.print(f"{violation.property}: {violation.detail}", markup=False)
 
 
 def _campaign(
@@ -84,6 +182,7 @@ def _campaign(
     start: int,
     policy: str,
     adversary: str,
+    variant: str,
     workers: int,
     trace: Path | None,
     json_: bool,
@@ -91,14 +190,17 @@ def _campaign(
     import msgspec
 
     from quorumcast.sim.campaign import run_campaign
+    from quorumcast.sim.variants import planted
 
     if seeds < 1 or start < 0 or workers < 0:
         raise UsageError("--seeds is 1 or more, --start and --workers 0 or more")
+    planted(variant)
     report = run_campaign(
         seeds,
         start,
         _named(policy),
         _named(adversary),
+        variant=variant,
         workers=workers or None,
         progress=Progress(seeds, "scenarios"),
         trace=trace,

@@ -17,6 +17,7 @@ import msgspec
 
 from quorumcast.sim.plan import Outcome
 from quorumcast.sim.scenario import run_scenario
+from quorumcast.sim.variants import planted
 
 #: Seeds that a worker takes at a time.
 CHUNK = 8
@@ -51,7 +52,7 @@ class Report(msgspec.Struct, kw_only=True):
     adversaries: dict[str, int] = msgspec.field(default_factory=dict)
     failures: list[Failure] = msgspec.field(default_factory=list)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: Outcome, variant: str = "") -> None:
         """Take in one run."""
         self.scenarios += 1
         self.violations += bool(outcome.violations)
@@ -76,7 +77,7 @@ class Report(msgspec.Struct, kw_only=True):
                     outcome.adversary,
                     first.property,
                     first.detail,
-                    replay_command(outcome),
+                    replay_command(outcome, variant),
                 )
             )
 
@@ -85,11 +86,12 @@ class Report(msgspec.Struct, kw_only=True):
         return dict(Counter(failure.property for failure in self.failures))
 
 
-def replay_command(outcome: Outcome) -> str:
+def replay_command(outcome: Outcome, variant: str = "") -> str:
     """The one command that runs this scenario again."""
     return (
         f"quorumcast sim --start {outcome.seed} --seeds 1 "
         f"--policy {outcome.policy} --adversary {outcome.adversary}"
+        + (f" --variant {variant}" if variant else "")
     )
 
 
@@ -101,11 +103,14 @@ class Task(msgspec.Struct, frozen=True):
     policy: str | None
     adversary: str | None
     trace: Path | None = None
+    #: A known-bad variant to plant.
+    variant: str = ""
 
 
 def _run_task(task: Task) -> list[Outcome]:
     seeds = range(task.start, task.start + task.count)
-    return [run_scenario(seed, task.policy, task.adversary, task.trace) for seed in seeds]
+    with planted(task.variant):
+        return [run_scenario(seed, task.policy, task.adversary, task.trace) for seed in seeds]
 
 
 def _outcomes(tasks: list[Task], workers: int) -> Iterator[Outcome]:
@@ -124,18 +129,19 @@ def run_campaign(
     policy: str | None = None,
     adversary: str | None = None,
     *,
+    variant: str = "",
     workers: int | None = None,
     progress: Callable[[Outcome], None] | None = None,
     trace: Path | None = None,
 ) -> Report:
     """Run that many seeds; `progress` is told of each as it comes in."""
     tasks = [
-        Task(first, min(CHUNK, start + seeds - first), policy, adversary, trace)
+        Task(first, min(CHUNK, start + seeds - first), policy, adversary, trace, variant)
         for first in range(start, start + seeds, CHUNK)
     ]
     report = Report()
     for outcome in _outcomes(tasks, workers or os.cpu_count() or 1):
-        report.add(outcome)
+        report.add(outcome, variant)
         if progress is not None:
             progress(outcome)
     return report

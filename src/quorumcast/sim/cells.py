@@ -20,6 +20,7 @@ from quorumcast.manifest.policy import Policy
 CELL = "simulated"
 PUBLISHERS = tuple(NodeId(f"pub-{index}") for index in (1, 2, 3))
 SUBSCRIBERS = tuple(NodeId(f"sub-{index}") for index in (1, 2, 3, 4))
+CLIENTS = (*PUBLISHERS, *SUBSCRIBERS)
 
 
 class Cell:
@@ -33,17 +34,19 @@ class Cell:
 
 
 @cache
-def _identities(brokers: int) -> tuple[Identity, dict[NodeId, Identity]]:
+def _identities(
+    brokers: int, clients: tuple[NodeId, ...]
+) -> tuple[Identity, dict[NodeId, Identity]]:
     seeds = repeatable_seeds(CELL)
-    names = [*broker_names(brokers), *PUBLISHERS, *SUBSCRIBERS]
+    names = [*broker_names(brokers), *clients]
     operator = Identity(NodeId("operator"), seeds("operator"))
     return operator, {name: Identity(name, seeds(name)) for name in names}
 
 
 @cache
-def _keyrings(brokers: int) -> dict[NodeId, Keyring]:
-    manifest = _manifest(brokers, 0, ())
-    _, identities = _identities(brokers)
+def _keyrings(brokers: int, clients: tuple[NodeId, ...]) -> dict[NodeId, Keyring]:
+    manifest = _manifest(brokers, 0, (), clients)
+    _, identities = _identities(brokers, clients)
     return {name: manifest.keyring(identity) for name, identity in identities.items()}
 
 
@@ -54,22 +57,24 @@ def broker_names(count: int) -> tuple[NodeId, ...]:
 
 def identity_of(brokers: int, node: NodeId) -> Identity:
     """The identity of a node in cells of that size."""
-    return _identities(brokers)[1][node]
+    return _identities(brokers, CLIENTS)[1][node]
 
 
 def operator_of(brokers: int) -> Identity:
     """The operator of cells of that size."""
-    return _identities(brokers)[0]
+    return _identities(brokers, CLIENTS)[0]
 
 
 @cache
-def _manifest(brokers: int, f: int, channels: tuple[ChannelEntry, ...]) -> Manifest:
-    operator, identities = _identities(brokers)
+def _manifest(
+    brokers: int, f: int, channels: tuple[ChannelEntry, ...], clients: tuple[NodeId, ...]
+) -> Manifest:
+    operator, identities = _identities(brokers, clients)
     manifest, _ = make_cell(
         CELL,
         [(name, "127.0.0.1", 7000 + port) for port, name in enumerate(broker_names(brokers))],
         f,
-        [*PUBLISHERS, *SUBSCRIBERS],
+        clients,
         channels,
         operator=operator,
         identities=identities,
@@ -77,9 +82,18 @@ def _manifest(brokers: int, f: int, channels: tuple[ChannelEntry, ...]) -> Manif
     return manifest
 
 
-def make_simulated_cell(brokers: int, f: int, channels: Sequence[ChannelEntry]) -> Cell:
-    """A cell of that size with these channels; the keys are shared with all others of its size."""
-    return Cell(_manifest(brokers, f, tuple(channels)), dict(_keyrings(brokers)))
+def make_simulated_cell(
+    brokers: int,
+    f: int,
+    channels: Sequence[ChannelEntry],
+    clients: Sequence[NodeId] = (),
+) -> Cell:
+    """A cell of that size with these channels; the keys are shared with all others of its size.
+
+    `clients` are those that are needed beside the usual ones.
+    """
+    more = (*CLIENTS, *(client for client in clients if client not in CLIENTS))
+    return Cell(_manifest(brokers, f, tuple(channels), more), dict(_keyrings(brokers, more)))
 
 
 def channel_entry(

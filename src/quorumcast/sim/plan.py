@@ -86,7 +86,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     patience_ms: int = 6000
     sync_ms: int = 2
     coalesce_ms: int = 0
-    #: Publications of each publisher on each of its channels once all is calm.
+    #: Publications of each publisher on each of its channels once all is calm; 0 asks for no
+    #: receipts either.
     finale: int = 3
     adversary: str = ""
     gaps_allowed: bool = False
@@ -94,6 +95,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     newcomers: int = 0
     #: Publishers that go on with their streams when they have crashed.
     resuming: tuple[NodeId, ...] = ()
+    #: Steps after which the run is cut off.
+    max_steps: int = MAX_STEPS
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +143,10 @@ class Run:
 
     def __init__(self, plan: Plan, watchers: Sequence[Watcher] = ()) -> None:
         self.plan = plan
-        pool = cell = make_simulated_cell(plan.brokers + plan.newcomers, plan.f, plan.channels)
+        clients = (*plan.publishers, *plan.subscribers)
+        pool = cell = make_simulated_cell(
+            plan.brokers + plan.newcomers, plan.f, plan.channels, clients
+        )
         if plan.newcomers:
             cell = first_epoch(pool, plan.brokers)
         if any(act.what == "rotate" for act in plan.acts):
@@ -298,14 +304,16 @@ class Run:
         world = self.world
         while world.scheduler.now < until and not world.facts.violations:
             world.scheduler.run_until(
-                min(world.scheduler.now + LOOK_MS, until), MAX_STEPS - world.scheduler.steps
+                min(world.scheduler.now + LOOK_MS, until),
+                self.plan.max_steps - world.scheduler.steps,
             )
             self._look()
 
     def _look(self) -> None:
         world = self.world
-        if world.scheduler.steps >= MAX_STEPS:
-            world.facts.violate("Boundedness", f"still chattering after {MAX_STEPS} steps")
+        if world.scheduler.steps >= self.plan.max_steps:
+            steps = world.scheduler.steps
+            world.facts.violate("Boundedness", f"still chattering after {steps} steps")
         for name, node in world.nodes.items():
             if node.up and world.adversary.is_correct(name):
                 self._boundedness.check(world.facts, name, node.machine)
@@ -323,6 +331,8 @@ class Run:
     def _finale(self) -> None:
         """Last publications, some at once, some when links are up again; and receipts of them."""
         plan = self.plan
+        if not plan.finale:
+            return
         for delay_ms in (0, 150, 300):
             for publisher in plan.publishers:
                 for channel in plan.channels:

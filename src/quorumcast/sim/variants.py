@@ -8,6 +8,7 @@ bodies taken on trust, promises made before they are on disk.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from quorumcast.agents import receipts
@@ -22,6 +23,7 @@ from quorumcast.broadcast.chain import Chain
 from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import Taken
 from quorumcast.broadcast.outlet import FanOut
+from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Persist, Send
 from quorumcast.core.messages import Echo
@@ -35,7 +37,7 @@ from quorumcast.manifest.policy import Policy
 from quorumcast.sim import attacks, network
 from quorumcast.sim.attacks import attack
 from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry, identity_of
-from quorumcast.sim.known_bad import Catch, Patch, Variant, try_variant
+from quorumcast.sim.known_bad import Catch, Patch, Variant, mistaken, try_variant
 from quorumcast.sim.member_variants import MEMBER_VARIANTS
 from quorumcast.sim.network import Weather
 from quorumcast.sim.order_variants import ORDER_VARIANTS
@@ -409,3 +411,17 @@ VARIANTS: tuple[Variant, ...] = (
 def run_known_bad(names: Sequence[str] = ()) -> list[Catch]:
     """Try every variant (or those named); each must be caught, and its attack otherwise clean."""
     return [try_variant(variant) for variant in VARIANTS if not names or variant.name in names]
+
+
+def planted(name: str) -> AbstractContextManager[None]:
+    """Production code with a variant's mistake for as long as this lasts; as it is, without a name.
+
+    Drawn scenarios are then run, not the variant's own attack: whoever looks must find it.
+    """
+    if not name:
+        return nullcontext()
+    for variant in VARIANTS:
+        if variant.name == name:
+            return mistaken(variant.patches)
+    known = ", ".join(variant.name for variant in VARIANTS)
+    raise UsageError(f"there is no variant {name!r}; choose one of {known}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from quorumcast.cli.pipeline import audit, bench, evaluate
-from quorumcast.cli.pipeline import workload
+from quorumcast.cli.pipeline import audit, bench, campaign, evaluate, workload
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,3 +21,4 @@ app.command(epilog=bench.EXAMPLE)(bench.bench)
 app.command(epilog=evaluate.EXAMPLE)(evaluate.evaluate)
 app.command(epilog=audit.EXAMPLE)(audit.audit)
 app.add_typer(workload.app, name="workload")
+app.command("campaign", epilog=campaign.EXAMPLE)(campaign.campaign)

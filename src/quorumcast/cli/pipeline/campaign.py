@@ -1,0 +1,113 @@
+"""`quorumcast pipeline campaign`: the simulator's seeds spread over Spark."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quorumcast.cli.common import JsonOption, console, print_json
+from quorumcast.cli.pipeline import MasterOption
+
+if TYPE_CHECKING:
+    from quorumcast.pipeline.campaign.run import Report
+
+EXAMPLE = "Example:  quorumcast pipeline campaign --scenarios 20000 --output nightly --json"
+
+ALL = "all"
+#: How often a line of progress comes: on a terminal, and elsewhere.
+TERMINAL_S, LINE_S = 0.5, 20.0
+#: Failures that are shown to people.
+SHOWN = 10
+
+
+class Counter:
+    """How far a campaign is, on standard error."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._terminal = sys.stderr.isatty()
+        self._due = time.monotonic() + (TERMINAL_S if self._terminal else LINE_S)
+
+    def __call__(self, done: int, bad: int, seconds: float) -> None:
+        """So far."""
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + (TERMINAL_S if self._terminal else LINE_S)
+        rate = done / seconds if seconds else 0.0
+        line = f"{done:,} of {self._total:,} scenarios, {rate:,.1f}/s, {bad:,} violations"
+        start, end = ("\r\x1b[K", "") if self._terminal else ("", "\n")
+        print(f"{start}{line}", end=end, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the line as it was."""
+        if self._terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def campaign(
+    output: Annotated[Path, typer.Option("--output", "-o", help="A new directory for results.")],
+    scenarios: Annotated[int, typer.Option(help="How many seeds.")] = 1000,
+    start: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    policy: Annotated[str, typer.Option(help="A policy by name, or all of them.")] = ALL,
+    adversary: Annotated[str, typer.Option(help="A fault by name, or all of them.")] = ALL,
+    known_bad: Annotated[
+        str,
+        typer.Option(
+            metavar="VARIANT", help="Plant a mistake of 'docs/simulator.md'; it must be found."
+        ),
+    ] = "",
+    master: MasterOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Run the simulator's seeds on Spark; write all results, and failures as small as they get.
+
+    Exit code 1 if any property was violated; with --known-bad, if the mistake was not found.
+    """
+    import msgspec
+
+    from quorumcast.pipeline.campaign.run import Campaign, prepare_directory, run_campaign
+    from quorumcast.pipeline.campaign.scenarios import Wanted
+    from quorumcast.pipeline.session import spark_session
+
+    wanted = Wanted(
+        policy=None if policy == ALL else policy,
+        adversary=None if adversary == ALL else adversary,
+        variant=known_bad,
+    )
+    chosen = Campaign(scenarios=scenarios, start=start, wanted=wanted)
+    chosen.check()
+    prepare_directory(output)
+    counter = Counter(scenarios)
+    report = run_campaign(spark_session("campaign", master=master), chosen, output, counter)
+    counter.close()
+    if json_:
+        print_json(msgspec.to_builtins(report))
+    else:
+        _print(report)
+    if bool(report.violations) != bool(known_bad):
+        raise typer.Exit(1)
+
+
+def _print(report: Report) -> None:
+    out = console()
+    colour = "red" if report.violations else "green"
+    planted = f" with {report.variant} planted" if report.variant else ""
+    out.print(
+        f"[{colour}]{report.violations:,} violations[/] in {report.scenarios:,} scenarios{planted}"
+        f", {report.scenarios_per_s:,.2f} scenarios/s: {report.simulated_s:,.0f} simulated "
+        f"seconds, {report.messages:,} messages, {report.faults_injected:,} faults, "
+        f"{report.evidence:,} pieces of evidence, {report.false_accusations} false accusations"
+    )
+    for failure in report.failures[:SHOWN]:
+        out.print(f"{failure.property}, {failure.count:,} times: {failure.detail}", markup=False)
+        out.print(f"  {failure.replay}", markup=False)
+        if failure.replay_plan:
+            left = f"  # {failure.acts_left} of {failure.acts} acts"
+            out.print(f"  {failure.replay_plan}{left}", markup=False, soft_wrap=True)
+    rest = len(report.failures[SHOWN:]) + report.others
+    if rest:
+        out.print(f"and {rest:,} more ways to fail; see {report.output}/results", markup=False)

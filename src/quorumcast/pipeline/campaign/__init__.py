@@ -1,0 +1,1 @@
+"""Campaigns on Spark: the simulator's seeds spread over tasks, failures made small."""

@@ -1,0 +1,330 @@
+"""A campaign: many seeds on many cores, one table of results, and failures as small as they get.
+
+    DIR/results/         Parquet: a row for each seed, by seed
+    DIR/failures.json    each way to fail, with the commands that replay it
+    DIR/failures/        shrunk plans, which `quorumcast sim --plan` takes
+
+Seeds go to Spark in small tasks, so that cores stay evenly busy and progress is seen. Which seed
+runs where changes nothing: a scenario follows from its seed, policy and adversary alone.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+
+from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.campaign.scenarios import (
+    FAILURE_COLUMNS,
+    OK,
+    RAISED,
+    RESULT_COLUMNS,
+    Row,
+    Wanted,
+    investigate_all,
+    run_seeds,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RESULTS, FAILURES = "results", "failures"
+_PARTS = "parts"
+#: Seeds of a task: a few seconds' worth.
+CHUNK = 8
+#: Ways to fail that are looked into, in all and of one property; the others are in the results.
+INVESTIGATED, OF_A_PROPERTY = 12, 3
+#: Rows of a file of results.
+ROWS_PER_FILE = 200_000
+POLL_S = 0.5
+_SUMMED = (
+    "simulated_ms",
+    "messages",
+    "packets",
+    "deliveries",
+    "faults_injected",
+    "evidence",
+    "false_accusations",
+)
+
+#: Scenarios done, bad ones among them, seconds so far.
+Progress = Callable[[int, int, float], None]
+
+
+class Campaign(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be run."""
+
+    scenarios: int
+    start: int = 0
+    wanted: Wanted = Wanted()
+
+    def check(self) -> None:
+        """Refuse what cannot be run, in a sentence."""
+        if self.scenarios < 1 or self.start < 0:
+            raise UsageError("--scenarios is 1 or more and --start 0 or more")
+        self.wanted.check(self.start)
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to fail, and how to see it again."""
+
+    property: str
+    detail: str
+    policy: str
+    adversary: str
+    seed: int
+    #: Seeds of the campaign that failed so.
+    count: int
+    #: The drawn scenario again.
+    replay: str
+    #: The shrunk one, if there is one: its file, the command, and how much of it is left.
+    plan: str = ""
+    replay_plan: str = ""
+    acts: int = 0
+    acts_left: int = 0
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What a campaign found."""
+
+    output: str
+    scenarios: int
+    start: int
+    variant: str
+    seconds: float
+    scenarios_per_s: float
+    violations: int
+    raised: int
+    simulated_s: float
+    messages: int
+    packets: int
+    deliveries: int
+    faults_injected: int
+    evidence: int
+    false_accusations: int
+    policies: dict[str, int]
+    adversaries: dict[str, int]
+    properties: dict[str, int]
+    failures: list[Failure]
+    #: Ways to fail that were not looked into.
+    others: int
+
+
+def prepare_directory(path: Path) -> None:
+    """An empty directory for a campaign."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(f"{path} is there already; choose another directory with --output")
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def run_campaign(
+    spark: SparkSession, campaign: Campaign, path: Path, progress: Progress | None = None
+) -> Report:
+    """Run all scenarios, then look into those that failed."""
+    campaign.check()
+    prepare_directory(path)
+    started = time.monotonic()
+    _run_all(spark, campaign, path / _PARTS, progress)
+    seconds = time.monotonic() - started
+    parts = spark.read.parquet(str(path / _PARTS))
+    files = -(-campaign.scenarios // ROWS_PER_FILE)
+    parts.repartitionByRange(files, "seed").sortWithinPartitions("seed").write.parquet(
+        str(path / RESULTS)
+    )
+    shutil.rmtree(path / _PARTS)
+    groups = grouped(spark.read.parquet(str(path / RESULTS)))
+    failures, others = _failures(spark, campaign, ways_to_fail(groups), path)
+    report = _report(campaign, groups, path, seconds, failures, others)
+    (path / f"{FAILURES}.json").write_bytes(
+        msgspec.json.format(msgspec.json.encode(failures), indent=2) + b"\n"
+    )
+    return report
+
+
+def _run_all(
+    spark: SparkSession, campaign: Campaign, path: Path, progress: Progress | None
+) -> None:
+    from pyspark import InheritableThread
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    context = spark.sparkContext
+    done, bad = context.accumulator(0), context.accumulator(0)
+    wanted = campaign.wanted
+
+    def tell(was_bad: bool) -> None:
+        done.add(1)
+        bad.add(int(was_bad))
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return run_seeds(batches, wanted, tell)
+
+    first, count = campaign.start, campaign.scenarios
+    seeds = spark.range(first, first + count, 1, -(-count // CHUNK))
+    rows = seeds.mapInArrow(run, from_arrow_schema(RESULT_COLUMNS))
+    errors: list[BaseException] = []
+    tag = f"campaign-{time.monotonic_ns()}"
+
+    def write() -> None:
+        spark.addTag(tag)
+        try:
+            rows.write.parquet(str(path))
+        except BaseException as error:
+            errors.append(error)
+
+    started = time.monotonic()
+    thread = InheritableThread(target=write, daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(POLL_S)
+            if progress is not None:
+                progress(done.value, bad.value, time.monotonic() - started)
+    except BaseException:
+        spark.interruptTag(tag)
+        thread.join()
+        raise
+    if errors:
+        raise errors[0]
+
+
+# ---------------------------------------------------------------------- failures
+
+
+def _failures(
+    spark: SparkSession, campaign: Campaign, known: list[Row], path: Path
+) -> tuple[list[Failure], int]:
+    """Each way to fail, made small; and how many were not looked into."""
+    from pyspark.sql import functions as sql
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    chosen = choose_ways(known)
+    if not chosen:
+        return [], 0
+    variant = campaign.wanted.variant
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return investigate_all(batches, variant)
+
+    columns = ("property", "policy", "adversary", "seed", "detail", "count")
+    frame = spark.createDataFrame(
+        [tuple(row[name] for name in columns) for row in chosen],
+        "property string, policy string, adversary string, seed long, detail string, count long",
+    )
+    found = (
+        frame.repartition(len(chosen), *columns)
+        .mapInArrow(look, from_arrow_schema(FAILURE_COLUMNS))
+        .orderBy(sql.desc("count"), "seed")
+        .collect()
+    )
+    (path / FAILURES).mkdir()
+    return [_failure(row.asDict(), path, variant) for row in found], len(known) - len(chosen)
+
+
+def ways_to_fail(groups: list[Row]) -> list[Row]:
+    """By property and policy: how often, and the smallest seed; the most frequent first."""
+    ways: dict[tuple[str, str], Row] = {}
+    for row in sorted(groups, key=lambda row: int(row["seed"])):
+        if row["verdict"] == OK:
+            continue
+        known = ways.setdefault((row["property"], row["policy"]), {**row, "count": 0})
+        known["count"] += row["count"]
+    return sorted(ways.values(), key=lambda row: (-row["count"], row["seed"]))
+
+
+def choose_ways(known: list[Row]) -> list[Row]:
+    """The ways to fail that are looked into: a mistake that breaks everything hides no other."""
+    chosen: list[Row] = []
+    for row in known:
+        alike = sum(other["property"] == row["property"] for other in chosen)
+        if alike < OF_A_PROPERTY and len(chosen) < INVESTIGATED:
+            chosen.append(row)
+    return chosen
+
+
+def _failure(row: Row, path: Path, variant: str) -> Failure:
+    planted = f" --variant {variant}" if variant else ""
+    plan = ""
+    if row["plan"]:
+        name = f"{row['property']}-{row['policy']}-{row['adversary']}-{row['seed']}"
+        file = path / FAILURES / f"{re.sub(r'[^A-Za-z0-9.+-]', '-', name)}.json"
+        file.write_bytes(bytes(row["plan"]))
+        plan = str(file)
+    return Failure(
+        property=row["property"],
+        detail=row["detail"],
+        policy=row["policy"],
+        adversary=row["adversary"],
+        seed=row["seed"],
+        count=row["count"],
+        replay=f"quorumcast sim --start {row['seed']} --seeds 1 --policy {row['policy']} "
+        f"--adversary {row['adversary']}{planted}",
+        plan=plan,
+        replay_plan=f"quorumcast sim --plan {plan}{planted}" if plan else "",
+        acts=row["acts"],
+        acts_left=row["acts_left"],
+    )
+
+
+def grouped(results: DataFrame) -> list[Row]:
+    """Results summed up by policy, adversary and what came of it: all that a report needs."""
+    from pyspark.sql import functions as sql
+
+    return [
+        row.asDict()
+        for row in results.groupBy("policy", "adversary", "verdict", "property")
+        .agg(
+            sql.count("*").alias("count"),
+            sql.min("seed").alias("seed"),
+            sql.min_by("detail", "seed").alias("detail"),
+            *(sql.coalesce(sql.sum(name), sql.lit(0)).alias(name) for name in _SUMMED),
+        )
+        .collect()
+    ]
+
+
+def _report(
+    campaign: Campaign,
+    groups: list[Row],
+    path: Path,
+    seconds: float,
+    failures: list[Failure],
+    others: int,
+) -> Report:
+    bad = [row for row in groups if row["verdict"] != OK]
+    totals = {name: sum(row[name] for row in groups) for name in ("count", *_SUMMED)}
+    return Report(
+        output=str(path),
+        scenarios=totals["count"],
+        start=campaign.start,
+        variant=campaign.wanted.variant,
+        seconds=round(seconds, 2),
+        scenarios_per_s=round(totals["count"] / seconds, 2),
+        violations=sum(row["count"] for row in bad),
+        raised=sum(row["count"] for row in bad if row["verdict"] == RAISED),
+        simulated_s=round(totals["simulated_ms"] / 1000, 1),
+        messages=totals["messages"],
+        packets=totals["packets"],
+        deliveries=totals["deliveries"],
+        faults_injected=totals["faults_injected"],
+        evidence=totals["evidence"],
+        false_accusations=totals["false_accusations"],
+        policies=_counts("policy", groups),
+        adversaries=_counts("adversary", groups),
+        properties=_counts("property", bad),
+        failures=failures,
+        others=others,
+    )
+
+
+def _counts(column: str, groups: list[Row]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for row in groups:
+        counts[row[column]] = counts.get(row[column], 0) + row["count"]
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

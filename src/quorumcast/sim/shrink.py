@@ -1,0 +1,195 @@
+"""A plan that breaks a property, made as short as it can be and still break it.
+
+Delta debugging over *episodes*: halves, quarters, … of them are left out as long as the same
+property breaks. What belongs together goes together, so that a shorter plan asks no more of the
+cell than the long one did: a crash and its restart, a partition and its healing, all changes of
+members. Liars, clients, the second channel and the weather are tried afterwards. Shrunk plans no
+longer follow from a seed, so they are kept as files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
+from quorumcast.sim.network import Weather
+from quorumcast.sim.plan import Act, Outcome, Plan, perform
+
+#: Runs that are tried at most, unless told otherwise.
+MOST_RUNS = 150
+
+#: What ends an episode that begins so.
+_ENDS = {
+    "crash": "restart",
+    "wipe": "restart",
+    "damage": "restart",
+    "pause": "resume",
+    "partition": "heal",
+}
+_STEPS = ("add", "remove")
+
+Episode = tuple[Act, ...]
+
+
+class Shrunk(msgspec.Struct, frozen=True):
+    """The shortest plan that was found, and what it does."""
+
+    plan: Plan
+    outcome: Outcome
+    runs: int
+
+
+def breaks(outcome: Outcome, broken: str) -> bool:
+    """Whether a run broke this property."""
+    return any(violation.property == broken for violation in outcome.violations)
+
+
+def episodes(acts: Sequence[Act]) -> list[Episode]:
+    """Acts that can only be left out together."""
+    left = list(acts)
+    found: list[Episode] = []
+    while left:
+        first = left.pop(0)
+        episode = [first]
+        if first.what in _STEPS:
+            episode += [act for act in left if act.what in _STEPS]
+        elif first.what in _ENDS:
+            end = _ENDS[first.what]
+            episode += [act for act in left if act.what == end and act.node == first.node][:1]
+        left = [act for act in left if not any(act is taken for taken in episode)]
+        found.append(tuple(episode))
+    return found
+
+
+class _Search:
+    def __init__(self, plan: Plan, broken: str, most_runs: int) -> None:
+        self.best = plan
+        self.outcome: Outcome | None = None
+        self.runs = 0
+        self._broken = broken
+        self._most = most_runs
+
+    @property
+    def spent(self) -> bool:
+        return self.runs >= self._most
+
+    def keeps(self, plan: Plan) -> bool:
+        """Whether a plan still breaks the property; it is then the best so far."""
+        if self.spent:
+            return False
+        self.runs += 1
+        outcome = perform(plan)
+        if not breaks(outcome, self._broken):
+            return False
+        self.best, self.outcome = plan, outcome
+        return True
+
+    def shorten(self) -> None:
+        """Leave out episodes, large parts first."""
+        kept = episodes(self.best.acts)
+        size = max(1, len(kept) // 2)
+        while kept and not self.spent:
+            start = 0
+            while start < len(kept):
+                fewer = kept[:start] + kept[start + size :]
+                if self.keeps(msgspec.structs.replace(self.best, acts=_in_order(fewer))):
+                    kept = fewer
+                else:
+                    start += size
+            if size == 1:
+                return
+            size = max(1, size // 2)
+
+    def simplify(self) -> None:
+        """Leave out what is not an act."""
+        for change in (_fewer_liars, _fewer_clients, _one_channel, _milder):
+            for plan in change(self.best):
+                if self.keeps(plan):
+                    break
+
+
+def _in_order(kept: Sequence[Episode]) -> tuple[Act, ...]:
+    return tuple(sorted((act for episode in kept for act in episode), key=lambda act: act.at_ms))
+
+
+def _fewer_liars(plan: Plan) -> Iterator[Plan]:
+    for index in range(len(plan.corruptions)):
+        fewer = plan.corruptions[:index] + plan.corruptions[index + 1 :]
+        yield msgspec.structs.replace(plan, corruptions=fewer)
+
+
+def _fewer_clients(plan: Plan) -> Iterator[Plan]:
+    lying = {corruption.node for corruption in plan.corruptions}
+
+    def without(client: NodeId) -> tuple[Act, ...]:
+        return tuple(a for a in plan.acts if a.node != client)
+
+    for client in plan.subscribers[1:]:
+        if client not in lying:
+            others = tuple(name for name in plan.subscribers if name != client)
+            yield msgspec.structs.replace(plan, subscribers=others, acts=without(client))
+    for client in plan.publishers[1:]:
+        if client not in lying:
+            others = tuple(name for name in plan.publishers if name != client)
+            yield msgspec.structs.replace(plan, publishers=others, acts=without(client))
+
+
+def _one_channel(plan: Plan) -> Iterator[Plan]:
+    if len(plan.channels) > 1:
+        first = plan.channels[0]
+        acts = tuple(act for act in plan.acts if act.channel in ("", first.name))
+        yield msgspec.structs.replace(plan, channels=(first,), acts=acts)
+
+
+def _milder(plan: Plan) -> Iterator[Plan]:
+    calm = Weather(latency_ms=1, jitter_ms=0)
+    if plan.weather != calm:
+        yield msgspec.structs.replace(plan, weather=calm)
+
+
+def shrink(plan: Plan, broken: str, most_runs: int = MOST_RUNS) -> Shrunk | None:
+    """The shortest plan found that breaks the property; None if this one does not."""
+    search = _Search(plan, broken, most_runs)
+    if not search.keeps(plan):
+        return None
+    size = -1
+    while not search.spent and size != len(search.best.acts):
+        size = len(search.best.acts)
+        search.shorten()
+        search.simplify()
+    if search.outcome is None:
+        return None
+    return Shrunk(search.best, search.outcome, search.runs)
+
+
+# ---------------------------------------------------------------------- files
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """A plan as JSON; attacks of known-bad variants are code and have no such form."""
+    if any(corruption.attack is not None for corruption in plan.corruptions):
+        raise UsageError("a plan with attacks that are not in the catalogue cannot be written")
+    return msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
+
+
+def _no_attack(kind: object, value: object) -> Callable[..., object] | None:
+    if value is None:
+        return None
+    raise ValueError("an attack cannot be read from a file")
+
+
+def decode_plan(data: bytes) -> Plan:
+    """A plan that was written."""
+    return msgspec.json.decode(data, type=Plan, dec_hook=_no_attack)
+
+
+def read_plan(path: Path) -> Plan:
+    """A plan from a file."""
+    try:
+        return decode_plan(path.read_bytes())
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{path} is not a plan of the simulator ({error})") from None
