@@ -1,0 +1,228 @@
+"""Log files as they grow, are rotated, truncated and read again after a restart."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.monitor.follow import LEAVING_LOOKS, LogFile, Place, Places
+from quorumcast.pipeline.monitor.lines import MAX_LINE_BYTES
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def lines(file: LogFile, looks: int = 1) -> list[bytes]:
+    """What so many looks find."""
+    return [line for _ in range(looks) for _, line in file.read()]
+
+
+def settled(file: LogFile) -> list[bytes]:
+    """What is found until nothing more can be."""
+    return lines(file, 4 * LEAVING_LOOKS)
+
+
+Follow = Callable[..., LogFile]
+
+
+@pytest.fixture
+def follow() -> Iterator[Follow]:
+    """`LogFile`, closed when the test is over."""
+    opened: list[LogFile] = []
+
+    def made(*arguments: Any, **options: Any) -> LogFile:
+        opened.append(LogFile(*arguments, **options))
+        return opened[-1]
+
+    yield made
+    for file in opened:
+        file.close()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "app.log"
+
+
+def test_file_that_was_there_is_followed_from_its_end(follow: Follow, log: Path) -> None:
+    log.write_bytes(b"old\nbeing writ")
+    file = follow(log)
+    assert lines(file) == []
+    append(log, b"ten\nnew\n")
+    assert lines(file) == [b"being written\n", b"new\n"]
+
+
+def test_file_that_comes_later_is_read_from_its_beginning(follow: Follow, log: Path) -> None:
+    file = follow(log)
+    assert lines(file) == []
+    append(log, b"first\n")
+    assert lines(file) == [b"first\n"]
+
+
+def test_unfinished_line_waits_for_its_end(follow: Follow, log: Path) -> None:
+    file = follow(log, from_start=True)
+    append(log, b"one\ntw")
+    assert lines(file, 3) == [b"one\n"]
+    append(log, b"o\n")
+    assert lines(file) == [b"two\n"]
+
+
+def test_long_line_comes_in_pieces_that_cut_no_character(follow: Follow, log: Path) -> None:
+    text = ("x" + "é" * MAX_LINE_BYTES).encode()
+    append(log, text + b"\nnext\n")
+    found = settled(follow(log, from_start=True))
+    assert b"".join(found) == text + b"\nnext\n"
+    assert all(len(line) <= MAX_LINE_BYTES for line in found)
+    assert "\ufffd" not in "".join(line.decode(errors="replace") for line in found)
+
+
+def test_renamed_file_is_read_to_its_end_before_the_new_one(follow: Follow, log: Path) -> None:
+    file = follow(log, from_start=True)
+    append(log, b"one\n")
+    assert lines(file) == [b"one\n"]
+    with log.open("ab") as writer:
+        log.rename(log.with_name("app.log.1"))
+        log.write_bytes(b"three\n")
+        assert lines(file) == []
+        writer.write(b"two\nunfinished")  # the writer has not noticed yet
+        writer.flush()
+        assert settled(file) == [b"two\n", b"unfinished", b"three\n"]
+
+
+def test_two_rotations_between_two_looks_lose_nothing(follow: Follow, log: Path) -> None:
+    file = follow(log, from_start=True)
+    append(log, b"one\n")
+    assert lines(file) == [b"one\n"]
+    for number, text in enumerate((b"two\n", b"three\n")):
+        rotated = log.with_name(f"app.log.{9 - number}")
+        log.rename(rotated)
+        os.utime(rotated, ns=(number, number))
+        append(log, text)
+    assert settled(file) == [b"two\n", b"three\n"]
+
+
+def test_truncated_file_is_read_from_its_beginning(follow: Follow, log: Path) -> None:
+    file = follow(log, from_start=True)
+    append(log, b"one\ntwo\n")
+    first = file.read()
+    log.write_bytes(b"one\n")
+    second = file.read()
+    assert [line for _, line in second] == [b"one\n"]
+    assert second[0][0] != first[0][0], "the same line at the same place, but another one"
+
+
+def test_file_rewritten_with_more_than_before_is_noticed(follow: Follow, log: Path) -> None:
+    file = follow(log, from_start=True)
+    append(log, b"one\n")
+    assert lines(file) == [b"one\n"]
+    log.write_bytes(b"uno\ndue\ntre\n")
+    assert lines(file) == [b"uno\n", b"due\n", b"tre\n"]
+
+
+def test_copied_and_truncated_file_is_finished_in_its_copy(follow: Follow, log: Path) -> None:
+    file = follow(log, from_start=True)
+    append(log, b"one\n")
+    assert lines(file) == [b"one\n"]
+    append(log, b"two\n")
+    shutil.copy(log, log.with_name("app.log.1"))
+    log.write_bytes(b"")
+    append(log, b"3\n")
+    assert settled(file) == [b"two\n", b"3\n"]
+
+
+def test_file_that_is_gone_is_waited_for(follow: Follow, log: Path) -> None:
+    file = follow(log, from_start=True)
+    append(log, b"one\n")
+    assert lines(file) == [b"one\n"]
+    log.unlink()
+    assert lines(file, 10) == []
+    append(log, b"two\n")
+    assert settled(file) == [b"two\n"]
+
+
+def test_restart_goes_on_behind_the_last_place_that_was_kept(
+    follow: Follow, log: Path, tmp_path: Path
+) -> None:
+    append(log, b"one\ntwo\n")
+    before = follow(log, from_start=True)
+    assert lines(before) == [b"one\n", b"two\n"]
+    assert before.place is not None
+    Places(tmp_path / "state" / "places.json").keep(log, before.place)
+    append(log, b"three\n")
+    after = follow(log, Places(tmp_path / "state" / "places.json").get(log))
+    assert lines(after) == [b"three\n"]
+
+
+def test_rotation_while_the_probe_was_down_loses_nothing(follow: Follow, log: Path) -> None:
+    before = follow(log, from_start=True)
+    append(log, b"one\n")
+    assert lines(before) == [b"one\n"]
+    append(log, b"two\n")
+    log.rename(log.with_name("app.log.1"))
+    append(log, b"three\n")
+    assert settled(follow(log, before.place)) == [b"two\n", b"three\n"]
+
+
+def test_line_that_is_read_again_has_the_same_origin(follow: Follow, log: Path) -> None:
+    append(log, b"one\ntwo\n")
+    before = follow(log, from_start=True)
+    place = before.place
+    first = before.read()
+    assert follow(log, place).read() == first
+
+
+def test_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a directory"):
+        LogFile(tmp_path)
+
+
+def test_damaged_state_is_one_sentence(tmp_path: Path) -> None:
+    state = tmp_path / "places.json"
+    state.write_text("{")
+    with pytest.raises(UsageError, match="remove it to begin anew"):
+        Places(state)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=30), st.sampled_from(["look", "rename", "restart"])),
+        max_size=30,
+    )
+)
+def test_whatever_is_written_comes_once_and_in_order(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[bytes | str]
+) -> None:
+    log = tmp_path_factory.mktemp("logs") / "app.log"
+    log.touch()
+    file = LogFile(log, from_start=True)
+    written, found, rotations = b"", b"", 0
+    for step in steps:
+        if isinstance(step, bytes):
+            append(log, step + b"\n")
+            written += step + b"\n"
+        elif step == "look":
+            found += b"".join(lines(file))
+        elif step == "restart":
+            file.close()
+            file = LogFile(log, file.place)
+        else:
+            rotated = log.with_name(f"app.log.{rotations}")
+            log.rename(rotated)
+            os.utime(rotated, ns=(rotations, rotations))
+            rotations += 1
+            log.touch()
+    for _ in range(rotations + 1):
+        found += b"".join(settled(file))
+    file.close()
+    # Lines without anything in them are not handed out.
+    assert found.translate(None, b"\r\n") == written.translate(None, b"\r\n")
+    assert isinstance(file.place, Place)
