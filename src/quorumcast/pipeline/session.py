@@ -106,7 +106,7 @@ def _defaults(*, local: bool) -> dict[str, str]:
             "spark.sql.shuffle.partitions": cores,
             "spark.default.parallelism": cores,
             # No checksum file beside each file of a checkpoint: a third of a micro-batch's cost.
-            "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+            # Not `fs.file.impl` as well, which RocksDB wants as it is.
             "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
         }
     return chosen

@@ -9,6 +9,7 @@ import msgspec
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
+from quorumcast.core.limits import MAX_NAME
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
 
@@ -45,6 +46,9 @@ ALARMS = (
     ("value", "float64"),
     ("text", "string"),
 )
+
+#: Names of hosts, which are directories in the store.
+HOST = rf"^[A-Za-z0-9._-]{{1,{MAX_NAME}}}$"
 
 Columns = tuple[tuple[str, str], ...]
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 import time
 from collections import Counter
@@ -30,7 +31,7 @@ from quorumcast.client import BufferFull, Node, Publisher
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import MAX_NAME
 from quorumcast.manifest.schema import arrow_schema
-from quorumcast.pipeline.monitor.channels import LOGS, METRICS, Names, check_channel
+from quorumcast.pipeline.monitor.channels import HOST, LOGS, METRICS, Names, check_channel
 from quorumcast.pipeline.monitor.follow import LogFile, Places
 from quorumcast.pipeline.monitor.host import HostSampler, Measurement
 from quorumcast.pipeline.monitor.lines import URGENT, LogLine, line_of_file
@@ -61,8 +62,11 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Refuse what makes no sense."""
-        if not 0 < len(self.host) <= MAX_NAME:
-            raise UsageError(f"--host is {self.host!r}: give a name of 1 to {MAX_NAME} characters")
+        if not re.fullmatch(HOST, self.host):
+            raise UsageError(
+                f"--host is {self.host!r}: give a name of 1 to {MAX_NAME} letters, digits, dots, "
+                "hyphens and underscores"
+            )
         if not (self.metrics or self.files or self.syslog):
             raise UsageError("this probe has nothing to do; add --metrics, --logs or --syslog")
         if self.files and self.state is None:
