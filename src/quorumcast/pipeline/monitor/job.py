@@ -14,6 +14,7 @@ when there is nothing left to read: a backlog is not silence.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (as everybody calls them)
 
@@ -32,7 +34,8 @@ from quorumcast.pipeline.monitor.signals import bucket_of, buckets, signals
 from quorumcast.pipeline.monitor.store import Store
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 #: What a query is to be given, beside where it writes to.
 Sink = Callable[[DataFrame], "DataStreamWriter"]
@@ -144,36 +147,50 @@ class Monitor:
 
     def once(self) -> None:
         """Everything that there is now, and then no more."""
+        began = time.time()
         for name, made in (("keep", self._keep), ("watch", self._watch)):
             self._to_the_end(name, made())
-        self.book.turn(lambda watch: watch.elapse(time.time()))
+        self.book.turn(lambda watch: watch.elapse(began))
         self._to_the_end("publish", self._publish())
 
     def _to_the_end(self, name: str, writer: DataStreamWriter) -> None:
         query = writer.trigger(availableNow=True).start()
         self._queries[name] = query
-        query.awaitTermination()
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            raise _failed(name, error) from None
 
     def tick(self) -> None:
-        """Let time pass for the rules, if nothing is left to read; raise what a query raised."""
+        """Let time pass for the rules, as far as everything has been read; tell of failures."""
         for name, query in self._queries.items():
             error = query.exception()
             if error is not None:
-                raise UsageError(f"the query {name!r} failed: {_sentence(str(error))}")
-        if self.caught_up:
-            self.book.turn(lambda watch: watch.elapse(time.time()))
+                raise _failed(name, error)
+        read_until = self._read_until()
+        if read_until > self.book.watch.now:
+            self._queries["watch"].processAllAvailable()
+            self.book.turn(lambda watch: watch.elapse(read_until))
+
+    def _read_until(self) -> float:
+        """A time before which everything that was published has been stored; 0 if unknown.
+
+        Spark tells of a query that finds nothing every few seconds; one that waits for the cell
+        tells nothing, and no host is called silent for that.
+        """
+        last = self.progress.get("keep")
+        if last is None or any(self.lag.values()):
+            return 0.0
+        return datetime.fromisoformat(last["timestamp"]).timestamp()
 
     @property
-    def caught_up(self) -> bool:
-        """Whether everything that the cell had a moment ago has been watched."""
-        keep = self._queries.get("keep")
-        if keep is None or keep.lastProgress is None:
-            return False
-        waiting = any(self.store.fresh.glob("[0-9]*.parquet"))
-        return not waiting and keep.lastProgress["numInputRows"] < self.most_rows
-
-    #: A batch with as many rows may not be the last one of a backlog.
-    most_rows = 50_000
+    def lag(self) -> dict[str, int]:
+        """Publications of each channel that were there and not read at the last look."""
+        found: dict[str, int] = {}
+        for source in self.progress.get("keep", {}).get("sources", ()):
+            read, there = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
+            found |= {name: max(0, end - read.get(name, 0)) for name, end in there.items()}
+        return found
 
     @property
     def progress(self) -> dict[str, dict[str, Any]]:
@@ -187,6 +204,16 @@ class Monitor:
             query.stop()
 
 
-def _sentence(text: str) -> str:
-    """The first line that says something."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "it does not say why")
+def _offsets(text: object) -> dict[str, int]:
+    """Positions by channel, from what Spark tells of a source; none if it is another kind."""
+    try:
+        return msgspec.convert(json.loads(str(text)), dict[str, int])
+    except (ValueError, msgspec.ValidationError):
+        return {}
+
+
+def _failed(name: str, error: Exception) -> UsageError:
+    """A sentence about a query that ended by itself: ours, if one of ours is in it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    ours = [line.partition("UsageError: ")[2] for line in lines if "UsageError: " in line]
+    return UsageError(f"the query {name!r} failed: {(ours or lines or ['it does not say why'])[0]}")

@@ -1,0 +1,313 @@
+"""The streaming job on channels that are directories: cleaned, stored and told exactly once."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (as everybody calls them)
+
+from quorumcast.manifest.schema import arrow_schema
+from quorumcast.pipeline.monitor.channels import LOGS, METRICS
+from quorumcast.pipeline.monitor.clean import clean_logs, clean_metrics, unite
+from quorumcast.pipeline.monitor.job import STATE_SETTINGS, Monitor, MonitorSettings
+from quorumcast.pipeline.monitor.rules import parse_rules
+from quorumcast.pipeline.monitor.signals import signals
+from quorumcast.pipeline.monitor.store import Store
+
+RULES = """
+[[rule]]
+name = "busy"
+kind = "threshold"
+signal = "cpu.percent"
+aggregate = "last"
+above = 90
+over_s = 3000
+
+[[rule]]
+name = "oom"
+kind = "logs"
+pattern = "out of memory"
+over_s = 3000
+
+[[rule]]
+name = "liar"
+kind = "threshold"
+signal = "dissent"
+aggregate = "count"
+above = 0
+over_s = 3000
+
+[[rule]]
+name = "silent"
+kind = "absence"
+after_s = 3000
+"""
+
+#: What the source adds to a channel's columns.
+ORIGIN = pa.schema(
+    [
+        ("_publisher", pa.string()),
+        ("_number", pa.int64()),
+        ("_position", pa.int64()),
+        ("_index", pa.int32()),
+        ("_published_at", pa.timestamp("us", "UTC")),
+        ("_votes", pa.int32()),
+        ("_dissent", pa.list_(pa.string())),
+    ]
+)
+SCHEMAS = {
+    name: pa.schema([*arrow_schema(columns), *ORIGIN])
+    for name, columns in (("metrics", METRICS), ("logs", LOGS))
+}
+#: Long enough ago for everything that a test adds to it.
+THEN = datetime.now(UTC) - timedelta(minutes=10)
+
+
+def row(position: int, at: datetime, **columns: Any) -> dict[str, Any]:
+    return {
+        "time": at, "host": "web-1", "_publisher": "alice", "_number": position,
+        "_position": position, "_index": 0, "_published_at": at, "_votes": 4, "_dissent": [],
+        **columns,
+    }  # fmt: skip
+
+
+def cpu(position: int, value: float, at: datetime = THEN, **columns: Any) -> dict[str, Any]:
+    return row(position, at, metric="cpu.percent", item="", value=value, **columns)
+
+
+def line(position: int, message: str, at: datetime = THEN, **columns: Any) -> dict[str, Any]:
+    more = {"source": "app.log", "origin": f"f@{position}", "severity": 6, **columns}
+    return row(position, at, message=message, device="", program="", **more)
+
+
+class Channels:
+    """Two directories in the place of channels."""
+
+    def __init__(self, spark: SparkSession, directory: Path) -> None:
+        self._spark = spark
+        self._directory = directory
+        self._files = 0
+        for name in SCHEMAS:
+            (directory / name).mkdir(parents=True)
+            self.publish(name, [])
+
+    def publish(self, name: str, rows: list[dict[str, Any]]) -> None:
+        self._files += 1
+        table = pa.Table.from_pylist(rows, SCHEMAS[name])
+        pq.write_table(table, self._directory / name / f"{self._files:04d}.parquet")
+
+    def frame(self, name: str) -> DataFrame:
+        return self._spark.read.parquet(str(self._directory / name))
+
+    def stream(self, name: str) -> DataFrame:
+        schema = self.frame(name).schema
+        return self._spark.readStream.schema(schema).parquet(str(self._directory / name))
+
+
+@pytest.fixture
+def session(spark: SparkSession) -> SparkSession:
+    """With the state store of production."""
+    made = spark.newSession()
+    for name, value in STATE_SETTINGS.items():
+        made.conf.set(name, value)
+    return made
+
+
+@pytest.fixture
+def channels(session: SparkSession, tmp_path: Path) -> Channels:
+    return Channels(session, tmp_path / "channels")
+
+
+def run_once(session: SparkSession, channels: Channels, directory: Path) -> Monitor:
+    """One process of the job, from where the last one stopped."""
+
+    def sink(alarms: DataFrame) -> Any:
+        return alarms.writeStream.format("json").option("path", str(directory / "published"))
+
+    sources = (channels.stream("metrics"), channels.stream("logs"))
+    settings = MonitorSettings(directory=directory / "job", rules=parse_rules(RULES, "r"))
+    monitor = Monitor(session, settings, sources, sink)
+    monitor.once()
+    return monitor
+
+
+def stored(directory: Path) -> list[dict[str, Any]]:
+    table = pq.read_table(directory / "job" / "observations")
+    return sorted(table.to_pylist(), key=lambda one: (one["channel"], one["position"]))
+
+
+def published(directory: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted((directory / "published").glob("*.json")):
+        yield from map(json.loads, path.read_text().splitlines())
+
+
+def forget_last_batch(directory: Path) -> None:
+    """As if every query had died when its last batch was done and not yet noted as done."""
+    for commits in (directory / "job" / "checkpoints").glob("*/commits"):
+        max(commits.glob("[0-9]*"), key=lambda path: int(path.name)).unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_job_stores_and_tells_everything_once_across_restarts_and_replays(
+    session: SparkSession, channels: Channels, tmp_path: Path
+) -> None:
+    second = THEN + timedelta(seconds=1)
+    channels.publish("metrics", [cpu(1, 99), cpu(2, 99), cpu(3, 120, second)])
+    channels.publish("metrics", [cpu(4, 5, host="db", _dissent=["broker-3"])])
+    again = line(2, "published again", origin="f@1")
+    channels.publish("logs", [line(1, "published"), again, line(3, "out of memory", host="db")])
+    run_once(session, channels, tmp_path)
+    rows = stored(tmp_path)
+    assert Counter((one["channel"], one["host"], one["flaw"]) for one in rows) == Counter(
+        [
+            ("logs", "web-1", None),
+            ("logs", "db", None),
+            ("metrics", "web-1", None),
+            ("metrics", "web-1", "impossible percent"),
+            ("metrics", "db", None),
+        ]
+    )
+    told = sorted(
+        (one["rule"], one["host"], one["item"], one["state"]) for one in published(tmp_path)
+    )
+    assert told == [
+        ("busy", "web-1", "", "raised"),
+        ("liar", "db", "broker-3", "raised"),
+        ("oom", "db", "", "raised"),
+    ]
+
+    forget_last_batch(tmp_path)
+    minute = THEN + timedelta(seconds=60)
+    channels.publish("metrics", [cpu(5, 1, minute), cpu(1, 99)])
+    monitor = run_once(session, channels, tmp_path)
+    later = stored(tmp_path)
+    assert [one for one in later if one["at"] < minute] == rows
+    assert [one["position"] for one in later if one["at"] >= minute] == [5]
+    told_now = [(one["rule"], one["state"]) for one in published(tmp_path)]
+    assert len(told_now) == 4
+    assert told_now.count(("busy", "cleared")) == 1
+    assert {condition.rule for condition in monitor.book.watch.alarms} == {"liar", "oom"}
+    assert {path.name for path in (tmp_path / "job" / "observations").iterdir()} == {
+        "channel=logs",
+        "channel=metrics",
+    }
+
+
+def test_rows_that_cannot_be_true_are_marked(session: SparkSession, channels: Channels) -> None:
+    received = THEN
+    hour = timedelta(hours=1)
+    wrong: dict[str, dict[str, Any]] = {
+        "no number": {"value": float("nan")},
+        "negative": {"metric": "load.1", "value": -1.0},
+        "impossible percent": {"value": 101.0},
+        "no metric": {"metric": ""},
+        "impossible host": {"host": "../../etc"},
+        "no time": {"time": None},
+        "impossible time": {"time": received - 1000 * hour},
+    }
+    rows = [cpu(1, 1) | columns for columns in wrong.values()]
+    channels.publish("metrics", rows)
+    channels.publish("logs", [line(1, "x", severity=9), line(2, "ok")])
+    frames = [channels.frame(name).withColumn("received", F.lit(received)) for name in SCHEMAS]
+    found = clean_metrics(frames[0]).collect()
+    assert Counter(one["flaw"] for one in found) == Counter(list(wrong))
+    assert {one["host"] for one in found} == {"web-1", "unknown"}
+    assert all(one["at"] is not None and one["day"] == received.date() for one in found)
+    assert {one["flaw"] for one in clean_logs(frames[1]).collect()} == {"impossible severity", None}
+
+
+def test_clock_that_is_ahead_is_marked_and_set_right(
+    session: SparkSession, channels: Channels
+) -> None:
+    received, hour, minute = THEN, timedelta(hours=1), timedelta(minutes=1)
+    channels.publish(
+        "metrics",
+        [
+            cpu(1, 1, received),
+            # An hour ahead, and a minute old when it was published.
+            cpu(2, 1, received + hour - minute, _published_at=received + hour),
+            # A right clock, and a wrong time in the row.
+            cpu(3, 1, received + hour, _published_at=received),
+            cpu(4, 1, received - hour),
+        ],
+    )
+    frame = channels.frame("metrics").withColumn("received", F.lit(received))
+    found = {one["position"]: one for one in clean_metrics(frame).collect()}
+    at = {place: one["at"].replace(tzinfo=UTC) for place, one in found.items()}
+    assert [found[place]["clock"] for place in (1, 2, 3, 4)] == [None, "ahead", "ahead", "late"]
+    assert at == {1: received, 2: received - minute, 3: received, 4: received - hour}
+
+
+def test_observations_become_the_signals_that_rules_ask_for(
+    session: SparkSession, channels: Channels
+) -> None:
+    channels.publish("metrics", [cpu(1, 7), cpu(2, 1) | {"metric": "other", "_dissent": ["b1"]}])
+    channels.publish("logs", [line(3, "out of memory", severity=2), line(4, "fine")])
+    frames = [channels.frame(name).withColumn("received", F.lit(THEN)) for name in SCHEMAS]
+    observed = unite([clean_metrics(frames[0]), clean_logs(frames[1])])
+    found = signals(observed, parse_rules(RULES, "r")).collect()
+    assert Counter((one["signal"], one["item"], one["value"]) for one in found) == Counter(
+        [
+            ("cpu.percent", "", 7.0),
+            ("heard", "", 1.0),
+            ("dissent", "b1", 1.0),
+            ("logs", "critical", 1.0),
+            ("rule:oom", "", 1.0),
+            ("logs", "info", 1.0),
+        ]
+    )
+
+
+# ----------------------------------------------------------------------------- the store
+
+
+def observations(day: date, *positions: int) -> pa.Table:
+    rows = [{"channel": "logs", "host": "a", "day": day, "position": p} for p in positions]
+    return pa.Table.from_pylist(rows)
+
+
+def positions(store: Store) -> list[int]:
+    found: list[int] = pq.read_table(store.observations).column("position").to_pylist()
+    return sorted(found)
+
+
+def test_store_makes_one_file_of_a_day_that_is_over(tmp_path: Path) -> None:
+    store, today = Store(tmp_path), date(2026, 11, 15)
+    old = today - timedelta(5)
+    for batch in range(4):
+        store.keep(observations(old, batch), batch)
+        store.keep(observations(today, batch), batch)
+    assert store.compact(today, before=3) == 1
+    folder = tmp_path / "observations" / "channel=logs" / "host=a"
+    assert sorted(path.name for path in (folder / f"day={old}").iterdir()) == [
+        "batch-000000000003.parquet",  # may be replayed
+        "day.parquet",
+    ]
+    assert len(list((folder / f"day={today}").iterdir())) == 4
+    store.keep(observations(old, 3), 3)
+    assert positions(store) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_store_finishes_a_day_that_was_under_way(tmp_path: Path) -> None:
+    store, today = Store(tmp_path), date(2026, 11, 15)
+    old = today - timedelta(5)
+    for batch in range(3):
+        store.keep(observations(old, batch), batch)
+    folder = tmp_path / "observations" / "channel=logs" / "host=a" / f"day={old}"
+    store.compact(today, before=9)
+    (folder / "day.parquet").rename(folder / "_day.parquet")  # as if it had died here
+    os.utime(folder / "_day.parquet", ns=(5, 5))
+    store.keep(observations(old, 0), 0)
+    os.utime(folder / "batch-000000000000.parquet", ns=(1, 1))  # it had not removed this one
+    store.keep(observations(old, 7), 7)  # and this one has come since
+    store.compact(today, before=9)
+    assert positions(store) == [0, 1, 2, 7]

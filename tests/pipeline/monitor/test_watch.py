@@ -1,0 +1,233 @@
+"""What rules make of signals: conditions begin once and end once, also across hosts."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.monitor import watch as watching
+from quorumcast.pipeline.monitor.book import Book
+from quorumcast.pipeline.monitor.rules import Rules, parse_rules
+from quorumcast.pipeline.monitor.watch import Alarm, Bucket, Memory, Watch
+
+BUSY = '[[rule]]\nname = "busy"\nkind = "threshold"\nsignal = "cpu"\nabove = 90\nover_s = 30\n'
+SILENT = '[[rule]]\nname = "silent"\nkind = "absence"\nafter_s = 60\n'
+OOM = '[[rule]]\nname = "oom"\nkind = "logs"\npattern = "x"\nat_least = 2\nover_s = 30\n'
+
+
+def rules(text: str) -> Rules:
+    return parse_rules(text, "r")
+
+
+def cpu(start: int, value: float, host: str = "a", *, count: int = 1, item: str = "") -> Bucket:
+    return Bucket(start, host, "cpu", item, count, value * count, value, value, value, start + 9.0)
+
+
+def lines(start: int, count: int, host: str = "a") -> Bucket:
+    return Bucket(start, host, "rule:oom", "", count, count, 1, 1, 1, start + 9.0)
+
+
+def told(alarms: list[Alarm]) -> list[tuple[str, str, str]]:
+    return [(alarm.rule, alarm.host, alarm.state) for alarm in alarms]
+
+
+def test_condition_is_raised_once_and_cleared_once() -> None:
+    watch = Watch(rules(BUSY))
+    found = [told(watch.absorb([cpu(start, 95)])) for start in (0, 10, 20, 30, 40)]
+    assert found == [[], [], [("busy", "a", "raised")], [], []]
+    assert [condition.value for condition in watch.alarms] == [95]
+    found = [told(watch.absorb([cpu(start, 10)])) for start in (50, 60)]
+    assert found == [[("busy", "a", "cleared")], []]
+    assert watch.alarms == []
+
+
+def test_peak_is_not_a_mean_before_the_window_is_full() -> None:
+    watch = Watch(rules(BUSY))
+    assert watch.absorb([cpu(0, 100)]) == []
+    highest = Watch(rules(BUSY + 'aggregate = "max"\n'))
+    assert told(highest.absorb([cpu(0, 100)])) == [("busy", "a", "raised")]
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "value"),
+    # Those that need no whole window are decided by the first bucket.
+    [("mean", 40), ("min", 10), ("max", 50), ("last", 50), ("sum", 150), ("count", 3)],
+)
+def test_window_is_aggregated_as_the_rule_says(aggregate: str, value: float) -> None:
+    text = BUSY.replace("above = 90", "above = 0") + f'aggregate = "{aggregate}"\n'
+    watch = Watch(rules(text))
+    watch.absorb([cpu(0, 50, count=3), cpu(10, 40), cpu(20, 10)])
+    assert [condition.value for condition in watch.alarms] == [value]
+
+
+def test_same_buckets_again_change_nothing() -> None:
+    watch = Watch(rules(BUSY))
+    buckets = [cpu(start, 95) for start in (0, 10, 20)]
+    assert len(watch.absorb(buckets)) == 1
+    before = msgspec.json.encode(watch.memory)
+    assert watch.absorb(buckets) == []
+    assert msgspec.json.encode(watch.memory) == before
+
+
+def test_backlog_raises_and_clears_what_it_would_have_when_it_was_new() -> None:
+    values = [95, 95, 95, 10, 10, 10, 95, 95, 95]
+    buckets = [cpu(10 * i, value) for i, value in enumerate(values)]
+    at_once = Watch(rules(BUSY))
+    one_by_one = Watch(rules(BUSY))
+    alarms = at_once.absorb(buckets)
+    assert [state for _, _, state in told(alarms)] == ["raised", "cleared", "raised"]
+    assert told(alarms) == told([a for b in buckets for a in one_by_one.absorb([b])])
+    assert len({alarm.id for alarm in alarms}) == 2
+
+
+def test_silent_host_is_told_once_and_keeps_its_other_conditions() -> None:
+    watch = Watch(rules(BUSY + SILENT))
+    watch.absorb([cpu(start, 95) for start in (0, 10, 20)])
+    assert told(watch.elapse(80)) == []
+    assert told(watch.elapse(100)) == [("silent", "a", "raised")]
+    assert told(watch.elapse(200)) == []
+    assert {condition.rule for condition in watch.alarms} == {"busy", "silent"}
+    assert ("silent", "a", "cleared") in told(watch.absorb([cpu(200, 95)]))
+
+
+def test_silence_of_one_host_shows_in_the_time_of_the_others() -> None:
+    watch = Watch(rules(SILENT))
+    watch.absorb([cpu(0, 1, "a"), cpu(0, 1, "b")])
+    assert told(watch.absorb([cpu(80, 1, "b")])) == [("silent", "a", "raised")]
+
+
+def test_lines_are_counted_over_the_window_and_forgotten_after_it() -> None:
+    watch = Watch(rules(OOM))
+    assert watch.absorb([lines(0, 1)]) == []
+    assert told(watch.absorb([lines(20, 1)])) == [("oom", "a", "raised")]
+    assert told(watch.elapse(61)) == [("oom", "a", "cleared")]
+
+
+def test_hosts_and_items_that_a_rule_does_not_name_are_left_alone() -> None:
+    watch = Watch(rules(BUSY + 'aggregate = "max"\nhosts = "web-*"\nitems = "/data*"\n'))
+    alarms = watch.absorb(
+        [cpu(0, 99, "web-1", item="/data1"), cpu(0, 99, "web-1", item="/"), cpu(0, 99, "db")]
+    )
+    assert [(alarm.host, alarm.item) for alarm in alarms] == [("web-1", "/data1")]
+
+
+TOGETHER = (
+    BUSY + 'aggregate = "max"\nquiet = true\n'
+    '[[rule]]\nname = "storm"\nkind = "together"\nof = "busy"\nat_least = 3\nwithin_s = 60\n'
+)
+
+
+def test_condition_on_enough_hosts_within_a_while_is_one_alarm() -> None:
+    watch = Watch(rules(TOGETHER))
+    assert watch.absorb([cpu(0, 99, "a")]) == []
+    assert watch.absorb([cpu(40, 99, "b")]) == []
+    assert told(watch.absorb([cpu(50, 99, "c")])) == [("storm", "*", "raised")]
+    assert watch.absorb([cpu(60, 99, "d")]) == []
+    cleared = watch.absorb([cpu(start, 1, host) for start in (70, 160) for host in "abcd"])
+    assert told(cleared) == [("storm", "*", "cleared")]
+
+
+def test_condition_on_hosts_too_far_apart_in_time_is_none() -> None:
+    watch = Watch(rules(TOGETHER))
+    for start, host in ((0, "a"), (100, "b"), (200, "c")):
+        assert watch.absorb([cpu(start, 99, host), cpu(start + 30, 1, host)]) == []
+
+
+SEQUENCE = (
+    OOM + BUSY + 'aggregate = "max"\n'
+    '[[rule]]\nname = "moved"\nkind = "sequence"\nfirst = "oom"\nthen = "busy"\nwithin_s = 60\n'
+)
+
+
+def test_pattern_on_one_host_before_a_threshold_on_another_is_one_alarm() -> None:
+    watch = Watch(rules(SEQUENCE))
+    watch.absorb([lines(0, 2, "a")])
+    raised = [told(watch.absorb([cpu(start, 99, "b")])) for start in (40, 50, 160)]
+    assert raised[0][-2:] == [("busy", "b", "raised"), ("moved", "b", "raised")]
+    assert all(("moved", "b", "raised") not in later for later in raised[1:])
+    ended = watch.absorb([cpu(start, 1, "b") for start in (170, 180, 190)])
+    assert ("moved", "b", "cleared") in told(ended)
+
+
+@pytest.mark.parametrize(
+    "buckets",
+    [
+        [cpu(0, 99, "b"), lines(40, 2, "a")],  # the other way round
+        [lines(0, 2, "b"), cpu(40, 99, "b")],  # on one host
+        [lines(0, 2, "a"), cpu(100, 99, "b")],  # too late
+    ],
+)
+def test_conditions_that_are_no_sequence_raise_none(buckets: list[Bucket]) -> None:
+    watch = Watch(rules(SEQUENCE))
+    alarms = [alarm for bucket in buckets for alarm in watch.absorb([bucket])]
+    assert "moved" not in {alarm.rule for alarm in alarms}
+    assert {alarm.rule for alarm in alarms} >= {"oom", "busy"}
+
+
+def test_series_beyond_the_limit_are_counted_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "MAX_SERIES", 3)
+    watch = Watch(rules(BUSY))
+    watch.absorb([cpu(0, 1, f"host-{i}", count=2) for i in range(5)])
+    assert (len(watch.series), len(watch.heard), watch.ignored) == (3, 3, 4)
+
+
+def test_open_conditions_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "MAX_OPEN", 2)
+    watch = Watch(rules(BUSY + 'aggregate = "max"\n'))
+    assert len(watch.absorb([cpu(0, 99, f"host-{i}") for i in range(3)])) == 2
+    assert watch.ignored == 1
+
+
+def test_old_buckets_and_hosts_are_forgotten() -> None:
+    watch = Watch(rules(BUSY))
+    for start in range(0, 20_000, 10):
+        watch.absorb([cpu(start, 1)])
+    assert max(len(line) for line in watch.series.values()) <= watching.DRAWN + 3
+    watch.absorb([cpu(20_000 + watching.FORGET_S, 1, "b")])
+    assert set(watch.heard) == {"b"}
+
+
+# ---------------------------------------------------------------------------- the book
+
+
+def written(book: Book) -> list[Alarm]:
+    return [
+        msgspec.json.decode(line, type=Alarm)
+        for path in sorted(book.alarms.glob("*.json"))
+        for line in path.read_bytes().splitlines()
+    ]
+
+
+def test_book_goes_on_where_it_stopped_and_writes_each_alarm_once(tmp_path: Path) -> None:
+    buckets = [cpu(start, 95) for start in (0, 10, 20, 30)]
+    for bucket in buckets:
+        book = Book(tmp_path, rules(BUSY))  # a new process for each
+        book.turn(lambda watch, bucket=bucket: watch.absorb([bucket]))  # type: ignore[misc]
+    last = Book(tmp_path, rules(BUSY))
+    assert told(written(last)) == [("busy", "a", "raised")]
+    assert [alarm.state for alarm in last.recent] == ["raised"]
+
+
+def test_book_writes_out_the_alarms_of_a_process_that_died_in_between(tmp_path: Path) -> None:
+    book = Book(tmp_path, rules(BUSY))
+    book.turn(lambda watch: watch.absorb([cpu(start, 95) for start in (0, 10, 20)]))
+    (path,) = book.alarms.glob("*.json")
+    contents = path.read_bytes()
+    path.unlink()
+    Book(tmp_path, rules(BUSY))
+    assert path.read_bytes() == contents
+
+
+def test_book_that_is_damaged_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "book.bin").write_bytes(b"\xc1")
+    with pytest.raises(UsageError, match="is damaged"):
+        Book(tmp_path, rules(BUSY))
+
+
+def test_rules_that_are_gone_hold_no_more() -> None:
+    watch = Watch(rules(BUSY))
+    watch.absorb([cpu(start, 95) for start in (0, 10, 20)])
+    memory = msgspec.json.decode(msgspec.json.encode(watch.memory), type=Memory)
+    assert Watch(rules(SILENT), memory).alarms == []
+    assert len(Watch(rules(BUSY), memory).alarms) == 1
