@@ -139,7 +139,7 @@ def create(
     from quorumcast.manifest.build import next_epoch
 
     made = parse_channel(channel)
-    policy = replace(made.policy, limits=_with_limits(made.policy.limits, limit))
+    policy = replace(made.policy, limits=with_limits(made.policy.limits, limit))
     entry = replace(made, policy=policy, schema=_columns(column), overflow=_overflow(overflow))
     path = manifest_path(manifest)
     cell = _read(manifest)
@@ -151,12 +151,12 @@ def create(
                 f"there is a channel {entry.name!r} already; choose another name, or change it "
                 f"with 'quorumcast channel change {entry.name}'"
             )
-        _check_size(old, entry)
+        check_size(old, entry)
         more = with_companion(old, None, entry, make=subscriptions)
         return next_epoch(old, channels=(*old.channels, entry, *more))
 
     if policy.needs_store:
-        _check_disks(cell, entry, urls)
+        check_disks(cell, entry, urls)
     new = advance(path, operator, add)
     _report(new, entry.name, urls if wait else {}, json_)
 
@@ -220,7 +220,7 @@ def change(
         for title, kind in entry.schema:
             if title in dict(new):
                 raise UsageError(f"channel {name!r} has a column {title!r} already, of type {kind}")
-        limits = _with_limits(entry.policy.limits, limit)
+        limits = with_limits(entry.policy.limits, limit)
         check_limits(entry, limits)
         return replace(
             entry,
@@ -327,7 +327,8 @@ def _overflow(given: str | None) -> Overflow:
     return Overflow.WAIT if given is None else Overflow(given)
 
 
-def _with_limits(limits: Limits, given: list[str] | None) -> Limits:
+def with_limits(limits: Limits, given: list[str] | None) -> Limits:
+    """Limits with those that a command line names."""
     from difflib import get_close_matches
 
     import msgspec
@@ -348,7 +349,7 @@ def _with_limits(limits: Limits, given: list[str] | None) -> Limits:
     return msgspec.structs.replace(limits, **wanted)
 
 
-def _check_size(cell: Manifest, entry: ChannelEntry) -> None:
+def check_size(cell: Manifest, entry: ChannelEntry) -> None:
     """Refuse a policy for which the cell is too small, and say which ones it can carry."""
     from quorumcast.core.quorum import minimum_brokers
     from quorumcast.manifest.policy import POLICY_NAMES, Policy
@@ -368,7 +369,7 @@ def _check_size(cell: Manifest, entry: ChannelEntry) -> None:
     )
 
 
-def _check_disks(cell: Manifest, entry: ChannelEntry, urls: dict[str, str]) -> None:
+def check_disks(cell: Manifest, entry: ChannelEntry, urls: dict[str, str]) -> None:
     """A broker without a data directory would not take the epoch: say so before it is signed."""
     without = [
         name for name, row in ask_cell(cell, urls).items() if row["up"] and not row.get("disk")

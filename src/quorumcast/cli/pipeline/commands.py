@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from quorumcast.cli.pipeline import audit, bench, campaign, evaluate, workload
+from quorumcast.cli.pipeline import monitor
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,3 +23,4 @@ app.command(epilog=evaluate.EXAMPLE)(evaluate.evaluate)
 app.command(epilog=audit.EXAMPLE)(audit.audit)
 app.add_typer(workload.app, name="workload")
 app.command("campaign", epilog=campaign.EXAMPLE)(campaign.campaign)
+app.add_typer(monitor.app, name="monitor")

@@ -75,6 +75,11 @@ class Book:
             self._write_out(alarms)
             return alarms
 
+    def read(self, look: Callable[[Watch, list[Alarm]], None]) -> None:
+        """Look at the watch and the newest alarms while nobody changes them."""
+        with self._lock:
+            look(self.watch, list(self.recent))
+
     def _write_out(self, alarms: list[Alarm]) -> None:
         if alarms:
             lines = b"\n".join(map(msgspec.json.encode, alarms))

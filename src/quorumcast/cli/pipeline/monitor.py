@@ -1,0 +1,324 @@
+"""`quorumcast pipeline monitor …`: channels, probes and the job that watches."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quorumcast.cli.advancing import OperatorOption, advance, wait_until_taken
+from quorumcast.cli.cells import parse_rights
+from quorumcast.cli.channels import LimitOption, WaitOption, check_disks, check_size, with_limits
+from quorumcast.cli.common import (
+    IdentityOption,
+    JsonOption,
+    ManifestOption,
+    StatusOption,
+    TimeoutOption,
+    ask_cell,
+    console,
+    identity_path,
+    manifest_path,
+    print_json,
+    status_urls,
+)
+from quorumcast.cli.pipeline import MasterOption
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from quorumcast.manifest.manifest import Manifest
+    from quorumcast.pipeline.monitor.probes import Probe, ProbeSettings
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Watch hosts through a cell: probes, a store, alarms and a report.",
+    epilog="Start here:  quorumcast pipeline monitor init -m cell",
+)
+
+PrefixOption = Annotated[
+    str, typer.Option(help="Before the channels' names: 'plant' makes plant/metrics and so on.")
+]
+#: How often a command tells how it is going.
+TELL_S = 5.0
+
+
+@app.command(
+    epilog="Example:  quorumcast pipeline monitor init -m cell --probes alice --consoles bob"
+)
+def init(
+    manifest: ManifestOption = Path(),
+    probes: Annotated[
+        str, typer.Option(help="Who may publish measurements and lines: names with commas.")
+    ] = "",
+    consoles: Annotated[
+        str, typer.Option(help="Who may read them and publish alarms: names with commas.")
+    ] = "",
+    prefix: PrefixOption = "",
+    policy: Annotated[
+        str, typer.Option(help="A policy with total order; on disk where the brokers have one.")
+    ] = "",
+    limit: LimitOption = None,
+    operator: OperatorOption = None,
+    url: StatusOption = None,
+    wait: WaitOption = True,
+    json_: JsonOption = False,
+) -> None:
+    """Make the channels metrics, logs and alarms in a cell that is there; what is there stays.
+
+    Everyone may do everything unless --probes and --consoles say otherwise; everyone may read
+    alarms.
+    """
+    from msgspec.structs import replace
+
+    from quorumcast.manifest.build import next_epoch
+    from quorumcast.manifest.files import read_manifest
+    from quorumcast.manifest.policy import Policy
+    from quorumcast.pipeline.monitor.channels import Names, missing_entries
+
+    path = manifest_path(manifest)
+    cell = read_manifest(path)
+    urls = status_urls(cell, url)
+    chosen = Policy.parse(policy or _policy(cell, urls))
+    chosen = replace(chosen, limits=with_limits(chosen.limits, limit))
+    names = Names.under(prefix)
+    rights = (parse_rights(probes), parse_rights(consoles), parse_rights(""))
+    made = missing_entries(cell, names, chosen, *rights)
+    for entry in made:
+        check_size(cell, entry)
+        if chosen.needs_store:
+            check_disks(cell, entry, urls)
+
+    def add(old: Manifest) -> Manifest:
+        more = missing_entries(old, names, chosen, *rights)
+        return next_epoch(old, channels=(*old.channels, *more))
+
+    new = advance(path, operator, add) if made else cell
+    taken = wait_until_taken(new, urls) if wait and made else {}
+    late = [broker for broker, done in taken.items() if not done]
+    if json_:
+        channels = {name: _title(new, name) for name in names.columns}
+        facts = {"made": [entry.name for entry in made], "channels": channels, "taken": taken}
+        print_json({"cell": new.cell, "epoch": new.epoch, **facts})
+    else:
+        what = ", ".join(entry.name for entry in made) or "nothing: all three are there"
+        console().print(f"made {what} ({chosen.title}) in epoch {new.epoch}", markup=False)
+    if late:
+        raise UsageError(
+            f"{', '.join(late)} has not taken epoch {new.epoch}; its log says why; where it has a "
+            "manifest of its own, copy the new one there"
+        )
+
+
+def _policy(cell: Manifest, urls: dict[str, str]) -> str:
+    """Like the cell's other ordered channels; else on disk, unless a broker that runs has none."""
+    from quorumcast.core.quorum import Protection
+
+    for channel in cell.channels:
+        if channel.policy.total and channel.policy.protection is Protection.BYZANTINE:
+            return channel.policy.title
+    running = [row for row in ask_cell(cell, urls).values() if row["up"]]
+    return "total+durable" if all(row.get("disk") for row in running) else "total"
+
+
+def _title(cell: Manifest, name: str) -> str:
+    entry = cell.channel(name)
+    return "" if entry is None else entry.policy.title
+
+
+@app.command("rules", epilog="Example:  quorumcast pipeline monitor rules > rules.toml")
+def show_rules(
+    file: Annotated[
+        Path | None, typer.Argument(help="Check this file instead and say what is in it.")
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Print the rules that come with Quorumcast, to begin with; or check a rules file."""
+    import msgspec
+
+    from quorumcast.pipeline.monitor.rules import default_rules, read_rules
+
+    rules = read_rules(file)
+    if json_:
+        print_json(msgspec.to_builtins(rules))
+    elif file is None:
+        print(default_rules(), end="")
+    else:
+        console().print(f"{file}: {len(rules.rule)} rules, no mistakes", markup=False)
+
+
+# ------------------------------------------------------------------------------ probe
+
+
+@app.command(
+    epilog="Example:  quorumcast pipeline monitor probe -m cell -i alice --metrics "
+    "--logs /var/log/syslog --syslog 127.0.0.1:5514"
+)
+def probe(
+    manifest: ManifestOption = Path(),
+    identity: IdentityOption = "",
+    metrics: Annotated[
+        bool,
+        typer.Option("--metrics", help="Measure this host: processor, memory, disks, network."),
+    ] = False,
+    logs: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Follow a log file, like tail -F; may be repeated."),
+    ] = None,
+    syslog: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Listen to syslog here, over UDP and TCP.")
+    ] = "",
+    interval: Annotated[float, typer.Option(help="Seconds between two measurements.")] = 5.0,
+    host: Annotated[str, typer.Option(help="The name of this host; the system's if none.")] = "",
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Read files from the beginning the first time.")
+    ] = False,
+    state: Annotated[
+        Path | None, typer.Option(help="Where to keep how far files have been read.")
+    ] = None,
+    buffer: Annotated[int, typer.Option(help="Rows that may wait for the cell.")] = 10_000,
+    prefix: PrefixOption = "",
+    seconds: Annotated[float, typer.Option(help="Stop after so many; 0 runs on.")] = 0.0,
+    timeout: TimeoutOption = 10.0,
+    json_: JsonOption = False,
+) -> None:
+    """Publish what this host measures and logs, until Ctrl-C.
+
+    After a restart, files are read on where they were left. What finds no room while the cell is
+    away is dropped and counted, except lines of files, which are read later.
+    """
+    from quorumcast.client import run
+    from quorumcast.manifest.files import read_identity
+    from quorumcast.pipeline.monitor.channels import Names
+    from quorumcast.pipeline.monitor.probes import ProbeSettings
+    from quorumcast.pipeline.monitor.syslog import parse_address
+
+    path = manifest_path(manifest)
+    who = identity_path(identity, path)
+    settings = ProbeSettings(
+        host=host or socket.gethostname(),
+        names=Names.under(prefix),
+        metrics=metrics,
+        interval_s=interval,
+        files=tuple(logs or ()),
+        from_start=from_start,
+        state=state or _state_path(path, read_identity(who).name),
+        syslog=parse_address(syslog) if syslog else None,
+        buffer=buffer,
+    )
+    settings.check()
+    run(_probe(path, who, settings, timeout, seconds, json_))
+
+
+def _state_path(manifest: Path, name: str) -> Path:
+    """Where the places of files are kept: one file per cell and identity."""
+    from quorumcast.manifest.files import read_manifest
+
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return home / "quorumcast" / f"probe-{read_manifest(manifest).cell}-{name}.json"
+
+
+async def _probe(
+    manifest: Path,
+    identity: Path,
+    settings: ProbeSettings,
+    timeout_s: float,
+    seconds: float,
+    json_: bool,
+) -> None:
+    from quorumcast.client import connect
+    from quorumcast.pipeline.monitor.probes import Probe
+
+    async with await connect(manifest, identity, timeout_s=timeout_s) as node:
+        probe = Probe(node, settings)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, probe.stop)
+        loop.add_signal_handler(signal.SIGINT, probe.stop)
+        if seconds > 0:
+            loop.call_later(seconds, probe.stop)
+        telling = asyncio.create_task(_tell(probe, settings, json_))
+        try:
+            await probe.run()
+        finally:
+            telling.cancel()
+    if json_:
+        print_json({"host": settings.host, "published": probe.published, "dropped": probe.dropped})
+    else:
+        console(stderr=True).print(_counts(probe), markup=False)
+
+
+async def _tell(probe: Probe, settings: ProbeSettings, json_: bool) -> None:
+    await probe.ready.wait()
+    listening = "{}:{}".format(*probe.address) if settings.syslog else None
+    if json_:
+        print_json({"event": "ready", "host": settings.host, "syslog": listening})
+        return
+    where = f", syslog on {listening}" if listening else ""
+    out = console(stderr=True)
+    out.print(f"probing {settings.host}{where}; Ctrl-C stops", markup=False)
+    while sys.stderr.isatty():
+        await asyncio.sleep(TELL_S)
+        out.print(_counts(probe), markup=False)
+
+
+def _counts(probe: Probe) -> str:
+    published = ", ".join(f"{count:,} {kind}" for kind, count in probe.published.items())
+    lost = ", ".join(f"{count:,} {kind}" for kind, count in probe.dropped.items() if count)
+    return f"published {published or 'nothing'}; dropped {lost or 'nothing'}"
+
+
+# -------------------------------------------------------------------------------- run
+
+
+@app.command(
+    "run",
+    epilog="Example:  quorumcast pipeline monitor run -m cell -i bob --store monitoring "
+    "--report report.html",
+)
+def run_job(
+    store: Annotated[Path, typer.Option(metavar="DIR", help="Where everything is kept.")],
+    manifest: ManifestOption = Path(),
+    identity: IdentityOption = "",
+    rules: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What raises alarms; built-in rules if none."),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page here, again and again.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Read what there is now, and stop.")] = False,
+    seconds: Annotated[float, typer.Option(help="Stop after so many; 0 runs on.")] = 0.0,
+    trigger: Annotated[float, typer.Option(help="Seconds between two looks at the cell.")] = 5.0,
+    prefix: PrefixOption = "",
+    master: MasterOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Clean, store, watch and report what probes publish; raise alarms on the channel 'alarms'.
+
+    Stopped and started again with the same --store, it goes on where it stopped. Prints each alarm.
+    """
+    from quorumcast.cli.pipeline.monitoring import watch_cell
+
+    if once and seconds:
+        raise UsageError("--once and --seconds contradict each other; leave one out")
+    if not 0.1 <= trigger < 3600 or not 0 <= seconds < float("inf"):
+        raise UsageError("--trigger is 0.1 to 3600 seconds and --seconds 0 or more")
+    path = manifest_path(manifest)
+    watch_cell(
+        path,
+        identity_path(identity, path),
+        store,
+        rules_file=rules,
+        report=report,
+        until=None if once else (time.monotonic() + seconds if seconds else float("inf")),
+        trigger_s=trigger,
+        prefix=prefix,
+        master=master,
+        json_=json_,
+    )

@@ -1,0 +1,206 @@
+"""What `quorumcast pipeline monitor run` does while it runs: queries, ticks, alarms, the page."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quorumcast.cli.common import console, print_json
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from quorumcast.manifest.manifest import Manifest
+    from quorumcast.pipeline.monitor.channels import Names
+    from quorumcast.pipeline.monitor.job import Monitor
+
+#: How often hosts, alarms and the page are looked after, and how often people are told.
+TICK_S = 1.0
+TELL_S = 10.0
+#: Publications' worth of rows in one micro-batch: what a driver holds at once.
+MOST_EVENTS = 200_000
+
+
+def watch_cell(
+    manifest: Path,
+    identity: Path,
+    store: Path,
+    *,
+    rules_file: Path | None,
+    report: Path | None,
+    until: float | None,
+    trigger_s: float,
+    prefix: str,
+    master: str | None,
+    json_: bool,
+) -> None:
+    """Run the job: until a time, or once if there is none."""
+    from quorumcast.manifest.files import read_manifest
+    from quorumcast.pipeline.monitor.channels import Names, check_channel
+    from quorumcast.pipeline.monitor.rules import read_rules
+
+    # Everything that can be wrong is found out before Java is started.
+    rules = read_rules(rules_file)
+    cell, names = read_manifest(manifest), Names.under(prefix)
+    for name, columns in names.columns.items():
+        check_channel(cell, name, columns)
+    with _alone(store), console(stderr=True).status("starting Spark") as shown:
+        from quorumcast.pipeline.monitor.job import STATE_SETTINGS, Monitor, MonitorSettings
+        from quorumcast.pipeline.session import spark_session
+
+        spark = spark_session("quorumcast-monitor", master=master, settings=STATE_SETTINGS)
+        options = {"manifest": str(manifest.absolute()), "identity": str(identity.absolute())}
+        monitor = Monitor(
+            spark,
+            MonitorSettings(directory=store.absolute(), rules=rules, trigger_s=trigger_s),
+            (_source(spark, options, names.metrics), _source(spark, options, names.logs)),
+            lambda alarms: _sink(alarms, options, names),
+        )
+        run = _Run(monitor, cell, report, json_)
+        if until is None:
+            shown.update("reading what there is")
+            monitor.once()
+            run.tell_alarms()
+        else:
+            shown.update(f"watching {cell.cell}; Ctrl-C stops")
+            run.watch(until, shown.update)
+        run.end()
+
+
+def _source(spark: SparkSession, options: dict[str, str], channel: str) -> DataFrame:
+    return (
+        spark.readStream.format("quorumcast")
+        .options(**options, channel=channel, startingOffsets="earliest")
+        # A monitor that stands still because of what is gone is no help.
+        .options(failOnDataLoss="false", maxEventsPerTrigger=MOST_EVENTS)
+        .load()
+    )
+
+
+def _sink(alarms: DataFrame, options: dict[str, str], names: Names) -> DataStreamWriter:
+    return (
+        alarms.coalesce(1)
+        .writeStream.format("quorumcast")
+        .options(**options, channel=names.alarms, publishedAt="time", sorted="true")
+    )
+
+
+@contextmanager
+def _alone(store: Path) -> Iterator[None]:
+    """One job per directory: two would undo each other's work."""
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        lock = os.open(store / ".lock", os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise UsageError(
+            f"{store} cannot be used ({error.strerror}); choose another directory"
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise UsageError(
+            f"another process is at work in {store}; stop it, or choose another directory"
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+class _Run:
+    """One run, as people see it."""
+
+    def __init__(self, monitor: Monitor, cell: Manifest, report: Path | None, json_: bool) -> None:
+        self._monitor = monitor
+        self._cell = cell
+        self._report = report
+        self._json = json_
+        self._stopping = False
+
+    def watch(self, until: float, say: Any) -> None:
+        """Until a time, or until somebody says stop."""
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in before:
+            signal.signal(number, self._stop)
+        monitor, told = self._monitor, time.monotonic()
+        try:
+            monitor.start()
+            while not self._stopping and time.monotonic() < until:
+                time.sleep(TICK_S)
+                monitor.tick()
+                self.tell_alarms()
+                self._write(running=True)
+                if time.monotonic() - told >= TELL_S:
+                    told = time.monotonic()
+                    say(self._line())
+        finally:
+            monitor.stop()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        self.tell_alarms()
+
+    def end(self) -> None:
+        """The last page and the last word."""
+        self._write(running=False)
+        watch = self._monitor.book.watch
+        if self._json:
+            print_json(
+                {
+                    "cell": self._cell.cell,
+                    "stored": self._monitor.stored,
+                    "hosts": sorted(watch.heard),
+                    "open": [f"{c.rule}/{c.host}/{c.item}" for c in watch.alarms],
+                    "lag": self._monitor.lag,
+                    "ignored": watch.ignored,
+                }
+            )
+        else:
+            console(stderr=True).print(self._line(), markup=False)
+
+    def tell_alarms(self) -> None:
+        """Print what was raised and cleared since the last time."""
+        import msgspec
+
+        untold = self._monitor.book.untold
+        while untold:
+            alarm = untold.popleft()
+            if self._json:
+                print_json({"alarm": msgspec.to_builtins(alarm)})
+            else:
+                line = f"{alarm.state} {alarm.severity}: {alarm.rule}: {alarm.text}"
+                console().print(line, markup=False, soft_wrap=True)
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._stopping = True
+
+    def _line(self) -> str:
+        watch, lag = self._monitor.book.watch, sum(self._monitor.lag.values())
+        return (
+            f"{self._monitor.stored:,} rows stored, {len(watch.heard):,} hosts, "
+            f"{len(watch.alarms):,} open alarms, {lag:,} publications behind"
+        )
+
+    def _write(self, *, running: bool) -> None:
+        if self._report is None:
+            return
+        from quorumcast.pipeline.monitor.report import Facts, write_report
+
+        facts = Facts(
+            cell=self._cell.cell,
+            now=time.time(),
+            stored=self._monitor.stored,
+            lag=self._monitor.lag,
+            running=running,
+        )
+        self._monitor.book.read(
+            lambda watch, recent: write_report(self._report, watch, recent, facts)  # type: ignore[arg-type]
+        )
