@@ -161,6 +161,7 @@ class _Run:
                     "open": [f"{c.rule}/{c.host}/{c.item}" for c in watch.alarms],
                     "lag": self._monitor.lag,
                     "ignored": watch.ignored,
+                    "troubles": self._monitor.troubles,
                 }
             )
         else:
@@ -184,9 +185,10 @@ class _Run:
 
     def _line(self) -> str:
         watch, lag = self._monitor.book.watch, sum(self._monitor.lag.values())
+        troubles = [f"; {name} waits: {why}" for name, why in self._monitor.troubles.items()]
         return (
             f"{self._monitor.stored:,} rows stored, {len(watch.heard):,} hosts, "
-            f"{len(watch.alarms):,} open alarms, {lag:,} publications behind"
+            f"{len(watch.alarms):,} open alarms, {lag:,} publications behind{''.join(troubles)}"
         )
 
     def _write(self, *, running: bool) -> None:
@@ -199,6 +201,7 @@ class _Run:
             now=time.time(),
             stored=self._monitor.stored,
             lag=self._monitor.lag,
+            troubles=self._monitor.troubles,
             running=running,
         )
         self._monitor.book.read(

@@ -19,22 +19,20 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (as everybody calls them)
 
-from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.monitor import clean
 from quorumcast.pipeline.monitor.book import Book
+from quorumcast.pipeline.monitor.queries import Query
 from quorumcast.pipeline.monitor.rules import Rules
 from quorumcast.pipeline.monitor.signals import bucket_of, buckets, signals
 from quorumcast.pipeline.monitor.store import Store
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 #: What a query is to be given, beside where it writes to.
@@ -88,7 +86,10 @@ class Monitor:
         self.store = Store(settings.directory)
         self.book = Book(settings.directory, settings.rules)
         self._compacted = ""
-        self._queries: dict[str, StreamingQuery] = {}
+        self._keeping = Query("keep", settings.trigger_s, self._keep)
+        self._watching = Query("watch", LOOK_S, self._watch)
+        self._publishing = Query("publish", LOOK_S, self._publish)
+        self._queries = (self._keeping, self._watching, self._publishing)
         #: Rows that this process has stored.
         self.stored = 0
 
@@ -137,40 +138,30 @@ class Monitor:
     # ---------------------------------------------------------------------- running
 
     def start(self) -> None:
-        """Begin; `wait` goes on from there."""
-        every = f"{self._settings.trigger_s} seconds"
-        self._queries = {
-            "keep": self._keep().trigger(processingTime=every).start(),
-            "watch": self._watch().trigger(processingTime=f"{LOOK_S} seconds").start(),
-            "publish": self._publish().trigger(processingTime=f"{LOOK_S} seconds").start(),
-        }
+        """Begin; `tick` keeps it going."""
+        for query in self._queries:
+            query.start()
 
     def once(self) -> None:
         """Everything that there is now, and then no more."""
         began = time.time()
-        for name, made in (("keep", self._keep), ("watch", self._watch)):
-            self._to_the_end(name, made())
+        self._keeping.run_once()
+        self._watching.run_once()
         self.book.turn(lambda watch: watch.elapse(began))
-        self._to_the_end("publish", self._publish())
-
-    def _to_the_end(self, name: str, writer: DataStreamWriter) -> None:
-        query = writer.trigger(availableNow=True).start()
-        self._queries[name] = query
-        try:
-            query.awaitTermination()
-        except StreamingQueryException as error:
-            raise _failed(name, error) from None
+        self._publishing.run_once()
 
     def tick(self) -> None:
-        """Let time pass for the rules, as far as everything has been read; tell of failures."""
-        for name, query in self._queries.items():
-            error = query.exception()
-            if error is not None:
-                raise _failed(name, error)
+        """Begin again what failed, and let time pass for the rules as far as all has been read."""
+        for query in self._queries:
+            query.tick()
         read_until = self._read_until()
-        if read_until > self.book.watch.now:
-            self._queries["watch"].processAllAvailable()
+        if read_until > self.book.watch.now and self._watching.catch_up():
             self.book.turn(lambda watch: watch.elapse(read_until))
+
+    @property
+    def troubles(self) -> dict[str, str]:
+        """Queries that failed and have not got on since, and why."""
+        return {query.name: query.trouble for query in self._queries if query.trouble}
 
     def _read_until(self) -> float:
         """A time before which everything that was published has been stored; 0 if unknown.
@@ -178,8 +169,8 @@ class Monitor:
         Spark tells of a query that finds nothing every few seconds; one that waits for the cell
         tells nothing, and no host is called silent for that.
         """
-        last = self.progress.get("keep")
-        if last is None or any(self.lag.values()):
+        last = self._keeping.progress
+        if not last or self._keeping.trouble or any(self.lag.values()):
             return 0.0
         return datetime.fromisoformat(last["timestamp"]).timestamp()
 
@@ -187,20 +178,14 @@ class Monitor:
     def lag(self) -> dict[str, int]:
         """Publications of each channel that were there and not read at the last look."""
         found: dict[str, int] = {}
-        for source in self.progress.get("keep", {}).get("sources", ()):
+        for source in self._keeping.progress.get("sources", ()):
             read, there = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
             found |= {name: max(0, end - read.get(name, 0)) for name, end in there.items()}
         return found
 
-    @property
-    def progress(self) -> dict[str, dict[str, Any]]:
-        """The last progress of each query, as Spark tells it."""
-        found = {name: query.lastProgress for name, query in self._queries.items()}
-        return {name: dict(last) for name, last in found.items() if last is not None}
-
     def stop(self) -> None:
-        """End all queries; what is under way is done again at the next start."""
-        for query in self._queries.values():
+        """End all queries."""
+        for query in self._queries:
             query.stop()
 
 
@@ -210,10 +195,3 @@ def _offsets(text: object) -> dict[str, int]:
         return msgspec.convert(json.loads(str(text)), dict[str, int])
     except (ValueError, msgspec.ValidationError):
         return {}
-
-
-def _failed(name: str, error: Exception) -> UsageError:
-    """A sentence about a query that ended by itself: ours, if one of ours is in it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    ours = [line.partition("UsageError: ")[2] for line in lines if "UsageError: " in line]
-    return UsageError(f"the query {name!r} failed: {(ours or lines or ['it does not say why'])[0]}")

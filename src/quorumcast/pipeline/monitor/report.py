@@ -50,6 +50,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     stored: int
     #: Publications that were there and not read, by channel.
     lag: Mapping[str, int]
+    #: Queries that failed and are begun again, and why.
+    troubles: Mapping[str, str] = {}
     #: Whether it is refreshed.
     running: bool
 
@@ -93,6 +95,10 @@ def _summary(watch: Watch, facts: Facts) -> str:
         f"{len(watch.heard):,} hosts",
         f"{facts.stored:,} rows stored",
         f"behind by {behind:,} publications ({lag})" if behind else "everything is read",
+    ]
+    parts += [
+        f'<span class="critical">{escape(name)} waits: {escape(why)}</span>'
+        for name, why in facts.troubles.items()
     ]
     if watch.ignored:
         parts.append(f"<b>{watch.ignored:,} signals found no room</b>")

@@ -1,0 +1,112 @@
+"""A streaming query that is begun again when it fails.
+
+The cell may be away for a while, or a worker of Spark's may not start in time on a busy machine: a
+monitor that ended then would be missing when it is needed. A query that has worked before is begun
+again for ever, after pauses that grow; one that never has is given up after a few attempts,
+because then something is wrong with what it was told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import StreamingQueryException
+
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+#: Attempts of a query that never worked.
+MOST_ATTEMPTS = 4
+#: The pause after the first failure; each further one is twice as long, up to the longest.
+PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
+
+
+class Query:
+    """One query, whatever happens to it; `make` gives its writer, ready but for the trigger."""
+
+    def __init__(self, name: str, every_s: float, make: Callable[[], DataStreamWriter]) -> None:
+        self.name = name
+        self._every_s = every_s
+        self._make = make
+        self._running: StreamingQuery | None = None
+        #: Whether it ever got anywhere in this process.
+        self._worked = False
+        #: Failures since it last did, and when to begin again after the last one.
+        self._failures = 0
+        self._resume_at: float | None = None
+        #: What it failed of, until it gets anywhere again.
+        self.trouble = ""
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """What Spark tells of its last batch; empty before there is one."""
+        last = self._running.lastProgress if self._running is not None else None
+        return dict(last) if last is not None else {}
+
+    def start(self) -> None:
+        """Begin."""
+        self._running = self._make().trigger(processingTime=f"{self._every_s} seconds").start()
+
+    def tick(self) -> None:
+        """Begin again if it failed and the pause is over."""
+        if self._running is None:
+            return
+        error = self._running.exception()
+        if error is None:
+            if self.progress:
+                self._got_on()
+        elif self._resume_at is None:
+            self._resume_at = time.monotonic() + self._pause(error)
+        elif time.monotonic() >= self._resume_at:
+            self._resume_at = None
+            self.start()
+
+    def catch_up(self) -> bool:
+        """Wait until what is there now has been dealt with; False if it fails meanwhile."""
+        if self._running is None or self.trouble:
+            return False
+        try:
+            self._running.processAllAvailable()
+        except StreamingQueryException:
+            return False
+        return True
+
+    def run_once(self) -> None:
+        """Deal with what is there now, and end."""
+        while True:
+            self._running = self._make().trigger(availableNow=True).start()
+            try:
+                self._running.awaitTermination()
+            except StreamingQueryException as error:
+                time.sleep(self._pause(error))
+            else:
+                self._got_on()
+                return
+
+    def stop(self) -> None:
+        """End; what is under way is done again at the next start."""
+        if self._running is not None:
+            self._running.stop()
+
+    def _got_on(self) -> None:
+        self._worked, self._failures, self.trouble = True, 0, ""
+
+    def _pause(self, error: Exception) -> float:
+        """How long to wait after a failure; raises if waiting is no use."""
+        self._failures += 1
+        self.trouble = _sentence(error)
+        if self._failures >= MOST_ATTEMPTS and not self._worked:
+            raise UsageError(f"the query {self.name!r} does not begin: {self.trouble}")
+        return float(min(PAUSE_S * 2 ** (self._failures - 1), LONGEST_PAUSE_S))
+
+
+def _sentence(error: Exception) -> str:
+    """What a query died of: our own words, if it was one of ours."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    ours = [line.partition("UsageError: ")[2] for line in lines if "UsageError: " in line]
+    return (ours or lines or ["it does not say why"])[0]
