@@ -39,7 +39,7 @@ def test_init_makes_three_channels_at_once_and_leaves_them_alone_afterwards(
 ) -> None:
     capsys.readouterr()
     manifest = read_manifest(cell / "manifest.json")
-    entry = {channel.name: channel for channel in manifest.channels}
+    entry = {str(channel.name): channel for channel in manifest.channels}
     assert manifest.epoch == 2
     assert entry["metrics"].policy.title == "total+durable"
     assert (entry["logs"].publishers, entry["logs"].subscribers) == (("alice",), ("bob",))

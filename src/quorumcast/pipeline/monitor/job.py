@@ -124,10 +124,15 @@ class Monitor:
 
     def _watch_batch(self, rows: DataFrame, batch: int) -> None:
         found = [bucket_of(row) for row in rows.collect()]
-        self.book.turn(lambda watch: watch.absorb(found))
+        if found:
+            self.book.turn(lambda watch: watch.absorb(found))
 
     def _publish(self) -> DataStreamWriter:
-        rows = self._spark.readStream.schema(ALARM_FILES).json(str(self.book.alarms))
+        rows = (
+            self._spark.readStream.schema(ALARM_FILES)
+            .option("cleanSource", "delete")
+            .json(str(self.book.alarms))
+        )
         alarms = rows.withColumn("time", F.col("time").cast("timestamp"))
         return self._written(self._sink(alarms), "publish")
 

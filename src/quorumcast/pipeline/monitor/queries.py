@@ -2,8 +2,8 @@
 
 The cell may be away for a while, or a worker of Spark's may not start in time on a busy machine: a
 monitor that ended then would be missing when it is needed. A query that has worked before is begun
-again for ever, after pauses that grow; one that never has is given up after a few attempts,
-because then something is wrong with what it was told.
+again for ever, after pauses that grow; one that never has is given up after a few attempts, the
+sooner if it is we who refuse: then something is wrong with what it was told.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-#: Attempts of a query that never worked.
-MOST_ATTEMPTS = 4
+#: Attempts of a query that never worked, and of one that we refuse.
+MOST_ATTEMPTS, MOST_REFUSALS = 8, 3
 #: The pause after the first failure; each further one is twice as long, up to the longest.
 PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 
@@ -99,14 +99,15 @@ class Query:
     def _pause(self, error: Exception) -> float:
         """How long to wait after a failure; raises if waiting is no use."""
         self._failures += 1
-        self.trouble = _sentence(error)
-        if self._failures >= MOST_ATTEMPTS and not self._worked:
+        refused, self.trouble = _sentence(error)
+        most = MOST_REFUSALS if refused else MOST_ATTEMPTS
+        if self._failures >= most and not self._worked:
             raise UsageError(f"the query {self.name!r} does not begin: {self.trouble}")
         return float(min(PAUSE_S * 2 ** (self._failures - 1), LONGEST_PAUSE_S))
 
 
-def _sentence(error: Exception) -> str:
-    """What a query died of: our own words, if it was one of ours."""
+def _sentence(error: Exception) -> tuple[bool, str]:
+    """Whether it was we who refused, and what a query died of in one sentence."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line.partition("UsageError: ")[2] for line in lines if "UsageError: " in line]
-    return (ours or lines or ["it does not say why"])[0]
+    return bool(ours), (ours or lines or ["it does not say why"])[0]
