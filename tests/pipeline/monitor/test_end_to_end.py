@@ -68,7 +68,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict[st
 
 @pytest.mark.slow
 @pytest.mark.runtime
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("settings_put_back")
 def test_monitor_stores_all_and_tells_once_although_a_broker_lies(
     cell: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]

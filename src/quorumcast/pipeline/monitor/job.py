@@ -14,7 +14,6 @@ when there is nothing left to read: a backlog is not silence.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -31,6 +30,7 @@ from quorumcast.pipeline.monitor.queries import Query
 from quorumcast.pipeline.monitor.rules import Rules
 from quorumcast.pipeline.monitor.signals import bucket_of, buckets, signals
 from quorumcast.pipeline.monitor.store import Store
+from quorumcast.pipeline.streams.progress import lag
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -138,7 +138,7 @@ class Monitor:
 
     def _written(self, writer: DataStreamWriter, name: str) -> DataStreamWriter:
         checkpoint = self._settings.directory / "checkpoints" / name
-        return writer.queryName(f"monitor-{name}").option("checkpointLocation", str(checkpoint))
+        return writer.option("checkpointLocation", str(checkpoint))
 
     # ---------------------------------------------------------------------- running
 
@@ -175,28 +175,17 @@ class Monitor:
         tells nothing, and no host is called silent for that.
         """
         last = self._keeping.progress
-        if not last or self._keeping.trouble or any(self.lag.values()):
+        if last is None or self._keeping.trouble or any(self.lag.values()):
             return 0.0
-        return datetime.fromisoformat(last["timestamp"]).timestamp()
+        return datetime.fromisoformat(last.timestamp).timestamp()
 
     @property
     def lag(self) -> dict[str, int]:
         """Publications of each channel that were there and not read at the last look."""
-        found: dict[str, int] = {}
-        for source in self._keeping.progress.get("sources", ()):
-            read, there = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
-            found |= {name: max(0, end - read.get(name, 0)) for name, end in there.items()}
-        return found
+        last = self._keeping.progress
+        return {} if last is None else lag(last)
 
     def stop(self) -> None:
         """End all queries."""
         for query in self._queries:
             query.stop()
-
-
-def _offsets(text: object) -> dict[str, int]:
-    """Positions by channel, from what Spark tells of a source; none if it is another kind."""
-    try:
-        return msgspec.convert(json.loads(str(text)), dict[str, int])
-    except (ValueError, msgspec.ValidationError):
-        return {}

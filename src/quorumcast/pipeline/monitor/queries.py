@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
 
 from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.session import reason_of
 
 if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -43,10 +45,9 @@ class Query:
         self.trouble = ""
 
     @property
-    def progress(self) -> dict[str, Any]:
-        """What Spark tells of its last batch; empty before there is one."""
-        last = self._running.lastProgress if self._running is not None else None
-        return dict(last) if last is not None else {}
+    def progress(self) -> StreamingQueryProgress | None:
+        """What Spark tells of its last batch; None before there is one."""
+        return self._running.lastProgress if self._running is not None else None
 
     def start(self) -> None:
         """Begin."""
@@ -58,7 +59,7 @@ class Query:
             return
         error = self._running.exception()
         if error is None:
-            if self.progress:
+            if self.progress is not None:
                 self._got_on()
         elif self._resume_at is None:
             self._resume_at = time.monotonic() + self._pause(error)
@@ -99,15 +100,14 @@ class Query:
     def _pause(self, error: Exception) -> float:
         """How long to wait after a failure; raises if waiting is no use."""
         self._failures += 1
-        refused, self.trouble = _sentence(error)
-        most = MOST_REFUSALS if refused else MOST_ATTEMPTS
+        ours = reason_of(error)
+        self.trouble = ours or _first_line(error)
+        most = MOST_REFUSALS if ours else MOST_ATTEMPTS
         if self._failures >= most and not self._worked:
             raise UsageError(f"the query {self.name!r} does not begin: {self.trouble}")
         return float(min(PAUSE_S * 2 ** (self._failures - 1), LONGEST_PAUSE_S))
 
 
-def _sentence(error: Exception) -> tuple[bool, str]:
-    """Whether it was we who refused, and what a query died of in one sentence."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    ours = [line.partition("UsageError: ")[2] for line in lines if "UsageError: " in line]
-    return bool(ours), (ours or lines or ["it does not say why"])[0]
+def _first_line(error: Exception) -> str:
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if line), "it does not say why")
