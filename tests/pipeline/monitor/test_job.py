@@ -13,11 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (as everybody calls them)
+from tests.runtime.world import eventually
 
+from quorumcast.core.errors import UsageError
 from quorumcast.manifest.schema import arrow_schema
+from quorumcast.pipeline.monitor import queries
 from quorumcast.pipeline.monitor.channels import LOGS, METRICS
 from quorumcast.pipeline.monitor.clean import clean_logs, clean_metrics, unite
 from quorumcast.pipeline.monitor.job import STATE_SETTINGS, Monitor, MonitorSettings
+from quorumcast.pipeline.monitor.queries import MOST_REFUSALS, Query
 from quorumcast.pipeline.monitor.rules import parse_rules
 from quorumcast.pipeline.monitor.signals import signals
 from quorumcast.pipeline.monitor.store import Store
@@ -126,17 +130,16 @@ def channels(session: SparkSession, tmp_path: Path) -> Channels:
     return Channels(session, tmp_path / "channels")
 
 
-def run_once(session: SparkSession, channels: Channels, directory: Path) -> Monitor:
+def a_monitor(session: SparkSession, channels: Channels, directory: Path) -> Monitor:
     """One process of the job, from where the last one stopped."""
 
     def sink(alarms: DataFrame) -> Any:
         return alarms.writeStream.format("json").option("path", str(directory / "published"))
 
     sources = (channels.stream("metrics"), channels.stream("logs"))
-    settings = MonitorSettings(directory=directory / "job", rules=parse_rules(RULES, "r"))
-    monitor = Monitor(session, settings, sources, sink)
-    monitor.once()
-    return monitor
+    rules = parse_rules(RULES, "r")
+    settings = MonitorSettings(directory=directory / "job", rules=rules, trigger_s=0.5)
+    return Monitor(session, settings, sources, sink)
 
 
 def stored(directory: Path) -> list[dict[str, Any]]:
@@ -165,7 +168,7 @@ def test_job_stores_and_tells_everything_once_across_restarts_and_replays(
     channels.publish("metrics", [cpu(4, 5, host="db", _dissent=["broker-3"])])
     again = line(2, "published again", origin="f@1")
     channels.publish("logs", [line(1, "published"), again, line(3, "out of memory", host="db")])
-    run_once(session, channels, tmp_path)
+    a_monitor(session, channels, tmp_path).once()
     rows = stored(tmp_path)
     assert Counter((one["channel"], one["host"], one["flaw"]) for one in rows) == Counter(
         [
@@ -188,18 +191,59 @@ def test_job_stores_and_tells_everything_once_across_restarts_and_replays(
     forget_last_batch(tmp_path)
     minute = THEN + timedelta(seconds=60)
     channels.publish("metrics", [cpu(5, 1, minute), cpu(1, 99)])
-    monitor = run_once(session, channels, tmp_path)
+    monitor = a_monitor(session, channels, tmp_path)
+    monitor.start()
+
+    def ticked_until_told() -> bool:
+        monitor.tick()
+        return len(list(published(tmp_path))) == 4
+
+    assert eventually(ticked_until_told, timeout_s=200)
+    monitor.stop()
+    assert monitor.troubles == {}
     later = stored(tmp_path)
     assert [one for one in later if one["at"] < minute] == rows
     assert [one["position"] for one in later if one["at"] >= minute] == [5]
     told_now = [(one["rule"], one["state"]) for one in published(tmp_path)]
-    assert len(told_now) == 4
     assert told_now.count(("busy", "cleared")) == 1
     assert {condition.rule for condition in monitor.book.watch.alarms} == {"liar", "oom"}
     assert {path.name for path in (tmp_path / "job" / "observations").iterdir()} == {
         "channel=logs",
         "channel=metrics",
     }
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"), [(OSError("not now"), 3), (UsageError("no such thing"), MOST_REFUSALS)]
+)
+def test_query_that_fails_is_begun_again_unless_it_is_refused(
+    channels: Channels,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    attempts: int,
+) -> None:
+    monkeypatch.setattr(queries, "PAUSE_S", 0.01)
+    channels.publish("logs", [line(1, "x")])
+    batches: list[int] = []
+
+    def write(rows: DataFrame, batch: int) -> None:
+        batches.append(batch)
+        if len(batches) < 3 or isinstance(error, UsageError):
+            raise error
+
+    def made() -> Any:
+        writer = channels.stream("logs").writeStream.foreachBatch(write)
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+
+    query = Query("q", 1.0, made)
+    if isinstance(error, UsageError):
+        with pytest.raises(UsageError, match="'q' does not begin: no such thing"):
+            query.run_once()
+    else:
+        query.run_once()
+        assert query.trouble == ""
+    assert batches == [0] * attempts
 
 
 def test_rows_that_cannot_be_true_are_marked(session: SparkSession, channels: Channels) -> None:
