@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from quorumcast.bench.events import HEAD, LANE_SHIFT, SEQUENCE, LaneCheck, checksum, filler
+from quorumcast.bench.measured import MeasuredNode
 from quorumcast.bench.replay import ReplayBoard, ReplayPlan, ShareResult, node_names
 from quorumcast.bench.worker import (
     CONNECT_TIMEOUT_S,
@@ -26,7 +27,6 @@ from quorumcast.bench.worker import (
     PAUSE_S,
     POLL_S,
     TAKE,
-    MeasuredNode,
 )
 from quorumcast.bench.workload import Event, read_workload
 from quorumcast.client import run
@@ -35,7 +35,6 @@ from quorumcast.client.publishing import Publisher
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.files import read_identity, read_manifest
-from quorumcast.runtime.trace import ParquetRecorder
 
 #: Events posted between two turns of the event loop.
 BURST = 32
@@ -152,10 +151,9 @@ class Share:
 
         async def start(name: str) -> None:
             identity = read_identity(self._directory / f"{name}.identity")
-            node = MeasuredNode(manifest, identity, manifest_path)
-            if self._plan.cell.trace:
-                trace = Path(self._plan.cell.trace) / f"{name}.parquet"
-                node.recorder = ParquetRecorder(trace, "subscriber", identity.name)
+            node = MeasuredNode(
+                manifest, identity, manifest_path, "subscriber", trace=self._plan.cell.trace
+            )
             self._nodes[name] = node
             async with turns:
                 await node.start(CONNECT_TIMEOUT_S)
@@ -259,9 +257,6 @@ class Share:
                     known[reason] = known.get(reason, 0) + count
             result.evidence += len(node.evidence)
         await asyncio.gather(*(node.close() for node in self._nodes.values()))
-        for node in self._nodes.values():
-            if node.recorder is not None:
-                node.recorder.close()
 
 
 def main() -> None:

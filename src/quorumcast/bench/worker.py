@@ -15,25 +15,22 @@ as guest begins after the warm-up, so that what it does falls into the time that
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
 import random
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from quorumcast.bench import events
 from quorumcast.bench.board import Board, Signal
+from quorumcast.bench.measured import MeasuredNode
 from quorumcast.bench.plan import SKIP, Plan, WorkerResult
 from quorumcast.client import run
 from quorumcast.client.events import Batch, BufferFull, Gap
-from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
@@ -42,9 +39,6 @@ from quorumcast.faults.catalogue import make_fault
 from quorumcast.faults.contract import Fault, FaultContext
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.runtime.driver import Driver
-from quorumcast.runtime.observations import observing
-from quorumcast.runtime.trace import ParquetRecorder
 
 CONNECT_TIMEOUT_S = 20.0
 POLL_S = 0.002
@@ -63,26 +57,6 @@ SAMPLES_PER_TAKE = 16
 MOST_SAMPLES = 200_000
 
 
-class MeasuredNode(Node):
-    """A node that can misbehave."""
-
-    faults: tuple[Fault, ...] = ()
-    #: Where it notes what brokers do, and until when.
-    observe: Path | None = None
-    role: str = ""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.observed = contextlib.ExitStack()
-
-    def _driver(self, machine: Any, application: dict[type, Callable[[Any], None]]) -> Driver:
-        driver = super()._driver(machine, application)
-        driver.faults = self.faults
-        observed = observing(driver, self.observe, self.manifest, self.identity.name, self.role)
-        self.observed.enter_context(observed)
-        return driver
-
-
 class Worker:
     """What publishers and subscribers have in common."""
 
@@ -94,20 +68,21 @@ class Worker:
         self.result = WorkerResult(role=role, name=self.plan.name_of(role, index))
         self.guest = self.plan.is_guest(role, index)
         self._place = self.plan.workers().index((role, index))
-        self._recorder: ParquetRecorder | None = None
 
     async def connect(self) -> MeasuredNode:
         """This worker's node, connected."""
         manifest_path = self.directory / "manifest.json"
         manifest = read_manifest(manifest_path)
         identity = read_identity(self.directory / f"{self.result.name}.identity")
-        if self.plan.trace:
-            path = Path(self.plan.trace) / f"{identity.name}.parquet"
-            self._recorder = ParquetRecorder(path, self.result.role, identity.name)
-        node = MeasuredNode(manifest, identity, manifest_path, self._recorder)
-        node.faults = self._faults(manifest, identity)
-        node.observe = Path(self.plan.observe) if self.plan.observe else None
-        node.role = self.result.role
+        node = MeasuredNode(
+            manifest,
+            identity,
+            manifest_path,
+            self.result.role,
+            trace=self.plan.trace,
+            observe=self.plan.observe,
+            faults=self._faults(manifest, identity),
+        )
         await node.start(CONNECT_TIMEOUT_S)
         # All of them: whoever joins with fewer may choose another source than the plan says.
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
@@ -159,9 +134,6 @@ class Worker:
                 self.result.suspicions[suspect] = dict(reasons)
             self.result.evidence = len(node.evidence)
             await node.close()
-            node.observed.close()
-            if self._recorder is not None:
-                self._recorder.close()
         except UsageError as error:
             self.result.failure = str(error)
         path = self.directory / f"{self.result.name}.result.json"

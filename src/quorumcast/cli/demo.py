@@ -27,10 +27,9 @@ from quorumcast.core.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from quorumcast.bench.worker import MeasuredNode
+    from quorumcast.bench.measured import MeasuredNode
     from quorumcast.cli.finale import Finale
     from quorumcast.client.events import Event
-    from quorumcast.runtime.trace import ParquetRecorder
     from quorumcast.testing.cluster import LocalCluster
 
 EXAMPLE = "Example:  quorumcast demo --seconds 30"
@@ -137,7 +136,6 @@ class Show:
         self._rates: dict[str, float] = dict.fromkeys(SUBSCRIBERS, 0.0)
         self._last: Event | None = None
         self._nodes: dict[str, MeasuredNode] = {}
-        self._recorders: list[ParquetRecorder] = []
         self._statuses: dict[str, dict[str, Any]] = {}
 
     async def run(self) -> dict[str, Any]:
@@ -162,28 +160,23 @@ class Show:
         finally:
             for node in self._nodes.values():
                 await node.close()
-                node.observed.close()
-            for recorder in self._recorders:
-                recorder.close()
             if self._finale is not None:
                 self._finale.close(self._published.total())
 
     async def _connect(self, name: str) -> MeasuredNode:
         """A client that takes notes for the finale."""
-        from quorumcast.bench.worker import MeasuredNode
+        from quorumcast.bench.measured import MeasuredNode
         from quorumcast.manifest.files import read_identity
-        from quorumcast.runtime.trace import ParquetRecorder
 
         cluster, finale = self._cluster, self._finale
-        role = "publisher" if name in PUBLISHERS else "subscriber"
-        identity = read_identity(cluster.identity_path(name))
-        recorder = None
-        if finale is not None:
-            recorder = ParquetRecorder(finale.traces / f"{name}.parquet", role, identity.name)
-            self._recorders.append(recorder)
-        node = MeasuredNode(cluster.manifest, identity, cluster.manifest_path, recorder)
-        node.observe = None if finale is None else finale.observations
-        node.role = role
+        node = MeasuredNode(
+            cluster.manifest,
+            read_identity(cluster.identity_path(name)),
+            cluster.manifest_path,
+            "publisher" if name in PUBLISHERS else "subscriber",
+            trace=None if finale is None else finale.traces,
+            observe=None if finale is None else finale.observations,
+        )
         await node.start(CONNECT_S)
         return node
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from quorumcast.cli.pipeline import audit, bench, campaign, evaluate, workload
-from quorumcast.cli.pipeline import monitor
+from quorumcast.cli.pipeline import audit, bench, campaign, evaluate, monitor, workload
 
 app = typer.Typer(
     no_args_is_help=True,
