@@ -12,10 +12,10 @@ from quorumcast.core.quorum import Quorums
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.manifest.policy import POLICY_NAMES
 from quorumcast.sim.campaign import replay_command, run_campaign
-from quorumcast.sim.harm import WORLD
+from quorumcast.sim.harm import WORLD, applicable
 from quorumcast.sim.known_bad import Patch, mistaken
 from quorumcast.sim.plan import perform, promises_validity
-from quorumcast.sim.scenario import ADVERSARIES, applicable, draw, run_scenario
+from quorumcast.sim.scenario import ADVERSARIES, draw, run_scenario
 
 pytestmark = pytest.mark.sim
 

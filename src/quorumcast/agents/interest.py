@@ -83,8 +83,7 @@ class Interest:
         self._manifest = manifest
         self._quorums: Quorums = manifest.quorums
         self._keyring = keyring
-        policy = entry.policy
-        self._rules = rules_for(self._quorums, policy, manifest.broker_ids)
+        self._rules = rules_for(self._quorums, entry.policy, manifest.broker_ids)
         #: What each broker last said it holds; at most MAX_STREAMS_NAMED streams each.
         self._positions: dict[NodeId, dict[Stream, Position]] = {}
         #: Streams (data lanes) that too few brokers have named yet, and which ones have; of each
@@ -111,7 +110,7 @@ class Interest:
         self.tardiness = Tardiness()
         #: How often bodies of a stream were pulled in a row, and up to which number.
         self.pulls: dict[Stream, tuple[int, int]] = {}
-        self.silence = Silence()
+        self.silence = Silence(chained=entry.policy.broadcast is Broadcast.CHAIN)
         #: `next` per stream at the last refresh, and refreshes since something moved.
         self.seen: dict[Stream, int] = {}
         self.ticks = 0
@@ -424,15 +423,14 @@ class Interest:
 
     def notice_silence(self) -> list[Effect]:
         """A broker that does not vote on what others have long voted on is suspected."""
-        if self.entry.policy.broadcast is Broadcast.CHAIN:
-            return []
         return self.silence.notice(self._manifest.broker_ids, self.acceptors, self.seen)
 
     @property
     def finished(self) -> bool:
         """Whether it ends somewhere and has come there."""
-        until = 0 if self.excerpt is None else self.excerpt.until
-        return all(acceptor.next >= until for acceptor in self.acceptors.values()) and until > 0
+        if self.excerpt is None:
+            return False
+        return all(acceptor.next >= self.excerpt.until for acceptor in self.acceptors.values())
 
     def behind(self, stream: Stream) -> bool:
         """Whether a replay has been used up and brokers hold more."""
@@ -443,10 +441,8 @@ class Interest:
         acceptor = self.acceptors[stream]
         ends = sorted((position.next for position in self._held(stream)), reverse=True)
         rank = self._enough_to_believe
-        target = ends[rank - 1] if len(ends) >= rank else 0
-        return target - asked > replay // 2 and acceptor.next - asked >= min(
-            replay // 2, target - asked
-        )
+        left = ends[rank - 1] - asked if len(ends) >= rank else 0
+        return left > replay // 2 and acceptor.next - asked >= min(replay // 2, left)
 
 
 def _rank(numbers: list[int], rank: int) -> int:

@@ -19,9 +19,10 @@ SILENT_TICKS = 6
 class Silence:
     """Who lags on one channel."""
 
-    __slots__ = ("_lagging",)
+    __slots__ = ("_chained", "_lagging")
 
-    def __init__(self) -> None:
+    def __init__(self, *, chained: bool) -> None:
+        self._chained = chained
         #: For how many refreshes a broker has not voted although others did.
         self._lagging: dict[NodeId, int] = {}
 
@@ -41,7 +42,7 @@ class Silence:
     ) -> list[Effect]:
         """At a refresh: suspect those who lag for too long behind what was seen at the last."""
         effects: list[Effect] = []
-        for broker in brokers:
+        for broker in () if self._chained else brokers:
             stream = _silent_on(broker, acceptors, seen)
             if stream is None:
                 self._lagging.pop(broker, None)

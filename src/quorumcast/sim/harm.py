@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from quorumcast.faults.catalogue import CATALOGUE, TOTAL
+from quorumcast.faults.contract import Role
+
 #: What the world does to nodes and links, beside the faults of the catalogue.
 WORLD = {
     "none": "nothing: only the weather",
@@ -35,3 +38,26 @@ ORDERING_ACCOMPLICES = (
     "lie-in-ordering",
     "silent",
 )
+
+
+def applicable(adversary: str, policy: str) -> bool:
+    """Whether a policy is meant to withstand this adversary at all."""
+    entry = CATALOGUE.get(adversary)
+    crash = policy in ("direct-crash", "total-crash")
+    trusting = policy in ("direct", "direct-crash", "total-crash")
+    if adversary in TOTAL_WORLD and policy not in TOTAL:
+        return False
+    if adversary == "rolling" and (policy in TOTAL or policy.startswith("chain")):
+        return False
+    if entry is not None and entry.only_under and policy not in entry.only_under:
+        return False
+    if adversary == "conspiracy":
+        return not trusting
+    if entry is None:
+        return not (crash and adversary in ("twin", "amnesia", "wiped"))
+    if entry.role is Role.BROKER:
+        return entry.benign or not crash
+    if entry.role is Role.PUBLISHER:
+        # Direct channels trust their publishers.
+        return not trusting
+    return True

@@ -14,12 +14,12 @@ from pathlib import Path
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId
 from quorumcast.core.quorum import Protection
-from quorumcast.faults.catalogue import CATALOGUE, TOTAL
+from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Role
 from quorumcast.manifest.manifest import EVERYONE, ChannelEntry
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
-from quorumcast.sim.harm import ACCOMPLICES, JOURNALED, TOTAL_WORLD, WORLD
+from quorumcast.sim.harm import ACCOMPLICES, JOURNALED, TOTAL_WORLD, WORLD, applicable
 from quorumcast.sim.network import Weather
 from quorumcast.sim.plan import Act, Corruption, Outcome, Plan, perform, small_limits
 from quorumcast.sim.steps import draw_lives, draw_steps, hands_on
@@ -33,29 +33,6 @@ SIZES = {
     Protection.TRUSTED: ((3, 1), (3, 1), (5, 2), (4, 1)),
     Protection.BYZANTINE: ((4, 1), (4, 1), (4, 1), (7, 2), (5, 1)),
 }
-
-
-def applicable(adversary: str, policy: str) -> bool:
-    """Whether a policy is meant to withstand this adversary at all."""
-    entry = CATALOGUE.get(adversary)
-    crash = policy in ("direct-crash", "total-crash")
-    trusting = policy in ("direct", "direct-crash", "total-crash")
-    if adversary in TOTAL_WORLD and policy not in TOTAL:
-        return False
-    if adversary == "rolling" and (policy in TOTAL or policy.startswith("chain")):
-        return False
-    if entry is not None and entry.only_under and policy not in entry.only_under:
-        return False
-    if adversary == "conspiracy":
-        return not trusting
-    if entry is None:
-        return not (crash and adversary in ("twin", "amnesia", "wiped"))
-    if entry.role is Role.BROKER:
-        return entry.benign or not crash
-    if entry.role is Role.PUBLISHER:
-        # Direct channels trust their publishers.
-        return not trusting
-    return True
 
 
 class Draw:
@@ -143,11 +120,13 @@ class Draw:
         )
 
     def _resuming(self) -> tuple[NodeId, ...]:
+        if not self.policy.total:
+            return ()
         liars = {corruption.node for corruption in self.corruptions}
-        honest = [name for name in self.publishers if name not in liars]
-        acts = draw_lives(self.seed, honest, self.safety_ms) if self.policy.total else None
+        honest = tuple(name for name in self.publishers if name not in liars)
+        acts = draw_lives(self.seed, honest, self.safety_ms)
         self.acts += acts or []
-        return () if acts is None else tuple(honest)
+        return () if acts is None else honest
 
     def _channels(self) -> tuple[ChannelEntry, ...]:
         orders = channel_entry(ORDERS, self.policy)
@@ -446,10 +425,7 @@ def draw(seed: int, policy: str | None = None, adversary: str | None = None) -> 
 
 
 def run_scenario(
-    seed: int,
-    policy: str | None = None,
-    adversary: str | None = None,
-    trace: Path | None = None,
+    seed: int, policy: str | None = None, adversary: str | None = None, trace: Path | None = None
 ) -> Outcome:
     """Draw a plan and carry it out; with a directory for traces, leave one there."""
     place = trace / f"seed-{seed}" if trace is not None else None
