@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: For a driver, and executors in its process, that start quickly and keep to few cores.
-LOCAL_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+LOCAL_JAVA = "-XX:+UseSerialGC"
+#: Starts in half the time, and then needs nearly twice the processor time for the same work.
+BRIEF_JAVA = "-XX:TieredStopAtLevel=1"
 #: In the environment of a program that `spark-submit` started.
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
@@ -33,11 +35,13 @@ def spark_session(
     *,
     master: str | None = None,
     settings: Mapping[str, str] | None = None,
+    brief: bool = True,
 ) -> SparkSession:
     """A session that knows `format("quorumcast")`; the one of this process, if there is one.
 
     `master` is as Spark has it, all cores of this machine unless said otherwise. `settings` are
-    Spark's and go before ours. What `spark-submit` started keeps the master and settings of that.
+    Spark's and go before ours. What runs for minutes or more on this machine should not be `brief`.
+    What `spark-submit` started keeps the master and the settings of that.
     """
     if find_spec("pyspark") is None:
         raise UsageError("PySpark is not installed: run 'pip install quorumcast[spark]'")
@@ -50,7 +54,7 @@ def spark_session(
             prepare_java()
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         master = master or os.environ.get("SPARK_MASTER") or "local[*]"
-        chosen = {**_defaults(local=master.startswith("local")), **chosen}
+        chosen = {**_defaults(master.startswith("local"), brief), **chosen}
         builder = builder.master(master)
     for key, value in chosen.items():
         builder = builder.config(key, value)
@@ -87,7 +91,7 @@ def reason_of(error: BaseException) -> str | None:
     return said[-1] if said else None
 
 
-def _defaults(*, local: bool) -> dict[str, str]:
+def _defaults(local: bool, brief: bool) -> dict[str, str]:
     quiet = f"-Dlog4j2.configurationFile={files(__package__) / 'log4j2.properties'}"
     chosen = {
         "spark.driver.extraJavaOptions": quiet,
@@ -100,7 +104,7 @@ def _defaults(*, local: bool) -> dict[str, str]:
     if local:
         cores = str(os.cpu_count() or 1)
         chosen |= {
-            "spark.driver.extraJavaOptions": f"{quiet} {LOCAL_JAVA}",
+            "spark.driver.extraJavaOptions": f"{quiet} {LOCAL_JAVA} {BRIEF_JAVA if brief else ''}",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.sql.shuffle.partitions": cores,

@@ -32,7 +32,7 @@ def bench(
         raise UsageError("--events, --batch and --written are 1 or more")
     terminal = console(stderr=True)
     with terminal.status("starting Spark") as status:
-        spark = spark_session("quorumcast bench", master=master)
+        spark = spark_session("quorumcast bench", master=master, brief=False)
         try:
             report = measure(spark, events, batch, status.update)
             sink = measure_sink(spark, written, status.update)

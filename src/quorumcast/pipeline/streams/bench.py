@@ -2,8 +2,9 @@
 
 A cell of four broker processes, Spark and its executors share this machine. A channel is filled
 first; then a streaming query reads it from the beginning to the end, votes and all, and writes to
-nothing. The same rows, stored as Parquet, are read in the same session in the same way. Each is
-done once before on a part, so that processes are there and Java has seen the code.
+nothing. The same rows, stored as Parquet, are read in the same session in the same way. Both are
+read once before (the channel in order to store it), so that processes are there and Java has seen
+the code.
 """
 
 from __future__ import annotations
@@ -38,9 +39,6 @@ COLUMNS = (
     ("valid", "bool"),
 )
 SITES = pa.array([f"site-{number}" for number in range(16)])
-#: Events of the run before the one that counts.
-WARM = 200_000
-
 Progress = Callable[[str], None]
 
 
@@ -86,7 +84,6 @@ def measure(spark: SparkSession, events: int, per_publication: int, progress: Pr
         bench = _Bench(spark, cell, Path(folder))
         progress("storing them as Parquet")
         bench.verified_rows().write.parquet(bench.table)
-        bench.stream(bench.verified_stream(WARM), "warm")
         progress("reading the channel")
         verified = bench.stream(bench.verified_stream(events), "verified")
         progress("reading Parquet")
