@@ -91,7 +91,7 @@ def test_workload_is_the_same_however_the_source_is_partitioned(
         name="plain", author="author", topic="subreddit", time="created_utc", body="body",
         unknown=("[deleted]",),
     )  # fmt: skip
-    drawn = {"nodes": 12, "seed": 3, "sample": 200, "users": "zipf", "subscriptions": "normal"}
+    drawn = {"nodes": 12, "seed": 3, "sample": 200, "subscriptions": "normal"}
     found = []
     for source, partitions in ((one, 1), (many, 5)):
         settings = Settings(**drawn, mean=1.5, partitions=partitions)  # type: ignore[arg-type]
