@@ -15,6 +15,7 @@ from tests.support.synthetic_traces import synthesize
 from typer.testing import CliRunner
 
 from quorumcast.cli.main import app
+from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.evaluation import figures
 from quorumcast.pipeline.evaluation.histogram import ACCURACY
 from quorumcast.pipeline.evaluation.model import Evaluation, Line
@@ -225,6 +226,18 @@ def test_every_row_is_read_once_and_what_is_shuffled_is_not_sorted(
     read = [scan.metrics().get("numOutputRows").get().value() for scan in scans]
     assert len(read) == 3
     assert sum(read) == sum(trace.rows for trace in traces)
+
+
+def test_damage_that_only_reading_shows_is_one_sentence(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    synthesize(tmp_path, rows=2000)
+    path = tmp_path / "subscriber-1.parquet"
+    data = bytearray(path.read_bytes())
+    data[4 : len(data) // 3] = bytes(len(data) // 3 - 4)
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=r"^Spark could not read the traces \(.+\): trace"):
+        evaluate(spark, find_traces([tmp_path]))
 
 
 def test_command_line_prints_json_and_writes_a_report(

@@ -206,7 +206,10 @@ class NodeRecorder:
 
 
 def write_rows(path: Path, run: str, notes: Sequence[Note]) -> None:
-    """A whole file at once, each kind in row groups of its own, so that readers can skip them."""
+    """A whole file at once, each kind in row groups of its own, so that readers can skip them.
+
+    What brokers pass down a chain lies apart from what publishers published.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -214,9 +217,10 @@ def write_rows(path: Path, run: str, notes: Sequence[Note]) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with pq.ParquetWriter(draft, schema) as writer:
         for kind in KINDS:
-            chosen = [note for note in notes if note[1] == kind]
-            if chosen:
-                writer.write_table(_table(schema, run, chosen))
+            for broker in (False, True):
+                chosen = [n for n in notes if n[1] == kind and (n[2] == "broker") == broker]
+                if chosen:
+                    writer.write_table(_table(schema, run, chosen))
     draft.replace(path)
 
 

@@ -21,6 +21,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.evaluation.histogram import bucket_of
 from quorumcast.pipeline.evaluation.runs import Trace
 from quorumcast.traces.form import COLUMNS, Header, Listening
@@ -28,9 +29,9 @@ from quorumcast.traces.form import COLUMNS, Header, Listening
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Rows of traces for which one more task is worth its while: the table that publications are looked
-#: up in has to fit into a task's memory.
-ROWS_PER_TASK = 1_000_000
+#: Rows of traces per task: the table in which acceptances are looked up has to fit into a task's
+#: memory, and with these it takes some tens of megabytes, however long the trace is.
+ROWS_PER_TASK = 500_000
 
 PUBLICATION = ["run", "channel", "publisher", "incarnation", "number"]
 
@@ -51,8 +52,27 @@ SCHEMA = ", ".join(f"{name} {_SPARK_TYPES[kind]}" for name, kind in COLUMNS.item
 
 def sums(spark: SparkSession, traces: Sequence[Trace]) -> list[dict[str, Any]]:
     """Every sum of every trace, as rows with a `part` that says what they are about."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
     session = session_for(spark, traces)
-    return list(summed(rows_of(session, traces), owed(session, traces)).toArrow().to_pylist())
+    try:
+        found = summed(rows_of(session, traces), owed(session, traces)).toArrow()
+    except (Py4JError, PySparkException) as error:
+        raise UsageError(
+            f"Spark could not read the traces ({_reason(error)}): trace the runs again, or see to "
+            "it that every worker can read their files"
+        ) from error
+    return list(found.to_pylist())
+
+
+def _reason(error: Exception) -> str:
+    """What was wrong in the end, in a line."""
+    cause: Any = getattr(error, "java_exception", None)
+    while cause is not None and cause.getCause() is not None:
+        cause = cause.getCause()
+    text = str(error) if cause is None else str(cause.toString())
+    return " ".join(text.split())[:300]
 
 
 def session_for(spark: SparkSession, traces: Sequence[Trace]) -> SparkSession:
@@ -61,6 +81,8 @@ def session_for(spark: SparkSession, traces: Sequence[Trace]) -> SparkSession:
     tasks = math.ceil(sum(trace.rows for trace in traces) / ROWS_PER_TASK)
     usual = int(str(session.conf.get("spark.sql.shuffle.partitions")))
     session.conf.set("spark.sql.shuffle.partitions", str(max(usual, tasks)))
+    # Tasks stay as many as they are: merged ones would not fit into a small driver's memory.
+    session.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")
     # Rows that are hashed by publication need not be hashed by publication and subscriber again.
     session.conf.set("spark.sql.requireAllClusterKeysForCoPartition", "false")
     return session
