@@ -14,7 +14,7 @@ from quorumcast.core.ids import Channel
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.monitor.channels import Names
-from quorumcast.pipeline.monitor.job import STATE_SETTINGS
+from quorumcast.pipeline.session import ROCKSDB
 from quorumcast.testing.cluster import LocalCluster
 
 RULES = """
@@ -55,7 +55,7 @@ def cell() -> Iterator[LocalCluster]:
 def settings_put_back(spark: SparkSession) -> Iterator[None]:
     """The command takes the session that is there, and gives it settings of its own."""
     yield
-    for name in STATE_SETTINGS:
+    for name in ROCKSDB:
         spark.conf.unset(name)
 
 

@@ -20,11 +20,12 @@ from quorumcast.manifest.schema import arrow_schema
 from quorumcast.pipeline.monitor import queries
 from quorumcast.pipeline.monitor.channels import LOGS, METRICS
 from quorumcast.pipeline.monitor.clean import clean_logs, clean_metrics, unite
-from quorumcast.pipeline.monitor.job import STATE_SETTINGS, Monitor, MonitorSettings
+from quorumcast.pipeline.monitor.job import Monitor, MonitorSettings
 from quorumcast.pipeline.monitor.queries import MOST_REFUSALS, Query
 from quorumcast.pipeline.monitor.rules import parse_rules
 from quorumcast.pipeline.monitor.signals import signals
 from quorumcast.pipeline.monitor.store import Store
+from quorumcast.pipeline.session import ROCKSDB
 
 RULES = """
 [[rule]]
@@ -120,7 +121,7 @@ class Channels:
 def session(spark: SparkSession) -> SparkSession:
     """With the state store of production."""
     made = spark.newSession()
-    for name, value in STATE_SETTINGS.items():
+    for name, value in ROCKSDB.items():
         made.conf.set(name, value)
     return made
 
@@ -159,7 +160,7 @@ def forget_last_batch(directory: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_job_stores_and_tells_everything_once_across_restarts_and_replays(
     session: SparkSession, channels: Channels, tmp_path: Path
 ) -> None:

@@ -225,6 +225,14 @@ def test_book_that_is_damaged_is_one_sentence(tmp_path: Path) -> None:
         Book(tmp_path, rules(BUSY))
 
 
+def test_buckets_of_another_length_are_not_compared() -> None:
+    watch = Watch(rules(BUSY))
+    watch.absorb([cpu(start, 95) for start in (0, 10, 20)])
+    again = Watch(rules("bucket_s = 5\n" + BUSY), watch.memory)
+    assert again.series == {}
+    assert len(again.alarms) == 1
+
+
 def test_rules_that_are_gone_hold_no_more() -> None:
     watch = Watch(rules(BUSY))
     watch.absorb([cpu(start, 95) for start in (0, 10, 20)])

@@ -6,10 +6,10 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quorumcast.cli.common import console, print_json
 from quorumcast.core.errors import UsageError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from quorumcast.manifest.manifest import Manifest
     from quorumcast.pipeline.monitor.channels import Names
     from quorumcast.pipeline.monitor.job import Monitor
+    from quorumcast.pipeline.monitor.watch import Watch
 
 #: How often hosts, alarms and the page are looked after, and how often people are told.
 TICK_S = 1.0
@@ -52,11 +53,13 @@ def watch_cell(
     cell, names = read_manifest(manifest), Names.under(prefix)
     for name, columns in names.columns.items():
         check_channel(cell, name, columns)
-    with _alone(store), console(stderr=True).status("starting Spark") as shown:
-        from quorumcast.pipeline.monitor.job import STATE_SETTINGS, Monitor, MonitorSettings
-        from quorumcast.pipeline.session import spark_session
+    with _alone(store), console(stderr=True).status("starting Spark") as shown, _sentences():
+        _claim(store, f"{cell.cell} {names.metrics}")
+        from quorumcast.pipeline.session import ROCKSDB, spark_session
 
-        spark = spark_session("quorumcast-monitor", master=master, settings=STATE_SETTINGS)
+        spark = spark_session("quorumcast-monitor", master=master, settings=ROCKSDB)
+        from quorumcast.pipeline.monitor.job import Monitor, MonitorSettings
+
         options = {"manifest": str(manifest.absolute()), "identity": str(identity.absolute())}
         monitor = Monitor(
             spark,
@@ -73,6 +76,20 @@ def watch_cell(
             shown.update(f"watching {cell.cell}; Ctrl-C stops")
             run.watch(until, shown.update)
         run.end()
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """What Spark refuses, in one sentence."""
+    from quorumcast.pipeline.session import reason_of
+
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith("pyspark."):
+            raise
+        reason = reason_of(error) or str(error).partition("\n")[0]
+        raise UsageError(f"Spark refuses: {reason}") from None
 
 
 def _source(spark: SparkSession, options: dict[str, str], channel: str) -> DataFrame:
@@ -116,6 +133,17 @@ def _alone(store: Path) -> Iterator[None]:
         os.close(lock)
 
 
+def _claim(store: Path, whose: str) -> None:
+    """A directory is of one cell: positions of another mean nothing in it."""
+    note = store / ".cell"
+    if not note.exists():
+        note.write_text(whose)
+    elif note.read_text() != whose:
+        raise UsageError(
+            f"{store} is of another cell or prefix ({note.read_text()}); choose another directory"
+        )
+
+
 class _Run:
     """One run, as people see it."""
 
@@ -126,7 +154,7 @@ class _Run:
         self._json = json_
         self._stopping = False
 
-    def watch(self, until: float, say: Any) -> None:
+    def watch(self, until: float, say: Callable[[str], None]) -> None:
         """Until a time, or until somebody says stop."""
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         for number in before:
@@ -151,21 +179,21 @@ class _Run:
     def end(self) -> None:
         """The last page and the last word."""
         self._write(running=False)
-        watch = self._monitor.book.watch
         if self._json:
-            print_json(
-                {
-                    "cell": self._cell.cell,
-                    "stored": self._monitor.stored,
-                    "hosts": sorted(watch.heard),
-                    "open": [f"{c.rule}/{c.host}/{c.item}" for c in watch.alarms],
-                    "lag": self._monitor.lag,
-                    "ignored": watch.ignored,
-                    "troubles": self._monitor.troubles,
-                }
-            )
+            print_json(self._monitor.book.read(lambda watch, recent: self._facts(watch)))
         else:
             console(stderr=True).print(self._line(), markup=False)
+
+    def _facts(self, watch: Watch) -> dict[str, object]:
+        return {
+            "cell": self._cell.cell,
+            "stored": self._monitor.stored,
+            "hosts": sorted(watch.heard),
+            "open": [f"{c.rule}/{c.host}/{c.item}" for c in watch.alarms],
+            "lag": self._monitor.lag,
+            "ignored": watch.ignored,
+            "troubles": self._monitor.troubles,
+        }
 
     def tell_alarms(self) -> None:
         """Print what was raised and cleared since the last time."""
@@ -184,15 +212,19 @@ class _Run:
         self._stopping = True
 
     def _line(self) -> str:
-        watch, lag = self._monitor.book.watch, sum(self._monitor.lag.values())
+        hosts, alarms = self._monitor.book.read(
+            lambda watch, recent: (len(watch.heard), len(watch.alarms))
+        )
+        lag = sum(self._monitor.lag.values())
         troubles = [f"; {name} waits: {why}" for name, why in self._monitor.troubles.items()]
         return (
-            f"{self._monitor.stored:,} rows stored, {len(watch.heard):,} hosts, "
-            f"{len(watch.alarms):,} open alarms, {lag:,} publications behind{''.join(troubles)}"
+            f"{self._monitor.stored:,} rows stored, {hosts:,} hosts, "
+            f"{alarms:,} open alarms, {lag:,} publications behind{''.join(troubles)}"
         )
 
     def _write(self, *, running: bool) -> None:
-        if self._report is None:
+        path = self._report
+        if path is None:
             return
         from quorumcast.pipeline.monitor.report import Facts, write_report
 
@@ -204,6 +236,4 @@ class _Run:
             troubles=self._monitor.troubles,
             running=running,
         )
-        self._monitor.book.read(
-            lambda watch, recent: write_report(self._report, watch, recent, facts)  # type: ignore[arg-type]
-        )
+        self._monitor.book.read(lambda watch, recent: write_report(path, watch, recent, facts))

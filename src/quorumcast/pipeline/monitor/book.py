@@ -15,12 +15,15 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.monitor.rules import Rules
 from quorumcast.pipeline.monitor.watch import Alarm, Memory, Watch
+
+T = TypeVar("T")
 
 #: Alarms that the report and the command show.
 SHOWN = 200
@@ -72,10 +75,10 @@ class Book:
             self._write_out(alarms)
             return alarms
 
-    def read(self, look: Callable[[Watch, list[Alarm]], None]) -> None:
+    def read(self, look: Callable[[Watch, list[Alarm]], T]) -> T:
         """Look at the watch and the newest alarms while nobody changes them."""
         with self._lock:
-            look(self.watch, list(self.recent))
+            return look(self.watch, list(self.recent))
 
     def _write_out(self, alarms: list[Alarm]) -> None:
         if alarms:

@@ -48,12 +48,6 @@ ALARM_FILES = (
     "time double, id string, state string, rule string, severity string, host string, "
     "item string, value double, text string"
 )
-#: State of streaming queries off the heap: two and a half times cheaper than objects in Python.
-STATE_SETTINGS = {
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    )
-}
 #: How often the later queries look for files.
 LOOK_S = 1
 
@@ -120,7 +114,8 @@ class Monitor:
         )
         counted = buckets(signals(rows, self._settings.rules), self._settings.rules)
         writer = counted.writeStream.outputMode("update").foreachBatch(self._watch_batch)
-        return self._written(writer, "watch")
+        # Windows of another length are another state.
+        return self._written(writer, f"watch-{self._settings.rules.bucket_s}")
 
     def _watch_batch(self, rows: DataFrame, batch: int) -> None:
         found = [bucket_of(row) for row in rows.collect()]

@@ -93,6 +93,8 @@ class Memory(msgspec.Struct):
     """Everything that a watch must remember; what is kept on disk."""
 
     now: float = 0.0
+    #: How long the buckets are; others cannot be compared with them.
+    bucket_s: int = 0
     heard: dict[str, float] = {}
     buckets: list[Bucket] = []
     open: list[Condition] = []
@@ -124,7 +126,7 @@ class Watch:
         self._held = {(rule, host): time for rule, host, time in memory.held if rule in known}
         self._severity = {rule.name: rule.severity for rule in rules.rule}
         self._quiet = {rule.name for rule in rules.rule if rule.quiet}
-        for bucket in memory.buckets:
+        for bucket in memory.buckets if memory.bucket_s == rules.bucket_s else ():
             self._put(bucket)
 
     @property
@@ -132,6 +134,7 @@ class Watch:
         """What to keep."""
         return Memory(
             now=self.now,
+            bucket_s=self.rules.bucket_s,
             heard=self.heard,
             buckets=[bucket for line in self.series.values() for bucket in line.values()],
             open=list(self.open.values()),
