@@ -190,6 +190,29 @@ def test_publish_nothing_or_too_often(capsys: pytest.CaptureFixture[str], cell: 
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["publish", "orders", "x", "--valid-for", "-1"], "--valid-for is -1.0: give a finite"),
+        (["publish", "orders", "x", "--valid-for", "1e9"], "--valid-for is 1000000000.0: the long"),
+        (["publish", "orders", "x", "--rate", "nan"], "--rate is 0 or more"),
+        (["publish", "orders", "x", "--timeout", "-1"], "--timeout is -1: give a number of"),
+        (["subscribe", "orders", "--timeout", "nan"], "--timeout is nan: give a number of"),
+        (["subscribe", "orders", "--queue", "0"], "--queue is 0: give a whole number of 1 or"),
+        (["subscribe", "orders", "--overflow", "all"], "--overflow is 'all': choose one of 'wait'"),
+        (["subscribe", "orders", "--no-follow", "--idle", "nan"], "--idle more than 0"),
+        (["replay", "orders", "--idle", "inf"], "--idle more than 0"),
+        (["replay", "orders", "--timeout", "inf"], "--timeout is inf: give a number of"),
+        (["subscriptions", "list", "orders", "--timeout", "-3"], "--timeout is -3: give a number"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_number_that_cannot_be_is_refused_by_the_name_of_its_option(
+    capsys: pytest.CaptureFixture[str], cell: Path, arguments: list[str], expected: str
+) -> None:
+    assert expected in sentence(capsys, *arguments, "-m", cell, "-i", "bob")
+
+
 def test_subscribe_receipt_or_evidence_in_no_directory(
     capsys: pytest.CaptureFixture[str], cell: Path, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 import threading
@@ -63,9 +64,11 @@ def publish(
     as in 2026-11-01T12:00:00Z, and binary columns in base64.
     """
     from quorumcast.client import run
+    from quorumcast.client.arguments import check_validity
 
-    if rate < 0 or count < 1:
+    if not 0 <= rate < math.inf or count < 1:
         raise UsageError("--rate is 0 or more and --count 1 or more")
+    check_validity(valid_for, "--valid-for")
     texts = text or []
     if not texts and file is None:
         raise UsageError("nothing to publish; give texts, '-' for standard input, or --file")

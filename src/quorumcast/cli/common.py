@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import shutil
 import sys
@@ -49,8 +50,17 @@ IdentityOption = Annotated[
         help="Who you are: an identity file, or a name whose identity lies beside the manifest.",
     ),
 ]
+
+
+def _timeout(seconds: float) -> float:
+    if not 0 <= seconds < math.inf:
+        raise UsageError(f"--timeout is {seconds:g}: give a number of seconds, 0 or more")
+    return seconds
+
+
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", help="Seconds to wait for enough brokers.")
+    float,
+    typer.Option("--timeout", callback=_timeout, help="Seconds to wait for enough brokers."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 StatusOption = Annotated[

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from datetime import datetime
 from pathlib import Path
@@ -81,7 +82,7 @@ def replay(
     until = parse_start(to, option="--to", words=("",)) if to else None
     last = until if isinstance(until, int) else None
     latest = until if isinstance(until, datetime) else None
-    if count < 0 or idle <= 0:
+    if count < 0 or not 0 < idle < math.inf:
         raise UsageError("--count is 0 or more and --idle more than 0")
     if last is not None and isinstance(first, int) and last < first:
         raise UsageError(f"--to {last} lies before --from {first}; swap them")

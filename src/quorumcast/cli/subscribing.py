@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,8 +101,13 @@ def subscribe(
     --count may be exceeded.
     """
     from quorumcast.client import run
+    from quorumcast.client.arguments import check_counts, check_overflow
 
-    if count < 0 or (idle is not None and idle <= 0):
+    if queue is not None:
+        check_counts(**{"--queue": queue})
+    if overflow is not None:
+        check_overflow(overflow, "--overflow")
+    if count < 0 or (idle is not None and not 0 < idle < math.inf):
         raise UsageError("--count is 0 or more and --idle more than 0")
     if idle is not None and follow:
         raise UsageError("--idle needs --no-follow: without it a subscription waits for ever")

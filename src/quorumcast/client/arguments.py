@@ -40,27 +40,27 @@ def check_timeout(timeout_s: object) -> None:
         check_times(timeout_s=timeout_s)
 
 
-def check_validity(valid_for_s: object) -> int | None:
+def check_validity(valid_for_s: object, name: str = "valid_for_s") -> int | None:
     """For how many milliseconds publications are valid; 0 is for ever, None is not said."""
     if valid_for_s is None:
         return None
-    check_times(valid_for_s=valid_for_s)
+    check_times(**{name: valid_for_s})
     valid_ms = math.ceil(float(valid_for_s) * 1000)  # type: ignore[arg-type]
     if valid_ms > MAX_VALID_MS:
         raise UsageError(
-            f"valid_for_s is {valid_for_s!r}: the longest time is {MAX_VALID_MS // 1000:,} s, "
+            f"{name} is {valid_for_s!r}: the longest time is {MAX_VALID_MS // 1000:,} s, "
             "about 49 days, and 0 is for ever"
         )
     return valid_ms
 
 
-def check_overflow(overflow: object) -> Overflow:
+def check_overflow(overflow: object, name: str = "overflow") -> Overflow:
     """What to do when a queue is full."""
     try:
         return Overflow(overflow)
     except ValueError:
         known = ", ".join(repr(choice.value) for choice in Overflow)
-        raise UsageError(f"overflow is {overflow!r}: choose one of {known}") from None
+        raise UsageError(f"{name} is {overflow!r}: choose one of {known}") from None
 
 
 LATEST, EARLIEST = "latest", "earliest"
