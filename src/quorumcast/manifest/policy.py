@@ -112,6 +112,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             name, journal = text.removesuffix(suffix), True
             if name.endswith((_DURABLE, _JOURNAL)):
                 raise UsageError(f"policy {text!r} says twice what is kept on disk; say it once")
+            if name not in _NAMED:
+                break
             policy = cls.named(name, alpha, journal=True)
             if policy.durable != (suffix == _DURABLE):
                 raise UsageError(
@@ -120,6 +122,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                     else f"{name!r} keeps no publications on disk; use 'total{suffix}', or write "
                     f"'{name}{other}' for brokers that keep their word across restarts"
                 )
+        if name not in _NAMED:
+            raise UsageError(
+                f"there is no policy {name!r}; choose one of {', '.join(POLICY_NAMES)}, and write "
+                f"'{_DURABLE}' behind 'total' or 'total-crash' to keep publications on disk, "
+                f"'{_JOURNAL}' behind another to have brokers keep their word across restarts"
+            )
         return cls.named(name, alpha, journal=journal)
 
     @property
