@@ -319,6 +319,16 @@ def test_channel_of_a_cell_that_is_down_is_changed_at_once(
     assert "publications" in text  # what is on disk
 
 
+def test_channel_pattern_that_matches_nothing_is_told_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], busy_cell: Path
+) -> None:
+    assert main(["channel", "list", "plant/*", "-m", str(busy_cell)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("no channel of cell 'busy' matches 'plant/*'; its channels are: orders,")
+    assert main(["channel", "list", "plant/*", "-m", str(busy_cell), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["channels"] == []
+
+
 def test_channel_without_the_operator(
     capsys: pytest.CaptureFixture[str], cell: Path, other_cell: Path
 ) -> None:
@@ -398,6 +408,8 @@ COMMANDS = [
     ["epoch", "show"], ["epoch", "add-client"], ["epoch", "add-channel"], ["epoch", "rotate"],
     ["replay"], ["doctor"], ["members", "list"], ["channel", "list"], ["channel", "show"],
     ["channel", "create"], ["channel", "change"], ["channel", "delete"],
+    ["members", "add"], ["members", "remove"], ["members", "replace"], ["members", "rotate"],
+    ["subscriptions", "list"],
 ]  # fmt: skip
 
 

@@ -96,6 +96,9 @@ def list_channels(
     ]
     if json_:
         print_json({"cell": cell.cell, "epoch": cell.epoch, "channels": facts})
+    elif not facts:
+        what = f"no channel of cell {cell.cell!r} matches {pattern!r}"
+        console().print(f"{what}; its channels are: {_names(cell)}", markup=False, soft_wrap=True)
     else:
         console().print(channel_table(cell, facts, tuple(rows)))
 
@@ -301,11 +304,14 @@ def _read(manifest: Path) -> Manifest:
 def _entry(cell: Manifest, name: str) -> ChannelEntry:
     entry = cell.channel(name)
     if entry is None:
-        known = ", ".join(channel.name for channel in cell.channels) or "none"
         raise UsageError(
-            f"there is no channel {name!r} in cell {cell.cell!r}; its channels are: {known}"
+            f"there is no channel {name!r} in cell {cell.cell!r}; its channels are: {_names(cell)}"
         )
     return entry
+
+
+def _names(cell: Manifest) -> str:
+    return ", ".join(channel.name for channel in cell.channels) or "none"
 
 
 def _columns(given: list[str] | None) -> tuple[tuple[str, str], ...]:
