@@ -8,7 +8,6 @@ be held, and integers also where a value might not fit: the task that finds one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -36,9 +35,6 @@ _TAKERS: dict[type[spark.DataType], tuple[str, ...]] = {
     spark.TimestampType: ("timestamp[us, UTC]", "timestamp[ms, UTC]"),
     spark.TimestampNTZType: ("timestamp[us]",),
 }
-
-#: Buffers of an array; a missing one is None.
-_Buffers: TypeAlias = list[pa.Buffer | None]
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -123,16 +119,25 @@ def canonical(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _canonical(array: pa.Array) -> pa.Array:
-    boolean = pa.types.is_boolean(array.type)
-    if not array.null_count and not boolean:
-        return array  # Arrow writes the bytes of a slice and no others
-    filled = array.fill_null(_nothing(array.type)) if array.null_count else array
-    filled = pa.concat_arrays([filled, filled.slice(0, 0)])
-    buffers: _Buffers = filled.buffers()
-    if boolean:
-        buffers[1] = _bits(filled)
-    buffers[0] = _bits(array.is_valid()) if array.null_count else None
-    return pa.Array.from_buffers(array.type, len(array), buffers, array.null_count, filled.offset)
+    kind, size, nulls = array.type, len(array), array.null_count
+    valid = _bits(array.is_valid()) if nulls else None  # none at all rather than one of ones
+    filled = array.fill_null(_nothing(kind)) if nulls else array
+    return pa.Array.from_buffers(kind, size, [valid, *_exact(filled)], nulls)
+
+
+def _exact(array: pa.Array) -> list[pa.Buffer | None]:
+    """The bytes of these values alone: Arrow writes what follows them up to its next boundary."""
+    size, start = len(array), array.offset
+    if pa.types.is_boolean(array.type):
+        return [_bits(array)]
+    _, first, *rest = array.buffers()
+    if not rest:
+        width = array.type.bit_width // 8
+        return [first.slice(start * width, size * width)]
+    ends = np.frombuffer(first, np.int32, size + 1, 4 * start)
+    base, length = int(ends[0]), int(ends[-1] - ends[0])
+    text = rest[0].slice(base, length) if rest[0] is not None else None
+    return [pa.py_buffer(ends - ends[0]), text]
 
 
 def _nothing(kind: pa.DataType) -> pa.Scalar:
