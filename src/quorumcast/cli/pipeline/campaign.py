@@ -42,8 +42,13 @@ class Counter:
         start, end = ("\r\x1b[K", "") if self._terminal else ("", "\n")
         print(f"{start}{line}", end=end, file=sys.stderr, flush=True)
 
+    def say(self, sentence: str) -> None:
+        """Something else has begun."""
+        start = "\r\x1b[K" if self._terminal else ""
+        print(f"{start}{sentence}", file=sys.stderr, flush=True)
+
     def close(self) -> None:
-        """Leave the line as it was."""
+        """Leave no half line behind."""
         if self._terminal:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
@@ -82,7 +87,8 @@ def campaign(
     chosen.check()
     prepare_directory(output)
     counter = Counter(scenarios)
-    report = run_campaign(spark_session("campaign", master=master), chosen, output, counter)
+    spark = spark_session("campaign", master=master)
+    report = run_campaign(spark, chosen, output, counter, counter.say)
     counter.close()
     if json_:
         print_json(msgspec.to_builtins(report))

@@ -125,9 +125,13 @@ def prepare_directory(path: Path) -> None:
 
 
 def run_campaign(
-    spark: SparkSession, campaign: Campaign, path: Path, progress: Progress | None = None
+    spark: SparkSession,
+    campaign: Campaign,
+    path: Path,
+    progress: Progress | None = None,
+    stage: Callable[[str], None] = lambda sentence: None,
 ) -> Report:
-    """Run all scenarios, then look into those that failed."""
+    """Run all scenarios, then look into those that failed; `stage` is told when that begins."""
     campaign.check()
     prepare_directory(path)
     started = time.monotonic()
@@ -140,7 +144,10 @@ def run_campaign(
     )
     shutil.rmtree(path / _PARTS)
     groups = grouped(spark.read.parquet(str(path / RESULTS)))
-    failures, others = _failures(spark, campaign, ways_to_fail(groups), path)
+    ways = ways_to_fail(groups)
+    if ways:
+        stage(f"looking into {len(choose_ways(ways))} of {len(ways)} ways to fail")
+    failures, others = _failures(spark, campaign, ways, path)
     report = _report(campaign, groups, path, seconds, failures, others)
     (path / f"{FAILURES}.json").write_bytes(
         msgspec.json.format(msgspec.json.encode(failures), indent=2) + b"\n"

@@ -65,9 +65,9 @@ _COUNTED = (
 )
 
 #: Smaller seeds that are tried with a failure's policy and adversary.
-SEARCHED = 40
+SEARCHED = 20
 #: Runs that making one failure small may cost.
-SHRINKING_RUNS = 120
+SHRINKING_RUNS = 80
 
 Row = dict[str, Any]
 
