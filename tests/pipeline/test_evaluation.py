@@ -228,6 +228,17 @@ def test_every_row_is_read_once_and_what_is_shuffled_is_not_sorted(
     assert sum(read) == sum(trace.rows for trace in traces)
 
 
+def test_tasks_grow_in_number_with_rows_and_not_in_size(
+    spark: SparkSession, places: dict[str, Path]
+) -> None:
+    (trace,) = find_traces([places["honest"]])
+    session = figures.session_for(spark, [msgspec.structs.replace(trace, rows=10_000_000)])
+    assert session.conf.get("spark.sql.shuffle.partitions") == "20"
+    assert session.conf.get("spark.sql.adaptive.coalescePartitions.enabled") == "false"
+    # A session of somebody else keeps its settings.
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+
+
 def test_damage_that_only_reading_shows_is_one_sentence(
     spark: SparkSession, tmp_path: Path
 ) -> None:
