@@ -23,6 +23,9 @@ DUE, MOST_SLOTS, LEAST_SLOTS = 2, 0.8, 3
 #: Who does to this share of what it owes what the accused does is no better.
 USUAL = 0.4
 
+#: A leader has proposed so much, and of that this share later than this class, or is not slow.
+LED, SLOW_SHARE, SLOW_BUCKET = 20, 0.55, 80
+
 #: What every broker owes whoever listens to it, and what it must not be late with.
 OWED = ("Vote", "Ack", "Ready", "Echo", "Contents")
 LATE = ("Vote", "Ack", "Accept")
@@ -85,8 +88,10 @@ def soft_charges(case: Case, firm: Sequence[Charge]) -> list[Charge]:
         if (f.channel not in chained or f.lane or f.message == "Contents")
         and f.publisher not in lying
     ]
+    skipped = [f for f in features if f.kind == "skipped" and f.channel not in ordered]
     missing: _Accounts = {}
     late: _Accounts = {}
+    led: _Accounts = {}
     for feature in features:
         if feature.kind not in ("came", "missing"):
             continue
@@ -96,12 +101,17 @@ def soft_charges(case: Case, firm: Sequence[Charge]) -> list[Charge]:
             account = missing.setdefault(key, {}).setdefault(feature.accused, Account())
             account.add(feature, failed=gone)
         timely = feature.message == "Accept" or feature.channel not in ordered
+        if feature.message == "Propose" and not gone and not lying:
+            account = led.setdefault(key, {}).setdefault(feature.accused, Account())
+            account.add(feature, failed=feature.bucket > SLOW_BUCKET)
         if feature.message in LATE and timely and not gone:
             account = late.setdefault(key, {}).setdefault(feature.accused, Account())
             account.add(feature, failed=feature.bucket > LATE_BUCKET)
     return [
         *_outstanding(case, missing, "dropped", "left out {} messages that the others sent"),
         *_outstanding(case, late, "delayed", "was late with its {} messages"),
+        *_skipping(case, skipped),
+        *_slow_leaders(case, led),
         *_unanswered(case),
     ]
 
@@ -122,6 +132,25 @@ def _outstanding(case: Case, accounts: _Accounts, deed: str, why: str) -> list[C
             ):
                 found += _charges(case, account.features, deed, why.format(message))
     return found
+
+
+def _skipping(case: Case, features: list[Feature]) -> list[Charge]:
+    return [
+        charge
+        for pair in case.pairs(features)
+        if sum(f.count for f in pair) >= LEAST
+        for charge in _charges(case, pair, "dropped", "left numbers out and went on")
+    ]
+
+
+def _slow_leaders(case: Case, accounts: _Accounts) -> list[Charge]:
+    """Leaders under whom most of what is offered waits, all the time."""
+    return [
+        case.charge(account.features, "delayed", "proposed late what had long been offered")
+        for by_accused in accounts.values()
+        for account in by_accused.values()
+        if account.due.total() >= LED and account.share >= SLOW_SHARE and account.steady
+    ]
 
 
 def _charges(case: Case, features: list[Feature], deed: str, why: str) -> list[Charge]:
