@@ -53,7 +53,8 @@ over_s = 3000
 [[rule]]
 name = "silent"
 kind = "absence"
-after_s = 3000
+after_s = 300
+hosts = "db"
 """
 
 #: What the source adds to a channel's columns.
@@ -187,6 +188,7 @@ def test_job_stores_and_tells_everything_once_across_restarts_and_replays(
         ("busy", "web-1", "", "raised"),
         ("liar", "db", "broker-3", "raised"),
         ("oom", "db", "", "raised"),
+        ("silent", "db", "", "raised"),
     ]
 
     forget_last_batch(tmp_path)
@@ -197,7 +199,7 @@ def test_job_stores_and_tells_everything_once_across_restarts_and_replays(
 
     def ticked_until_told() -> bool:
         monitor.tick()
-        return len(list(published(tmp_path))) == 4
+        return len(list(published(tmp_path))) == 5
 
     assert eventually(ticked_until_told, timeout_s=200)
     monitor.stop()
@@ -207,7 +209,7 @@ def test_job_stores_and_tells_everything_once_across_restarts_and_replays(
     assert [one["position"] for one in later if one["at"] >= minute] == [5]
     told_now = [(one["rule"], one["state"]) for one in published(tmp_path)]
     assert told_now.count(("busy", "cleared")) == 1
-    assert {condition.rule for condition in monitor.book.watch.alarms} == {"liar", "oom"}
+    assert {condition.rule for condition in monitor.book.watch.alarms} == {"liar", "oom", "silent"}
     assert {path.name for path in (tmp_path / "job" / "observations").iterdir()} == {
         "channel=logs",
         "channel=metrics",

@@ -84,8 +84,9 @@ class Monitor:
         self._watching = Query("watch", LOOK_S, self._watch)
         self._publishing = Query("publish", LOOK_S, self._publish)
         self._queries = (self._keeping, self._watching, self._publishing)
-        #: Rows that this process has stored.
+        #: Rows that this process has stored, and when it last did.
         self.stored = 0
+        self._kept_at = 0.0
 
     # ------------------------------------------------------------------ the queries
 
@@ -105,6 +106,7 @@ class Monitor:
         table = rows.toArrow()
         self.store.keep(table, batch)
         self.stored += table.num_rows
+        self._kept_at = time.time()
 
     def _watch(self) -> DataStreamWriter:
         rows = (
@@ -154,25 +156,27 @@ class Monitor:
         """Begin again what failed, and let time pass for the rules as far as all has been read."""
         for query in self._queries:
             query.tick()
-        read_until = self._read_until()
-        if read_until > self.book.watch.now and self._watching.catch_up():
-            self.book.turn(lambda watch: watch.elapse(read_until))
+        watched_until = self._watched_until()
+        if watched_until > self.book.watch.now:
+            self.book.turn(lambda watch: watch.elapse(watched_until))
 
     @property
     def troubles(self) -> dict[str, str]:
         """Queries that failed and have not got on since, and why."""
         return {query.name: query.trouble for query in self._queries if query.trouble}
 
-    def _read_until(self) -> float:
-        """A time before which everything that was published has been stored; 0 if unknown.
+    def _watched_until(self) -> float:
+        """A time before which everything that was published has been watched; 0 if unknown.
 
         Spark tells of a query that finds nothing every few seconds; one that waits for the cell
-        tells nothing, and no host is called silent for that.
+        tells nothing, and no host is called silent for that. While one micro-batch follows the
+        other nothing is known either: then time passes with the rows themselves.
         """
-        last = self._keeping.progress
-        if last is None or self._keeping.trouble or any(self.lag.values()):
+        read_until = self._keeping.looked_at
+        watched_at = self._watching.looked_at
+        if any(self.lag.values()) or not watched_at or watched_at < self._kept_at:
             return 0.0
-        return datetime.fromisoformat(last.timestamp).timestamp()
+        return read_until
 
     @property
     def lag(self) -> dict[str, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
@@ -67,15 +68,13 @@ class Query:
             self._resume_at = None
             self.start()
 
-    def catch_up(self) -> bool:
-        """Wait until what is there now has been dealt with; False if it fails meanwhile."""
-        if self._running is None or self.trouble:
-            return False
-        try:
-            self._running.processAllAvailable()
-        except StreamingQueryException:
-            return False
-        return True
+    @property
+    def looked_at(self) -> float:
+        """When the last look began of which Spark tells; 0 if there was none, or it failed."""
+        last = self.progress
+        if last is None or self.trouble:
+            return 0.0
+        return datetime.fromisoformat(last.timestamp).timestamp()
 
     def run_once(self) -> None:
         """Deal with what is there now, and end."""
