@@ -172,9 +172,12 @@ class Monitor:
         tells nothing, and no host is called silent for that. While one micro-batch follows the
         other nothing is known either: then time passes with the rows themselves.
         """
-        read_until = self._keeping.looked_at
+        last, read_until = self._keeping.progress, self._keeping.looked_at
+        # A micro-batch that is done again after a crash does not look how far the channels are.
+        if last is None or any(source.latestOffset is None for source in last.sources):
+            return 0.0
         watched_at = self._watching.looked_at
-        if any(self.lag.values()) or not watched_at or watched_at < self._kept_at:
+        if any(lag(last).values()) or not watched_at or watched_at < self._kept_at:
             return 0.0
         return read_until
 
