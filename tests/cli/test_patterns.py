@@ -50,6 +50,26 @@ def test_pattern_follows_the_epochs(cell: Path) -> None:
     run(act())
 
 
+def test_patterns_that_gain_a_channel_at_once_share_it_from_the_earlier_beginning(
+    cell: Path,
+) -> None:
+    """The one that wants the past must not go without because the other was there first."""
+
+    async def act() -> None:
+        for channel in ("depot/1:ab", "yard/log:ab", "depot/log:ab::*:alice"):
+            await command("channel", "create", channel, "-m", cell)
+        alice = await connect(cell / "manifest.json", cell / "alice.identity")
+        bob = await connect(cell / "manifest.json", cell / "bob.identity")
+        latest = bob.subscribe("depot/*")
+        async with alice, bob, latest, bob.subscribe("*/log", start="earliest") as earliest:
+            assert (latest.channels, "depot/log" in earliest.channels) == (("depot/1",), False)
+            await publish(alice, "depot/log", b"before bob might read it")
+            await command("channel", "change", "depot/log", "--subscribers", "*", "-m", cell)
+            assert (await anext(earliest)).payload == b"before bob might read it"
+
+    run(act())
+
+
 def test_pattern_on_the_command_line(cell: Path, capsys: pytest.CaptureFixture[str]) -> None:
     listed = answer(capsys, "channel", "list", "plant/*/temp", "-m", cell)["channels"]
     assert {channel["name"] for channel in listed} >= {"plant/1/temp"}

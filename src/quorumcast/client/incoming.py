@@ -9,7 +9,7 @@ has it: while one does, the machine hears answers all the same, and nothing else
 A subscription to a pattern follows the epochs: it joins a channel that is made later from its first
 publication on, one that it only now has the right to from then on (from the oldest, if that is how
 it began itself), and it leaves those that are gone, or that it may not read any more, without an
-error.
+error. Of several that gain a channel at once the one that begins earliest decides: they share it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ class Incoming:
     def adopt(self, manifest: Manifest) -> None:
         """Go on in a new epoch: channels may have more columns, and patterns other channels."""
         before, self._manifest = self._manifest, manifest
-        for subscription in self._all:
+        # The machine joins a channel once: whoever wants its past must come first.
+        for subscription in sorted(self._all, key=lambda s: (s.start is None, s.since_us)):
             if is_pattern(subscription.channel):
                 self._follow(subscription, before)
             for channel in subscription.channels:
