@@ -156,6 +156,31 @@ async def test_used_up_attempts_end_on_the_dead_letter_channel() -> None:
 
 
 @in_a_loop
+async def test_letter_waits_for_a_place_on_its_channel_and_work_goes_on() -> None:
+    """One publication that fails must not stop a subscription because others publish there."""
+    few = Policy.named("total", limits=Limits(publishers=1))
+    dead_letters = ChannelEntry(Channel("dead"), few)
+    async with MemoryCell(channels={**CHANNELS, "dead": dead_letters}) as cell:
+        alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
+        await publish(alice, "orders", 3)
+        async with bob.subscribe_as(
+            "orders", "mine", start="earliest", max_attempts=1, dead_letter="dead"
+        ) as mine:
+            async with alice.publisher("dead") as taken:
+                await taken.publish(b"the only place")
+                await (await anext(mine)).nack()
+                assert seen(await take(mine, 2)) == [(2, 1), (3, 1)]
+                brokers = [cell.broker(name) for name in cell.manifest.broker_ids]
+                await until(lambda: all(b.telemetry.drops["over-limit"] for b in brokers))
+                assert mine.state().dead == []
+            await alice.close()
+            await until(lambda: mine.state().dead == [1])
+        async with carol.subscribe("dead", start="earliest") as dead:
+            assert (await anext(dead)).payload == b"the only place"
+            assert DeadLetter.read((await anext(dead)).payload).position == 1
+
+
+@in_a_loop
 async def test_without_a_dead_letter_channel_it_is_recorded_alone() -> None:
     async with MemoryCell(channels=CHANNELS) as cell:
         alice, bob = await cell_of(cell, "alice", "bob")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from quorumcast.client.companion import Connection
 from quorumcast.client.events import Batch, Gap
-from quorumcast.client.letters import DeadLetter
+from quorumcast.client.letters import DeadLetter, post_letter
 from quorumcast.client.upkeep import Upkeep
 from quorumcast.core.errors import UsageError
 from quorumcast.named.follower import Follower
@@ -406,9 +406,11 @@ class Consumer:
                 consumer=self._node.name,
                 contents=found.contents if isinstance(found, Batch) else None,
             )
-            async with self._node.publisher(target) as out:
-                await out.publish(letter.write())
+            await post_letter(self._node, target, letter, self._is_going)
         self.say(Dead(session, claim.position))
+
+    def _is_going(self) -> bool:
+        return self._failure is None and not self.closed
 
     # ------------------------------------------------------------------- ending
 

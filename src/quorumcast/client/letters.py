@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import msgspec
 import pyarrow as pa
 
@@ -10,8 +14,13 @@ from quorumcast.client.publishing import MAX_EVENT_BYTES
 from quorumcast.core.errors import UsageError
 from quorumcast.core.publication import PAYLOAD, batch_of_payloads
 
+if TYPE_CHECKING:
+    from quorumcast.client.node import Node
+
 #: What a letter needs beside its contents.
 _ENVELOPE = 1024
+#: How long to wait for a place on a dead-letter channel that has none.
+PLACE_S = 0.5
 
 
 class DeadLetter(msgspec.Struct, frozen=True, tag="dead-letter-1", tag_field="kind"):
@@ -69,3 +78,21 @@ class DeadLetter(msgspec.Struct, frozen=True, tag="dead-letter-1", tag_field="ki
 
 _encode = msgspec.msgpack.Encoder().encode
 _letters: msgspec.msgpack.Decoder[DeadLetter] = msgspec.msgpack.Decoder(DeadLetter)
+
+
+async def post_letter(
+    node: Node, channel: str, letter: DeadLetter, wanted: Callable[[], bool]
+) -> None:
+    """Put a letter on its channel; if all its publishers' places are taken, once there is one.
+
+    A channel that is gone, or to which the right was lost, raises: somebody must see to it.
+    """
+    while True:
+        try:
+            async with node.publisher(channel) as out:
+                await out.publish(letter.write())
+                return
+        except UsageError:
+            if not wanted() or not node.manifest.may_publish(node.name, channel):
+                raise
+        await asyncio.sleep(PLACE_S)
