@@ -15,7 +15,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.publication import PAYLOAD, batch_of_payloads
 
 if TYPE_CHECKING:
-    from quorumcast.client.node import Node
+    from quorumcast.client.companion import Connection
 
 #: What a letter needs beside its contents.
 _ENVELOPE = 1024
@@ -81,7 +81,7 @@ _letters: msgspec.msgpack.Decoder[DeadLetter] = msgspec.msgpack.Decoder(DeadLett
 
 
 async def post_letter(
-    node: Node, channel: str, letter: DeadLetter, wanted: Callable[[], bool]
+    node: Connection, channel: str, letter: DeadLetter, wanted: Callable[[], bool]
 ) -> None:
     """Put a letter on its channel; if all its publishers' places are taken, once there is one.
 
