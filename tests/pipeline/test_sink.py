@@ -116,6 +116,7 @@ def test_micro_batch_that_runs_again_publishes_nothing_twice(
         frame = spark.readStream.schema("n LONG, name STRING").json(str(source))
         query = (
             frame.writeStream.format("quorumcast")
+            .queryName("copy")
             .options(**cell, eventsPerPublication="50", checkpointLocation=str(checkpoint))
             .trigger(availableNow=True)
             .start()

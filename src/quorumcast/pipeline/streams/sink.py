@@ -78,6 +78,8 @@ def sink_options(options: Mapping[str, str], schema: StructType, *, streaming: b
     in_order = given.take("sorted", switch, False)
     published = given.take("publishedAt", text, "")
     checkpoint = given.take("checkpointLocation", text, "") if streaming else ""
+    if streaming:
+        given.take("queryName", text, "")  # Spark's own; it hands that over as well
     name = "" if streaming else given.take("writeId", text, "")
     access, manifest = take_access(given, SINK_SEATS)
     given.finish("the sink")
