@@ -43,7 +43,7 @@ def test_bench_prints_the_figures_of_a_run(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_demo_names_the_liar_and_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    summary = answer(capsys, "demo", "--seconds", "6", "--rate", "400")
+    summary = answer(capsys, "demo", "--seconds", "6", "--rate", "400", "--no-spark")
     assert summary["ok"]
     assert summary["liars"] == ["broker-3"]
     assert (summary["lost"], summary["duplicated"], summary["altered"]) == (0, 0, 0)

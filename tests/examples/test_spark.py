@@ -1,4 +1,4 @@
-"""The examples for Spark: the notebook, cell by cell, and a job on a cluster of two workers."""
+"""The demonstration to its end, the notebook, and a job on a cluster of two workers."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.runtime,
     pytest.mark.timeout(TIMEOUT_S),
-    pytest.mark.xdist_group("spark"),
+    pytest.mark.spark,
 ]
 
 
@@ -44,6 +44,20 @@ def run(*arguments: str | Path) -> str:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, said + complained
     return said
+
+
+def test_demo_ends_with_a_table_an_evaluation_and_an_audit_that_names_the_liar(
+    tmp_path: Path,
+) -> None:
+    brief = ("--seconds", "6", "--rate", "400", "--dir", tmp_path / "cell", "--json")
+    summary = json.loads(run(sys.executable, "-m", "quorumcast", "demo", *brief))
+    assert summary["ok"]
+    found = summary["spark"]
+    assert found["table"]["rows"] == found["table"]["distinct"] == summary["published"]
+    assert found["evaluation"]["coverage"] == 1.0
+    assert set(found["audit"]["named"]) == set(summary["liars"]) == {"broker-3"}
+    for part in ("evaluation", "audit"):
+        assert Path(found[part]["file"]).read_text().startswith("<!doctype html>")
 
 
 def test_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
