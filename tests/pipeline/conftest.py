@@ -6,15 +6,27 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from quorumcast.pipeline.session import spark_session
+from quorumcast.pipeline.session import register, spark_session
 
 HERE = Path(__file__).parent
+
+
+#: Java and Python processes start one after the other, on a machine that may be busy.
+TIMEOUT_S = 400
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
+
+@pytest.fixture(autouse=True)
+def _format(request: pytest.FixtureRequest) -> None:
+    """The session knows the format, whatever commands in this process did meanwhile."""
+    if "spark" in request.fixturenames:
+        register(request.getfixturevalue("spark"))
 
 
 @pytest.fixture(scope="session")

@@ -97,7 +97,7 @@ def test_options_time_to_start_from_knows_its_zone(cell: Path) -> None:
         ({"maxEventsPerTrigger": "0"}, "'maxEventsPerTrigger' is '0': give a whole number"),
         ({"failOnDataLoss": "no"}, "'failOnDataLoss' is 'no': give true or false"),
         ({"failOnTamper": "ignore"}, "choose one of fail, quarantine, warn"),
-        ({"seats": "0-3"}, "'seats' is '0-3': give seats from 1 to 16"),
+        ({"seats": "0-3"}, "'seats' is '0-3': give seats from 1 to 64"),
         ({"seats": "2"}, "names one seat, and a source needs two"),
         ({"timeout": "soon"}, "'timeout' is 'soon': give seconds"),
         ({"channels": "a,,b"}, "'channels' is 'a,,b': give names between commas"),

@@ -101,14 +101,18 @@ def everything(cell: LocalCluster, channel: str, **said: str) -> list[dict[str, 
 # ----------------------------------------------------------------------- what is read
 
 
-def test_source_reads_what_was_published_with_the_votes_of_all_brokers(cell: LocalCluster) -> None:
+def test_source_reads_what_was_published_with_the_votes_of_enough_brokers(
+    cell: LocalCluster,
+) -> None:
     found = everything(cell, "orders")
     assert [row["id"] for row in found] == list(range(ORDERS * PER_ORDER))
     assert {row["_publisher"] for row in found} == {"alice"}
     assert [(row["_position"], row["_index"]) for row in found] == [
         (position, index) for position in range(1, ORDERS + 1) for index in range(PER_ORDER)
     ]
-    assert {(row["_votes"], tuple(row["_dissent"])) for row in found} == {(4, ())}  # type: ignore[arg-type]
+    # A broker that is slow on a busy machine is not waited for.
+    assert {row["_votes"] for row in found} <= {3, 4}
+    assert not any(row["_dissent"] for row in found)
 
 
 def test_source_offsets_are_the_next_positions_and_a_range_can_be_read_again(
