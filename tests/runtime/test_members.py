@@ -11,6 +11,7 @@ from tests.runtime.world import eventually, run, until
 from quorumcast.client import Node, connect
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
+from quorumcast.core.limits import Limits
 from quorumcast.crypto.identity import Identity
 from quorumcast.manifest import build
 from quorumcast.manifest.files import read_identity, sign_manifest, write_manifest
@@ -79,7 +80,12 @@ class Load:
         return found
 
 
-POLICIES = {"total": Policy.parse("total+durable"), "fifo": Policy.named("ab+history")}
+#: A fast machine publishes more than is retained by default while the epochs change.
+ALL_OF_IT = Limits(retained_publications=1_000_000)
+POLICIES = {
+    "total": replace(Policy.parse("total+durable"), limits=ALL_OF_IT),
+    "fifo": Policy.named("ab+history", limits=ALL_OF_IT),
+}
 
 
 @pytest.mark.parametrize("kind", POLICIES)
