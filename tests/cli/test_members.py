@@ -10,6 +10,7 @@ from tests.runtime.world import eventually
 
 from quorumcast.cli.main import main
 from quorumcast.manifest.files import read_manifest
+from quorumcast.manifest.manifest import Manifest
 
 pytestmark = pytest.mark.runtime
 
@@ -50,6 +51,30 @@ def test_members_replace_a_broker_of_a_running_cell(
         capsys, "members", "rotate", "broker-2", "-m", cell, "--wait", "--timeout", "40"
     )
     assert (rotated["epoch"], rotated["done"]) == (4, True)
+
+
+def test_members_replace_waits_until_the_new_broker_has_caught_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = tmp_path / "cell"
+    assert main(["init", str(cell), "--base-port", str(base_port()), "--digest", "sha256"]) == 0
+    late = {"broker-5": ["publications of orders/alice@1"]}
+
+    def rows(manifest: Manifest, urls: object) -> dict[str, dict[str, object]]:
+        return {
+            name: {"up": True, "epoch": manifest.epoch, "catching_up": late.get(name, [])}
+            for name in manifest.broker_ids
+        }
+
+    monkeypatch.setattr("quorumcast.cli.membership.ask_cell", rows)
+    where = ["--host", "127.0.0.1", "--port", "7777", "-m", str(cell), "--timeout", "0"]
+    assert main(["members", "replace", "broker-1", "broker-5", *where]) == 2
+    assert "has not caught up: start it, wait until" in capsys.readouterr().err
+    assert read_manifest(cell / "manifest.json").broker("broker-1") is not None
+    late.clear()
+    where[3] = "7788"
+    assert main(["members", "replace", "broker-2", "broker-6", *where]) == 0
+    assert read_manifest(cell / "manifest.json").broker("broker-2") is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quorumcast.agents.desks import Desks
+from quorumcast.agents.desks import Desk, Desks
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES, MAX_STREAMS_NAMED
 from quorumcast.core.machine import Drop, DropReason, Effect, Send
@@ -138,6 +138,15 @@ class Holdings:
             # A liar could make us begin within a run, which would never be completed.
             return max((end for end in ends if ends.count(end) >= needed), default=0)
         return ends[needed - 1] if len(ends) >= needed else 0
+
+    def ahead_of(self, desk: Desk | None) -> bool:
+        """Whether enough peers have settled, by histories, what this broker has not.
+
+        It may hold all of it; but its votes on those histories, and its echoes, are still lacking.
+        """
+        if desk is None or not desk.entry.policy.has_history:
+            return False
+        return self.end(desk.entry, desk.stream) - 1 > desk.carrier.settled
 
     def beginning(self, entry: ChannelEntry, stream: Stream, end: int, own: int) -> int:
         """From where on enough peers hold what lies before a number; the number if they do not.

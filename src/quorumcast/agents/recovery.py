@@ -136,8 +136,9 @@ class Recovery:
     def lacking(self) -> list[str]:
         """What this broker still waits for, for people to look at."""
         outpaced = self._outpaced_now()
-        wanted = [s for s in self._holdings.streams() if self._wanted(s) is not None]
-        waits = [f"publications of {stream}" for stream in outpaced | dict.fromkeys(wanted)]
+        ahead = self._holdings.ahead_of
+        late = [s for s in self._holdings.streams() if self._wanted(s) or ahead(self._desks.get(s))]
+        waits = [f"publications of {stream}" for stream in outpaced | dict.fromkeys(late)]
         others = len(self._manifest.broker_ids) - 1
         for entry in self._entries():
             told = self._holdings.answered(entry.name)
@@ -154,7 +155,7 @@ class Recovery:
     # --------------------------------------------------------------- asking
 
     def _entries(self) -> list[ChannelEntry]:
-        return [entry for entry in self._manifest.channels if recoverable(entry)]
+        return [e for e in self._manifest.channels if recoverable(e) or e.policy.has_history]
 
     def _channels(self) -> list[Channel]:
         return [entry.name for entry in self._entries()]

@@ -93,18 +93,21 @@ class Steps:
                 "cell does not run"
             )
 
-    def _taken(self, manifest: Manifest) -> list[str]:
+    def _taken(self, manifest: Manifest) -> dict[str, dict[str, Any]]:
         rows = ask_cell(manifest, status_urls(manifest, self._urls))
-        return [n for n, row in rows.items() if row["up"] and row["epoch"] >= manifest.epoch]
+        return {n: row for n, row in rows.items() if row["up"] and row["epoch"] >= manifest.epoch}
 
     def wait(self, manifest: Manifest, *needed: str) -> bool:
-        """Until n-f brokers, and these among them, have taken an epoch; False if it takes long."""
+        """Until n-f brokers have taken an epoch, and these have caught up; False if it takes long.
+
+        One that is new counts like one that forgot until then, and f of them are all there may be.
+        """
         deadline = time.monotonic() + self._timeout_s
         while True:
             taken = self._taken(manifest)
-            self.facts["taken"] = taken
+            self.facts["taken"] = list(taken)
             enough = len(taken) >= manifest.quorums.responders
-            if enough and all(name in taken for name in needed):
+            if enough and all(n in taken and not taken[n].get("catching_up") for n in needed):
                 return True
             if time.monotonic() > deadline:
                 return False
@@ -183,13 +186,14 @@ def replace(
     timeout: PatienceOption = 60.0,
     json_: JsonOption = False,
 ) -> None:
-    """Add a broker, wait until it is there, and remove another: two epochs."""
+    """Add a broker, wait until it has caught up, and remove another: two epochs."""
     steps = Steps(manifest, operator, url, offline=False, timeout_s=timeout)
     added = steps.take(_adding(steps.path, new, host, port))
     if not steps.wait(added, new):
         raise UsageError(
-            f"{new} has not taken epoch {added.epoch} yet: start it, and then run "
-            f"'quorumcast members remove {old}'"
+            f"{new} has not taken epoch {added.epoch} yet, or has not caught up: start it, wait "
+            "until 'quorumcast status' shows it as up, and then run 'quorumcast members remove "
+            f"{old}'"
         )
     removed = steps.take(_removing(old))
     steps.finish(removed, wait=True, json_=json_)

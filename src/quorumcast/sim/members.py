@@ -1,7 +1,8 @@
 """Brokers that come and go in the middle of a run: the operator, its file, and who reads it when.
 
 The operator takes one step at a time and takes the next once n-f brokers go by the last one, as the
-command line does. Brokers look at the file now and then; clients look when a broker refuses them
+command line does; where there are histories also once those that are new have caught up, as it is
+told to. Brokers look at the file now and then; clients look when a broker refuses them
 for their epoch. Greetings between epochs fail, and whoever is behind is shown what a farewell
 shows. A broker that an epoch no longer names ends when it takes it.
 """
@@ -52,10 +53,13 @@ def first_epoch(cell: Cell, brokers: int) -> Cell:
 class Members:
     """Who goes by which epoch."""
 
-    __slots__ = ("_data", "_file", "_pool", "_taken", "_wanted", "_world")
+    __slots__ = ("_data", "_file", "_founders", "_patient", "_pool", "_taken", "_wanted", "_world")
 
-    def __init__(self, world: World, pool: Manifest) -> None:
+    def __init__(self, world: World, pool: Manifest, *, patient: bool) -> None:
         self._world = world
+        #: Whether the operator waits for new brokers.
+        self._patient = patient
+        self._founders = world.cell.manifest.broker_ids
         #: Everybody who may ever be a broker.
         self._pool = pool
         self._file = world.cell.manifest
@@ -90,10 +94,16 @@ class Members:
     def _go_on(self) -> None:
         """Take the next step, or ask again soon."""
         there = [n for n in self._file.broker_ids if self._epoch(n) == self._file.epoch]
-        if len(there) >= self._file.quorums.responders:
+        if len(there) >= self._file.quorums.responders and not self._new_and_late():
             self._advance(*self._wanted.popleft())
         if self._wanted:
             self._world.scheduler.after(ASK_MS, self._go_on)
+
+    def _new_and_late(self) -> list[NodeId]:
+        """Brokers that are new and have not caught up: each counts like one that forgot."""
+        new = [n for n in self._file.broker_ids if self._patient and n not in self._founders]
+        brokers = {name: self._world.nodes[name].machine for name in new}
+        return [n for n, m in brokers.items() if isinstance(m, Broker) and m.catching_up()]
 
     def _advance(self, what: str, name: NodeId) -> None:
         world = self._world

@@ -161,7 +161,10 @@ class Run:
             coalesce_ms=plan.coalesce_ms,
             watchers=watchers,
         )
-        self._members = Members(self.world, pool.manifest) if plan.newcomers else None
+        self._members: Members | None = None
+        if plan.newcomers:
+            patient = plan.policy.has_history
+            self._members = Members(self.world, pool.manifest, patient=patient)
         self._count = 0
         #: What the conspirators of each plot know.
         self._plots: dict[str, dict[bytes, bytes]] = {}

@@ -22,7 +22,7 @@ from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_
 from quorumcast.sim.harm import ACCOMPLICES, JOURNALED, TOTAL_WORLD, WORLD, applicable
 from quorumcast.sim.network import Weather
 from quorumcast.sim.plan import Act, Corruption, Outcome, Plan, perform, small_limits
-from quorumcast.sim.steps import draw_lives, draw_steps, hands_on
+from quorumcast.sim.steps import draw_lives, draw_steps, hands_on, outlives_restarts
 
 #: Every name that `--adversary` takes.
 ADVERSARIES = (*WORLD, *CATALOGUE)
@@ -356,8 +356,10 @@ class Draw:
         self.acts += steps
         self.newcomers = max(added, 1)
         also = rng.choice(("nothing", "crash", "cut", "pause", "lie"))
-        if also in ("crash", "lie") and not hands_on(self.policy):
-            # On fifo channels who is new counts like one that forgot: f of them are enough.
+        if also == "lie" and not hands_on(self.policy):
+            # There who is new counts like one that forgot: f of them are enough.
+            return
+        if also == "crash" and not outlives_restarts(self.policy):
             return
         if also == "crash":
             self._crash_recover()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from quorumcast.core.ids import NodeId
 from quorumcast.core.quorum import Broadcast, minimum_brokers
+from quorumcast.core.statements import Basis
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.plan import Act
 
@@ -14,9 +15,17 @@ from quorumcast.sim.plan import Act
 def hands_on(policy: Policy) -> bool:
     """Whether brokers that stay can hand on to new ones all that subscribers may still lack.
 
-    In a log by its state, and with Bracha because correct brokers cannot differ: f+1 are believed.
+    In a log by its state, and where runs are settled because correct brokers cannot differ: f+1 are
+    believed. Not on a chain, where nobody votes without the MACs that came with a number.
     """
-    return policy.total or policy.broadcast is Broadcast.BRACHA
+    return policy.total or (
+        policy.basis is Basis.SETTLED and policy.broadcast is not Broadcast.CHAIN
+    )
+
+
+def outlives_restarts(policy: Policy) -> bool:
+    """Whether brokers may restart amid all that: histories under way are kept in memory alone."""
+    return hands_on(policy) and not policy.has_history
 
 
 def draw_steps(
