@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from tests.support.cells import (
     AB,
     ALICE,
@@ -27,7 +28,7 @@ from quorumcast.agents.broker import Broker
 from quorumcast.agents.holdings import Holdings
 from quorumcast.agents.pledges import Vouched
 from quorumcast.agents.recovery import CHUNK, GRACE, IDLE_MS, PATIENCE, UNANSWERED, RecoveryTick
-from quorumcast.core.ids import Millis, NodeId, Stream
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_STREAMS_NAMED
 from quorumcast.core.machine import (
     Connected,
@@ -51,6 +52,7 @@ from quorumcast.core.messages import (
     Survey,
     Vote,
 )
+from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
 
 PEERS = (B2, B3, B4)
@@ -259,6 +261,35 @@ def test_broker_with_a_journal_takes_nothing_before_the_disk_has_it() -> None:
     assert held(broker) == (4, 4)
     broker.handle(Persisted(record), T0)
     assert held(broker) == (1, 4)
+
+
+def test_broker_whose_disk_does_not_answer_gets_back_what_needs_none() -> None:
+    """A channel without a journal must not wait for the disk of another one."""
+    kept, quotes = Policy.named("direct", journal=True), Channel("quotes")
+    cell, other = Cell(kept), Stream(quotes, ALICE, 1)
+    both = (*cell.manifest.channels, ChannelEntry(quotes, DIRECT))
+    broker = Broker(replace(cell.manifest, channels=both), cell.keyring(B1))
+    for stream in (STREAM, other):
+        broker.handle(Receive(ALICE, Open(stream, 4, 4)), T0)
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+        for stream in (STREAM, other):
+            told = Positions(stream.channel, (Position(stream, 1, 4),))
+            broker.handle(Receive(peer, told), T0)
+    tick(broker)
+    records: list[object] = []
+    for stream in (STREAM, other):
+        for peer in (B2, B3):
+            word = Regained(stream, 1, digests(*bodies(1, 3)))
+            effects = broker.handle(Receive(peer, word, bodies(1, 3)), T0)
+            records += [effect.record for effect in effects if isinstance(effect, Persist)]
+    assert broker.streams() == {STREAM: (4, 4, 0), other: (1, 4, 0)}
+    assert broker.sizes()["regained"] == 3
+    assert recalls(tick(broker, GRACE)) == []  # nothing more of the one that waits
+    (record,) = records
+    assert isinstance(record, Vouched)
+    broker.handle(Persisted(record), T0)
+    assert broker.streams()[STREAM] == (1, 4, 0)
 
 
 def test_broker_counts_its_own_journal_and_never_contradicts_it() -> None:

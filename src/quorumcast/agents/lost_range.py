@@ -14,7 +14,7 @@ from quorumcast.manifest.manifest import ChannelEntry
 class Job:
     """One range under way."""
 
-    __slots__ = ("bodies", "count", "first", "stream", "ticks", "words", "writing")
+    __slots__ = ("bodies", "count", "first", "stream", "ticks", "words")
 
     def __init__(self, stream: Stream, first: int, count: int) -> None:
         self.stream = stream
@@ -26,8 +26,6 @@ class Job:
         self.bodies: tuple[bytes, Bodies] | None = None
         #: For how many ticks it has been under way.
         self.ticks = 0
-        #: Whether it waits for the journal.
-        self.writing = False
 
     def doubt(self) -> None:
         """Let go of contents that are not what most say: another peer may have the right ones."""
@@ -41,6 +39,11 @@ def borders(job: Job, desk: Desk | None) -> bool:
     if desk is None:
         return False
     return job.first == desk.carrier.ledger.next or job.first + job.count == desk.carrier.final_from
+
+
+def is_after(job: Job, desk: Desk | None) -> bool:
+    """Whether a range lies after what is held, and not before."""
+    return desk is not None and job.first == desk.carrier.ledger.next
 
 
 def own_words(entry: ChannelEntry, pledges: Pledges, stream: Stream, end: int) -> int:

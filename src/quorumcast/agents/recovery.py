@@ -18,9 +18,9 @@ them, if its journal says so. Contents are checked against their digests. A stre
 here, because its publisher is gone, begins where enough peers end; one that stands still while
 others are further goes on there.
 
-One range of one stream is under way at a time. Whoever lies or is silent is one voice of many, and
-contents are asked of one peer after the other. What too few peers hold or agree on is given up,
-until a peer says something new; all are asked again now and then.
+One range of one stream is under way at a time, and one may wait for the disk. A liar is one voice
+of many, and contents are asked of one peer after the other. What too few peers hold or agree on is
+given up, until a peer says something new; all are asked again now and then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Iterable
 
 from quorumcast.agents.desks import Desk, Desks
 from quorumcast.agents.holdings import Holdings, recoverable
-from quorumcast.agents.lost_range import Job, borders, own_words
+from quorumcast.agents.lost_range import Job, borders, is_after, own_words
 from quorumcast.agents.pledges import Pledges, Vouched
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.contract import match
@@ -89,6 +89,7 @@ class Recovery:
         "_surveyed",
         "_turn",
         "_up",
+        "_writing",
     )
 
     #: How peers' words are kept and weighed.
@@ -114,6 +115,8 @@ class Recovery:
         #: ticks: what they hold of them cannot be judged yet.
         self._outpaced: dict[Stream, int] = {}
         self._job: Job | None = None
+        #: A range that the journal does not hold yet; channels without one need not wait for it.
+        self._writing: tuple[Vouched, Job] | None = None
         #: Publications of the next range; smaller after a failure.
         self._size = CHUNK
         #: Whose turn it is to send contents.
@@ -126,12 +129,13 @@ class Recovery:
         """Go on in a new epoch, in which a channel may be gone."""
         self._manifest = manifest
         self._holdings.adopt(manifest)
-        self._job = None
+        self._job = self._writing = None
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
-        under_way = 0 if self._job is None else self._job.count
-        return {"told": len(self._holdings), "regained": under_way}
+        under_way = [self._job, None if self._writing is None else self._writing[1]]
+        regained = sum(job.count for job in under_way if job is not None)
+        return {"told": len(self._holdings), "regained": regained}
 
     def lacking(self) -> list[str]:
         """What this broker still waits for, for people to look at."""
@@ -212,7 +216,7 @@ class Recovery:
     def _on_regained(self, event: Receive, message: Regained) -> list[Effect]:
         """A peer's word on the range under way, perhaps with its contents."""
         job, sender, digests = self._job, event.sender, message.digests
-        if job is None or job.writing or (message.stream, message.first) != (job.stream, job.first):
+        if job is None or (message.stream, message.first) != (job.stream, job.first):
             return [Drop(DropReason.DUPLICATE, sender)]
         if event.bodies and not match(split_digests(digests), event.bodies, self._manifest.hash):
             return [
@@ -242,30 +246,29 @@ class Recovery:
         if any(p not in (None, d) for p, d in zip(pledged, split_digests(value), strict=True)):
             # What it vouched for it does not take back; it says nothing about it any more.
             return self._give_up(job)
+        self._job = None
         if not borders(job, self._desks.get(job.stream)):
-            self._job = None  # its publisher has spoken: the journal must not say otherwise
-            return self._next()
-        job.writing = True
-        if entry.policy.journal:
-            return [Persist(Vouched(job.stream, job.first, value))]
-        return self._write(job)
+            return self._next()  # its publisher has spoken: the journal must not say otherwise
+        if not entry.policy.journal:
+            return self._write(job)
+        record = Vouched(job.stream, job.first, value)
+        self._writing = (record, job)
+        return [Persist(record), *self._next()]
 
     def journaled(self, record: Vouched) -> list[Effect]:
         """The journal holds what this broker will vouch for from now on."""
-        job = self._job
-        if job is None or not job.writing or job.bodies is None:
+        if self._writing is None or self._writing[0] != record:
             return []
-        mine = (job.stream, job.first, job.bodies[0])
-        return self._write(job) if mine == (record.stream, record.first, record.digests) else []
+        job, self._writing = self._writing[1], None
+        return self._write(job)
 
     def _write(self, job: Job) -> list[Effect]:
-        self._job = None
         desk = self._desks.get(job.stream)
         if desk is None or job.bodies is None:
             return []
         self._size = min(CHUNK, 2 * self._size)
         digests, bodies = job.bodies
-        carrier, after = desk.carrier, self._is_after(job)
+        carrier, after = desk.carrier, is_after(job, desk)
         if not isinstance(carrier, Forwarder | Bracha | History) or not carrier.recover(
             job.first, split_digests(digests), bodies
         ):
@@ -280,13 +283,8 @@ class Recovery:
             self._size = max(1, job.count // 4)
         else:
             self._size = CHUNK
-            self._done[job.stream, self._is_after(job)] = None
+            self._done[job.stream, is_after(job, self._desks.get(job.stream))] = None
         return self._next()
-
-    def _is_after(self, job: Job) -> bool:
-        """Whether a range lies after what is held, and not before."""
-        desk = self._desks.get(job.stream)
-        return desk is not None and job.first == desk.carrier.ledger.next
 
     # ------------------------------------------------------------- choosing
 
@@ -323,6 +321,8 @@ class Recovery:
         if self._job is not None:
             return []
         for stream in self._holdings.streams():
+            if self._writing and (entry := self._entry(stream)) and entry.policy.journal:
+                continue
             chosen = self._choose(stream)
             if chosen is not None:
                 self._begin(stream, *chosen)
@@ -400,7 +400,7 @@ class Recovery:
                 del self._surveyed[key]
             elif ticks and ticks & (ticks - 1) == 0:
                 effects.append(Send((key[1],), Survey(key[0])))
-        if self._job is not None and not self._job.writing:
+        if self._job is not None:
             effects += self._urge(self._job)
         effects += self._next()
         if not self._channels():

@@ -55,7 +55,7 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
         "publishing": len(channels) * len(clients),
         "served": (len(channels) + 4) * (len(clients) + len(brokers)),
         "told": MAX_STREAMS_NAMED,
-        "regained": CHUNK,
+        "regained": 2 * CHUNK,
         **bracha,
         **{f"history_{name}": size for name, size in bracha.items()},
         "vouchers": MAX_VOUCHERS,
