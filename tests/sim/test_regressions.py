@@ -44,6 +44,9 @@ FOUND = [
     (29, "ab", "members"),
     # And another: what contradicts its journal a broker never takes, however many vouch for it.
     (7000768, "ab", "crash-recover"),
+    # The catalogue's mistake: a chain promises nothing while one of its brokers acknowledges what
+    # it never held.
+    (7100159, "chain", "false-positions"),
     # Acknowledgements were lost on one lane: two new brokers began with a publication before the
     # first history that they got, on a chain nobody brought it to them, and the cell waited.
     (5000786, "chain+history", "members"),
