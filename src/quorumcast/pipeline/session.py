@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.java import prepare_java
+from quorumcast.pipeline.master import check_master
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,10 +58,11 @@ def spark_session(
     builder = SparkSession.builder.appName(name)
     chosen = dict(settings or {})
     if SUBMITTED not in os.environ:
+        master = master or os.environ.get("SPARK_MASTER") or "local[*]"
         if SparkSession.getActiveSession() is None:
+            check_master(master)
             prepare_java()
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        master = master or os.environ.get("SPARK_MASTER") or "local[*]"
         chosen = {**_defaults(master.startswith("local"), brief), **chosen}
         builder = builder.master(master)
     for key, value in chosen.items():

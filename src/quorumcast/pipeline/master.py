@@ -1,0 +1,48 @@
+"""Where Spark is to run: what its masters may be called, and whether one is there.
+
+Spark itself answers a wrong name with pages of Java, and a master that is not there after a minute.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from contextlib import closing
+
+from quorumcast.core.errors import UsageError
+
+_COUNT = r"(\*|[1-9]\d*)"
+_LOCAL = rf"local(\[{_COUNT}(,\s*[1-9]\d*)?\])?"
+_CLUSTER_HERE = r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]"
+_HOST = r"(?:\[[0-9a-fA-F:]+\]|[^\s:,/\[\]]+):\d{1,5}"
+_STANDALONE = rf"spark://({_HOST}(?:,{_HOST})*)"
+_ELSEWHERE = r"yarn|k8s://\S+"
+#: Seconds that a master has to answer.
+PATIENCE_S = 5.0
+
+
+def check_master(master: str) -> None:
+    """Refuse what no Spark can run on."""
+    if re.fullmatch(f"{_LOCAL}|{_CLUSTER_HERE}|{_ELSEWHERE}", master):
+        return
+    standalone = re.fullmatch(_STANDALONE, master)
+    if standalone is None:
+        raise UsageError(
+            f"{master!r} is no master of Spark: give local[2], local[*] for all cores, "
+            "spark://HOST:PORT, yarn or k8s://…"
+        )
+    # Several stand by for each other: one is enough.
+    if not any(map(_answers, standalone.group(1).split(","))):
+        raise UsageError(
+            f"no Spark answers at {master}: start a master there, correct the address, or leave "
+            "--master and SPARK_MASTER out to use this machine"
+        )
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with closing(socket.create_connection((host.strip("[]"), int(port)), PATIENCE_S)):
+            return True
+    except (OSError, OverflowError):
+        return False

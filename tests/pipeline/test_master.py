@@ -1,0 +1,55 @@
+"""Masters of Spark: which names are taken, and what is said of the others."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.master import check_master
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Somebody answers here."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def silent() -> int:
+    """A port at which nobody answers."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["local", "local[1]", "local[*]", "local[4,3]", "local-cluster[2,1,1024]", "yarn", "k8s://a:1"],
+)
+def test_spark_s_names_are_taken(name: str) -> None:
+    check_master(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nonsense", "", "local[0]", "local[x]", "local[2", "spark://", "spark://host", "http://a:1"],
+)
+def test_other_names_are_refused_with_what_would_do(name: str) -> None:
+    with pytest.raises(UsageError, match=r"is no master of Spark: give local\[2\]"):
+        check_master(name)
+
+
+def test_a_master_that_answers_is_taken(port: int) -> None:
+    check_master(f"spark://127.0.0.1:{port}")
+
+
+def test_of_several_masters_one_is_enough(port: int, silent: int) -> None:
+    check_master(f"spark://127.0.0.1:{silent},127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "[::1]:{}", "127.0.0.1:99999"])
+def test_a_master_that_does_not_answer_is_named(address: str, silent: int) -> None:
+    with pytest.raises(UsageError, match="no Spark answers at spark://"):
+        check_master("spark://" + address.format(silent))
