@@ -2,7 +2,7 @@
 # A standalone Spark cluster with two workers, from the installed PySpark, for as long as a command takes:
 #
 #   examples/spark_cluster.sh spark-submit examples/spark_table.py cell spark orders orders.parquet
-#   examples/spark_cluster.sh quorumcast pipeline campaign --scenarios 100
+#   examples/spark_cluster.sh quorumcast pipeline campaign --scenarios 100 --output results
 #
 # On a cluster of several machines the manifest, the identity and this Python environment must be at the same
 # place everywhere; the commands are the same, with --master or SPARK_MASTER naming yours.
