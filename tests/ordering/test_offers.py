@@ -202,7 +202,7 @@ def test_offers_served_are_let_go_with_their_bytes() -> None:
     assert desk.offers.find(STREAM, 1) is None
     assert desk.offers.sizes()["offers"] == 1
     desk.serve(STREAM, 3)
-    assert desk.offers.sizes() == {"offers": 0, "offered_bytes": 0, "queues": 0}
+    assert not any(desk.offers.sizes().values())
     assert not desk.offers
 
 
@@ -333,6 +333,17 @@ def test_offer_put_back_after_a_restart_waits_and_is_chosen(policy: object) -> N
     made, bodies = flawed() if signed else flawed(signature=b"")
     desk.offers.put_back(made, bodies, T0)
     assert desk.offers.choose() == (Item(STREAM, 1, made.digests),)
+
+
+def test_offers_put_back_beyond_the_window_are_those_that_proposals_name() -> None:
+    desk = Desk(limits=Limits(window=4))
+    for first in range(1, 7):
+        desk.offers.put_back(*offer(CELL, first, b"a"), T0)
+    sizes = desk.offers.sizes()
+    assert (sizes["offers"], sizes["named_offers"]) == (4, 2)
+    desk.offers.unname({item(5, b"a")})
+    assert desk.offers.holds(item(5, b"a"))
+    assert not desk.offers.holds(item(6, b"a"))
 
 
 def test_offer_put_back_that_was_served_is_not_kept() -> None:

@@ -47,6 +47,8 @@ FOUND = [
     # The catalogue's mistake: a chain promises nothing while one of its brokers acknowledges what
     # it never held.
     (7100159, "chain", "false-positions"),
+    # The checker's: what proposals name is kept beyond a publisher's window, and was counted to it.
+    (11001413, "total", "lie-to-subscribers"),
     # Acknowledgements were lost on one lane: two new brokers began with a publication before the
     # first history that they got, on a chain nobody brought it to them, and the cell waited.
     (5000786, "chain+history", "members"),

@@ -6,7 +6,8 @@ published what, and nobody hashes contents twice.
 
 An offer is signed by its publisher, so a broker that was left out can take it from another broker;
 whoever has it from the publisher itself need not check the signature, except the leader: its
-proposal must be acceptable to everybody. Offers are bounded per stream by the channel's window.
+proposal must be acceptable to everybody. Offers are bounded per stream by the channel's window, and
+beyond it by what proposals name.
 """
 
 from __future__ import annotations
@@ -154,8 +155,10 @@ class Offers:
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
+        named = {s: sum(held.named for held in q.runs.values()) for s, q in self._queues.items()}
         return {
-            "offers": max((len(queue.runs) for queue in self._queues.values()), default=0),
+            "offers": max((len(q.runs) - named[s] for s, q in self._queues.items()), default=0),
+            "named_offers": sum(named.values()),
             "offered_bytes": max((queue.bytes for queue in self._queues.values()), default=0),
             "queues": len(self._queues),
         }
@@ -245,6 +248,10 @@ class Offers:
         """An offer that was checked before this broker restarted, or that was decided on."""
         held = Held(offer, bodies, now, proven=not self._signed)
         if held.last > self._served(offer.stream):
+            # Beyond the window it was kept before, or is wanted now, because a proposal names it.
+            queue = self._queues.get(offer.stream)
+            room = self._limits(offer.stream).window
+            held.named = queue is not None and len(queue.runs) >= room
             self._keep(held, offer.stream.publisher)
 
     def flaw(self, offer: Offer, bodies: Bodies) -> DropReason | None:

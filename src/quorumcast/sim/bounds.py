@@ -16,6 +16,7 @@ from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES
 from quorumcast.broadcast.history import WAITING
 from quorumcast.broadcast.signed_history import REMEMBERED
 from quorumcast.core.limits import (
+    MAX_BATCH,
     MAX_CHUNKS,
     MAX_FRAME_BYTES,
     MAX_SEATS,
@@ -44,6 +45,8 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
         # The run whose turn it is is always taken.
         "instance_bytes": limits.retained_bytes + MAX_FRAME_BYTES // 2,
     }
+    # A broker that learns what others decided may be as far ahead of itself once more.
+    slots = 2 * (2 * limits.checkpoint + LOG_REACH) + 4 * limits.pipeline
     return {
         # brokers
         "words": 2 * len(brokers),
@@ -64,10 +67,10 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
         "ends": REMEMBERED,
         "seen": REMEMBERED,
         # total order
-        # A broker that learns what others decided may be as far ahead of itself once more.
-        "slots": 2 * (2 * limits.checkpoint + LOG_REACH) + 4 * limits.pipeline,
+        "slots": slots,
         "slot_batches": 2 * KEPT_VALUES,
         "offers": limits.window,
+        "named_offers": slots * 2 * KEPT_VALUES * MAX_BATCH,
         "offered_bytes": limits.retained_bytes + MAX_FRAME_BYTES,
         "queues": streams,
         "reports": LOG_REACH,
