@@ -1,4 +1,4 @@
-"""Shared by all tests: how Hypothesis draws, and `--rewrite` for golden scripts.
+"""Shared by all tests: how Hypothesis draws, `--rewrite` for golden scripts, and who runs where.
 
 The default profile draws the same examples on every run, so a red build stays red.
 `HYPOTHESIS_PROFILE=explore` looks for new ones.
@@ -9,6 +9,8 @@ import signal
 
 import pytest
 from hypothesis import settings
+from tests.support.together import Together, turn
+from xdist.remote import Producer
 
 
 def _heed_signals() -> None:
@@ -32,3 +34,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite", action="store_true", help="write golden scripts anew; review the difference"
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=turn)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together | None:
+    if config.getoption("dist") != "load":  # the default; whoever names another one wants that
+        return None
+    config.option.loadscopereorder = False  # the order is ours
+    return Together(config, log)

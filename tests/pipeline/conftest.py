@@ -1,10 +1,11 @@
-"""One Spark session for the tests of the pipeline, all of them in one process."""
+"""One Spark session for the tests of the pipeline that take one, all of them in one process."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.support.together import SPARK, piece
 
 from quorumcast.pipeline.session import register, spark_session
 
@@ -18,8 +19,9 @@ TIMEOUT_S = 400
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.spark)
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+            if piece(item.nodeid) == SPARK:
+                item.add_marker(pytest.mark.spark)
 
 
 @pytest.fixture(autouse=True)
