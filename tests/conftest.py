@@ -9,8 +9,11 @@ import signal
 
 import pytest
 from hypothesis import settings
+from tests.support import ports
 from tests.support.together import Together, turn
 from xdist.remote import Producer
+
+from quorumcast.testing import cluster
 
 
 def _heed_signals() -> None:
@@ -24,6 +27,8 @@ def _heed_signals() -> None:
 
 _heed_signals()
 
+
+cluster._PORTS = ports.SINGLE
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=2_000)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.ports import IN_A_ROW, ROWS
 
 from quorumcast.cli.main import main
 
 QUORUMCAST = [sys.executable, "-m", "quorumcast"]
-BROKERS = 4
 STATUS_OFFSET = 1000
 
 
@@ -28,8 +28,8 @@ def free(port: int) -> bool:
 
 def base_port() -> int:
     while True:
-        base = random.randrange(16_000, 30_000)
-        wanted = [base + i + offset for i in range(BROKERS) for offset in (0, STATUS_OFFSET)]
+        base = random.choice(ROWS)
+        wanted = [base + i + offset for i in range(IN_A_ROW) for offset in (0, STATUS_OFFSET)]
         if all(map(free, wanted)):
             return base
 

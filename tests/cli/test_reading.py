@@ -2,14 +2,18 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.shell import QUORUMCAST, answer, line, running, said, started
 
+from quorumcast.cli.main import main
+
 pytestmark = pytest.mark.runtime
+
+Replay = Callable[..., tuple[list[Any], Any]]
 
 
 @pytest.fixture(scope="module")
@@ -20,24 +24,26 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         # Publications of two events each; brokers keep four incarnations of a fifo publisher.
         for channel, publications in (("trades", 5), ("logs", 4)):
             for number in range(1, publications + 1):
-                subprocess.run(
-                    [*QUORUMCAST, "publish", channel, f"{number}a", f"{number}b",
-                     "-m", str(made), "-i", "alice"],
-                    check=True, timeout=60, capture_output=True,
-                )  # fmt: skip
+                events = [f"{number}a", f"{number}b"]
+                assert main(["publish", channel, *events, "-m", str(made), "-i", "alice"]) == 0
         yield made
 
 
-def replay(cell: Path, *arguments: object, code: int = 0) -> tuple[list[Any], Any]:
-    """The events and the summary."""
-    done = subprocess.run(
-        [*QUORUMCAST, "replay", *map(str, arguments), "-m", str(cell), "-i", "bob", "--json"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    if code == 2:
-        return [], done.stderr
-    return [json.loads(text) for text in done.stdout.splitlines()], json.loads(done.stderr)
+@pytest.fixture
+def replay(cell: Path, capsys: pytest.CaptureFixture[str]) -> Replay:
+    """The events and the summary, or nothing and what is wrong."""
+
+    def read(*arguments: object, code: int = 0) -> tuple[list[Any], Any]:
+        capsys.readouterr()
+        asked = ["replay", *map(str, arguments), "-m", str(cell), "-i", "bob", "--json"]
+        returned = main(asked)
+        said = capsys.readouterr()
+        assert returned == code, said.err
+        if code == 2:
+            return [], said.err
+        return [json.loads(text) for text in said.out.splitlines()], json.loads(said.err)
+
+    return read
 
 
 def payloads(events: list[Any]) -> list[str]:
@@ -47,8 +53,8 @@ def payloads(events: list[Any]) -> list[str]:
 ALL = [f"{number}{letter}" for number in range(1, 6) for letter in "ab"]
 
 
-def test_replay_reads_everything_and_ends(cell: Path) -> None:
-    events, summary = replay(cell, "trades")
+def test_replay_reads_everything_and_ends(replay: Replay) -> None:
+    events, summary = replay("trades")
     assert all(event["published_at"].endswith("+00:00") for event in events)
     assert payloads(events) == ALL
     first, last = events[0]["position"], events[-1]["position"]
@@ -56,25 +62,25 @@ def test_replay_reads_everything_and_ends(cell: Path) -> None:
     assert (summary["gaps"], summary["lacking"], first) == ([], {}, 1)
 
 
-def test_replay_from_position_to_position(cell: Path) -> None:
-    events, summary = replay(cell, "trades", "--from", 2, "--to", 3)
+def test_replay_from_position_to_position(replay: Replay) -> None:
+    events, summary = replay("trades", "--from", 2, "--to", 3)
     assert {event["position"] for event in events} == {2, 3}
     assert (summary["from"], summary["to"]) == (2, 3)
     assert payloads(events) == ALL[events[0]["position"] * 2 - 2 :][: len(events)]
 
 
-def test_replay_of_so_many_events(cell: Path) -> None:
-    events, summary = replay(cell, "trades", "--count", 3)
+def test_replay_of_so_many_events(replay: Replay) -> None:
+    events, summary = replay("trades", "--count", 3)
     assert (payloads(events), summary["events"]) == (ALL[:3], 3)
 
 
-def test_replay_of_nothing_ends_at_once(cell: Path) -> None:
-    events, summary = replay(cell, "empty")
+def test_replay_of_nothing_ends_at_once(replay: Replay) -> None:
+    events, summary = replay("empty")
     assert (events, summary["events"], summary["from"]) == ([], 0, None)
 
 
-def test_replay_of_a_channel_without_positions(cell: Path) -> None:
-    events, summary = replay(cell, "logs")
+def test_replay_of_a_channel_without_positions(replay: Replay) -> None:
+    events, summary = replay("logs")
     assert sorted(payloads(events)) == ALL[:8]
     assert "position" not in events[0]
     assert summary["from"] is None
@@ -104,25 +110,25 @@ def test_replay_says_in_words_what_it_read(cell: Path) -> None:
     ],
 )
 def test_replay_of_positions_that_are_not_there(
-    cell: Path, arguments: list[object], expected: str
+    replay: Replay, arguments: list[object], expected: str
 ) -> None:
-    _, error = replay(cell, *arguments, code=2)
+    _, error = replay(*arguments, code=2)
     assert expected in error
 
 
-def test_replay_from_time_to_time(cell: Path) -> None:
-    everything, _ = replay(cell, "trades")
+def test_replay_from_time_to_time(replay: Replay) -> None:
+    everything, _ = replay("trades")
     second, third = (everything[2 * place]["published_at"] for place in (1, 2))
-    events, summary = replay(cell, "trades", "--from", second, "--to", third)
+    events, summary = replay("trades", "--from", second, "--to", third)
     assert payloads(events) == ALL[2:6]
     assert (summary["from"], summary["to"], summary["lacking"]) == (2, 3, {})
-    assert payloads(replay(cell, "logs", "--from", second)[0]) == ALL[:8]
-    assert replay(cell, "trades", "--from", "2999-01-01T00:00:00Z")[0] == []
+    assert payloads(replay("logs", "--from", second)[0]) == ALL[:8]
+    assert replay("trades", "--from", "2999-01-01T00:00:00Z")[0] == []
     for wrong, sentence in (
         (["--from", "2026-11-01T12:00:00"], "write 2026-11-01T12:00:00Z for UTC"),
         (["--from", third, "--to", second], "swap them"),
     ):
-        assert sentence in replay(cell, "trades", *wrong, code=2)[1]
+        assert sentence in replay("trades", *wrong, code=2)[1]
 
 
 def test_subscribe_begins_in_the_past_and_goes_on(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from quorumcast import sync
+from quorumcast.pipeline.session import BRIEF_JAVA, LOCAL_JAVA
 from quorumcast.testing import LocalCluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -33,7 +34,12 @@ def run(*arguments: str | Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(SRC), "PYTHON": sys.executable},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(SRC),
+            "PYTHON": sys.executable,
+            "JAVA_TOOL_OPTIONS": f"{LOCAL_JAVA} {BRIEF_JAVA}",
+        },
         start_new_session=True,
     )
     try:

@@ -132,6 +132,15 @@ def directory_of(places: dict[str, Path], name: str) -> Path:
     return places[name] / "seed-5" if name.startswith("sim") else places[name]
 
 
+def test_session_of_the_caller_is_the_active_one_afterwards(
+    spark: SparkSession, places: dict[str, Path]
+) -> None:
+    """Otherwise Spark looks for the formats of the caller in a session that does not know them."""
+    spark.createDataFrame([], "nothing int")
+    evaluate(spark, find_traces([places["twice"]]))
+    assert SparkSession.getActiveSession() is spark
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_figures_are_those_of_a_plain_computation(
     evaluation: Evaluation, places: dict[str, Path], name: str

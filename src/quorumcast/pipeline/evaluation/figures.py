@@ -97,6 +97,7 @@ def rows_of(session: SparkSession, traces: Sequence[Trace]) -> DataFrame:
 def owed(session: SparkSession, traces: Sequence[Trace]) -> DataFrame:
     """Whose publications on which channel are owed to whom, and what time is measured."""
     import pyarrow as pa
+    from pyspark.sql import SparkSession
 
     lines = [
         (header.run, publisher, listening.channel, listening.node, listening.since_ns,
@@ -109,7 +110,13 @@ def owed(session: SparkSession, traces: Sequence[Trace]) -> DataFrame:
     schema = pa.schema([(name, "int64" if name.endswith("_ns") else "string") for name in names])
     # From Arrow, for rows of Python would have Spark start a Python of its own.
     columns = [pa.array([line[i] for line in lines], field.type) for i, field in enumerate(schema)]
-    return session.createDataFrame(pa.table(columns, schema=schema))
+    active = SparkSession.getActiveSession()
+    frame = session.createDataFrame(pa.table(columns, schema=schema))
+    if active is not None:
+        # A frame made of rows makes its session the active one, where Spark looks formats up; an
+        # empty one gives the caller's session that place back.
+        active.createDataFrame([], "nothing int")
+    return frame
 
 
 def listeners(header: Header) -> list[Listening]:
