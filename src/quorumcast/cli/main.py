@@ -11,6 +11,8 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable
+from functools import cache
 from typing import Annotated
 
 import typer
@@ -95,13 +97,19 @@ def _fail(sentence: str, code: int = USAGE_ERROR) -> int:
     return code
 
 
+@cache
+def _command() -> Callable[..., object]:
+    """All commands, put together once; Typer would do it at every call."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Arguments need not be UTF-8, and may be part of what is said.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = app(arguments, standalone_mode=False, prog_name="quorumcast")
+        code = _command()(arguments, standalone_mode=False, prog_name="quorumcast")
         sys.stdout.flush()
     except UsageError as error:
         return _fail(str(error))
