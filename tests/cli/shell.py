@@ -67,6 +67,11 @@ def said(process: subprocess.Popen[str], words: str) -> None:
     raise AssertionError(f"it never said {words!r}")
 
 
+def summary_of(errors: str) -> Any:
+    """The JSON at the end of standard error, after what a slow machine says of its progress."""
+    return json.loads(errors.splitlines()[-1])
+
+
 def answer(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> Any:
     """What a command prints as JSON."""
     assert main([*map(str, arguments), "--json"]) == code

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.shell import QUORUMCAST, answer, line, running, said, started
+from tests.cli.shell import QUORUMCAST, answer, line, running, said, started, summary_of
 
 pytestmark = pytest.mark.runtime
 
@@ -40,7 +40,7 @@ def test_replay_shows_what_has_expired_and_marks_it(
         ("stale", True),
         ("fresh", False),
     ]
-    assert json.loads(summary)["expired"] == 1
+    assert summary_of(summary)["expired"] == 1
     arguments = ["--from", "earliest", "--count", 1, "--json"]
     with started("subscribe", "trades", "-m", cell, "-i", "bob", *arguments) as listener:
         said(listener, "subscribed to trades")
