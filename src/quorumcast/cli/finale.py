@@ -140,8 +140,15 @@ class Finale:
         manifest = str(cluster.manifest_path)
         text = page(rows, directory=str(self._place), manifest=manifest, runs=1)
         path.write_text(text, encoding="utf-8")
-        deeds: dict[str, dict[str, str]] = {}
-        for row in rows:
-            if row["standing"] != "disputed":
-                deeds.setdefault(row["node"], {})[row["deed"]] = row["standing"]
-        return {"file": str(path), "named": deeds}
+        return {"file": str(path), "named": named(rows)}
+
+
+def named(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """Who did what, and how sure that is: what is proven is not merely suspected as well."""
+    deeds: dict[str, dict[str, str]] = {}
+    for row in rows:
+        if row["standing"] != "disputed":
+            of_node = deeds.setdefault(row["node"], {})
+            if of_node.get(row["deed"]) != "proven":
+                of_node[row["deed"]] = row["standing"]
+    return deeds
