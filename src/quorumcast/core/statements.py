@@ -146,6 +146,7 @@ class Receipt(msgspec.Struct, frozen=True, tag="receipt", kw_only=True):
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _statements: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder(Statement)
 _epochs: msgspec.msgpack.Decoder[EpochStatement] = msgspec.msgpack.Decoder(EpochStatement)
+_offers: msgspec.msgpack.Decoder[OfferStatement] = msgspec.msgpack.Decoder(OfferStatement)
 _stops: msgspec.msgpack.Decoder[StopStatement] = msgspec.msgpack.Decoder(StopStatement)
 
 
@@ -158,6 +159,14 @@ def parse_statement(payload: bytes) -> Statement | None:
     """The statement in a signed payload, or None if these bytes are not one."""
     try:
         return _statements.decode(payload)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def parse_offer(payload: bytes) -> OfferStatement | None:
+    """What a publisher offers, or None if these bytes do not say it."""
+    try:
+        return _offers.decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 

@@ -15,10 +15,12 @@ from quorumcast.core.statements import (
     Evidence,
     EvidenceKind,
     HistoryStatement,
+    OfferStatement,
     Receipt,
     SegmentStatement,
     Signed,
     Statement,
+    parse_offer,
     parse_statement,
 )
 from quorumcast.crypto.digest import Hasher, root
@@ -85,12 +87,12 @@ class Court:
                 signers[signed.signer] = None
         return list(signers)
 
-    def _authentic(self, signed: Signed) -> Statement | None:
+    def _authentic(self, signed: Signed) -> Statement | OfferStatement | None:
         """The statement, if the node named in it signed it in this cell."""
         keys = self._keys.get(holder(signed.signer))
         if keys is None or not signature_holds(signed, keys.verify_key):
             return None
-        statement = parse_statement(signed.payload)
+        statement = parse_statement(signed.payload) or parse_offer(signed.payload)
         if statement is None or statement.cell != self._cell:
             return None
         author = (
@@ -138,8 +140,13 @@ class Court:
         return None
 
 
-def _conflicting(first: Statement, second: Statement) -> bool:
+def _conflicting(first: Statement | OfferStatement, second: Statement | OfferStatement) -> bool:
     """Whether no correct node could have signed both."""
+    if isinstance(first, OfferStatement) and isinstance(second, OfferStatement):
+        # A correct publisher never cuts a run anew.
+        return first.stream == second.stream and (
+            first.first == second.first and first.digests != second.digests
+        )
     if isinstance(first, SegmentStatement) and isinstance(second, SegmentStatement):
         return (
             (first.stream, first.first, first.count, first.basis)

@@ -18,9 +18,11 @@ from quorumcast.core.statements import (
     Evidence,
     EvidenceKind,
     HistoryStatement,
+    OfferStatement,
     Receipt,
     SegmentStatement,
     Signed,
+    parse_offer,
     parse_statement,
 )
 from quorumcast.crypto.evidence import Court
@@ -69,7 +71,10 @@ def read_signed(data: bytes) -> Signed | None:
 
 def place_of(signed: Signed) -> Place | None:
     """What a statement is about; nothing is verified yet."""
-    statement = parse_statement(signed.payload)
+    statement = parse_statement(signed.payload) or parse_offer(signed.payload)
+    if isinstance(statement, OfferStatement):
+        about = f"{statement.cell} {statement.stream} offer {statement.first}"
+        return Place(signed.signer, about, "", statement.digests)
     if isinstance(statement, SegmentStatement):
         span = f"{statement.stream} {statement.first}+{statement.count} {statement.epoch}"
         settled = f"{statement.cell} {span}" if statement.basis is Basis.SETTLED else ""
@@ -95,7 +100,10 @@ def verified_evidence(data: bytes, court: Court) -> Evidence | None:
 
 def about_evidence(evidence: Evidence) -> str:
     """Which stream and numbers evidence is about, for people."""
-    statement = parse_statement(evidence.against[0].payload) if evidence.against else None
+    payload = evidence.against[0].payload if evidence.against else b""
+    statement = parse_statement(payload) or parse_offer(payload)
+    if isinstance(statement, OfferStatement):
+        return f"{statement.stream}, offer {statement.first}"
     if isinstance(statement, SegmentStatement):
         return f"{statement.stream} {statement.first}–{statement.first + statement.count - 1}"
     if isinstance(statement, HistoryStatement):
