@@ -25,17 +25,27 @@ from quorumcast.core.machine import (
 )
 from quorumcast.core.messages import (
     Ack,
+    ChainRun,
     Checkpoint,
+    Contents,
+    Item,
+    Missed,
+    Offer,
     Position,
     Positions,
+    Propose,
     Publish,
     Ready,
+    Stop,
     Subscribe,
     Vote,
     Write,
 )
 from quorumcast.core.quorum import Protection
+from quorumcast.core.statements import Basis
 from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.offers import sign_offer
+from quorumcast.pipeline.audit.proofs import find_proofs
 
 BROKERS = (B1, B2, B3, B4)
 #: Links that have been up for a while.
@@ -126,6 +136,154 @@ def test_votes_out_of_order_are_backwards_unless_they_were_asked_for() -> None:
     for number in (1, 3, 2):
         bob.hear(B2, vote(number))
     assert bob.found("backwards") == {(B1, "", "Vote")}
+
+
+def test_votes_that_leave_numbers_out_are_counted_by_how_often() -> None:
+    bob = Watched(BOB, "subscriber")
+    for number in (1, 3, 9, 10):
+        bob.hear(B1, vote(number))
+    (row,) = bob.rows("skipped")
+    assert (row.accused, row.message, row.count) == (B1, "Vote", 2)
+
+
+def test_what_got_lost_was_not_left_out() -> None:
+    bob = Watched(BOB, "subscriber")
+    bob.hear(B1, vote(1))
+    bob.observer.on_lost(B1, Millis(bob.now))
+    bob.hear(B1, vote(3))
+    assert bob.rows("skipped") == []
+
+
+def test_acknowledgement_of_less_than_before_is_backwards() -> None:
+    alice = Watched(ALICE, "publisher")
+    for number in (1, 2, 3):
+        alice.send(B1, Publish(STREAM, number, digests(b"1")))
+    for upto in (1, 3, 2):
+        alice.hear(B1, Ack(STREAM, upto, 10))
+    assert alice.found("backwards") == {(B1, "", "Ack")}
+
+
+def test_leader_that_proposes_out_of_order_and_publisher_that_leaves_out_have_skipped() -> None:
+    broker = Watched(B2, "broker", "total")
+    for regency, instance in ((0, 1), (0, 3), (0, 2), (0, 4), (4, 9)):
+        broker.hear(B1, Propose(Protection.BYZANTINE, regency, instance, ()))
+    for number in (1, 2, 4):
+        broker.hear(ALICE, Publish(STREAM, number, digests(b"1")))
+    rows = broker.rows("skipped")
+    assert {(row.accused, row.message, row.count) for row in rows} == {
+        (B1, "Propose", 1), (ALICE, "Publish", 1),
+    }  # fmt: skip
+
+
+def test_publisher_that_shows_a_settled_run_to_others_only_owes_it() -> None:
+    def shown_to_others(*, lossy: bool) -> set[tuple[str, str, str]]:
+        broker = Watched(B1, "broker", "brb")
+        broker.now = 0
+        broker.event(Connected(ALICE))
+        broker.now = LATER
+        if lossy:
+            broker.observer.on_lost(B2, Millis(0))
+        broker.send(B2, Ready(STREAM, 1, b"a" * 32))
+        broker.now += PATIENCE_MS
+        found = broker.rows("missing")
+        return {(row.accused, row.reason, row.message) for row in found if row.accused == ALICE}
+
+    assert shown_to_others(lossy=False) == {(ALICE, "", "Publish")}
+    assert shown_to_others(lossy=True) == {(ALICE, "mended", "Publish")}
+
+
+def test_leader_that_never_hands_over_what_it_proposes_is_told() -> None:
+    broker = Watched(B2, "broker", "total")
+    item, other = Item(STREAM, 1, digests(b"1")), Item(STREAM, 2, digests(b"2"))
+    broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, (item, other)))
+    broker.hear(B1, Offer(STREAM, 1, item.digests))
+    broker.hear(B3, Offer(STREAM, 2, digests(b"another")))
+    broker.now += PATIENCE_MS
+    missing = [row for row in broker.rows("missing") if row.message == "Propose"]
+    assert [(row.accused, row.number, row.count) for row in missing] == [(B1, 2, 1)]
+
+
+def test_two_signed_versions_of_an_offer_are_kept_and_prove_that_their_publisher_lies() -> None:
+    broker = Watched(B2, "broker", "total")
+    keyring = broker.cell.keyring(ALICE)
+    for sender, contents in ((ALICE, digests(b"1")), (B1, digests(b"2")), (B3, digests(b"3"))):
+        signature = sign_offer(keyring, STREAM, 1, contents) if sender != B3 else bytes(64)
+        broker.hear(sender, Offer(STREAM, 1, contents, signature))
+        broker.now += 100
+    held = [(B2, document.data) for document in broker.observer.take_documents()]
+    assert len(held) == 2
+    (proof,) = find_proofs([broker.cell.manifest], [], held)
+    assert (proof.accused, proof.deed) == (ALICE, "equivocated")
+    assert broker.cell.court.why_evidence_fails(proof.evidence) is None
+    assert find_proofs([broker.cell.manifest], [], held[:1]) == []
+
+
+def test_claim_to_have_missed_a_million_is_a_boast() -> None:
+    broker = Watched(B1, "broker", "chain")
+    broker.hear(BOB, Missed(STREAM, 1, 10**9))
+    broker.hear(B2, Missed(STREAM, 1, 3))
+    assert broker.found("boasts") == {(BOB, "missed", "Missed")}
+
+
+def test_contents_that_do_not_match_their_digests_contradict_also_when_nobody_wants_them() -> None:
+    broker = Watched(B1, "broker", "brb")
+    broker.event(Receive(B2, Contents(STREAM, 1, digests(b"1")), (b"1",)))
+    broker.event(Receive(B3, Contents(STREAM, 1, digests(b"1")), (b"other",)))
+    assert broker.found("contradicts") == {(B3, "digests", "Contents")}
+
+
+def test_broker_that_signs_otherwise_than_it_voted_contradicts_itself() -> None:
+    bob = Watched(BOB, "subscriber")
+    for broker, contents in ((B1, b"1"), (B2, b"other")):
+        bob.hear(broker, vote(1))
+        signed = bob.cell.segment(broker, 1, contents, basis=Basis.FORWARDED)[1]
+        bob.hear(broker, Checkpoint(signed))
+    assert bob.found("contradicts") == {(B2, "itself", "Checkpoint")}
+
+
+@pytest.mark.parametrize("order", [(B1, B2, B3), (B3, B1, B2)])
+def test_vote_otherwise_than_f_plus_one_others_contradicts(order: tuple[NodeId, ...]) -> None:
+    bob = Watched(BOB, "subscriber")
+    for broker in order:
+        contents = b"other" if broker == B3 else b"1"
+        bob.hear(broker, Vote(STREAM, 1, digests(contents)))
+    assert bob.found("contradicts") == {(B3, "others", "Vote")}
+
+
+def test_history_is_owed_for_chain_runs_that_their_publisher_sent_itself() -> None:
+    broker = Watched(B2, "broker", "chain+history")
+    broker.now = 0
+    for client in (ALICE, BOB):
+        broker.event(Connected(client))
+    broker.now = LATER
+    for publisher, sender in ((ALICE, ALICE), (BOB, B1)):
+        stream = type(STREAM)(ORDERS, publisher, 1)
+        broker.hear(sender, ChainRun(stream, 1, digests(b"1"), (B2, B3, B4), ()))
+    broker.now += PATIENCE_MS
+    assert broker.found("missing") == {(ALICE, "", "History")}
+
+
+def test_leader_is_alive_only_where_nobody_has_come_back_lately() -> None:
+    def given_up(*, back: bool) -> set[tuple[str, str, str]]:
+        broker = Watched(B2, "broker", "total")
+        if back:
+            broker.event(Disconnected(B3))
+            broker.event(Connected(B3))
+        broker.hear(B1, Ack(STREAM, 1, 10))
+        broker.send(B1, Stop(Protection.BYZANTINE, 1))
+        return broker.found("gave-up")
+
+    assert given_up(back=False) == {(B1, "alive", "Stop")}
+    assert given_up(back=True) == {(B1, "young", "Stop")}
+
+
+def test_repetition_on_a_chain_may_be_that_of_the_broker_before() -> None:
+    bob = Watched(BOB, "subscriber", "chain")
+    for word in (vote(1), Vote(STREAM, 2, digests(b"2"), (B1, B2, B3))):
+        for _ in range(2):
+            bob.hear(B3, word)
+    rows = [row for row in bob.rows("backwards") if row.reason == "repeated"]
+    assert [(row.accused, row.count) for row in rows] == [(B3, 1)]
 
 
 def test_request_without_an_answer_is_told_and_an_answered_one_is_not() -> None:

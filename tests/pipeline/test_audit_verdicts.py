@@ -162,3 +162,100 @@ def test_what_happens_to_all_brokers_is_nobodys_fault() -> None:
         for slot in range(8)
     ]
     assert judged(features).named == ()
+
+
+def test_once_a_liar_is_known_fewer_accusers_are_enough_for_the_next() -> None:
+    cell = Cell(Policy.named("total"))
+    known = [noticed(who, B1, "contradicts", "itself", message="Accept") for who in (B2, B3)]
+    other = noticed(B2, ALICE, "refused", "bad-run", message="Offer", count=5)
+    assert judged([other], cell).named == ()
+    assert judged([*known, other], cell).named == (ALICE, B1)
+
+
+def test_leader_that_accuses_publishers_is_still_given_up() -> None:
+    cell = Cell(Policy.named("total"))
+    slandered = slander(random.Random(1), B1, "broker", [BOB, CAROL], 1000)
+    fields = ("observer", "role", "accused", "kind", "reason", "message", "channel", "count")
+    features = [Feature(**{name: getattr(row, name) for name in fields}) for row in slandered]
+    features += [noticed(who, B1, "gave-up", "alive", publisher="*") for who in (B2, B3, B4)]
+    assert judged(features, cell).named == (B1,)
+
+
+def test_broker_that_blames_the_only_publisher_for_not_ordering_is_disputed_with_it() -> None:
+    cell = Cell(Policy.named("total"))
+    features = [noticed(who, B1, "gave-up", "alive", publisher="*") for who in (B2, B3, B4)]
+    features.append(noticed(B1, ALICE, "contradicts", "signature", message="Offer", count=5))
+    found = judged(features, cell)
+    assert found.named == ()
+    assert {v.node for v in verdicts(found) if v.standing == "disputed"} >= {B1, ALICE}
+
+
+def test_broker_that_is_late_with_a_stream_may_blame_the_publisher_of_that_stream() -> None:
+    features = [
+        noticed(who, broker, "came", message="Vote", slot=slot, count=10, bucket=bucket)
+        for who in (BOB, CAROL)
+        for broker in CELL.manifest.broker_ids
+        for slot in range(8)
+        for bucket in (160 if broker == B1 else 5,)
+    ]
+    assert judged(features).named == (B1,)
+    owed = noticed(B1, ALICE, "missing", message="Publish", count=20)
+    assert judged([*features, owed]).named == ()
+    once = noticed(BOB, B1, "came", message="Vote", bucket=160, publisher=CAROL)
+    assert judged([*features, owed, once]).named == ()
+    other = noticed(B1, CAROL, "missing", message="Publish", count=20, publisher=CAROL)
+    assert judged([*features, other]).named == (B1,)
+
+
+def test_charges_that_fewest_make_give_way_where_not_all_can_be_true() -> None:
+    skipped = [noticed(who, B1, "skipped", message="Vote", count=5) for who in (BOB, CAROL, ALICE)]
+    skipped += [noticed(who, B2, "skipped", message="Vote", count=5) for who in (BOB, CAROL)]
+    assert judged(skipped).named == (B1,)
+
+
+def test_offers_beyond_the_window_happen_to_correct_publishers_and_too_many_streams_do_not() -> (
+    None
+):
+    def refused(reason: str) -> tuple[str, ...]:
+        cell = Cell(Policy.named("total"))
+        return judged(
+            [noticed(who, ALICE, "refused", reason, message="Offer", count=64) for who in (B1, B2)],
+            cell,
+        ).named
+
+    assert refused("out-of-window") == ()
+    assert refused("over-limit") == (ALICE,)
+
+
+def test_history_that_comes_later_was_not_withheld() -> None:
+    missing = [
+        noticed(who, ALICE, "missing", message="History", count=9, until_ms=100) for who in (B1, B2)
+    ]
+    came = [noticed(who, ALICE, "came", message="History", until_ms=200) for who in (B1, B2)]
+    assert judged(missing).named == (ALICE,)
+    assert judged([*missing, *came]).named == ()
+
+
+def test_broker_at_which_the_chains_of_two_publishers_break_is_suspected() -> None:
+    cell = Cell(Policy.named("chain"))
+    breaks = {B2: 4, B3: 2, B4: 2}
+    features = [
+        noticed(who, broker, "suspect", "broken-chain", publisher=who, count=count)
+        for who in (ALICE, BOB)
+        for broker, count in breaks.items()
+    ]
+    assert judged(features, cell).named == (B2,)
+    assert judged([f for f in features if f.accused != B2], cell).named == ()
+
+
+def test_what_is_missing_where_packets_got_lost_takes_more_than_one_accuser() -> None:
+    def owing(reason: str, *accusers: str) -> tuple[str, ...]:
+        liar = [noticed(who, B1, "contradicts", "itself", message="Ready") for who in (B2, B3)]
+        owed = [
+            noticed(who, ALICE, "missing", reason, message="Publish", count=5) for who in accusers
+        ]
+        return judged([*liar, *owed]).named
+
+    assert owing("", B2) == (ALICE, B1)
+    assert owing("mended", B2) == (B1,)
+    assert owing("mended", B2, B3) == (ALICE, B1)

@@ -20,9 +20,11 @@ import msgspec
 from quorumcast.agents.inquiries import Inquiries
 from quorumcast.agents.observation import MAX_REMEMBERED, Kind, Notes, remember
 from quorumcast.agents.ordering_watch import OrderingWatch
-from quorumcast.agents.turnout import BUCKETS, PATIENCE_MS, Accounts, Links, Progress, Turnout
+from quorumcast.agents.sequences import Sequences
+from quorumcast.agents.turnout import BUCKETS, PATIENCE_MS, Accounts, Links, Progress
+from quorumcast.agents.words import Words
 from quorumcast.broadcast.signed_history import read_history
-from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream, split_digests
 from quorumcast.core.machine import (
     Accuse,
     Acknowledged,
@@ -37,6 +39,7 @@ from quorumcast.core.machine import (
     Receive,
     Send,
     Suspect,
+    Suspicion,
 )
 from quorumcast.core.messages import (
     Ack,
@@ -46,6 +49,7 @@ from quorumcast.core.messages import (
     Checkpoint,
     Contents,
     Echo,
+    Missed,
     Offer,
     Positions,
     Publish,
@@ -56,7 +60,7 @@ from quorumcast.core.messages import (
     Vote,
 )
 from quorumcast.core.quorum import Broadcast
-from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
+from quorumcast.core.statements import Basis, SegmentStatement, Signed, parse_statement
 from quorumcast.crypto.digest import root
 from quorumcast.manifest.manifest import Manifest
 
@@ -97,17 +101,13 @@ class Observer:
         "_links",
         "_manifest",
         "_order",
-        "_ready",
         "_recent",
-        "_said",
         "_sent",
-        "_shown",
+        "_sequences",
         "_sources",
         "_swept",
-        "_tops",
-        "_turnouts",
         "_votes",
-        "_vouched",
+        "_words",
         "notes",
     )
 
@@ -118,27 +118,21 @@ class Observer:
         others = tuple(broker for broker in manifest.broker_ids if broker != me)
         self._votes = Progress("Vote", others, links, self.notes)
         self._acks = Progress("Ack", others, links, self.notes)
-        self._turnouts = {
-            kind: Turnout(kind.__name__, others, links, self.notes) for kind in (Echo, Ready)
-        }
-        self._order = OrderingWatch(manifest, me, links, self.notes)
+        self._sequences = Sequences(self.notes)
+        self._order = OrderingWatch(
+            manifest, me, links, self._sequences, self.notes, self._keep_signed
+        )
         self._inquiries = Inquiries(links, self.notes)
         self._accounts = Accounts(links, self.notes)
+        self._words = Words(manifest, others, links, self.notes)
         #: Who is speaking, and with which message.
         self._hearing: tuple[NodeId, str] = (me, "")
-        #: How far each broker's votes on a stream went in this session.
-        self._tops: OrderedDict[tuple[NodeId, Stream], int] = OrderedDict()
         #: When each broker was last asked to say again what it has said, by kind of message.
         self._asked_at: dict[tuple[NodeId, type], int] = {}
         #: The last words of each peer.
         self._recent: dict[NodeId, OrderedDict[int, None]] = {}
         #: How far this node's own streams go.
         self._sent: OrderedDict[Stream, int] = OrderedDict()
-        #: The run that this broker is ready for at a first number, and what others said there.
-        self._vouched: OrderedDict[tuple[Stream, int], bytes] = OrderedDict()
-        self._said: OrderedDict[tuple[NodeId, type, Stream, int], bytes] = OrderedDict()
-        #: The runs that publishers showed this broker.
-        self._shown: OrderedDict[tuple[Stream, int], bytes] = OrderedDict()
         #: What was accepted last.
         self._accepted: OrderedDict[tuple[Stream, int], bytes] = OrderedDict()
         #: How far brokers claim to be on each stream.
@@ -161,6 +155,8 @@ class Observer:
             self._links.up(event.peer, now)
             self._forget_session(event.peer)
             self._order.forget(event.peer)
+            for place in [place for place in self._sources if place[0] == event.peer]:
+                del self._sources[place]
             self.notes.add(now, Kind.LINK, event.peer, "up")
         elif isinstance(event, Disconnected):
             self._links.down(event.peer)
@@ -170,6 +166,8 @@ class Observer:
         """Packets of a peer are missing between those that came."""
         self._links.lost(peer, now)
         self._forget_session(peer)
+        for place in [place for place in self._sources if place[0] == peer]:
+            self._sources[place] = now
         self.notes.add(now, Kind.LINK, peer, "lost")
 
     def on_effect(self, effect: Effect, now: Millis) -> None:
@@ -184,6 +182,13 @@ class Observer:
                 self._on_deliver(effect, now)
             case Acknowledged(stream=stream, upto=upto):
                 self._acks.enough(now, stream, upto)
+            case Suspect(node=node, reason=Suspicion.BROKEN_CHAIN) if not self._links.owed(
+                node, now
+            ):
+                pass  # it was not there to pass anything on
+            case Suspect(node=node, reason=Suspicion.WITHHOLDS, stream=stream, number=number):
+                state = self._links.state(node)
+                self.notes.add(now, Kind.MISSING, node, state, "Pull", stream, number)
             case Suspect(node=node, reason=reason, stream=stream, number=number):
                 self.notes.add(
                     now, Kind.SUSPECT, node, reason.value, self._hearing[1], stream, number
@@ -213,18 +218,14 @@ class Observer:
         self._swept = now
         self._votes.sweep(now)
         self._acks.sweep(now)
-        for turnout in self._turnouts.values():
-            turnout.sweep(now)
+        self._words.sweep(now)
         self._order.sweep(now)
         self._inquiries.sweep(now)
         self._accounts.sweep(now)
 
     def _forget_session(self, peer: NodeId) -> None:
-        for key in [key for key in self._tops if key[0] == peer]:
-            del self._tops[key]
+        self._sequences.forget(peer)
         self._recent.pop(peer, None)
-        for place in [place for place in self._sources if place[0] == peer]:
-            del self._sources[place]
 
     # ------------------------------------------------------------- what is said
 
@@ -235,7 +236,8 @@ class Observer:
         self._links.heard_at[sender] = now
         self.notes.add(now, Kind.HEARD, sender, message=name)
         self._inquiries.told(now, sender, message)
-        if isinstance(message, UNREPEATED):
+        if isinstance(message, UNREPEATED) and not getattr(message, "order", ()):
+            # On a chain a broker passes on whatever comes down to it.
             self._look_for_repetition(sender, message, now)
         match message:
             case Vote():
@@ -244,7 +246,7 @@ class Observer:
             case Ack():
                 self._on_ack(sender, message, now)
             case Echo() | Ready():
-                self._on_word(sender, message, now)
+                self._words.said(now, sender, message)
             case Positions():
                 self._on_positions(sender, message, now)
             case Checkpoint(statement=signed):
@@ -256,11 +258,22 @@ class Observer:
                     last = first + len(digests) // DIGEST_SIZE - 1
                     self._accounts.published(now, stream, last)
                 if sender == stream.publisher:
-                    remember(self._shown, (stream, first), root(first, digests))
+                    self._words.shown(now, stream, first, digests)
+                    last = first + len(digests) // DIGEST_SIZE - 1
+                    self._sequences.published(now, sender, stream, first, last)
             case ChainRun(stream=stream, first=first, digests=digests):
-                if self._has_history(stream):
+                # Whoever passes it on may have changed whose it is, and its numbers.
+                if self._has_history(stream) and sender == stream.publisher:
                     last = first + len(digests) // DIGEST_SIZE - 1
                     self._accounts.published(now, stream.data, last)
+            case Contents(stream=stream, first=first, digests=digests):
+                if digests != b"".join(map(self._manifest.hash, event.bodies)):
+                    self.notes.add(
+                        now, Kind.CONTRADICTS, sender, "digests", "Contents", stream, first
+                    )
+            case Missed(stream=stream, first=first, count=count):
+                if count > FAR_AHEAD * FAR_AHEAD:
+                    self.notes.add(now, Kind.BOASTS, sender, "missed", "Missed", stream, first)
             case _:
                 self._order.on_message(sender, message, now)
 
@@ -275,23 +288,19 @@ class Observer:
         if len(recent) > RECENT:
             recent.popitem(last=False)
 
+    def _is_up(self, peer: NodeId) -> bool:
+        return peer in self._links.up_since
+
     def _was_asked(self, peer: NodeId, kind: type, now: Millis) -> bool:
         return now - self._asked_at.get((peer, kind), -PATIENCE_MS) < PATIENCE_MS
 
     def _on_vote(self, sender: NodeId, vote: Vote, now: Millis) -> None:
         stream, last = vote.stream, vote.first + len(vote.digests) // DIGEST_SIZE - 1
-        key = (sender, stream)
-        top = self._tops.get(key, 0)
-        asked = self._was_asked(sender, Vote, now)
-        if top and not asked and vote.order == ():
-            if last <= top:
-                self.notes.add(now, Kind.BACKWARDS, sender, "", "Vote", stream, vote.first)
-            elif vote.first > top + 1:
-                self.notes.add(
-                    now, Kind.SKIPPED, sender, "", "Vote", stream, top + 1,
-                    count=min(vote.first - top - 1, FAR_AHEAD),
-                )  # fmt: skip
-        remember(self._tops, key, max(last, top))
+        free = self._was_asked(sender, Vote, now) or vote.order != ()
+        self._sequences.voted(now, sender, stream, vote.first, last, free=free)
+        if self._may_differ(stream):
+            for number, digest in enumerate(split_digests(vote.digests), vote.first):
+                self._words.voted(now, sender, (stream, number), digest)
         self._votes.spoke(now, sender, stream, last)
 
     def _on_bodies(self, sender: NodeId, vote: Vote, bodies: int, now: Millis) -> None:
@@ -317,6 +326,9 @@ class Observer:
         entry = self._manifest.channel(stream.channel)
         return None if entry is None else entry.policy.broadcast
 
+    def _may_differ(self, stream: Stream) -> bool:
+        return self._broadcast(stream) in (Broadcast.AUTHENTICATED, Broadcast.CHAIN)
+
     def _has_history(self, stream: Stream) -> bool:
         entry = self._manifest.channel(stream.channel)
         return entry is not None and entry.policy.has_history
@@ -329,11 +341,12 @@ class Observer:
         if ack.credit > sent + FAR_AHEAD * FAR_AHEAD:
             self.notes.add(now, Kind.BOASTS, sender, "credit", "Ack", ack.stream, ack.credit)
         self._acks.spoke(now, sender, ack.stream, ack.upto)
+        self._sequences.acknowledged(now, sender, ack)
 
     def _on_positions(self, sender: NodeId, message: Positions, now: Millis) -> None:
         for position in message.positions:
             stream = position.stream
-            known = [self._tops.get((b, stream), 0) for b in self._manifest.broker_ids]
+            known = [self._sequences.reached(b, stream) for b in self._manifest.broker_ids]
             others = [
                 claim
                 for (s, broker), claim in self._claims.items()
@@ -345,45 +358,6 @@ class Observer:
                     now, Kind.BOASTS, sender, "ahead", "Positions", stream, position.next
                 )
 
-    # ------------------------------------------------- reliable broadcast (Bracha)
-
-    def _on_word(self, sender: NodeId, word: Echo | Ready, now: Millis) -> None:
-        place = (word.stream, word.first)
-        key = (sender, type(word), *place)
-        before = self._said.get(key)
-        name = type(word).__name__
-        if before is not None and before != word.run:
-            self.notes.add(now, Kind.CONTRADICTS, sender, "itself", name, *place)
-        remember(self._said, key, word.run)
-        truth = self._vouched.get(place)
-        if truth is not None and truth != word.run:
-            self.notes.add(now, Kind.CONTRADICTS, sender, "others", name, *place)
-        self._turnouts[type(word)].spoke(now, sender, place)
-        shown = self._shown.get(place)
-        if isinstance(word, Echo) and shown is not None and shown != word.run:
-            said = [self._said.get((b, Echo, *place)) for b in self._manifest.broker_ids]
-            if said.count(word.run) > self._manifest.f:
-                # One of them is correct, and was shown another run than this broker.
-                publisher = word.stream.publisher
-                self.notes.add(now, Kind.CONTRADICTS, publisher, "shown", "Publish", *place)
-
-    def _on_own_ready(self, ready: Ready, now: Millis) -> None:
-        """Correct brokers are ready for the same runs, so this is what the others ought to say."""
-        place = (ready.stream, ready.first)
-        if place in self._vouched:
-            return
-        remember(self._vouched, place, ready.run)
-        shown = self._shown.get(place)
-        if shown is not None and shown != ready.run:
-            publisher = ready.stream.publisher
-            self.notes.add(now, Kind.CONTRADICTS, publisher, "others", "Publish", *place)
-        for kind, turnout in self._turnouts.items():
-            turnout.enough(now, place)
-            for broker in self._manifest.broker_ids:
-                said = self._said.get((broker, kind, *place))
-                if said is not None and said != ready.run:
-                    self.notes.add(now, Kind.CONTRADICTS, broker, "others", kind.__name__, *place)
-
     # ------------------------------------------------------------ what is sent
 
     def _on_send(self, send: Send, now: Millis) -> None:
@@ -391,7 +365,7 @@ class Observer:
         self._inquiries.asked(now, send.to, message)
         match message:
             case Ready():
-                self._on_own_ready(message, now)
+                self._words.vouched(now, message)
             case Subscribe(channel=channel, bodies=bodies):
                 self._asked_at.update({(peer, Vote): now for peer in send.to})
                 for peer in send.to:
@@ -428,10 +402,13 @@ class Observer:
         stream, first = statement.stream, statement.first
         if statement.count > MAX_REMEMBERED:
             return
-        known = [self._accepted.get((stream, first + place)) for place in range(statement.count)]
-        digests = b"".join(digest for digest in known if digest is not None)
-        if None not in known and root(first, digests) != statement.root:
+        numbers = range(first, first + statement.count)
+        accepted = [self._accepted.get((stream, number)) for number in numbers]
+        if _another_root(statement, accepted):
             self.notes.add(now, Kind.CONTRADICTS, sender, "accepted", "Checkpoint", stream, first)
+        voted = [self._words.vote_of(sender, (stream, number)) for number in numbers]
+        if statement.basis is Basis.FORWARDED and _another_root(statement, voted):
+            self.notes.add(now, Kind.CONTRADICTS, sender, "itself", "Checkpoint", stream, first)
 
     def _on_histories(self, stream: Stream, bodies: tuple[bytes, ...]) -> None:
         for body in bodies:
@@ -441,7 +418,16 @@ class Observer:
                 self._accounts.accounted(stream.data, end)
                 self._keep("statement", stream.publisher, msgspec.json.encode(found[0]))
 
+    def _keep_signed(self, signed: Signed) -> None:
+        self._keep("statement", signed.signer, msgspec.json.encode(signed))
+
     def _keep(self, kind: str, subject: str, data: bytes) -> None:
         if data not in self._filed and len(self._filed) < MAX_DOCUMENTS:
             self._filed[data] = None
             self._documents.append(Document(kind, subject, data))
+
+
+def _another_root(statement: SegmentStatement, digests: list[bytes | None]) -> bool:
+    """Whether a statement is not about these digests, as far as all of them are known."""
+    known = [digest for digest in digests if digest is not None]
+    return len(known) == len(digests) and root(statement.first, b"".join(known)) != statement.root

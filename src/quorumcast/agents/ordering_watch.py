@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
-from quorumcast.agents.observation import MAX_REMEMBERED, Kind, Notes
-from quorumcast.agents.turnout import PATIENCE_MS, Links, Turnout, bucket_of
+from quorumcast.agents.observation import MAX_REMEMBERED, Kind, Notes, remember
+from quorumcast.agents.sequences import Sequences
+from quorumcast.agents.showings import Showings
+from quorumcast.agents.turnout import PATIENCE_MS, SETTLED_MS, Links, Turnout, bucket_of
 from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream, holder
 from quorumcast.core.messages import (
     Accept,
@@ -13,6 +16,7 @@ from quorumcast.core.messages import (
     AnyMessage,
     Batch,
     Fetched,
+    Item,
     LogPart,
     Offer,
     Propose,
@@ -34,8 +38,6 @@ LONG_MS = 250
 ALIVE_MS = 250
 #: How often a publisher's signatures are looked at.
 LOOK_MS = 10
-#: Who has been connected for so long has had time to catch up.
-SETTLED_MS = 1000
 
 
 def log_stream(log: Protection) -> Stream:
@@ -48,24 +50,37 @@ class OrderingWatch:
 
     __slots__ = (
         "_cell",
-        "_direct",
         "_f",
+        "_keep",
         "_keys",
+        "_lacking",
         "_latest_offer",
         "_links",
         "_looked_at",
         "_me",
         "_members",
         "_notes",
+        "_offered",
         "_offers",
         "_quorum",
+        "_sequences",
+        "_showings",
         "_standings",
         "_turnouts",
-        "_undelivered",
         "_values",
     )
 
-    def __init__(self, manifest: Manifest, me: NodeId, links: Links, notes: Notes) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        me: NodeId,
+        links: Links,
+        sequences: Sequences,
+        notes: Notes,
+        keep: Callable[[Signed], None],
+    ) -> None:
+        #: Takes what is signed and contradicts something else.
+        self._keep = keep
         self._me = me
         self._members = manifest.broker_ids
         self._f = manifest.f
@@ -73,23 +88,26 @@ class OrderingWatch:
         self._keys = manifest.directory()
         self._looked_at: dict[NodeId, int] = {}
         self._links = links
+        self._sequences = sequences
         self._notes = notes
+        self._showings = Showings("Offer", links, notes)
         others = tuple(member for member in self._members if member != me)
         self._turnouts = {
             kind: Turnout(kind.__name__, others, links, notes) for kind in (Write, Accept)
         }
-        #: So many others must have spoken for it to be enough.
-        self._quorum = max(1, len(self._members) - manifest.f - 1)
+        #: So many others must have spoken for it to be enough; one of them is correct.
+        self._quorum = max(manifest.f + 1, len(self._members) - manifest.f - 1)
         #: What each member voted for: by kind, log, regency and instance.
         self._values: OrderedDict[tuple[type, Protection, int, int], dict[NodeId, bytes]] = (
             OrderedDict()
         )
+        #: What was proposed and is not known here: who proposed it, and when.
+        self._lacking: OrderedDict[Item, tuple[NodeId, int]] = OrderedDict()
+        #: The first version of each offer.
+        self._offered: OrderedDict[tuple[Stream, int], Offer] = OrderedDict()
         #: When each offer came that has not been proposed since.
         self._offers: OrderedDict[tuple[Stream, int], int] = OrderedDict()
         self._latest_offer: tuple[Stream, int] | None = None
-        #: Offers that came from their publishers, and those proposed that did not, and since when.
-        self._direct: OrderedDict[tuple[Stream, int], None] = OrderedDict()
-        self._undelivered: OrderedDict[tuple[Stream, int], int] = OrderedDict()
         #: Where members say they are: regency and the highest instance decided.
         self._standings: dict[tuple[Protection, NodeId], Standing] = {}
 
@@ -113,38 +131,61 @@ class OrderingWatch:
                 self._ordered(batch)
             case StateHead():
                 self._offers.clear()
+                self._lacking.clear()
             case _:
                 pass
 
     def _on_offer(self, sender: NodeId, offer: Offer, now: Millis) -> None:
         stream, first = offer.stream, offer.first
         self._latest_offer = (stream, first)
+        self._compare(offer, now)
         if sender == stream.publisher:
             self._look_at_signature(sender, offer, now)
-            self._direct[stream, first] = None
-            self._undelivered.pop((stream, first), None)
-            if len(self._direct) > MAX_REMEMBERED:
-                self._direct.popitem(last=False)
+            self._showings.shown(now, (stream, first))
+        elif self._may_look(stream.publisher, now) and self._holds(self._signed(offer)):
+            self._showings.due(now, (stream, first))
         self._offers.setdefault((stream, first), now)
         if len(self._offers) > MAX_REMEMBERED:
             self._offers.popitem(last=False)
+
+    def _compare(self, offer: Offer, now: Millis) -> None:
+        """Two versions of one offer, both signed, prove that their publisher lies."""
+        place = (offer.stream, offer.first)
+        self._lacking.pop(offer.item, None)
+        known = self._offered.get(place)
+        if known is None:
+            remember(self._offered, place, offer)
+        elif known.digests != offer.digests and self._may_look(offer.stream.publisher, now):
+            versions = [self._signed(known), self._signed(offer)]
+            if all(map(self._holds, versions)):
+                for version in versions:
+                    self._keep(version)
 
     def _look_at_signature(self, sender: NodeId, offer: Offer, now: Millis) -> None:
         """Brokers need not look at signatures of publishers that they hear themselves.
 
         One every few milliseconds is enough to find out who sends false ones.
         """
-        key = self._keys.get(holder(sender))
-        if not offer.signature or key is None or now - self._looked_at.get(sender, -1000) < LOOK_MS:
-            return
-        self._looked_at[sender] = now
+        if offer.signature and self._may_look(sender, now):
+            kind = Kind.CAME if self._holds(self._signed(offer)) else Kind.CONTRADICTS
+            self._notes.add(now, kind, sender, "signature", "Offer", offer.stream, offer.first)
+
+    def _may_look(self, publisher: NodeId, now: Millis) -> bool:
+        if now - self._looked_at.get(publisher, -1000) < LOOK_MS:
+            return False
+        if holder(publisher) in self._keys:
+            self._looked_at[publisher] = now
+        return True
+
+    def _signed(self, offer: Offer) -> Signed:
         statement = OfferStatement(
             cell=self._cell, stream=offer.stream, first=offer.first, digests=offer.digests
         )
-        signed = Signed(offer.stream.publisher, canonical(statement), offer.signature)
-        holds = signature_holds(signed, key.verify_key)
-        kind = Kind.CAME if holds else Kind.CONTRADICTS
-        self._notes.add(now, kind, sender, "signature", "Offer", offer.stream, offer.first)
+        return Signed(offer.stream.publisher, canonical(statement), offer.signature)
+
+    def _holds(self, signed: Signed) -> bool:
+        key = self._keys.get(holder(signed.signer))
+        return key is not None and signature_holds(signed, key.verify_key)
 
     def on_own(self, message: AnyMessage, now: Millis) -> None:
         """Something that this node sends."""
@@ -174,13 +215,15 @@ class OrderingWatch:
         """What has not come by now is missing."""
         for turnout in self._turnouts.values():
             turnout.sweep(now)
-        while self._undelivered:
-            (stream, first), since = next(iter(self._undelivered.items()))
+        self._showings.sweep(now)
+        while self._lacking:
+            item, (leader, since) = next(iter(self._lacking.items()))
             if now - since < PATIENCE_MS:
-                return
-            del self._undelivered[stream, first]
-            if self._links.owed(stream.publisher, since):
-                self._notes.add(now, Kind.MISSING, stream.publisher, "", "Offer", stream, first)
+                break
+            del self._lacking[item]
+            if self._links.owed(leader, since):
+                # Whoever proposes something holds it, and hands it over when asked.
+                self._notes.add(now, Kind.MISSING, leader, "", "Propose", item.stream, item.first)
 
     # ------------------------------------------------------------------ votes
 
@@ -210,19 +253,21 @@ class OrderingWatch:
     # ---------------------------------------------------------------- leaders
 
     def _on_propose(self, sender: NodeId, message: Propose, now: Millis) -> None:
+        log = log_stream(message.log)
+        self._sequences.proposed(now, sender, log, message.regency, message.instance)
         newest = -1
         for item in message.batch:
             place = (item.stream, item.first)
-            if place not in self._direct:
-                # It is ordered, and its publisher has not shown it to this broker.
-                self._undelivered.setdefault(place, now)
-                if len(self._undelivered) > MAX_REMEMBERED:
-                    self._undelivered.popitem(last=False)
+            self._showings.due(now, place)
+            known = self._offered.get(place)
+            if (known is None or known.item != item) and item not in self._lacking:
+                remember(self._lacking, item, (sender, now))
             since = self._offers.pop((item.stream, item.first), None)
             if since is not None:
                 newest = max(newest, since)
+            if since is not None and self._links.calm(since):
                 self._notes.add(
-                    now, Kind.CAME, sender, message="Propose", stream=log_stream(message.log),
+                    now, Kind.CAME, sender, message="Propose", stream=log,
                     bucket=bucket_of(now - since),
                 )  # fmt: skip
         for (stream, first), since in self._offers.items():
@@ -238,11 +283,14 @@ class OrderingWatch:
         if leader == self._me:
             return
         heard = self._links.heard_at.get(leader, -ALIVE_MS)
-        clear = self._links.clear_since.get(leader, now)
         state = "mute"
         if now - heard < ALIVE_MS and leader in self._links.up_since:
-            # In its first session nobody has anything to catch up with.
-            settled = now - clear >= SETTLED_MS or self._links.sessions.get(leader) == 1
+            # Where somebody has come back lately the leader may still wait for it.
+            settled = self._links.calm(now) and all(
+                self._links.unbroken(member) or now - self._links.clear_since[member] >= SETTLED_MS
+                for member in self._members
+                if member in self._links.clear_since
+            )
             state = "alive" if settled else "young"
         self._notes.add(now, Kind.GAVE_UP, leader, state, "Stop", log_stream(log), regency)
 

@@ -15,6 +15,10 @@ from quorumcast.core.ids import Millis, NodeId, Stream
 
 #: Who has not said by then what enough others said is not going to.
 PATIENCE_MS = 600
+#: The reason of what was noticed of a peer of which something had got lost before.
+MENDED = "mended"
+#: After so long without a loss everybody has had time to catch up.
+SETTLED_MS = 1000
 #: Moments that are remembered per kind of message, and streams.
 MAX_MOMENTS = 2048
 MAX_STREAMS = 256
@@ -33,13 +37,15 @@ def bucket_of(late_ms: int) -> int:
 class Links:
     """Since when each peer could be heard without interruption."""
 
-    __slots__ = ("clear_since", "heard_at", "sessions", "up_since")
+    __slots__ = ("clear_since", "heard_at", "lost_at", "sessions", "up_since")
 
     def __init__(self) -> None:
         self.up_since: dict[NodeId, int] = {}
         #: … and without losing anything.
         self.clear_since: dict[NodeId, int] = {}
         self.heard_at: dict[NodeId, int] = {}
+        #: When packets of anybody got lost last, if ever.
+        self.lost_at: int | None = None
         #: How many there have been.
         self.sessions: dict[NodeId, int] = {}
 
@@ -58,8 +64,25 @@ class Links:
         clear = self.clear_since.get(peer)
         return clear is not None and since - clear >= PATIENCE_MS // 2
 
+    def calm(self, since: int) -> bool:
+        """Whether packets of nobody got lost since then, or shortly before."""
+        return self.lost_at is None or since - self.lost_at >= SETTLED_MS
+
+    def state(self, peer: NodeId) -> str:
+        """What to add to an observation that mending may explain.
+
+        Where packets of anybody get lost, some of ours may as well, and that we do not see.
+        """
+        return "" if self.unbroken(peer) and self.lost_at is None else MENDED
+
+    def unbroken(self, peer: NodeId) -> bool:
+        """Whether nothing of this peer has ever got lost: there is nothing to make up for."""
+        since = self.up_since.get(peer)
+        return self.sessions.get(peer) == 1 and since == self.clear_since.get(peer)
+
     def lost(self, peer: NodeId, now: Millis) -> None:
         """Packets of this peer have not arrived."""
+        self.lost_at = now
         if peer in self.clear_since:
             self.clear_since[peer] = now
 

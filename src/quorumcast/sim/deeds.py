@@ -3,6 +3,11 @@
 A record is put around a fault and compares what the honest machine inside was about to say with
 what is said instead. Each difference towards a correct node that can be reached is a *deed*:
 something dropped, altered, added or delayed. Nothing here depends on what anybody noticed.
+
+A publisher is free to publish what it likes, on as many streams as it may have: other contents than
+its machine's are a lie only where two correct nodes were shown different ones. These are kept as
+*versions*, by who was shown which. What it keeps from a node is a deed towards that node only if
+the node learns from others that there is such a run: of what is nowhere nobody can say who has it.
 """
 
 from __future__ import annotations
@@ -12,11 +17,27 @@ from collections.abc import Callable
 
 import msgspec
 
+from quorumcast.agents.turnout import PATIENCE_MS
+from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import Lane, Millis, NodeId, Stream
+from quorumcast.core.labels import label
 from quorumcast.core.machine import Bodies, Effect, Send
-from quorumcast.core.messages import AnyMessage
+from quorumcast.core.messages import (
+    AnyMessage,
+    ChainRun,
+    Checkpoint,
+    Echo,
+    Offer,
+    Open,
+    Propose,
+    Publish,
+    Ready,
+    Vote,
+)
+from quorumcast.core.statements import parse_statement
 from quorumcast.faults.base import stream_of
 from quorumcast.faults.contract import Fault, Later
+from quorumcast.manifest.manifest import Manifest
 
 
 class Deed(enum.Enum):
@@ -42,31 +63,65 @@ class DeedKey(msgspec.Struct, frozen=True):
     publisher: str
     #: Whether it is about histories, or about what was published.
     history: bool
+    #: On a chain, who may have been late itself; "": nobody.
+    before: str = ""
 
 
-class Committed(msgspec.Struct):
-    """How often, from when to when."""
+class Difference(msgspec.Struct, frozen=True):
+    """A publisher showed two correct nodes, or one of them twice, different things."""
 
-    count: int = 0
-    first_ms: int = 0
-    last_ms: int = 0
+    node: NodeId
+    one: NodeId
+    other: NodeId
+    #: Whether it signed them, so that whoever holds both can prove it.
+    signed: bool
 
 
 #: The longest that a packet takes in the worst weather; less than this nobody can tell from it.
 LATE_MS = 30
+#: What is held back so shortly after or before packets got lost on the same link, or a session
+#: began, nobody can tell from what got lost.
+AFTER_LOSS_MS, BEFORE_LOSS_MS = PATIENCE_MS // 2, PATIENCE_MS
 
 _Word = tuple[AnyMessage, Bodies]
+_Run = tuple[Stream, int]
+#: Messages by which publishers show their runs.
+_SHOWN = (Publish, ChainRun, Offer)
+#: What may be the doing of whoever comes before on a chain.
+_IN_TIME = (Deed.DELAYED, Deed.REORDERED)
 
 
 class Deeds:
     """Everything that faulty nodes did in one run."""
 
-    __slots__ = ("_put_off", "_reached", "done")
+    __slots__ = (
+        "_before",
+        "_done",
+        "_learned",
+        "_lost",
+        "_manifest",
+        "_opened",
+        "_put_off",
+        "_reached",
+        "_versions",
+    )
 
-    def __init__(self, reached: Callable[[NodeId, NodeId], bool]) -> None:
+    def __init__(self, reached: Callable[[NodeId, NodeId], bool], manifest: Manifest) -> None:
+        self._manifest = manifest
+        #: Who is before a node on the chain of a stream.
+        self._before: dict[tuple[NodeId, Stream], str] = {}
+        #: The streams that a publisher opened beside its own, by peer and channel.
+        self._opened: dict[tuple[NodeId, NodeId, str], set[Stream]] = {}
+        #: What publishers showed of each run of theirs, and to whom.
+        self._versions: dict[tuple[str, Stream, int], dict[bytes, dict[NodeId, None]]] = {}
         #: Whether a peer is correct and can be reached by a node.
         self._reached = reached
-        self.done: dict[DeedKey, Committed] = {}
+        #: When each deed was done, and which run of its own a publisher kept back, if it did.
+        self._done: dict[DeedKey, list[tuple[int, _Run | None]]] = {}
+        #: When nodes were told of runs by others than their publishers.
+        self._learned: dict[NodeId, dict[_Run, int]] = {}
+        #: When packets from a node to a peer got lost, or a session between them began.
+        self._lost: dict[tuple[NodeId, NodeId], list[int]] = {}
         #: What is put off: until when, what, and about what.
         self._put_off: list[tuple[int, Send, tuple[NodeId, type, Stream | None]]] = []
 
@@ -96,13 +151,84 @@ class Deeds:
                         self._add(node, fault, Deed.DELAYED, word, peer, now)
                 else:
                     lacking.append(word)
+            for word in (*said.get(peer, ()), *delayed.get(peer, ())):
+                self._show(node, word, peer)
             altered = min(len(lacking), len(extra))
-            for word in lacking[:altered]:
-                self._add(node, fault, Deed.ALTERED, word, peer, now)
+            for word, instead in zip(lacking, extra, strict=False):
+                if not self._is_version(node, word, instead):
+                    self._add(node, fault, Deed.ALTERED, word, peer, now)
             for word in lacking[altered:]:
                 self._add(node, fault, Deed.DROPPED, word, peer, now)
             for word in (*extra[altered:], *late):
-                self._add(node, fault, Deed.ADDED, word, peer, now)
+                if not self._may_open(node, word, peer):
+                    self._add(node, fault, Deed.ADDED, word, peer, now)
+
+    def _may_open(self, node: NodeId, word: _Word, peer: NodeId) -> bool:
+        """Whether a publisher speaks of one of the streams that it may have at the same time."""
+        message = word[0]
+        if not isinstance(message, Open | Publish) or message.stream.publisher != node:
+            return False
+        channel = message.stream.channel
+        entry = self._manifest.channel(channel)
+        opened = self._opened.setdefault((node, peer, channel), set())
+        opened.add(message.stream.data)
+        return entry is not None and len(opened) < entry.policy.limits.streams_per_publisher
+
+    def _show(self, node: NodeId, word: _Word, peer: NodeId) -> None:
+        message, bodies = word
+        if isinstance(message, ChainRun | Vote) and node in message.order:
+            row = (message.stream.publisher, *message.order)
+            self._before[node, message.stream.data] = row[message.order.index(node)]
+        if not isinstance(message, _SHOWN) or message.stream.publisher != node:
+            return
+        stream = message.stream
+        shown = [(type(message).__name__, message.first, message.digests)]
+        if stream.lane is Lane.HISTORY:
+            # What is signed is the number of the history, not that of its publication.
+            read = [read_history(body, stream) for body in bodies]
+            shown = [
+                ("History", found[1].index, found[1].first.to_bytes(8, "big") + found[1].digests)
+                for found in read
+                if found is not None
+            ]
+        for kind, number, said in shown:
+            place = (kind, stream, number)
+            self._versions.setdefault(place, {}).setdefault(said, {})[peer] = None
+
+    def _is_version(self, node: NodeId, word: _Word, instead: _Word) -> bool:
+        """Whether a publisher says something else of its own, and nothing is wrong with that."""
+        (before, _), (after, bodies) = word, instead
+        if (
+            not isinstance(before, _SHOWN)
+            or not isinstance(after, _SHOWN)
+            or before.stream != after.stream
+            or after.stream.publisher != node
+            or before.digests == after.digests
+            or after.digests != b"".join(map(self._manifest.hash, bodies))
+        ):
+            return False
+        return not isinstance(after, Offer) or all(
+            body.startswith(label(after.stream, number))
+            for number, body in enumerate(bodies, after.first)
+        )
+
+    def differences(self) -> dict[Difference, int]:
+        """How often publishers showed different things to the same two."""
+        found: dict[Difference, int] = {}
+        for (kind, stream, _), versions in self._versions.items():
+            signed = kind in ("Offer", "History")
+            pairs = {
+                (min(one, other), max(one, other))
+                for said, peers in versions.items()
+                for also_said, others in versions.items()
+                if said < also_said
+                for one in peers
+                for other in others
+            }
+            for one, other in sorted(pairs):
+                difference = Difference(stream.publisher, one, other, signed)
+                found[difference] = found.get(difference, 0) + 1
+        return found
 
     def _overtake(
         self,
@@ -133,6 +259,9 @@ class Deeds:
         self, node: NodeId, fault: str, deed: Deed, word: _Word, peer: NodeId, now: int
     ) -> None:
         stream = stream_of(word[0]) or getattr(word[0], "stream", None)
+        if isinstance(word[0], Checkpoint):
+            statement = parse_statement(word[0].statement.payload)
+            stream = None if statement is None else statement.stream
         about = stream if isinstance(stream, Stream) else None
         key = DeedKey(
             node=node,
@@ -142,10 +271,50 @@ class Deeds:
             towards=peer,
             publisher=about.publisher if about else "",
             history=about is not None and about.lane is Lane.HISTORY,
+            before=self._before.get((node, about), "") if about and deed in _IN_TIME else "",
         )
-        committed = self.done.setdefault(key, Committed(first_ms=now))
-        committed.count += 1
-        committed.last_ms = now
+        message, run = word[0], None
+        if deed is Deed.DROPPED and isinstance(message, _SHOWN):
+            run = (message.stream, message.first) if message.stream.publisher == node else None
+        self._done.setdefault(key, []).append((now, run))
+
+    def told(self, node: NodeId, sender: NodeId, message: AnyMessage, now: int) -> None:
+        """A node gets to know which runs there are."""
+        runs: list[_Run] = []
+        match message:
+            case Propose(batch=batch):
+                runs = [(item.stream, item.first) for item in batch]
+            case Echo() | Ready() | Offer() if message.stream.publisher != sender:
+                runs = [(message.stream, message.first)]
+            case _:
+                return
+        learned = self._learned.setdefault(node, {})
+        for run in runs:
+            learned.setdefault(run, now)
+
+    def lost(self, node: NodeId, peer: NodeId, now: int) -> None:
+        """Packets of a node did not reach a peer, or the two have just met (again)."""
+        self._lost.setdefault((node, peer), []).append(now)
+
+    def done(self, end: int) -> dict[DeedKey, int]:
+        """How often each deed was done, as far as the network did not do the like meanwhile.
+
+        What a publisher owes a node must have been owed for long enough before the end.
+        """
+        found = {}
+        for key, times in self._done.items():
+            lost = self._lost.get((key.node, key.towards), [])
+            if key.deed in (Deed.ALTERED, Deed.ADDED):
+                lost = []
+            learned = self._learned.get(key.towards, {})
+            count = sum(
+                not any(t - AFTER_LOSS_MS <= loss <= t + BEFORE_LOSS_MS for loss in lost)
+                and (run is None or learned.get(run, end) <= end - PATIENCE_MS)
+                for t, run in times
+            )
+            if count:
+                found[key] = count
+        return found
 
 
 class _Recorded:

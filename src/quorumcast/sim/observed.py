@@ -9,9 +9,9 @@ from quorumcast.agents.observation import Observation
 from quorumcast.agents.observer import Document, Observer
 from quorumcast.agents.publisher import Publisher
 from quorumcast.core.ids import Millis, NodeId
-from quorumcast.core.machine import Effect, Event
+from quorumcast.core.machine import Connected, Effect, Event, Receive
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.sim.deeds import Committed, DeedKey, Deeds
+from quorumcast.sim.deeds import DeedKey, Deeds, Difference
 from quorumcast.sim.plan import Act, Outcome, Plan, Run
 
 #: How long a run goes on after its promises have come true, with what it takes to be noticed.
@@ -26,7 +26,15 @@ MOST_STEPS = 200_000
 class ObservedRun:
     """Everything that an audit may see of a run, and what it is to find out."""
 
-    __slots__ = ("deeds", "documents", "faulty", "manifest", "observations", "outcome")
+    __slots__ = (
+        "deeds",
+        "differences",
+        "documents",
+        "faulty",
+        "manifest",
+        "observations",
+        "outcome",
+    )
 
     def __init__(
         self,
@@ -35,7 +43,8 @@ class ObservedRun:
         observations: list[Observation],
         documents: list[tuple[NodeId, Document]],
         faulty: dict[NodeId, str],
-        deeds: dict[DeedKey, Committed],
+        deeds: dict[DeedKey, int],
+        differences: dict[Difference, int],
     ) -> None:
         self.manifest = manifest
         self.outcome = outcome
@@ -43,6 +52,7 @@ class ObservedRun:
         self.documents = documents
         self.faulty = faulty
         self.deeds = deeds
+        self.differences = differences
 
 
 class _Observers:
@@ -51,6 +61,7 @@ class _Observers:
     def __init__(self) -> None:
         self.observers: dict[NodeId, Observer] = {}
         self.run: Run | None = None
+        self.deeds: Deeds | None = None
 
     def _observer(self, node: NodeId) -> Observer | None:
         found = self.observers.get(node)
@@ -66,6 +77,10 @@ class _Observers:
         observer = self._observer(node)
         if observer is not None:
             observer.on_event(event, now)
+        if self.deeds is not None and isinstance(event, Connected):
+            self.deeds.lost(event.peer, node, now)
+        if self.deeds is not None and isinstance(event, Receive):
+            self.deeds.told(node, event.sender, event.message, now)
 
     def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
         observer = self._observer(node)
@@ -75,7 +90,10 @@ class _Observers:
     def on_lost(self, node: NodeId, peer: NodeId) -> None:
         observer = self._observer(node)
         if observer is not None and self.run is not None:
-            observer.on_lost(peer, Millis(self.run.world.scheduler.now))
+            now = Millis(self.run.world.scheduler.now)
+            observer.on_lost(peer, now)
+            if self.deeds is not None:
+                self.deeds.lost(peer, node, now)
 
 
 def perform_observed(plan: Plan, linger_ms: int = LINGER_MS) -> ObservedRun:
@@ -88,7 +106,7 @@ def perform_observed(plan: Plan, linger_ms: int = LINGER_MS) -> ObservedRun:
         link = world.network.link(node, peer)
         return world.adversary.is_correct(peer) and link is not None and len(link.sessions) == 2
 
-    deeds = Deeds(reached)
+    deeds = observers.deeds = Deeds(reached, world.cell.manifest)
     world.adversary.on_fault = deeds.around
     world.network.on_lost = observers.on_lost
     outcome = run.perform()
@@ -105,7 +123,8 @@ def perform_observed(plan: Plan, linger_ms: int = LINGER_MS) -> ObservedRun:
         observations=observations,
         documents=documents,
         faulty=dict(world.adversary.faulty),
-        deeds=deeds.done,
+        deeds=deeds.done(world.scheduler.now),
+        differences=deeds.differences(),
     )
 
 

@@ -53,6 +53,8 @@ class Charge(msgspec.Struct, frozen=True):
     count: int
     t_ms: int
     until_ms: int
+    #: Whose streams it is about; CELL: what is ordered, which any publisher's lies disturb.
+    publishers: frozenset[str] = frozenset()
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +67,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     at_least: int = 1
+    #: Only what came later than this class.
+    later_than: int = -1
     #: … and this share of all such messages that came from the accused.
     share: float = 0.0
+    #: Only where it was not made good later.
+    for_good: bool = False
     #: Whether a publisher that tells brokers different things may be behind it.
     publisher: bool = False
     #: … even where it is settled in the end.
@@ -84,6 +90,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             and (not self.reasons or feature.reason in self.reasons)
             and (not self.messages or feature.message in self.messages)
             and (not self.roles or feature.role in self.roles)
+            and feature.bucket > self.later_than
         )
 
 
@@ -104,10 +111,16 @@ RULES = (
          why="signed what others contradict"),
     Rule(kind="suspect", reasons=("without-history",), deed="dropped",
          why="publishes and does not account for it"),
-    Rule(kind="missing", messages=("History",), deed="dropped", at_least=3,
+    Rule(kind="missing", messages=("History",), deed="dropped", at_least=3, for_good=True,
          why="publishes and does not account for it"),
-    Rule(kind="missing", messages=("Offer",), deed="dropped", at_least=5,
-         why="let others show what it should have offered itself"),
+    Rule(kind="missing", messages=("Pull",), reasons=("",), deed="dropped",
+         why="votes and does not hand over the contents"),
+    Rule(kind="missing", messages=("Offer", "Publish"), reasons=("",), deed="dropped", at_least=3,
+         why="let others show what it should have shown itself"),
+    Rule(kind="missing", messages=("Propose",), deed="forged", at_least=2, publisher=True,
+         always=True, why="proposed what it cannot hand over"),
+    Rule(kind="came", reasons=("",), messages=("Offer",), later_than=80, deed="delayed",
+         at_least=5, why="let others show what it should have shown itself"),
     Rule(kind="refused", reasons=("bad-body",), deed="altered", at_least=2, share=0.05,
          why="sent contents that do not match their digest"),
     Rule(kind="refused", reasons=("bad-run",), deed="forged", at_least=2,
@@ -131,7 +144,7 @@ RULES = (
     Rule(kind="refused", reasons=("unknown-stream",), messages=("Open", "Publish"),
          of_clients=True, deed="flooded", at_least=15, share=0.2,
          why="opened more streams than it may"),
-    Rule(kind="refused", reasons=("out-of-window", "over-limit"), messages=("Offer",),
+    Rule(kind="refused", reasons=("over-limit",), messages=("Offer",),
          deed="flooded", at_least=3, of_clients=True, why="offered more than it may"),
     Rule(kind="refused", reasons=("out-of-turn",), messages=("Publish",), at_least=40,
          share=0.5, deed="dropped", why="left numbers out"),
@@ -139,10 +152,14 @@ RULES = (
          why="said two different things of one"),
     Rule(kind="contradicts", reasons=("others",), messages=("Ready", "Accept", "Standing"),
          deed="altered", at_least=2, why="said something else than what was decided"),
+    Rule(kind="contradicts", reasons=("digests",), deed="altered",
+         why="sent contents that do not match their digest"),
     Rule(kind="contradicts", reasons=("signature",), deed="forged", at_least=2,
          why="sent signatures that do not hold"),
     Rule(kind="contradicts", reasons=("leading",), messages=("Write",),
          deed="equivocated", at_least=2, why="proposed different things to different brokers"),
+    Rule(kind="contradicts", reasons=("others",), messages=("Vote",), deed="altered",
+         at_least=2, publisher=True, why="voted otherwise than f+1 others"),
     Rule(kind="contradicts", reasons=("others",), messages=("Echo",), deed="altered",
          at_least=2, publisher=True, always=True,
          why="echoed something else than what was delivered"),
@@ -150,11 +167,9 @@ RULES = (
          deed="equivocated", at_least=2, why="showed different brokers different publications"),
     Rule(kind="contradicts", reasons=("accepted",), messages=("Checkpoint",), deed="altered",
          publisher=True, why="signed something else than what was accepted"),
-    Rule(kind="suspect", reasons=("withholds-body",), deed="dropped", at_least=2,
-         why="votes and does not hand over the contents"),
     Rule(kind="boasts", reasons=("unsent",), deed="misled", at_least=2, own=True,
          why="acknowledged what was never sent"),
-    Rule(kind="boasts", reasons=("credit", "ahead", "regency"), deed="misled", at_least=2,
+    Rule(kind="boasts", reasons=("credit", "ahead", "regency", "missed"), deed="misled",
          why="named numbers that nobody is near"),
     Rule(kind="boasts", reasons=("impatient",), deed="flooded", at_least=3,
          why="asked for other leaders all the time"),
@@ -162,7 +177,7 @@ RULES = (
          why="claimed to know nothing long after the others"),
     Rule(kind="heard", reasons=("fresh", "unsynced"), messages=("Standing",), at_least=8,
          share=0.8, deed="misled", why="claimed to have just woken up, all the time"),
-    Rule(kind="backwards", reasons=("",), messages=("Vote",), deed="reordered", at_least=2,
+    Rule(kind="backwards", reasons=("",), messages=("Vote", "Ack"), deed="reordered", at_least=2,
          why="voted in another order than that of the numbers"),
     Rule(kind="backwards", reasons=("repeated",), deed="flooded", at_least=5,
          why="repeated itself word by word, unasked"),
@@ -181,6 +196,7 @@ class Case:
             channel.name for channel in manifest.channels if may_differ(channel.policy)
         }
         self.clients = {client.id for client in manifest.clients}
+        self.publishers = {feature.publisher for feature in self.features} & self.clients
         #: How many messages of a kind came from a node.
         self.heard: Counter[tuple[str, str, str]] = Counter()
         for feature in self.features:
@@ -195,6 +211,15 @@ class Case:
         if rule.signed and holder(feature.publisher) not in self.clients:
             return False
         return not rule.own or feature.publisher == feature.observer
+
+    def made_good(self, missing: Feature) -> bool:
+        """Whether what was missing came later."""
+        about = (missing.observer, missing.accused, missing.message)
+        return any(
+            f.kind == "came" and (f.observer, f.accused, f.message) == about
+            for f in self.features
+            if f.until_ms > missing.until_ms
+        )
 
     def due(self, rule: Rule, group: Sequence[Feature]) -> float:
         """The share of messages that a rule wants, as a number of them."""
@@ -230,6 +255,7 @@ class Case:
             count=sum(f.count for f in features),
             t_ms=min(f.t_ms for f in features),
             until_ms=max(f.until_ms for f in features),
+            publishers=frozenset(f.publisher for f in features),
         )
 
     def pairs(self, features: Iterable[Feature]) -> list[list[Feature]]:
@@ -255,6 +281,8 @@ def firm_charges(case: Case) -> list[Charge]:
         covered = [f for f in case.features if rule.covers(f) and case.concerns(rule, f)]
         if rule.signed:
             covered = [msgspec.structs.replace(f, accused=f.publisher) for f in covered]
+        if rule.for_good:
+            covered = [f for f in covered if not case.made_good(f)]
         for features in case.pairs(covered):
             groups = [features]
             if rule.publisher:

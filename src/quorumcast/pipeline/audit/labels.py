@@ -8,7 +8,7 @@ or an audit concluded:
 - `word-against-word`: it did, but towards so few that those few might as well be the liars. No
   audit can name it without trusting single witnesses. (A broker that ignores one client; a
   publisher that skips f brokers.)
-- `slight`: fewer than SLIGHT deeds towards anybody.
+- `slight`: fewer than SLIGHT deeds of one kind towards anybody.
 - `idle`: a fault was set and changed nothing (a leader's fault in a node that never led).
 - `world`: it crashed for good, lost its disk or ran twice. It is faulty by the model and did not
   lie; naming it is neither right nor wrong.
@@ -32,14 +32,15 @@ from quorumcast.pipeline.audit.charges import may_differ
 from quorumcast.pipeline.audit.diagnosis import Clause, Model, diagnose
 from quorumcast.pipeline.audit.tables import LABEL_COLUMNS
 from quorumcast.sim.cells import identity_of, operator_of
-from quorumcast.sim.deeds import Committed, Deed, DeedKey
+from quorumcast.sim.deeds import Deed, DeedKey, Difference
 from quorumcast.sim.harm import WORLD
 from quorumcast.sim.observed import ObservedRun, perform_observed
 from quorumcast.sim.plan import Plan
 from quorumcast.sim.scenario import draw
 from quorumcast.sim.slander import forgeries, slander
 
-#: Fewer deeds than this towards one node are slight: that many happen to anybody's packets.
+#: Fewer deeds than this of one kind towards one node are slight: that many happen to anybody's
+#: packets, and who misses one vote, one answer and one proposal has noticed nothing three times.
 SLIGHT = 3
 #: Of so many runs one is without a fault of the catalogue, for precision.
 WORLD_EVERY = 8
@@ -69,25 +70,35 @@ def settled(manifest: Manifest) -> bool:
 
 
 def ideal_clauses(
-    deeds: Mapping[DeedKey, Committed], *, is_settled: bool
+    deeds: Mapping[DeedKey, int], differences: Mapping[Difference, int], *, is_settled: bool
 ) -> tuple[list[Clause], dict[NodeId, int]]:
-    """What true reports of these deeds say, and the most that each node did towards one other."""
-    per_pair: dict[tuple[NodeId, NodeId, str], int] = {}
-    for key, committed in deeds.items():
+    """What true reports of these deeds say, and the most that each node did towards one other.
+
+    Of two nodes that report different words of a publisher, one lies, or the publisher does.
+    """
+    per_pair: dict[tuple[NodeId, Clause, str], int] = {}
+    for key, count in deeds.items():
         unsettled = (
             not is_settled
             and not key.history
             and key.message in _ABOUT_STREAMS
-            and key.deed in (Deed.ALTERED, Deed.DROPPED)
+            and key.deed in (Deed.ALTERED, Deed.DROPPED, Deed.DELAYED)
         )
-        pair = (key.node, key.towards, key.publisher if unsettled else "")
-        per_pair[pair] = per_pair.get(pair, 0) + committed.count
+        others = {key.towards, key.publisher if unsettled else "", key.before} - {""}
+        pair = (key.node, frozenset({key.node, *others}), key.message)
+        per_pair[pair] = per_pair.get(pair, 0) + count
     most: dict[NodeId, int] = {}
-    clauses = []
-    for (node, towards, publisher), count in per_pair.items():
+    clauses: list[Clause] = []
+    for difference, count in differences.items():
+        node = difference.node
         most[node] = max(count, most.get(node, 0))
         if count >= SLIGHT:
-            clauses.append(frozenset({node, towards, publisher} - {""}))
+            witnesses = {node} if difference.signed else {node, difference.one, difference.other}
+            clauses.append(frozenset(witnesses))
+    for (node, clause, _), count in per_pair.items():
+        most[node] = max(count, most.get(node, 0))
+        if count >= SLIGHT:
+            clauses.append(clause)
     return clauses, most
 
 
@@ -95,7 +106,7 @@ def statuses(
     run: ObservedRun, model: Model, false_witnesses: Mapping[NodeId, str]
 ) -> dict[NodeId, tuple[str, str]]:
     """The fault and the status of every faulty node."""
-    clauses, most = ideal_clauses(run.deeds, is_settled=settled(run.manifest))
+    clauses, most = ideal_clauses(run.deeds, run.differences, is_settled=settled(run.manifest))
     forced = diagnose(clauses, model).named
     found = {}
     for node, fault in run.faulty.items():
@@ -179,7 +190,7 @@ def _label_rows(
                 node,
                 fault,
                 status,
-                sum(committed.count for _, committed in done),
+                sum(count for _, count in done),
                 ",".join(towards),
             )
         )

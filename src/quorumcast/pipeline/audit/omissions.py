@@ -9,26 +9,37 @@ bad line is late with some things; a liar is late with most, and nobody else is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection
 
+from quorumcast.agents.turnout import MENDED
 from quorumcast.core.quorum import Broadcast
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 
 #: So many must be missing or late, and this share of what was due.
 LEAST, LEAST_SHARE = 5, 0.12
-#: Later than this class is late.
-LATE_BUCKET = 20
+#: Who left numbers out so often, in what it votes for, proposes or publishes, did not just catch up
+#: by another way.
+SKIPPED = {"Vote": 3, "Propose": 2, "Publish": 3}
 #: A part of the run counts if so much was due in it; a liar is found out in most that count.
 DUE, MOST_SLOTS, LEAST_SLOTS = 2, 0.8, 3
 #: Who does to this share of what it owes what the accused does is no better.
 USUAL = 0.4
 
-#: A leader has proposed so much, and of that this share later than this class, or is not slow.
-LED, SLOW_SHARE, SLOW_BUCKET = 20, 0.55, 80
+#: So much must be out of turn, and this share of what was published.
+OUT_OF_TURN = (15, 0.5)
+#: So much must be missing, or late, of what a link may still have to make up for.
+MENDED_LEAST = {"Pull": 1, "Offer": 3, "Publish": 3}
 
-#: What every broker owes whoever listens to it, and what it must not be late with.
-OWED = ("Vote", "Ack", "Ready", "Echo", "Contents")
-LATE = ("Vote", "Ack", "Accept")
+#: A leader has proposed so much, and of that this share later than this class, or is not slow.
+LED, SLOW_SHARE, SLOW_BUCKET = 10, 0.3, 80
+#: So often chains broke where this broker was, and half as often where any other was.
+BREAKS = 2
+
+GAVE_UP = "led and did not get anything ordered"
+
+#: What every broker owes whoever listens to it; later than which class what must be said is late.
+OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept")
+LATE = {"Vote": 20, "Ack": 20, "Accept": 20, "Ready": 40}
 #: Requests that a correct node always answers.
 ANSWERABLE = ("Subscribe",)
 
@@ -59,22 +70,23 @@ class Account:
     @property
     def steady(self) -> bool:
         """Whether it happened again and again, and not once for a while."""
-        counted = sorted(slot for slot, due in self.due.items() if due >= DUE)
-        since = [slot for slot in counted if slot >= min(self.failed, default=0)]
-        failed = [slot for slot in since if self.failed[slot]]
-        return len(failed) >= LEAST_SLOTS and len(failed) >= MOST_SLOTS * len(since)
+        since = [slot for slot in sorted(self.due) if slot >= min(self.failed, default=0)]
+        if len(since) > 1 and all(self.failed[slot] == self.due[slot] for slot in since):
+            return True  # nothing came any more
+        counted = [slot for slot in since if self.due[slot] >= DUE]
+        failed = [slot for slot in counted if self.failed[slot]]
+        return len(failed) >= LEAST_SLOTS and len(failed) >= MOST_SLOTS * len(counted)
 
 
 _Accounts = dict[tuple[str, str], dict[str, Account]]
 
 
-def soft_charges(case: Case, firm: Sequence[Charge]) -> list[Charge]:
+def soft_charges(case: Case, lying: Collection[str]) -> list[Charge]:
     """Who left unsaid, or said late, what the others said in time.
 
-    What is about the streams of a publisher against whom there are firm charges is left out: its
-    lies keep correct brokers from speaking, too.
+    What is about the streams of publishers that may be `lying` is left out: their lies keep correct
+    brokers from speaking, too.
     """
-    lying = {charge.accused for charge in firm} & case.clients
     chained = {
         channel.name
         for channel in case.manifest.channels
@@ -88,7 +100,6 @@ def soft_charges(case: Case, firm: Sequence[Charge]) -> list[Charge]:
         if (f.channel not in chained or f.lane or f.message == "Contents")
         and f.publisher not in lying
     ]
-    skipped = [f for f in features if f.kind == "skipped" and f.channel not in ordered]
     missing: _Accounts = {}
     late: _Accounts = {}
     led: _Accounts = {}
@@ -106,13 +117,16 @@ def soft_charges(case: Case, firm: Sequence[Charge]) -> list[Charge]:
             account.add(feature, failed=feature.bucket > SLOW_BUCKET)
         if feature.message in LATE and timely and not gone:
             account = late.setdefault(key, {}).setdefault(feature.accused, Account())
-            account.add(feature, failed=feature.bucket > LATE_BUCKET)
+            account.add(feature, failed=feature.bucket > LATE[feature.message])
     return [
         *_outstanding(case, missing, "dropped", "left out {} messages that the others sent"),
         *_outstanding(case, late, "delayed", "was late with its {} messages"),
-        *_skipping(case, skipped),
+        *_skipping(case, features),
         *_slow_leaders(case, led),
         *_unanswered(case),
+        *_broken_chains(case),
+        *_after_loss(case),
+        *_out_of_turn(case),
     ]
 
 
@@ -137,8 +151,9 @@ def _outstanding(case: Case, accounts: _Accounts, deed: str, why: str) -> list[C
 def _skipping(case: Case, features: list[Feature]) -> list[Charge]:
     return [
         charge
-        for pair in case.pairs(features)
-        if sum(f.count for f in pair) >= LEAST
+        for message, least in SKIPPED.items()
+        for pair in case.pairs(f for f in features if (f.kind, f.message) == ("skipped", message))
+        if sum(f.count for f in pair) >= least
         for charge in _charges(case, pair, "dropped", "left numbers out and went on")
     ]
 
@@ -154,11 +169,19 @@ def _slow_leaders(case: Case, accounts: _Accounts) -> list[Charge]:
 
 
 def _charges(case: Case, features: list[Feature], deed: str, why: str) -> list[Charge]:
-    """One per publisher: each of them may have kept its own publications from the accused."""
+    """One per publisher: each of them may have kept its own publications from the accused.
+
+    One or two things beside many are no charge of their own.
+    """
     by: dict[str, list[Feature]] = {}
     for feature in features:
         by.setdefault(feature.publisher, []).append(feature)
-    return [case.charge(group, deed, why, publisher=True) for group in by.values()]
+    least = min(3, sum(feature.count for feature in features))
+    return [
+        case.charge(group, deed, why, publisher=True)
+        for group in by.values()
+        if sum(feature.count for feature in group) >= least
+    ]
 
 
 def _unanswered(case: Case) -> list[Charge]:
@@ -174,10 +197,53 @@ def _unanswered(case: Case) -> list[Charge]:
     return found
 
 
+def _broken_chains(case: Case) -> list[Charge]:
+    """Brokers at which a publisher's chains break, whoever their neighbours are."""
+    by: dict[str, dict[str, list[Feature]]] = {}
+    for feature in case.features:
+        if feature.kind == "suspect" and feature.reason == "broken-chain":
+            by.setdefault(feature.observer, {}).setdefault(feature.accused, []).append(feature)
+    found = []
+    for by_accused in by.values():
+        counts = {who: sum(f.count for f in breaks) for who, breaks in by_accused.items()}
+        for accused, breaks in by_accused.items():
+            others = max((counts[other] for other in counts if other != accused), default=0)
+            if counts[accused] >= max(BREAKS, 2 * others):
+                found.append(case.charge(breaks, "dropped", "chains break where it is"))
+    return found
+
+
+def _out_of_turn(case: Case) -> list[Charge]:
+    """Publishers whose runs do not follow each other, most of the time."""
+    found = []
+    about = [f for f in case.features if (f.reason, f.message) == ("out-of-turn", "Publish")]
+    for pair in case.pairs(about):
+        count = sum(f.count for f in pair)
+        heard = case.heard[pair[0].observer, pair[0].accused, "Publish"]
+        if count >= OUT_OF_TURN[0] and count >= OUT_OF_TURN[1] * heard:
+            found.append(case.charge(pair, "dropped", "left numbers out"))
+    return found
+
+
+def _after_loss(case: Case) -> list[Charge]:
+    """What would be firm where nothing ever gets lost."""
+    found: list[Charge] = []
+    for message, least in MENDED_LEAST.items():
+        about = [f for f in case.features if (f.kind, f.message) == ("missing", message)]
+        late = [f for f in case.features if (f.kind, f.message) == ("came", message)]
+        late = [f for f in late if f.reason == MENDED and f.bucket > SLOW_BUCKET]
+        found += [
+            case.charge(pair, "dropped", f"owes what {message} is about")
+            for pair in case.pairs([*about, *late])
+            if sum(f.count for f in pair) >= least
+        ]
+    return found
+
+
 def leader_charges(case: Case) -> list[Charge]:
     """Leaders that are alive, and under whom nothing got ordered."""
     return [
-        case.charge(pair, "dropped", "led and did not get anything ordered")
+        case.charge(pair, "dropped", GAVE_UP)
         for pair in case.pairs(
             f for f in case.features if f.kind == "gave-up" and f.reason == "alive"
         )

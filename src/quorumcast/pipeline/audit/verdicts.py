@@ -10,14 +10,14 @@ it, so nobody is suspected for accusing, and soft charges count only where there
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from quorumcast.core.ids import holder
+from quorumcast.core.ids import CELL, holder
 from quorumcast.pipeline.audit.charges import Case, Charge, firm_charges
 from quorumcast.pipeline.audit.diagnosis import Clause, Diagnosis, Model, diagnose
-from quorumcast.pipeline.audit.omissions import leader_charges, soft_charges
+from quorumcast.pipeline.audit.omissions import GAVE_UP, leader_charges, soft_charges
 from quorumcast.pipeline.audit.proofs import Proof
 
 #: Accusers that are named beside a verdict.
@@ -54,61 +54,119 @@ class Conclusion(msgspec.Struct, frozen=True):
 class Weights:
     """Who is accused by so many that one of them must be right."""
 
-    def __init__(self, model: Model, firm: Sequence[Charge], soft: Sequence[Charge]) -> None:
-        self._model = model
-        self._by: dict[str, set[str]] = {}
-        self._of: dict[str, set[str]] = {}
-        for charge in (*firm, *soft):
-            self._by.setdefault(charge.accused, set()).add(holder(charge.observer))
-        for charge in firm:
+    def __init__(self, model: Model, liars: Collection[str] = ()) -> None:
+        #: Those who are known to lie: their words count for nothing, and leave fewer who may.
+        self._liars = frozenset(liars)
+        known = len(self._liars & model.brokers)
+        self._brokers = model.brokers
+        self._others = (model.f - known, model.clients - len(self._liars) + known)
+        self._bounds = (model.f, model.clients)
+
+    def accused(self, charges: Iterable[Charge]) -> set[str]:
+        """Whom more nodes accuse than may lie beside those who are known to."""
+        by: dict[str, set[str]] = {}
+        for charge in charges:
+            by.setdefault(charge.accused, set()).add(holder(charge.observer))
+        return {node for node, accusers in by.items() if self._many(accusers, self._others)}
+
+    def many(self, accusers: Iterable[str]) -> bool:
+        """Whether these are more than may lie together in any case."""
+        return self._many(set(accusers), self._bounds)
+
+    def behind(self, charges: Iterable[Charge]) -> set[str]:
+        """Who may be behind what more nodes are accused of than may be faulty together."""
+        of: dict[str, set[str]] = {}
+        for charge in charges:
             for node in charge.clause - {charge.accused, charge.observer}:
-                self._of.setdefault(node, set()).add(charge.accused)
+                of.setdefault(node, set()).add(charge.accused)
+        return {node for node, accused in of.items() if self._many(accused, self._bounds)}
 
-    def accused(self, node: str) -> bool:
-        """Whether more nodes accuse it than may lie together."""
-        return self._weighty(self._by.get(node, set()))
-
-    def behind(self, node: str) -> bool:
-        """Whether more nodes are accused of what may be its doing than may be faulty together."""
-        return self._weighty(self._of.get(node, set()))
-
-    def _weighty(self, nodes: set[str]) -> bool:
-        brokers = len(nodes & self._model.brokers)
-        return brokers > self._model.f or len(nodes) - brokers > self._model.clients
+    def _many(self, nodes: set[str], bounds: tuple[int, int]) -> bool:
+        heard = nodes - self._liars
+        brokers = len(heard & self._brokers)
+        return brokers > bounds[0] or len(heard) - brokers > bounds[1]
 
 
 def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
     """Who is in every explanation."""
     proven = tuple(dict.fromkeys(proof.accused for proof in proofs))
-    certain: list[Clause] = [frozenset((node,)) for node in proven]
     firm = firm_charges(case)
-    soft = soft_charges(case, firm)
-    if not any(holder(charge.accused) in case.clients for charge in firm):
-        # Publishers that lie about what is to be ordered stop correct leaders as well.
-        soft += leader_charges(case)
-    weights = Weights(model, firm, soft)
-    soft = [charge for charge in soft if weights.accused(charge.accused)]
-    by_firm = diagnose([*certain, *(charge.clause for charge in firm)], model)
-    by_all = diagnose([*certain, *(charge.clause for charge in (*firm, *soft))], model)
+    by_firm, named = _settle(model, proven, firm)
     if not by_firm.consistent:
         # Something is charged that did not happen, or more nodes lie than was assumed.
-        firm = [charge for charge in firm if weights.accused(charge.accused)]
-        by_firm = diagnose([*certain, *(charge.clause for charge in firm)], model)
+        accused = Weights(model, proven).accused(firm)
+        firm = [charge for charge in firm if charge.accused in accused]
+        by_firm, named = _settle(model, proven, firm)
+    weights = Weights(model, named)
+    lying = (weights.accused(firm) | named) & case.clients
+    soft = soft_charges(case, lying)
+    blamed = [c for c in (*firm, *soft) if c.accused in case.publishers - lying]
+    if not lying:
+        # Publishers that lie about what is to be ordered stop correct leaders as well.
+        soft += leader_charges(case)
+    soft = _weighty([_excused(charge, blamed) for charge in soft], firm, weights)
+    by_all, also = _settle(model, proven, (*firm, *soft))
     if not by_all.consistent:
-        by_all = by_firm
-    named = {
-        node
-        for node in (*by_firm.named, *by_all.named)
-        if node in proven or weights.accused(node) or weights.behind(node)
-    }
+        # Who gives up a leader says least of all why.
+        soft = [charge for charge in soft if charge.why != GAVE_UP]
+        by_all, also = _settle(model, proven, (*firm, *soft))
+    while soft and not by_all.consistent:
+        # What fewest say is left out first.
+        soft = _without_weakest(soft)
+        by_all, also = _settle(model, proven, (*firm, *soft))
     return Conclusion(
         proven=proven,
-        named=tuple(sorted(named)),
+        named=tuple(sorted({*named, *also})),
         diagnosis=by_all,
         charges=(*firm, *soft),
         proofs=tuple(proofs),
         consistent=by_firm.consistent,
     )
+
+
+def _settle(
+    model: Model, proven: Sequence[str], charges: Sequence[Charge]
+) -> tuple[Diagnosis, set[str]]:
+    """What follows from charges, and whom it names.
+
+    Whoever is found out leaves fewer who may lie, so that fewer accusers are enough for the next.
+    """
+    certain: list[Clause] = [frozenset((node,)) for node in proven]
+    diagnosis = diagnose([*certain, *(charge.clause for charge in charges)], model)
+    named = set(proven)
+    while True:
+        weights = Weights(model, named)
+        accused = weights.accused(charges) | weights.behind(charges)
+        more = {node for node in diagnosis.named if node in accused} - named
+        if not more:
+            return diagnosis, named
+        named |= more
+
+
+def _excused(charge: Charge, blamed: Sequence[Charge]) -> Charge:
+    """A broker that is late or silent may say who is to blame: clients that lie to it alone."""
+    excuses = {
+        other.accused
+        for other in blamed
+        if other.observer == charge.accused and {CELL, other.accused} & charge.publishers
+    }
+    return msgspec.structs.replace(charge, clause=charge.clause | excuses)
+
+
+def _weighty(soft: Sequence[Charge], firm: Sequence[Charge], weights: Weights) -> list[Charge]:
+    """Soft charges against those whom more accuse, of whatever, than may lie together."""
+    by: dict[str, set[str]] = {}
+    for charge in (*firm, *soft):
+        by.setdefault(charge.accused, set()).add(holder(charge.observer))
+    return [charge for charge in soft if weights.many(by[charge.accused])]
+
+
+def _without_weakest(soft: Sequence[Charge]) -> list[Charge]:
+    by: dict[str, set[str]] = {}
+    for charge in soft:
+        by.setdefault(charge.accused, set()).add(holder(charge.observer))
+    fewest = min(map(len, by.values()))
+    return [charge for charge in soft if len(by[charge.accused]) > fewest]
 
 
 def verdicts(conclusion: Conclusion) -> list[Verdict]:

@@ -1,0 +1,74 @@
+"""Sequences: what one node says of one thing comes in the order of its numbers.
+
+Sessions keep order, and show what they lose. So a broker that votes for 7 and then for 9 has left 8
+out, one that acknowledges less than it did has taken something back, and a leader under which
+instance 9 comes before 8 has held 8 back. What is before the first thing heard in a session, or
+since something got lost, nobody can tell.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from quorumcast.agents.observation import Kind, Notes, remember
+from quorumcast.core.ids import Millis, NodeId, Stream
+from quorumcast.core.messages import Ack
+
+
+class Sequences:
+    """How far each peer has come in this session."""
+
+    __slots__ = ("_acks", "_notes", "_proposals", "_publications", "_votes")
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+        self._votes: OrderedDict[tuple[NodeId, Stream], int] = OrderedDict()
+        self._acks: OrderedDict[tuple[NodeId, Stream], int] = OrderedDict()
+        self._publications: OrderedDict[tuple[NodeId, Stream], int] = OrderedDict()
+        #: The regency in which a leader proposes, and the highest instance.
+        self._proposals: OrderedDict[tuple[NodeId, Stream], tuple[int, int]] = OrderedDict()
+
+    def forget(self, peer: NodeId) -> None:
+        """Something got lost, or everything begins anew."""
+        for memory in (self._votes, self._acks, self._publications, self._proposals):
+            for key in [key for key in memory if key[0] == peer]:
+                del memory[key]
+
+    def reached(self, peer: NodeId, stream: Stream) -> int:
+        """How far a broker's votes went."""
+        return self._votes.get((peer, stream), 0)
+
+    def voted(
+        self, now: Millis, peer: NodeId, stream: Stream, first: int, last: int, *, free: bool
+    ) -> None:
+        """A broker votes for a run; it is `free` to begin anywhere if it was asked to."""
+        top = self.reached(peer, stream)
+        if top and not free:
+            if last <= top:
+                self._notes.add(now, Kind.BACKWARDS, peer, "", "Vote", stream, first)
+            elif first > top + 1:
+                self._notes.add(now, Kind.SKIPPED, peer, "", "Vote", stream, top + 1)
+        remember(self._votes, (peer, stream), max(last, top))
+
+    def published(self, now: Millis, peer: NodeId, stream: Stream, first: int, last: int) -> None:
+        """A publisher sends a run."""
+        top = self._publications.get((peer, stream), 0)
+        if top and first > top + 1:
+            self._notes.add(now, Kind.SKIPPED, peer, "", "Publish", stream, top + 1)
+        remember(self._publications, (peer, stream), max(last, top))
+
+    def acknowledged(self, now: Millis, peer: NodeId, ack: Ack) -> None:
+        """A broker says how far it is."""
+        before = self._acks.get((peer, ack.stream), 0)
+        if ack.upto < before:
+            self._notes.add(now, Kind.BACKWARDS, peer, "", "Ack", ack.stream, ack.upto)
+        remember(self._acks, (peer, ack.stream), max(ack.upto, before))
+
+    def proposed(self, now: Millis, peer: NodeId, log: Stream, regency: int, instance: int) -> None:
+        """A leader proposes; what it repeats is as far as it was before."""
+        led, top = self._proposals.get((peer, log), (regency, 0))
+        if led != regency:
+            top = 0
+        if top and instance > top + 1:
+            self._notes.add(now, Kind.SKIPPED, peer, "", "Propose", log, top + 1)
+        remember(self._proposals, (peer, log), (regency, max(instance, top)))

@@ -1,0 +1,119 @@
+"""Words: what publishers show of a run, and what brokers say of it, must agree.
+
+Correct brokers are ready for the same runs; so once this broker is, it knows what the others ought
+to say, and what the publisher ought to have shown. Votes of f+1 brokers are what at least one
+correct broker was shown: who votes otherwise lies, or the publisher told brokers different things.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from quorumcast.agents.observation import Kind, Notes, remember
+from quorumcast.agents.showings import Showings
+from quorumcast.agents.turnout import Links, Place, Turnout
+from quorumcast.core.ids import Millis, NodeId, Stream
+from quorumcast.core.messages import Echo, Ready
+from quorumcast.crypto.digest import root
+from quorumcast.manifest.manifest import Manifest
+
+
+class Words:
+    """What was said of runs, and by whom."""
+
+    __slots__ = (
+        "_brokers",
+        "_f",
+        "_notes",
+        "_said",
+        "_showings",
+        "_shown",
+        "_turnouts",
+        "_voted",
+        "_vouched",
+    )
+
+    def __init__(
+        self, manifest: Manifest, others: tuple[NodeId, ...], links: Links, notes: Notes
+    ) -> None:
+        self._brokers = manifest.broker_ids
+        self._f = manifest.f
+        self._notes = notes
+        self._turnouts = {
+            kind: Turnout(kind.__name__, others, links, notes) for kind in (Echo, Ready)
+        }
+        self._showings = Showings("Publish", links, notes)
+        #: The runs that publishers showed this broker.
+        self._shown: OrderedDict[Place, bytes] = OrderedDict()
+        #: The run that this broker is ready for at a first number, and what others said there.
+        self._vouched: OrderedDict[Place, bytes] = OrderedDict()
+        self._said: OrderedDict[tuple[NodeId, type, Place], bytes] = OrderedDict()
+        #: What each broker voted for last, where correct ones may differ.
+        self._voted: OrderedDict[tuple[NodeId, Place], bytes] = OrderedDict()
+
+    def sweep(self, now: Millis) -> None:
+        """What has not been said by now is not going to be."""
+        for turnout in self._turnouts.values():
+            turnout.sweep(now)
+        self._showings.sweep(now)
+
+    def shown(self, now: Millis, stream: Stream, first: int, digests: bytes) -> None:
+        """The publisher itself has shown a run."""
+        remember(self._shown, (stream, first), root(first, digests))
+        self._showings.shown(now, (stream, first))
+
+    def said(self, now: Millis, sender: NodeId, word: Echo | Ready) -> None:
+        """A broker speaks of a run."""
+        place = (word.stream, word.first)
+        key = (sender, type(word), place)
+        before = self._said.get(key)
+        name = type(word).__name__
+        if before is not None and before != word.run:
+            self._notes.add(now, Kind.CONTRADICTS, sender, "itself", name, *place)
+        remember(self._said, key, word.run)
+        truth = self._vouched.get(place)
+        if truth is not None and truth != word.run:
+            self._notes.add(now, Kind.CONTRADICTS, sender, "others", name, *place)
+        self._turnouts[type(word)].spoke(now, sender, place)
+        shown = self._shown.get(place)
+        if isinstance(word, Echo) and shown is not None and shown != word.run:
+            echoes = [self._said.get((broker, Echo, place)) for broker in self._brokers]
+            if echoes.count(word.run) > self._f:
+                # One of them is correct, and was shown another run than this broker.
+                publisher = word.stream.publisher
+                self._notes.add(now, Kind.CONTRADICTS, publisher, "shown", "Publish", *place)
+
+    def vouched(self, now: Millis, ready: Ready) -> None:
+        """This broker is ready for a run, and so ought the others to be."""
+        place = (ready.stream, ready.first)
+        if place in self._vouched:
+            return
+        remember(self._vouched, place, ready.run)
+        self._showings.due(now, place)
+        shown = self._shown.get(place)
+        if shown is not None and shown != ready.run:
+            publisher = ready.stream.publisher
+            self._notes.add(now, Kind.CONTRADICTS, publisher, "others", "Publish", *place)
+        for kind, turnout in self._turnouts.items():
+            turnout.enough(now, place)
+            for broker in self._brokers:
+                said = self._said.get((broker, kind, place))
+                if said is not None and said != ready.run:
+                    self._notes.add(now, Kind.CONTRADICTS, broker, "others", kind.__name__, *place)
+
+    def voted(self, now: Millis, sender: NodeId, place: Place, digest: bytes) -> None:
+        """A broker votes for contents on which correct ones may differ."""
+        remember(self._voted, (sender, place), digest)
+        votes = {broker: self._voted.get((broker, place)) for broker in self._brokers}
+        cast = list(votes.values())
+        if cast.count(digest) == self._f + 1:
+            dissenting = [broker for broker, vote in votes.items() if vote not in (None, digest)]
+        else:
+            agreed = [vote for vote in cast if vote is not None and cast.count(vote) > self._f]
+            dissenting = [sender] if any(vote != digest for vote in agreed) else []
+        for broker in dissenting:
+            self._notes.add(now, Kind.CONTRADICTS, broker, "others", "Vote", *place)
+
+    def vote_of(self, broker: NodeId, place: Place) -> bytes | None:
+        """What a broker voted for there, if that is known."""
+        return self._voted.get((broker, place))

@@ -1,0 +1,104 @@
+"""What faulty nodes did, for labels: which differences count, and towards whom."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.cells import ALICE, B1, B2, B3, B4, STREAM, Cell, digests
+
+from quorumcast.agents.turnout import PATIENCE_MS
+from quorumcast.core.ids import NodeId
+from quorumcast.core.labels import label
+from quorumcast.core.machine import Effect, Send
+from quorumcast.core.messages import Echo, Item, Offer, Propose, Publish, Vote
+from quorumcast.core.quorum import Protection
+from quorumcast.manifest.policy import Policy
+from quorumcast.pipeline.audit.diagnosis import Model, diagnose
+from quorumcast.pipeline.audit.labels import ideal_clauses
+from quorumcast.sim.deeds import Deed, Deeds
+
+CELL = Cell(Policy.named("brb"))
+MODEL = Model(CELL.manifest.broker_ids, 1)
+BROKERS = (B1, B2, B3, B4)
+#: Long after everything.
+END = 100_000
+
+
+def record() -> Deeds:
+    return Deeds(lambda node, peer: True, CELL.manifest)
+
+
+def shown(deeds: Deeds, number: int, versions: dict[NodeId, bytes]) -> None:
+    """A publisher means to show b"1" to everybody, and shows these instead."""
+    wanted: list[Effect] = [Send(BROKERS, Publish(STREAM, number, digests(b"1")), (b"1",))]
+    done = [
+        Send((peer,), Publish(STREAM, number, digests(body)), (body,))
+        for peer, body in versions.items()
+    ]
+    deeds.compare(ALICE, "any", wanted, list(done), 0)
+
+
+def named(deeds: Deeds) -> tuple[str, ...]:
+    clauses, _ = ideal_clauses(deeds.done(END), deeds.differences(), is_settled=True)
+    return diagnose(clauses, MODEL).named
+
+
+def test_publisher_that_tells_everybody_the_same_does_not_lie_whatever_its_machine_meant() -> None:
+    deeds = record()
+    for number in (1, 2, 3):
+        shown(deeds, number, dict.fromkeys(BROKERS, b"other"))
+    assert (deeds.done(END), deeds.differences()) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("misled", "plain"), [((B4,), ()), ((B3, B4), (ALICE,)), ((B2, B3, B4), ())]
+)
+def test_two_versions_are_plain_if_more_than_f_brokers_were_shown_either(
+    misled: tuple[NodeId, ...], plain: tuple[str, ...]
+) -> None:
+    deeds = record()
+    for number in (1, 2, 3):
+        shown(deeds, number, {b: b"other" if b in misled else b"1" for b in BROKERS})
+    assert named(deeds) == plain
+
+
+def test_two_signed_versions_are_plain_whoever_was_shown_them() -> None:
+    deeds = record()
+    for number in (1, 2, 3):
+        bodies = [label(STREAM, number) + body for body in (b"1", b"other")]
+        offers = [Offer(STREAM, number, digests(body), b"s" * 64) for body in bodies]
+        wanted: list[Effect] = [Send(BROKERS, offers[0], (bodies[0],))]
+        done = [Send((B1, B2, B3), offers[0], (bodies[0],)), Send((B4,), offers[1], (bodies[1],))]
+        deeds.compare(ALICE, "any", wanted, list(done), 0)
+    assert deeds.done(END) == {}
+    assert named(deeds) == (ALICE,)
+
+
+def test_contents_that_do_not_match_are_a_deed_and_no_version() -> None:
+    deeds = record()
+    wanted: list[Effect] = [Send((B1,), Publish(STREAM, 1, digests(b"1")), (b"1",))]
+    deeds.compare(
+        ALICE, "any", wanted, [Send((B1,), Publish(STREAM, 1, digests(b"1")), (b"other",))], 0
+    )
+    ((key, count),) = deeds.done(END).items()
+    assert (key.deed, key.towards, count) == (Deed.ALTERED, B1, 1)
+
+
+def test_what_is_dropped_while_packets_get_lost_is_no_deed() -> None:
+    deeds = record()
+    for now in (0, 10_000, 20_000):
+        wanted: list[Effect] = [Send((B2,), Vote(STREAM, 1, digests(b"1")))]
+        deeds.compare(B1, "any", wanted, [], now)
+    deeds.lost(B1, B2, 10_000 + PATIENCE_MS)
+    deeds.lost(B1, B3, 20_000)
+    assert list(deeds.done(END).values()) == [2]
+
+
+def test_run_that_is_kept_from_a_broker_counts_if_the_broker_learns_of_it_in_time() -> None:
+    deeds = record()
+    for number in (1, 2, 3):
+        wanted: list[Effect] = [Send((B1,), Publish(STREAM, number, digests(b"1")), (b"1",))]
+        deeds.compare(ALICE, "any", wanted, [], 0)
+    deeds.told(B1, B2, Echo(STREAM, 1, b"r" * 32), 0)
+    batch = (Item(STREAM, 2, digests(b"1")),)
+    deeds.told(B1, B2, Propose(Protection.BYZANTINE, 0, 1, batch), END)
+    assert list(deeds.done(END).values()) == [1]
