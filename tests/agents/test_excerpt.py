@@ -106,6 +106,24 @@ def test_excerpt_waits_for_the_votes_of_all_that_can_be_reached() -> None:
     assert (found.body, found.votes, found.dissent) == (b"a", (B4, B1, B3), (B2,))
 
 
+def test_excerpt_waits_for_a_broker_whose_link_is_still_being_made() -> None:
+    """Whoever reads as soon as n-f can be reached must not miss what the last one says."""
+    made, _ = begin(1, 2, brokers=(B1, B3, B4))
+    early = feed(made.handle, *votes(1, b"a", by=(B4, B1, B3)))
+    assert delivered(early) == []
+    assert SetTimer(HearDue(ORDERS), HEAR_MS) in early
+    made.handle(Connected(B2), T0)
+    late = feed(made.handle, vote(B2, 1, b"b", stream=ORDER))
+    (found,) = [effect for effect in late if isinstance(effect, Deliver)]
+    assert found.dissent == (B2,)
+
+
+def test_excerpt_does_not_wait_for_a_broker_whose_link_has_broken() -> None:
+    made, _ = begin(1, 2)
+    assert delivered(feed(made.handle, *votes(1, b"a", by=(B4, B1, B2)))) == []
+    assert delivered(made.handle(Disconnected(B3), T0)) == [(1, b"a")]
+
+
 def test_excerpt_waits_for_a_silent_broker_once_and_no_longer_than_so() -> None:
     made, _ = begin(1, 4)
     assert delivered(feed(made.handle, *votes(1, b"a", by=(B4, B1, B2)))) == []

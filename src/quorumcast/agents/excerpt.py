@@ -7,10 +7,11 @@ and everybody's word on it. So an excerpt asks for one *span* after the other, e
 among those who listen. A span holds about SPAN_BYTES, by what publications of this excerpt were
 like so far.
 
-Enough equal votes decide, as always. But what is decided is held back until every broker that can
-be reached has voted on it, so that votes and dissent do not depend on who was quicker. Nobody gains
-by being slow: whoever keeps one position waiting for HEAR_MS, or is what is waited for STRIKES
-times when that time is over, is not waited for in this excerpt and in the next PARDON ones.
+Enough equal votes decide, as always. But what is decided is held back until every broker has voted
+on it, also one whose link is still being made, so that votes and dissent do not depend on who was
+quicker. Nobody gains by being slow: whoever keeps one position waiting for HEAR_MS, or is what is
+waited for STRIKES times when that time is over, is not waited for in this excerpt and in the next
+PARDON ones; whose link has broken is not waited for until there is another.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from quorumcast.core.machine import Deliver, Effect, Timer
 SPAN_BYTES = 4 * 1024 * 1024
 #: Publications of the first span: nothing is known of their size.
 FIRST_SPAN = 32
-HEAR_MS = 500
+HEAR_MS = 1000
 STRIKES = 3
 PARDON = 16
 #: Bodies that lack are on their way for longer than where they come one by one.
@@ -41,11 +42,21 @@ class HearDue(Timer, frozen=True, tag=True):
 class Patience:
     """Who is not waited for; of all excerpts of one subscriber, one after the other."""
 
-    __slots__ = ("_lost",)
+    __slots__ = ("_away", "_lost")
 
     def __init__(self) -> None:
         #: For how many excerpts more a broker is not waited for.
         self._lost: dict[NodeId, int] = {}
+        #: Brokers whose links have broken.
+        self._away: dict[NodeId, None] = {}
+
+    def left(self, broker: NodeId) -> None:
+        """Its link has broken."""
+        self._away[broker] = None
+
+    def back(self, broker: NodeId) -> None:
+        """It has a link again."""
+        self._away.pop(broker, None)
 
     def renew(self) -> None:
         """Another excerpt begins."""
@@ -55,9 +66,9 @@ class Patience:
         """It has been waited for long enough."""
         self._lost[broker] = PARDON
 
-    def awaited(self, up: Iterable[NodeId]) -> tuple[NodeId, ...]:
-        """Whose votes are waited for, of those that can be reached."""
-        return tuple([broker for broker in up if broker not in self._lost])
+    def awaited(self, brokers: Iterable[NodeId]) -> tuple[NodeId, ...]:
+        """Whose votes are waited for, of these."""
+        return tuple([b for b in brokers if b not in self._lost and b not in self._away])
 
 
 class Excerpt:
@@ -124,9 +135,9 @@ class Excerpt:
 
     # ------------------------------------------------------------ everybody's word
 
-    def awaited(self, up: Iterable[NodeId]) -> tuple[NodeId, ...]:
+    def awaited(self, brokers: Iterable[NodeId]) -> tuple[NodeId, ...]:
         """Whose votes are waited for."""
-        return self._patience.awaited(up)
+        return self._patience.awaited(brokers)
 
     def blocks(self, acceptor: Acceptor) -> bool:
         """Whether something has just begun to wait for votes."""
@@ -135,12 +146,12 @@ class Excerpt:
         self._blocked = acceptor.next
         return True
 
-    def time_over(self, acceptor: Acceptor, up: Iterable[NodeId]) -> None:
+    def time_over(self, acceptor: Acceptor, brokers: Iterable[NodeId]) -> None:
         """See who keeps us waiting."""
         same, self._blocked = self._blocked == acceptor.next, 0
         if not acceptor.complete:
             return
-        for broker in self._patience.awaited(up):
+        for broker in self._patience.awaited(brokers):
             if not acceptor.voted(broker, acceptor.next):
                 self._strikes[broker] = self._strikes.get(broker, 0) + 1
                 if same or self._strikes[broker] >= STRIKES:

@@ -226,6 +226,7 @@ class Subscriber:
         if peer not in self._manifest.broker_ids:
             return []
         self._up[peer] = None
+        self._patience.back(peer)
         effects: list[Effect] = []
         for interest in self._interests.values():
             interest.forget(peer)
@@ -236,7 +237,9 @@ class Subscriber:
         return effects
 
     def _on_disconnected(self, peer: NodeId) -> list[Effect]:
-        self._up.pop(peer, None)
+        if peer in self._up:
+            del self._up[peer]
+            self._patience.left(peer)
         effects: list[Effect] = []
         for interest in self._interests.values():
             if interest.source == peer:
@@ -328,7 +331,7 @@ class Subscriber:
 
     def _read_on(self, interest: Interest, excerpt: Excerpt, acceptor: Acceptor) -> list[Effect]:
         """Deliver what everybody has voted on, and ask for the next span in time."""
-        effects = acceptor.deliver(excerpt.awaited(self._up))
+        effects = acceptor.deliver(excerpt.awaited(self._manifest.broker_ids))
         excerpt.note(effects)
         effects = [positioned(effect) for effect in effects]
         if excerpt.blocks(acceptor):
@@ -346,7 +349,7 @@ class Subscriber:
         acceptor = None if interest is None else interest.acceptors.get(total_order(channel))
         if interest is None or interest.excerpt is None or acceptor is None:
             return []
-        interest.excerpt.time_over(acceptor, self._up)
+        interest.excerpt.time_over(acceptor, self._manifest.broker_ids)
         return self._advance(interest, acceptor)
 
     def _settle(self, interest: Interest, accepted: list[Effect]) -> list[Effect]:
