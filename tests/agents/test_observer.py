@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, ORDERS, STREAM, Cell, digests
 
 from quorumcast.agents import observation
 from quorumcast.agents.observation import COLUMNS, Observation, columns_of
 from quorumcast.agents.observer import Observer
-from quorumcast.agents.turnout import BUCKETS, PATIENCE_MS, bucket_of
+from quorumcast.agents.ordering_watch import FAR_AHEAD, TIRED_MS
+from quorumcast.agents.turnout import BUCKETS, MENDED, PATIENCE_MS, STILL_MS, bucket_of
 from quorumcast.core.ids import Digest, Millis, NodeId
 from quorumcast.core.machine import (
     Connected,
@@ -36,6 +38,7 @@ from quorumcast.core.messages import (
     Propose,
     Publish,
     Ready,
+    Standing,
     Stop,
     Subscribe,
     Vote,
@@ -50,6 +53,7 @@ from quorumcast.pipeline.audit.proofs import find_proofs
 BROKERS = (B1, B2, B3, B4)
 #: Links that have been up for a while.
 LATER = PATIENCE_MS
+STANDING = Standing(Protection.BYZANTINE, 0, 0, 0)
 
 
 class Watched:
@@ -75,6 +79,11 @@ class Watched:
 
     def send(self, to: NodeId, message: object) -> None:
         self.effect(Send((to,), message))  # type: ignore[arg-type]
+
+    def answered(self) -> None:
+        """Every broker knows of the subscription."""
+        for broker in BROKERS:
+            self.hear(broker, Positions(ORDERS, ()))
 
     def accept(self, number: int) -> None:
         digest = Digest(digests(b"%d" % number))
@@ -109,6 +118,7 @@ def test_vote_that_never_comes_is_missing_and_late_ones_are_classed() -> None:
 
 def test_missing_vote_is_told_with_its_number() -> None:
     bob = Watched(BOB, "subscriber")
+    bob.answered()
     bob.hear(B1, vote(7))
     bob.accept(7)
     bob.now += PATIENCE_MS
@@ -123,9 +133,19 @@ def test_nothing_is_missing_over_a_link_that_was_down_or_lost_packets() -> None:
     bob.event(Disconnected(B2))
     bob.event(Connected(B2))
     bob.observer.on_lost(B3, Millis(bob.now))
+    bob.answered()
     bob.accept(1)
     bob.now += PATIENCE_MS
     assert {row.accused for row in bob.rows("missing")} == {B1, B4}
+
+
+def test_no_vote_is_missing_of_a_broker_that_may_not_know_of_the_subscription() -> None:
+    bob = Watched(BOB, "subscriber")
+    bob.hear(B1, Positions(ORDERS, ()))
+    bob.hear(B2, vote(1))
+    bob.accept(2)
+    bob.now += PATIENCE_MS
+    assert {row.accused for row in bob.rows("missing")} == {B1, B2}
 
 
 def test_votes_out_of_order_are_backwards_unless_they_were_asked_for() -> None:
@@ -263,18 +283,75 @@ def test_history_is_owed_for_chain_runs_that_their_publisher_sent_itself() -> No
     assert broker.found("missing") == {(ALICE, "", "History")}
 
 
-def test_leader_is_alive_only_where_nobody_has_come_back_lately() -> None:
-    def given_up(*, back: bool) -> set[tuple[str, str, str]]:
-        broker = Watched(B2, "broker", "total")
-        if back:
-            broker.event(Disconnected(B3))
-            broker.event(Connected(B3))
-        broker.hear(B1, Ack(STREAM, 1, 10))
-        broker.send(B1, Stop(Protection.BYZANTINE, 1))
-        return broker.found("gave-up")
+def leading(**changes: Standing) -> Watched:
+    """A broker that has heard of everybody where they are."""
+    broker = Watched(B2, "broker", "total")
+    for member in (B1, B3, B4):
+        broker.hear(member, changes.get(member, STANDING))
+    return broker
 
-    assert given_up(back=False) == {(B1, "alive", "Stop")}
-    assert given_up(back=True) == {(B1, "young", "Stop")}
+
+def given_up(broker: Watched) -> set[tuple[str, str, str]]:
+    broker.hear(B1, STANDING)
+    broker.send(B1, Stop(Protection.BYZANTINE, 1))
+    return broker.found("gave-up")
+
+
+def test_leader_is_alive_only_where_nobody_has_come_back_lately() -> None:
+    assert given_up(leading()) == {(B1, "alive", "Stop")}
+    broker = leading()
+    broker.event(Disconnected(B3))
+    broker.event(Connected(B3))
+    assert given_up(broker) == {(B1, "young", "Stop")}
+
+
+def test_leader_is_not_to_blame_while_a_voter_is_away_or_stands_still() -> None:
+    away = leading()
+    away.event(Disconnected(B3))
+    assert given_up(away) == {(B1, "young", "Stop")}
+    still = leading()
+    still.now += STILL_MS
+    for member in (B1, B4):
+        still.hear(member, STANDING)
+    assert given_up(still) == {(B1, "young", "Stop")}
+
+
+def test_broker_that_stood_still_itself_blames_no_leader() -> None:
+    broker = leading()
+    broker.now += STILL_MS
+    for member in (B1, B3, B4):
+        broker.hear(member, STANDING)
+    assert given_up(broker) == {(B1, "young", "Stop")}
+
+
+@pytest.mark.parametrize(("held_ms", "state"), [(0, "joined"), (TIRED_MS, "alive")])
+def test_who_only_joins_others_against_a_leader_says_so(held_ms: int, state: str) -> None:
+    broker = leading()
+    broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
+    broker.now += held_ms
+    for member in (B3, B4):
+        broker.hear(member, Stop(Protection.BYZANTINE, 1))
+    assert given_up(broker) == {(B1, state, "Stop")}
+
+
+def test_regency_that_only_liars_are_near_is_a_boast() -> None:
+    far = msgspec.structs.replace(STANDING, regency=10 * FAR_AHEAD)
+    broker = leading(**{B3: far})
+    broker.hear(B4, far)
+    assert broker.found("boasts") == {(B4, "regency", "Standing")}
+    broker.hear(B3, far)
+    assert broker.found("boasts") == {(B3, "regency", "Standing")}
+
+
+def test_nobody_wakes_up_twice_in_one_session() -> None:
+    fresh = msgspec.structs.replace(STANDING, fresh=True)
+    broker = leading(**{B3: fresh})
+    broker.hear(B3, STANDING)
+    broker.event(Disconnected(B4))
+    broker.event(Connected(B4))
+    for member in (B1, B4):
+        broker.hear(member, fresh)
+    assert broker.found("backwards") == {(B1, "fresh", "Standing")}
 
 
 def test_repetition_on_a_chain_may_be_that_of_the_broker_before() -> None:
@@ -293,6 +370,10 @@ def test_request_without_an_answer_is_told_and_an_answered_one_is_not() -> None:
     bob.hear(B1, Positions(ORDERS, ()))
     bob.now += PATIENCE_MS
     assert bob.found("unanswered") == {(B2, "", "Subscribe")}
+    bob.send(B2, Subscribe(ORDERS, (), bodies=False))
+    bob.observer.on_lost(B1, Millis(bob.now))
+    bob.now += PATIENCE_MS
+    assert bob.found("unanswered") == {(B2, MENDED, "Subscribe")}
 
 
 def test_acknowledgement_of_what_was_never_sent_is_a_boast() -> None:

@@ -252,10 +252,49 @@ def test_what_is_missing_where_packets_got_lost_takes_more_than_one_accuser() ->
     def owing(reason: str, *accusers: str) -> tuple[str, ...]:
         liar = [noticed(who, B1, "contradicts", "itself", message="Ready") for who in (B2, B3)]
         owed = [
-            noticed(who, ALICE, "missing", reason, message="Publish", count=5) for who in accusers
+            noticed(who, ALICE, "missing", reason, message="Publish", count=3, slot=slot)
+            for who in accusers
+            for slot in (0, 1)
         ]
         return judged([*liar, *owed]).named
 
     assert owing("", B2) == (ALICE, B1)
     assert owing("mended", B2) == (B1,)
     assert owing("mended", B2, B3) == (ALICE, B1)
+
+
+@pytest.mark.parametrize(("slots", "heard"), [((0,), 10), ((0, 1), 100)])
+def test_little_that_is_missing_where_packets_get_lost_is_no_charge(
+    slots: tuple[int, ...], heard: int
+) -> None:
+    features = [
+        noticed(who, ALICE, "missing", "mended", message="Offer", count=3, slot=slot)
+        for who in (B2, B3, B4)
+        for slot in slots
+    ]
+    features += [noticed(who, ALICE, "heard", message="Offer", count=heard) for who in (B2, B3, B4)]
+    assert judged(features).charges == ()
+
+
+@pytest.mark.parametrize(
+    ("reason", "count", "named"), [("", 1, (B1,)), ("mended", 1, ()), ("mended", 5, (B1,))]
+)
+def test_request_that_may_have_got_lost_is_not_left_unanswered(
+    reason: str, count: int, named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, B1, "unanswered", reason, message="Subscribe", count=count)
+        for who in (BOB, CAROL)
+    ]
+    assert judged(features).named == named
+    answered = [noticed(who, B1, "answered", message="Attest") for who in (BOB, CAROL)]
+    assert count >= 3 or judged([*features, *answered]).named == ()
+
+
+def test_broker_of_a_lying_publisher_may_vote_twice_where_that_is_not_settled() -> None:
+    def voted_twice(policy: str) -> list[frozenset[str]]:
+        twice = noticed(BOB, B1, "suspect", "equivocation", message="Vote")
+        return [charge.clause for charge in judged([twice], Cell(Policy.named(policy))).charges]
+
+    assert voted_twice("ab+history") == [{ALICE, B1, BOB}]
+    assert voted_twice("brb") == [{B1, BOB}]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
-from tests.support.cells import ALICE, B1, B2, B3, B4, STREAM, Cell, digests
+from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, STREAM, Cell, digests
 
 from quorumcast.agents.turnout import PATIENCE_MS
 from quorumcast.core.ids import NodeId
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import Echo, Item, Offer, Propose, Publish, Vote
+from quorumcast.core.messages import ChainRun, Echo, Item, Offer, Open, Propose, Publish, Vote
 from quorumcast.core.quorum import Protection
+from quorumcast.faults.contract import Later
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.diagnosis import Model, diagnose
 from quorumcast.pipeline.audit.labels import ideal_clauses
-from quorumcast.sim.deeds import Deed, Deeds
+from quorumcast.sim.deeds import LATE_MS, Deed, Deeds
 
 CELL = Cell(Policy.named("brb"))
 MODEL = Model(CELL.manifest.broker_ids, 1)
@@ -102,3 +104,59 @@ def test_run_that_is_kept_from_a_broker_counts_if_the_broker_learns_of_it_in_tim
     batch = (Item(STREAM, 2, digests(b"1")),)
     deeds.told(B1, B2, Propose(Protection.BYZANTINE, 0, 1, batch), END)
     assert list(deeds.done(END).values()) == [1]
+
+
+def test_stream_that_is_kept_from_a_broker_counts_if_the_broker_learns_of_it() -> None:
+    deeds = record()
+    for peer in (B1, B2):
+        deeds.compare(ALICE, "any", [Send((peer,), Open(STREAM, 1, fresh=True))], [], 0)
+    deeds.told(B1, B3, Echo(STREAM, 7, b"r" * 32), 0)
+    assert [key.towards for key in deeds.done(END)] == [B1]
+
+
+@pytest.mark.parametrize(
+    ("chains", "plain"),
+    [([(B1, B2, B3)], ()), ([(B1, B2, B3), (B4, B2, B1), (B3, B2, B4)], (B2,))],
+)
+def test_who_keeps_runs_back_on_a_chain_is_told_from_its_neighbours_by_other_chains(
+    chains: list[tuple[NodeId, ...]], plain: tuple[str, ...]
+) -> None:
+    deeds = record()
+    for chain in chains:
+        for number in (1, 2, 3):
+            onward = ChainRun(STREAM, number, digests(b"1"), chain, ())
+            deeds.compare(B2, "any", [Send(chain[2:], onward, (b"1",))], [], 0)
+    assert {key.before for key in deeds.done(END)} == {chain[0] for chain in chains}
+    assert named(deeds) == plain
+
+
+def test_who_is_late_on_a_chain_may_have_been_handed_it_late() -> None:
+    deeds = record()
+    for number in (1, 2, 3):
+        vote = Vote(STREAM, number, digests(b"1"), (B1, B3, B2))
+        for onward in (Send((BOB,), vote), Send((CAROL,), vote)):
+            deeds.compare(B2, "any", [onward], [Later(onward, LATE_MS)], number * 1000)
+    assert {(key.deed, key.before) for key in deeds.done(END)} == {(Deed.DELAYED, B3)}
+    assert named(deeds) == ()
+
+
+@pytest.mark.parametrize(("is_settled", "suspects"), [(True, 2), (False, 3)])
+def test_delay_may_be_the_publishers_doing_where_brokers_may_differ(
+    is_settled: bool, suspects: int
+) -> None:
+    deeds = record()
+    for number in (1, 2, 3):
+        vote = Send((BOB,), Vote(STREAM, number, digests(b"1")))
+        deeds.compare(B2, "any", [vote], [Later(vote, LATE_MS)], number * 1000)
+    (clause,), _ = ideal_clauses(deeds.done(END), {}, is_settled=is_settled)
+    assert clause == frozenset((B2, BOB, ALICE)[:suspects])
+
+
+def test_streams_within_the_limit_are_no_deed_and_those_beyond_are() -> None:
+    deeds = record()
+    most = CELL.manifest.channel(STREAM.channel).policy.limits.streams_per_publisher  # type: ignore[union-attr]
+    for incarnation in range(2, 2 + most + 2):
+        stream = msgspec.structs.replace(STREAM, incarnation=incarnation)
+        extra = Send((B1,), Open(stream, 1, fresh=True))
+        deeds.compare(ALICE, "any", [], [extra], 0)
+    assert [(key.deed, count) for key, count in deeds.done(END).items()] == [(Deed.ADDED, 3)]

@@ -120,4 +120,5 @@ class Inquiries:
             del self._pending[key]
             clear = self._links.clear_since.get(key[0])
             if clear is not None and clear <= since:
-                self._notes.add(now, Kind.UNANSWERED, key[0], message=key[1])
+                state = self._links.state(key[0])
+                self._notes.add(now, Kind.UNANSWERED, key[0], state, key[1])

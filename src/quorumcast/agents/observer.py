@@ -118,6 +118,8 @@ class Observer:
         others = tuple(broker for broker in manifest.broker_ids if broker != me)
         self._votes = Progress("Vote", others, links, self.notes)
         self._acks = Progress("Ack", others, links, self.notes)
+        for broker in others:
+            self._acks.agreed(broker)  # nobody needs to ask for these
         self._sequences = Sequences(self.notes)
         self._order = OrderingWatch(
             manifest, me, links, self._sequences, self.notes, self._keep_signed
@@ -155,6 +157,7 @@ class Observer:
             self._links.up(event.peer, now)
             self._forget_session(event.peer)
             self._order.forget(event.peer)
+            self._votes.forget(event.peer)
             for place in [place for place in self._sources if place[0] == event.peer]:
                 del self._sources[place]
             self.notes.add(now, Kind.LINK, event.peer, "up")
@@ -233,7 +236,7 @@ class Observer:
         sender, message = event.sender, event.message
         name = type(message).__name__
         self._hearing = (sender, name)
-        self._links.heard_at[sender] = now
+        self._links.heard(sender, now)
         self.notes.add(now, Kind.HEARD, sender, message=name)
         self._inquiries.told(now, sender, message)
         if isinstance(message, UNREPEATED) and not getattr(message, "order", ()):
@@ -248,6 +251,7 @@ class Observer:
             case Echo() | Ready():
                 self._words.said(now, sender, message)
             case Positions():
+                self._votes.agreed(sender)
                 self._on_positions(sender, message, now)
             case Checkpoint(statement=signed):
                 self._on_statement(sender, signed, now)

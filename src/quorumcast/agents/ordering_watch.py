@@ -8,7 +8,7 @@ from collections.abc import Callable
 from quorumcast.agents.observation import MAX_REMEMBERED, Kind, Notes, remember
 from quorumcast.agents.sequences import Sequences
 from quorumcast.agents.showings import Showings
-from quorumcast.agents.turnout import PATIENCE_MS, SETTLED_MS, Links, Turnout, bucket_of
+from quorumcast.agents.turnout import PATIENCE_MS, Links, Turnout, bucket_of
 from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream, holder
 from quorumcast.core.messages import (
     Accept,
@@ -36,6 +36,9 @@ FAR_AHEAD = 1000
 LONG_MS = 250
 #: Who has been heard so lately is alive.
 ALIVE_MS = 250
+#: Who holds an offer for so long, and sees nothing ordered, has reasons of its own to give a leader
+#: up even if others were first; and so has who holds it for so long while other things are ordered.
+TIRED_MS, TIRED_OF_UNFAIRNESS_MS = 500, 5000
 #: How often a publisher's signatures are looked at.
 LOOK_MS = 10
 
@@ -62,12 +65,15 @@ class OrderingWatch:
         "_notes",
         "_offered",
         "_offers",
+        "_ordered_at",
         "_quorum",
         "_sequences",
         "_showings",
         "_standings",
+        "_stops",
         "_turnouts",
         "_values",
+        "_waiting",
     )
 
     def __init__(
@@ -108,6 +114,12 @@ class OrderingWatch:
         #: When each offer came that has not been proposed since.
         self._offers: OrderedDict[tuple[Stream, int], int] = OrderedDict()
         self._latest_offer: tuple[Stream, int] | None = None
+        #: When each offer came that this broker has not seen ordered.
+        self._waiting: OrderedDict[tuple[Stream, int], int] = OrderedDict()
+        #: When something was last decided, by log.
+        self._ordered_at: dict[Protection, int] = {}
+        #: The highest regency that each member asked for.
+        self._stops: dict[tuple[Protection, NodeId], int] = {}
         #: Where members say they are: regency and the highest instance decided.
         self._standings: dict[tuple[Protection, NodeId], Standing] = {}
 
@@ -131,6 +143,7 @@ class OrderingWatch:
                 self._ordered(batch)
             case StateHead():
                 self._offers.clear()
+                self._waiting.clear()
                 self._lacking.clear()
             case _:
                 pass
@@ -144,9 +157,10 @@ class OrderingWatch:
             self._showings.shown(now, (stream, first))
         elif self._may_look(stream.publisher, now) and self._holds(self._signed(offer)):
             self._showings.due(now, (stream, first))
-        self._offers.setdefault((stream, first), now)
-        if len(self._offers) > MAX_REMEMBERED:
-            self._offers.popitem(last=False)
+        for memory in (self._offers, self._waiting):
+            memory.setdefault((stream, first), now)
+            if len(memory) > MAX_REMEMBERED:
+                memory.popitem(last=False)
 
     def _compare(self, offer: Offer, now: Millis) -> None:
         """Two versions of one offer, both signed, prove that their publisher lies."""
@@ -195,8 +209,9 @@ class OrderingWatch:
             case Stop(log=log, regency=regency):
                 self._on_own_stop(log, regency, now)
             case Ack(stream=stream, upto=upto):
-                for place in [p for p in self._offers if p[0] == stream and p[1] <= upto]:
-                    del self._offers[place]
+                for memory in (self._offers, self._waiting):
+                    for place in [p for p in memory if p[0] == stream and p[1] <= upto]:
+                        del memory[place]
             case _:
                 pass
 
@@ -209,6 +224,7 @@ class OrderingWatch:
         """What came last was ignored."""
         if self._latest_offer is not None:
             self._offers.pop(self._latest_offer, None)
+            self._waiting.pop(self._latest_offer, None)
             self._latest_offer = None
 
     def sweep(self, now: Millis) -> None:
@@ -249,6 +265,8 @@ class OrderingWatch:
         turnout = self._turnouts[type(vote)]
         if turnout.spoke(now, sender, (stream, vote.instance)) >= self._quorum:
             turnout.enough(now, (stream, vote.instance))
+            if isinstance(vote, Accept):
+                self._ordered_at[vote.log] = now
 
     # ---------------------------------------------------------------- leaders
 
@@ -283,16 +301,29 @@ class OrderingWatch:
         if leader == self._me:
             return
         heard = self._links.heard_at.get(leader, -ALIVE_MS)
-        state = "mute"
-        if now - heard < ALIVE_MS and leader in self._links.up_since:
-            # Where somebody has come back lately the leader may still wait for it.
-            settled = self._links.calm(now) and all(
-                self._links.unbroken(member) or now - self._links.clear_since[member] >= SETTLED_MS
-                for member in self._members
-                if member in self._links.clear_since
-            )
-            state = "alive" if settled else "young"
+        if now - heard >= ALIVE_MS or leader not in self._links.up_since:
+            state = "mute"
+        elif not self._links.calm(now) or not all(
+            self._links.awake(member, now) for member in self._members if member != self._me
+        ):
+            # With f liars no leader gets anything ordered that must do without one more.
+            state = "young"
+        else:
+            state = "alive" if self._of_its_own(log, regency, now) else "joined"
         self._notes.add(now, Kind.GAVE_UP, leader, state, "Stop", log_stream(log), regency)
+
+    def _of_its_own(self, log: Protection, regency: int, now: Millis) -> bool:
+        """Whether this broker asks for a leader not only because others do."""
+        asked = sum(
+            self._stops.get((log, member), 0) >= regency
+            for member in self._members
+            if member != self._me
+        )
+        if asked <= (0 if log is Protection.CRASH else self._f):
+            return True
+        held = now - min(self._waiting.values(), default=now)
+        idle = now - self._ordered_at.get(log, 0)
+        return (held >= TIRED_MS and idle >= TIRED_MS) or held >= TIRED_OF_UNFAIRNESS_MS
 
     # -------------------------------------------------------------- standings
 
@@ -306,11 +337,15 @@ class OrderingWatch:
             self._notes.add(
                 now, Kind.BACKWARDS, sender, "decided", "Standing", stream, standing.decided
             )
+        if before is not None and standing.fresh and not before.fresh:
+            # Nobody wakes up twice in one session.
+            self._notes.add(now, Kind.BACKWARDS, sender, "fresh", "Standing", stream)
         if len(others) <= self._f:
             return
         if standing.decided > FAR_AHEAD + max(s.decided for s in others):
             self._notes.add(now, Kind.BOASTS, sender, "ahead", "Standing", stream, standing.decided)
-        if standing.regency > FAR_AHEAD + max(s.regency for s in others):
+        # Up to f of the others may boast, too; and no regency begins without n-f members.
+        if standing.regency > FAR_AHEAD + sorted(s.regency for s in others)[-self._f - 1]:
             self._notes.add(
                 now, Kind.BOASTS, sender, "regency", "Standing", stream, standing.regency
             )
@@ -328,6 +363,7 @@ class OrderingWatch:
             self._notes.add(now, Kind.HEARD, sender, state or "synced", "Standing")
 
     def _on_stop(self, sender: NodeId, stop: Stop, now: Millis) -> None:
+        self._stops[stop.log, sender] = max(stop.regency, self._stops.get((stop.log, sender), 0))
         others = [
             s.regency
             for (of, who), s in self._standings.items()

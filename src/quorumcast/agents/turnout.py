@@ -19,6 +19,8 @@ PATIENCE_MS = 600
 MENDED = "mended"
 #: After so long without a loss everybody has had time to catch up.
 SETTLED_MS = 1000
+#: Brokers say every half second where they stand; who has said nothing for longer stands still.
+STILL_MS = 550
 #: Moments that are remembered per kind of message, and streams.
 MAX_MOMENTS = 2048
 MAX_STREAMS = 256
@@ -37,13 +39,15 @@ def bucket_of(late_ms: int) -> int:
 class Links:
     """Since when each peer could be heard without interruption."""
 
-    __slots__ = ("clear_since", "heard_at", "lost_at", "sessions", "up_since")
+    __slots__ = ("clear_since", "heard_at", "lost_at", "sessions", "up_since", "woke_at")
 
     def __init__(self) -> None:
         self.up_since: dict[NodeId, int] = {}
         #: … and without losing anything.
         self.clear_since: dict[NodeId, int] = {}
         self.heard_at: dict[NodeId, int] = {}
+        #: When a peer was heard again that had stood still.
+        self.woke_at: dict[NodeId, int] = {}
         #: When packets of anybody got lost last, if ever.
         self.lost_at: int | None = None
         #: How many there have been.
@@ -58,6 +62,24 @@ class Links:
         """A session has ended."""
         self.up_since.pop(peer, None)
         self.clear_since.pop(peer, None)
+
+    def heard(self, peer: NodeId, now: Millis) -> None:
+        """Something came."""
+        if now - self.heard_at.get(peer, now) >= STILL_MS:
+            self.woke_at[peer] = now
+        self.heard_at[peer] = now
+
+    def awake(self, peer: NodeId, now: Millis) -> bool:
+        """Whether a broker is there, and has been for long enough to have caught up.
+
+        Who stood still itself finds that everybody did.
+        """
+        return (
+            peer in self.clear_since
+            and now - self.heard_at.get(peer, self.up_since[peer]) < STILL_MS
+            and now - self.woke_at.get(peer, -SETTLED_MS) >= SETTLED_MS
+            and (self.unbroken(peer) or now - self.clear_since[peer] >= SETTLED_MS)
+        )
 
     def owed(self, peer: NodeId, since: int) -> bool:
         """Whether all that a peer said of something at a time, or shortly before, has come."""
@@ -154,10 +176,21 @@ class Turnout:
 class Progress:
     """One kind of message by which every broker tells how far it is; who is further has said all.
 
-    Of the numbers that enough brokers have reached one is looked at every few milliseconds.
+    Of the numbers that enough brokers have reached one is looked at every few milliseconds. Nothing
+    is missing of a broker that has not shown in this session that it is going to tell: what asked
+    it to may have got lost.
     """
 
-    __slots__ = ("_last", "_links", "_members", "_message", "_moments", "_notes", "_reached")
+    __slots__ = (
+        "_last",
+        "_links",
+        "_members",
+        "_message",
+        "_moments",
+        "_notes",
+        "_reached",
+        "_willing",
+    )
 
     #: Numbers that are looked at are so far apart, in milliseconds.
     APART_MS = 2
@@ -174,6 +207,16 @@ class Progress:
         #: How far each member is on each stream.
         self._reached: OrderedDict[tuple[Stream, NodeId], int] = OrderedDict()
         self._last: dict[Stream, int] = {}
+        #: Who has shown that it is going to tell.
+        self._willing: set[NodeId] = set()
+
+    def forget(self, peer: NodeId) -> None:
+        """A new session."""
+        self._willing.discard(peer)
+
+    def agreed(self, peer: NodeId) -> None:
+        """A broker has answered that it is going to tell."""
+        self._willing.add(peer)
 
     def enough(self, now: Millis, stream: Stream, number: int) -> None:
         """Enough are as far as this now."""
@@ -194,6 +237,7 @@ class Progress:
 
     def spoke(self, now: Millis, member: NodeId, stream: Stream, number: int) -> None:
         """A member says that it is as far as this."""
+        self._willing.add(member)
         key = (stream, member)
         self._reached[key] = max(number, self._reached.get(key, 0))
         if len(self._reached) > MAX_MOMENTS:
@@ -216,7 +260,7 @@ class Progress:
             while moments and (now - moments[0][1] >= PATIENCE_MS or not moments[0][2]):
                 number, since, waiting = moments.popleft()
                 for member in waiting:
-                    if self._links.owed(member, since):
+                    if member in self._willing and self._links.owed(member, since):
                         self._notes.add(
                             now, Kind.MISSING, member, message=self._message, stream=stream,
                             number=number,

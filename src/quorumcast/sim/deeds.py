@@ -7,7 +7,9 @@ something dropped, altered, added or delayed. Nothing here depends on what anybo
 A publisher is free to publish what it likes, on as many streams as it may have: other contents than
 its machine's are a lie only where two correct nodes were shown different ones. These are kept as
 *versions*, by who was shown which. What it keeps from a node is a deed towards that node only if
-the node learns from others that there is such a run: of what is nowhere nobody can say who has it.
+the node learns from others that there is such a run, or stream: of what is nowhere nobody can say
+who has it. On a chain, too, who gets nothing, or gets it late, cannot tell whether its neighbour
+kept it or the one *before*.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ class DeedKey(msgspec.Struct, frozen=True):
     publisher: str
     #: Whether it is about histories, or about what was published.
     history: bool
-    #: On a chain, who may have been late itself; "": nobody.
+    #: On a chain, who may have been late, or kept it back, itself; "": nobody.
     before: str = ""
 
 
@@ -84,6 +86,7 @@ LATE_MS = 30
 AFTER_LOSS_MS, BEFORE_LOSS_MS = PATIENCE_MS // 2, PATIENCE_MS
 
 _Word = tuple[AnyMessage, Bodies]
+#: A stream and the first number of a run; 0: any.
 _Run = tuple[Stream, int]
 #: Messages by which publishers show their runs.
 _SHOWN = (Publish, ChainRun, Offer)
@@ -176,9 +179,9 @@ class Deeds:
 
     def _show(self, node: NodeId, word: _Word, peer: NodeId) -> None:
         message, bodies = word
-        if isinstance(message, ChainRun | Vote) and node in message.order:
-            row = (message.stream.publisher, *message.order)
-            self._before[node, message.stream.data] = row[message.order.index(node)]
+        before = _before_on_chain(node, message)
+        if before and isinstance(message, ChainRun | Vote):
+            self._before[node, message.stream.data] = before
         if not isinstance(message, _SHOWN) or message.stream.publisher != node:
             return
         stream = message.stream
@@ -263,6 +266,11 @@ class Deeds:
             statement = parse_statement(word[0].statement.payload)
             stream = None if statement is None else statement.stream
         about = stream if isinstance(stream, Stream) else None
+        before = ""
+        if deed is Deed.DROPPED or deed in _IN_TIME:
+            before = _before_on_chain(node, word[0])
+        if not before and deed in _IN_TIME and about is not None:
+            before = self._before.get((node, about), "")
         key = DeedKey(
             node=node,
             fault=fault,
@@ -271,11 +279,12 @@ class Deeds:
             towards=peer,
             publisher=about.publisher if about else "",
             history=about is not None and about.lane is Lane.HISTORY,
-            before=self._before.get((node, about), "") if about and deed in _IN_TIME else "",
+            before=before,
         )
         message, run = word[0], None
-        if deed is Deed.DROPPED and isinstance(message, _SHOWN):
-            run = (message.stream, message.first) if message.stream.publisher == node else None
+        if deed is Deed.DROPPED and isinstance(message, Open | Publish | ChainRun | Offer):
+            first = 0 if isinstance(message, Open) else message.first
+            run = (message.stream, first) if message.stream.publisher == node else None
         self._done.setdefault(key, []).append((now, run))
 
     def told(self, node: NodeId, sender: NodeId, message: AnyMessage, now: int) -> None:
@@ -289,8 +298,9 @@ class Deeds:
             case _:
                 return
         learned = self._learned.setdefault(node, {})
-        for run in runs:
-            learned.setdefault(run, now)
+        for stream, first in runs:
+            learned.setdefault((stream, first), now)
+            learned.setdefault((stream, 0), now)
 
     def lost(self, node: NodeId, peer: NodeId, now: int) -> None:
         """Packets of a node did not reach a peer, or the two have just met (again)."""
@@ -348,6 +358,13 @@ def _by_peer(effects: list[Effect] | list[Effect | Later]) -> dict[NodeId, list[
             for peer in effect.to:
                 words.setdefault(peer, []).append((effect.message, effect.bodies))
     return words
+
+
+def _before_on_chain(node: NodeId, message: AnyMessage) -> str:
+    """Who hands a node what it passes on, if it does so on a chain."""
+    if not isinstance(message, ChainRun | Vote) or node not in message.order:
+        return ""
+    return (message.stream.publisher, *message.order)[message.order.index(node)]
 
 
 def _delay_of(done: list[Effect | Later], word: _Word, peer: NodeId) -> int:

@@ -100,7 +100,7 @@ RULES = (
     Rule(kind="suspect", reasons=("dissent",), deed="altered", publisher=True,
          why="voted for other contents than were accepted"),
     Rule(kind="suspect", reasons=("equivocation",), roles=("subscriber",), deed="equivocated",
-         why="voted for two contents at one number"),
+         publisher=True, why="voted for two contents at one number"),
     Rule(kind="suspect", reasons=("equivocation",), roles=("broker",), deed="equivocated",
          messages=("Publish", *_VOTES), why="sent two versions of one thing"),
     Rule(kind="suspect", reasons=("equivocation",), roles=("broker",), deed="equivocated",
@@ -181,7 +181,7 @@ RULES = (
          why="voted in another order than that of the numbers"),
     Rule(kind="backwards", reasons=("repeated",), deed="flooded", at_least=5,
          why="repeated itself word by word, unasked"),
-    Rule(kind="backwards", reasons=("decided",), deed="misled", at_least=2,
+    Rule(kind="backwards", reasons=("decided", "fresh"), deed="misled", at_least=2,
          why="took back what it said of how far it is"),
 )  # fmt: skip
 

@@ -27,21 +27,23 @@ USUAL = 0.4
 
 #: So much must be out of turn, and this share of what was published.
 OUT_OF_TURN = (15, 0.5)
-#: So much must be missing, or late, of what a link may still have to make up for.
-MENDED_LEAST = {"Pull": 1, "Offer": 3, "Publish": 3}
+#: So much must be missing, or late, of what a link may still have to make up for, this share of
+#: what came, and in so many parts of the run: a single lost packet may have held several things.
+MENDED_LEAST = {"Pull": (1, 0.0, 1), "Offer": (3, 0.08, 2), "Publish": (3, 0.08, 2)}
 
 #: A leader has proposed so much, and of that this share later than this class, or is not slow.
 LED, SLOW_SHARE, SLOW_BUCKET = 10, 0.3, 80
 #: So often chains broke where this broker was, and half as often where any other was.
-BREAKS = 2
+BREAKS = 4
 
 GAVE_UP = "led and did not get anything ordered"
 
 #: What every broker owes whoever listens to it; later than which class what must be said is late.
 OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept")
 LATE = {"Vote": 20, "Ack": 20, "Accept": 20, "Ready": 40}
-#: Requests that a correct node always answers.
-ANSWERABLE = ("Subscribe",)
+#: Requests that a correct node always answers; where packets get lost, requests do as well, and so
+#: many must have been in vain, of whatever kind, and none successful.
+ANSWERABLE, IN_VAIN = ("Subscribe",), 5
 
 
 class Account:
@@ -192,7 +194,10 @@ def _unanswered(case: Case) -> list[Charge]:
             silent = [f for f in asked if f.kind == "unanswered"]
             count = sum(f.count for f in silent)
             answered = sum(f.count for f in asked) - count
-            if silent and (not answered or (count >= 3 and count > answered)):
+            mute = all(f.kind == "unanswered" for f in pair) and (
+                any(not f.reason for f in silent) or sum(f.count for f in pair) >= IN_VAIN
+            )
+            if silent and (mute or (count >= 3 and count > answered)):
                 found.append(case.charge(silent, "dropped", f"does not answer {request} requests"))
     return found
 
@@ -228,14 +233,16 @@ def _out_of_turn(case: Case) -> list[Charge]:
 def _after_loss(case: Case) -> list[Charge]:
     """What would be firm where nothing ever gets lost."""
     found: list[Charge] = []
-    for message, least in MENDED_LEAST.items():
+    for message, (least, share, parts) in MENDED_LEAST.items():
         about = [f for f in case.features if (f.kind, f.message) == ("missing", message)]
         late = [f for f in case.features if (f.kind, f.message) == ("came", message)]
         late = [f for f in late if f.reason == MENDED and f.bucket > SLOW_BUCKET]
         found += [
             case.charge(pair, "dropped", f"owes what {message} is about")
             for pair in case.pairs([*about, *late])
-            if sum(f.count for f in pair) >= least
+            if sum(f.count for f in pair)
+            >= max(least, share * case.heard[pair[0].observer, pair[0].accused, message])
+            and len({f.slot for f in pair}) >= parts
         ]
     return found
 
