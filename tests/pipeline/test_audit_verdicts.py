@@ -298,3 +298,13 @@ def test_broker_of_a_lying_publisher_may_vote_twice_where_that_is_not_settled() 
 
     assert voted_twice("ab+history") == [{ALICE, B1, BOB}]
     assert voted_twice("brb") == [{B1, BOB}]
+
+
+def test_publisher_is_not_blamed_for_being_late_alone() -> None:
+    """On a busy machine its offer reaches a broker through others first."""
+    late = [
+        noticed(who, ALICE, "came", message="Offer", bucket=160, count=50, slot=slot)
+        for who in (B1, B2, B3)
+        for slot in range(8)
+    ]
+    assert judged(late, Cell(Policy.named("total"))).named == ()

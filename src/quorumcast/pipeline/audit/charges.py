@@ -67,8 +67,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     at_least: int = 1
-    #: Only what came later than this class.
-    later_than: int = -1
     #: … and this share of all such messages that came from the accused.
     share: float = 0.0
     #: Only where it was not made good later.
@@ -90,7 +88,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             and (not self.reasons or feature.reason in self.reasons)
             and (not self.messages or feature.message in self.messages)
             and (not self.roles or feature.role in self.roles)
-            and feature.bucket > self.later_than
         )
 
 
@@ -119,8 +116,6 @@ RULES = (
          why="let others show what it should have shown itself"),
     Rule(kind="missing", messages=("Propose",), deed="forged", at_least=2, publisher=True,
          always=True, why="proposed what it cannot hand over"),
-    Rule(kind="came", reasons=("",), messages=("Offer",), later_than=80, deed="delayed",
-         at_least=5, why="let others show what it should have shown itself"),
     Rule(kind="refused", reasons=("bad-body",), deed="altered", at_least=2, share=0.05,
          why="sent contents that do not match their digest"),
     Rule(kind="refused", reasons=("bad-run",), deed="forged", at_least=2,
