@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SRC = Path(__file__).parents[2] / "src"
 
 #: Three Java processes start one after the other, on a machine that may be busy.
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 #: Java and Python processes start one after the other, on a machine that may be busy.
-TIMEOUT_S = 400
+TIMEOUT_S = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
