@@ -137,8 +137,10 @@ def take_seat(access: Access, wish: int) -> tuple[int, int]:
     """A seat that nobody on this machine has, and the lock on it."""
     places = len(access.seats)
     order = [access.seats[(wish + place) % places] for place in range(places)]
-    cell, who = read_manifest(Path(access.manifest)).cell, read_identity(access.identity).name
-    name = hashlib.sha256(f"{cell}/{who}".encode()).hexdigest()[:16]
+    cell, identity = read_manifest(Path(access.manifest)).cell, read_identity(access.identity)
+    # By its key as well: other cells on this machine may have the same names.
+    who, key = identity.name, bytes(identity.verify_key).hex()
+    name = hashlib.sha256(f"{cell}/{who}/{key}".encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"quorumcast-seats-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     deadline = time.monotonic() + access.timeout_s
