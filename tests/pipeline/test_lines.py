@@ -12,18 +12,23 @@ from quorumcast.pipeline.streams.options import Access
 from quorumcast.testing.cells import CellPlan
 
 
-@pytest.fixture
-def access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Access:
-    plan = CellPlan(clients=("spark",), channels={"orders": "total"})
-    write_manifest(tmp_path / "manifest.json", sign_manifest(plan.manifest, plan.operator))
-    write_identity(tmp_path / "spark.identity", plan.identities["spark"])  # type: ignore[index]
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+def access_to_a_new_cell(folder: Path) -> Access:
+    plan = CellPlan(clients=("spark",), channels={"orders": "total"}, repeatable=False)
+    folder.mkdir()
+    write_manifest(folder / "manifest.json", sign_manifest(plan.manifest, plan.operator))
+    write_identity(folder / "spark.identity", plan.identities["spark"])  # type: ignore[index]
     return Access(
-        manifest=str(tmp_path / "manifest.json"),
-        identity=str(tmp_path / "spark.identity"),
+        manifest=str(folder / "manifest.json"),
+        identity=str(folder / "spark.identity"),
         seats=(2, 5, 6),
         timeout_s=0,
     )
+
+
+@pytest.fixture
+def access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Access:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    return access_to_a_new_cell(tmp_path / "cell")
 
 
 def test_seats_are_taken_from_the_wished_one_on_and_free_again_when_their_holder_ends(
@@ -35,3 +40,10 @@ def test_seats_are_taken_from_the_wished_one_on_and_free_again_when_their_holder
         take_seat(access, 0)
     os.close(taken[1][1])
     assert take_seat(access, 0)[0] == 6
+
+
+def test_seats_of_a_cell_whose_names_are_the_same_are_other_seats(
+    access: Access, tmp_path: Path
+) -> None:
+    other = access_to_a_new_cell(tmp_path / "another")
+    assert [take_seat(cell, 0)[0] for cell in (access, other)] == [2, 2]

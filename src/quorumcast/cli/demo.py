@@ -88,7 +88,8 @@ def demo(
             _print_summary(summary)
         if finale is not None:
             cluster.make_honest(LIAR)
-            cluster.make_lie(LIAR, "alter")  # it says something again, and something else
+            # It says something again, and something else.
+            cluster.make_lie(LIAR, "alter", victims=["contents"])
             summary["spark"] = finale.run(cluster, READER, _say_nothing if json_ else _say)
             summary["ok"] &= _sound(summary)
             if not json_:
