@@ -14,8 +14,10 @@ from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.build import add_client
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.runtime.dialer import Pauses
+from quorumcast.runtime.dialer import Pauses, connect
+from quorumcast.runtime.greeting import Greeter
 from quorumcast.runtime.limits import TransportLimits
+from quorumcast.runtime.link import Link
 from quorumcast.runtime.tls import make_certificate
 from quorumcast.runtime.transport import Transport, peers_to_call
 from quorumcast.testing.cells import CellPlan
@@ -299,6 +301,54 @@ def test_dialer_broker_that_starts_later_and_restarts_is_found_again() -> None:
             await broker.close()
             await until(lambda n=round_: len(at_alice.down) == n + 1)  # type: ignore[misc]
         await alice.close()
+
+    run(main())
+
+
+def test_call_that_is_cancelled_when_it_has_just_been_answered_leaves_no_link_behind() -> None:
+    cell = plan(1)
+
+    class Answered(Link):
+        """Open before whoever called has had its turn."""
+
+        caller: asyncio.Task[None]
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self._become_open()
+            self.caller.cancel()
+
+    async def main() -> None:
+        broker = await listening(cell, Heard())
+        heard = Heard()
+        alice = transport(cell, "alice", heard)
+        greeter = Greeter(keyring(cell, "alice"))
+        link = Answered(alice, greeter, heard.receive, BROKER)
+        link.caller = asyncio.create_task(connect(link, cell.manifest.brokers[0], None))
+        with pytest.raises(asyncio.CancelledError):
+            await link.caller
+        assert heard.up == heard.down == [BROKER]
+        assert alice.peers() == []
+        await alice.close()
+        await broker.close()
+
+    run(main())
+
+
+def test_dialer_that_is_stopped_before_it_has_a_socket_greets_nobody() -> None:
+    cell = plan(1)
+
+    async def main() -> None:
+        heard = Heard()
+        alice = transport(cell, "alice", heard)
+        link = alice.calling(BROKER)
+        link.abort("stopped")
+        broker = await listening(cell, Heard())
+        await connect(link, cell.manifest.brokers[0], None)
+        await link.gone.wait()
+        assert link.farewell == "stopped"
+        await broker.close()
+        assert not broker.telemetry.drops
 
     run(main())
 

@@ -82,6 +82,8 @@ class Dialer:
     def stop(self) -> None:
         """Call no more; an open link is the transport's to close."""
         self._task.cancel()
+        if self._link is not None and self._link.phase is not Phase.OPEN:
+            self._link.abort("stopped")
 
     async def stopped(self) -> None:
         """Until nothing of the attempt is left."""
@@ -105,13 +107,7 @@ class Dialer:
         self._lost.clear()
         try:
             async with asyncio.timeout(limits.connect_timeout_s):
-                await loop.create_connection(
-                    lambda: link,
-                    entry.host,
-                    entry.port,
-                    ssl=self._tls,
-                    server_hostname="quorumcast" if self._tls else None,
-                )
+                await connect(link, entry, self._tls)
         except TimeoutError:
             return Trouble(f"{entry.address} does not answer")
         except ssl.SSLError as error:
@@ -129,6 +125,20 @@ class Dialer:
             if link.phase is not Phase.OPEN:
                 link.abort("stopped")
         return Trouble(link.farewell, link.refused)
+
+
+async def connect(link: Link, entry: BrokerEntry, tls: ssl.SSLContext | None) -> None:
+    """Give a link its socket; whoever is cancelled meanwhile leaves no link behind."""
+    loop = asyncio.get_running_loop()
+    name = "quorumcast" if tls else None
+    try:
+        await loop.create_connection(
+            lambda: link, entry.host, entry.port, ssl=tls, server_hostname=name
+        )
+    except BaseException:
+        # The socket may have been made, and even greeted: uvloop closes it without a word to us.
+        link.connection_lost(None)
+        raise
 
 
 def why(error: OSError) -> str:

@@ -172,6 +172,9 @@ class Link(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         peername = transport.get_extra_info("peername")
         self.address = str(peername[0]) if peername else ""
+        if self.phase is Phase.CLOSED:
+            self._transport.abort()
+            return
         self._transport.set_write_buffer_limits(high=WRITE_HIGH)
         if not self._owner.connection_made(self):
             self._drop(Lost.TOO_MANY_CONNECTIONS.value)
@@ -181,7 +184,9 @@ class Link(asyncio.BufferedProtocol):
             self._write(encode_greeting(self._hello))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone, whoever closed it."""
+        """The socket is gone, whoever closed it; said once or more often."""
+        if self.gone.is_set():
+            return
         if self._filled and self.phase is not Phase.CLOSED:
             self._drop(Refusal.TRUNCATED.value)
         if not self.farewell:
@@ -401,11 +406,12 @@ class Link(asyncio.BufferedProtocol):
         self.close(f"{self.peer} connected again")
 
     def abort(self, reason: str) -> None:
-        """End the link now."""
-        if self._transport is not None and not self._transport.is_closing():
+        """End the link now, or as soon as it has a socket."""
+        if self._transport is None or not self._transport.is_closing():
             self.farewell = self.farewell or reason
             self.phase = Phase.CLOSED
-            self._transport.abort()
+            if self._transport is not None:
+                self._transport.abort()
 
     def expire(self) -> None:
         """The greeting took too long."""

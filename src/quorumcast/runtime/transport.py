@@ -28,7 +28,7 @@ from quorumcast.core.messages import AnyMessage
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import encode_parcel
 from quorumcast.manifest.manifest import BrokerEntry, Manifest
-from quorumcast.runtime.dialer import Dialer
+from quorumcast.runtime.dialer import Dialer, connect
 from quorumcast.runtime.greeting import Greeter
 from quorumcast.runtime.limits import TransportLimits
 from quorumcast.runtime.link import Link, Lost, Phase
@@ -227,13 +227,7 @@ class Transport:
         link = self.calling(entry.id)
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(self._limits.greeting_timeout_s):
-                await self._loop.create_connection(
-                    lambda: link,
-                    entry.host,
-                    entry.port,
-                    ssl=tls,
-                    server_hostname="quorumcast" if tls else None,
-                )
+                await connect(link, entry, tls)
                 await link.gone.wait()
         link.abort("asked for its epoch")
         await asyncio.sleep(ASK_PAUSE_S)
@@ -297,6 +291,8 @@ class Transport:
 
     def renew(self, manifest: Manifest, keyring: Keyring) -> None:
         """Take a new epoch: every session is greeted anew with the new keys."""
+        if self._closing:
+            return
         self.flush()
         self._manifest = manifest
         self._keyring = keyring
@@ -334,8 +330,6 @@ class Transport:
         await self._close_links()
         for dialer in self._dialers.values():
             await dialer.stopped()
-        # A call may have been answered between `stop` and its effect.
-        await self._close_links()
 
     async def _close_links(self) -> None:
         links: Mapping[Link, object] = dict.fromkeys([*self._open.values(), *self._strangers])
