@@ -225,3 +225,5 @@ async def test_what_cannot_be_resumed_is_refused_at_once(cell: MemoryCell) -> No
         epoch(-1)
     with pytest.raises(UsageError, match="without a time zone"):
         Resumption("import", 1, datetime(2026, 11, 15))
+    with pytest.raises(UsageError, match="give a time from 1970 on"):
+        Resumption("import", 1, datetime(1969, 12, 31, tzinfo=UTC))

@@ -1,6 +1,5 @@
 """Seats of one identity: processes on one machine take different ones."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -35,15 +34,15 @@ def test_seats_are_taken_from_the_wished_one_on_and_free_again_when_their_holder
     access: Access,
 ) -> None:
     taken = [take_seat(access, wish) for wish in (1, 1, 4)]
-    assert [seat for seat, _ in taken] == [5, 6, 2]
+    assert [seat.number for seat in taken] == [5, 6, 2]
     with pytest.raises(UsageError, match=r"seats 2, 5, 6 of 'spark' are all taken.*'seats'"):
         take_seat(access, 0)
-    os.close(taken[1][1])
-    assert take_seat(access, 0)[0] == 6
+    taken[1].leave()
+    assert take_seat(access, 0).number == 6
 
 
 def test_seats_of_a_cell_whose_names_are_the_same_are_other_seats(
     access: Access, tmp_path: Path
 ) -> None:
     other = access_to_a_new_cell(tmp_path / "another")
-    assert [take_seat(cell, 0)[0] for cell in (access, other)] == [2, 2]
+    assert [take_seat(cell, 0).number for cell in (access, other)] == [2, 2]

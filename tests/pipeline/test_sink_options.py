@@ -46,6 +46,7 @@ def files() -> Iterator[LocalCluster]:
         ({"channel": "fifo"}, "'fifo' cannot tell what was published before, because it has no"),
         ({"writeId": "today"}, "option 'writeId' needs 'publishedAt' beside it"),
         ({"publishedAt": "soon"}, "option 'publishedAt' is 'soon': give a column with times"),
+        ({"publishedAt": "1969-12-31T00:00:00Z"}, "give a time from 1970 on"),
         ({"publishedAt": "n"}, "column 'n' of 'publishedAt' is bigint, no timestamp"),
         ({"identity": "nobody"}, "there is no identity 'nobody'"),
     ],

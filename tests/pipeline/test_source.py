@@ -21,7 +21,8 @@ from quorumcast.manifest.build import next_epoch
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.streams.datasource import QuorumcastDataSource
-from quorumcast.pipeline.streams.lines import LINES
+from quorumcast.pipeline.streams.lines import LINES, Lines
+from quorumcast.pipeline.streams.options import Access
 from quorumcast.pipeline.streams.source import StreamReader
 from quorumcast.testing.cluster import LocalCluster
 
@@ -41,6 +42,8 @@ def cell() -> Iterator[LocalCluster]:
         "short": SHORT,
         "plant/1": "total-crash",
         "plant/2": "total",
+        "few": "total",
+        "nonsense": "total",
         "empty": "total",
     }
     with LocalCluster(clients=("alice", "spark"), channels=channels) as cluster:
@@ -89,10 +92,18 @@ def rows(
     return sorted(found, key=lambda row: (row["_channel"], row["_position"], row["_index"]))
 
 
+def begun(source: StreamReader) -> dict[str, int]:
+    """Where a new query is after its first micro-batch, which holds nothing."""
+    start = source.initialOffset()
+    assert source.latestOffset(start, source.getDefaultReadLimit()) == start
+    assert source.partitions(start, start) == []
+    return start
+
+
 def everything(cell: LocalCluster, channel: str, **said: str) -> list[dict[str, object]]:
     source = reader(cell, channel=channel, **said)
     try:
-        start = source.initialOffset()
+        start = begun(source)
         return rows(source, start, source.latestOffset(start, ReadAllAvailable()))
     finally:
         source.stop()
@@ -119,7 +130,7 @@ def test_source_offsets_are_the_next_positions_and_a_range_can_be_read_again(
     cell: LocalCluster,
 ) -> None:
     source = reader(cell, channels="plant/2,plant/1")
-    start = source.initialOffset()
+    start = begun(source)
     assert json.dumps(start) == '{"plant/1": 1, "plant/2": 1}'
     client.run(publish(cell, "plant/1", [b"a", b"b"]))
     client.run(publish(cell, "plant/2", [b"c"]))
@@ -131,6 +142,18 @@ def test_source_offsets_are_the_next_positions_and_a_range_can_be_read_again(
     assert source.latestOffset(end, ReadAllAvailable()) == end == source.reportLatestOffset()
     assert source.partitions(end, end) == []
     source.stop()
+
+
+def test_source_first_micro_batch_that_runs_again_is_where_it_was(cell: LocalCluster) -> None:
+    client.run(publish(cell, "few", [b"1", b"2"]))
+    start = begun(reader(cell, channel="few", startingOffsets="latest"))
+    client.run(publish(cell, "few", [b"3"]))
+    again = reader(cell, channel="few", startingOffsets="latest")
+    # Spark has noted where the micro-batch ended, not where it began, and asks for that anew.
+    assert again.partitions(again.initialOffset(), start) == []
+    end = again.latestOffset(start, ReadAllAvailable())
+    assert [row["payload"] for row in rows(again, start, end)] == [b"3"]
+    again.stop()
 
 
 def test_source_of_an_empty_channel_has_nothing_to_read(cell: LocalCluster) -> None:
@@ -164,7 +187,7 @@ def test_source_takes_as_many_publications_as_make_the_events_that_are_allowed(
     limit = source.getDefaultReadLimit()
     assert limit == ReadMaxRows(70)
     source.prepareForTriggerAvailableNow()
-    offsets = [source.initialOffset()]
+    offsets = [begun(source)]
     while (following := source.latestOffset(offsets[-1], limit)) != offsets[-1]:
         offsets.append(following)
     assert [offset["orders"] for offset in offsets] == [1, 8, 15, 22, 29, 31]
@@ -178,7 +201,7 @@ def test_source_reads_only_the_rows_that_are_wanted(cell: LocalCluster) -> None:
 
 def test_source_pattern_takes_up_channels_from_their_beginning(cell: LocalCluster) -> None:
     source = reader(cell, pattern="plant/*")
-    both = source.initialOffset()
+    both = begun(source)
     one = {"plant/1": both["plant/1"]}
     grown = source.latestOffset(one, ReadAllAvailable())
     assert grown["plant/2"] == both["plant/2"]
@@ -242,6 +265,57 @@ def test_source_nonsense_of_a_publisher_is_left_out_kept_or_refused(cell: LocalC
         everything(cell, "lies", failOnTamper="fail")
 
 
+def test_source_nonsense_fills_no_more_than_a_batch(
+    cell: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lie() -> None:
+        async with (
+            await client.connect(cell.manifest_path, cell.identity_path("alice")) as node,
+            node.publisher("nonsense") as publisher,
+        ):
+            await publisher.publish(b"sense")
+            outgoing = node._outgoing
+            assert outgoing is not None
+            for number in range(40):
+                outgoing.submit(Channel("nonsense"), (bytes([number]) * 5000,))
+            await publisher.publish(b"sense again")
+
+    client.run(lie())
+    monkeypatch.setattr("quorumcast.pipeline.streams.reading.BATCH_BYTES", 50_000)
+    monkeypatch.setattr("quorumcast.pipeline.streams.reading.QUEUE_BYTES", 20_000)
+    monkeypatch.setattr("quorumcast.agents.excerpt.SPAN_BYTES", 20_000)
+    monkeypatch.setattr("quorumcast.agents.excerpt.FIRST_SPAN", 4)
+    source = reader(cell, channel="nonsense", partitions="1", failOnTamper="quarantine")
+    start = begun(source)
+    (part,) = source.partitions(start, source.latestOffset(start, ReadAllAvailable()))
+    batches = list(source.read(part))
+    source.stop()
+    found = [row for batch in batches for row in batch.to_pylist()]
+    assert [row["payload"] or row["_raw"] for row in found] == [
+        b"sense",
+        *(bytes([number]) * 5000 for number in range(40)),
+        b"sense again",
+    ]
+    assert max(batch.nbytes for batch in batches) < 100_000
+
+
+def test_line_that_nobody_uses_gives_way_to_whoever_waits_for_its_seat(cell: LocalCluster) -> None:
+    access = Access(
+        manifest=str(cell.manifest_path),
+        identity=str(cell.identity_path("spark")),
+        seats=(20, 21),
+        timeout_s=20,
+    )
+    ours, others = Lines(), Lines()
+    with ours.borrow(access), ours.borrow(access):
+        pass
+    # Each process has lines of its own.
+    with others.borrow(access):
+        pass
+    ours.close()
+    others.close()
+
+
 def test_source_what_is_not_retained_any_more_fails_or_is_passed_over(cell: LocalCluster) -> None:
     client.run(publish(cell, "short", [bytes([number]) for number in range(1, 21)]))
     said = {"startingOffsets": '{"short": 5}', "partitions": "1"}
@@ -255,7 +329,7 @@ def test_source_what_is_not_retained_any_more_fails_or_is_passed_over(cell: Loca
 def test_source_notices_that_a_channel_has_other_columns(cell: LocalCluster) -> None:
     client.run(publish(cell, "changing", [table(0, 2)]))
     source = reader(cell, channel="changing")
-    start = source.initialOffset()
+    start = begun(source)
     end = source.latestOffset(start, ReadAllAvailable())
     entries = tuple(
         msgspec.structs.replace(entry, schema=(*COLUMNS, ("more", "string")))

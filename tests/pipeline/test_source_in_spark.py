@@ -7,14 +7,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from quorumcast import client
+from quorumcast import client, sync
 from quorumcast.core.ids import Channel
+from quorumcast.core.limits import Limits
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.session import reason_of
@@ -47,7 +49,10 @@ query.awaitTermination()
 @pytest.fixture(scope="module")
 def cell() -> Iterator[LocalCluster]:
     orders = ChannelEntry(Channel("orders"), Policy.named("total"), schema=COLUMNS)
-    with LocalCluster(clients=("alice", "spark"), channels={"orders": orders}) as cluster:
+    limits = Limits(retained_publications=8, window=8, segment=8)
+    short = msgspec.structs.replace(Policy.named("total"), limits=limits)
+    channels: dict[str, ChannelEntry | Policy] = {"orders": orders, "short": short}
+    with LocalCluster(clients=("alice", "spark"), channels=channels) as cluster:
         cluster.wait_for_links()
         client.run(publish(cluster, range(PUBLICATIONS)))
         yield cluster
@@ -139,6 +144,35 @@ def test_bench_accounts_for_every_event(spark: SparkSession) -> None:
         assert rate.events == 5000
     assert report.share == report.verified.per_second / report.parquet.per_second
     assert steps[0] == "publishing 5,000 events"
+
+
+@pytest.mark.timeout(300)
+def test_first_rows_are_not_passed_over_when_they_are_gone_before_they_are_read_again(
+    spark: SparkSession, cell: LocalCluster, tmp_path: Path
+) -> None:
+    def publish_short(first: int) -> None:
+        with (
+            sync.connect(cell.manifest_path, cell.identity_path("alice")) as alice,
+            alice.publisher("short") as publisher,
+        ):
+            for number in range(first, first + 8):
+                publisher.publish(b"%d" % number)
+
+    def read(rows: DataFrame, batch: int) -> None:
+        seen.append([int(row.payload) for row in rows.collect()])
+        if seen[-1]:
+            raise ValueError("not yet")
+
+    seen: list[list[int]] = []
+    stream = spark.readStream.format("quorumcast").options(**said(cell, channel="short")).load()
+    query = stream.writeStream.foreachBatch(read).option("checkpointLocation", str(tmp_path))
+    publish_short(1)
+    with pytest.raises(PySparkException, match="not yet"):
+        query.trigger(availableNow=True).start().awaitTermination()
+    assert seen == [[], [*range(1, 9)]]
+    publish_short(9)
+    with pytest.raises(PySparkException, match=r"positions \d to \d of 'short' are gone"):
+        query.trigger(availableNow=True).start().awaitTermination()
 
 
 @pytest.mark.timeout(300)

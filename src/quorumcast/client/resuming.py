@@ -75,6 +75,8 @@ def check_resumable(entry: ChannelEntry, *, urgent: bool) -> None:
 def _check_time(at: datetime) -> int:
     if at.utcoffset() is None:
         raise UsageError(f"at is {at.isoformat()} without a time zone; say which, such as UTC")
+    if microseconds_of(at) < 0:
+        raise UsageError(f"at is {at.isoformat()}: give a time from 1970 on")
     return microseconds_of(at)
 
 

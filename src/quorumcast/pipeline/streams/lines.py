@@ -2,7 +2,7 @@
 
 Spark reads with many short tasks, in processes that it uses again. Connecting costs a handshake
 with every broker, so a process keeps its node for the next task and closes it when none comes for
-IDLE_S.
+IDLE_S, or as soon as another process on this machine waits for a seat.
 
 Two processes at one seat would displace each other. On one machine a file lock per seat keeps them
 apart, whatever the queries they belong to, and ends with its process. Of other machines nobody
@@ -31,17 +31,18 @@ from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.pipeline.streams.options import Access
 
 IDLE_S = 30.0
+#: How often whoever waits for a seat looks for one, and whoever needs none for somebody who waits.
 _POLL_S = 0.05
+_LOOK_S = 0.2
 
 
 class Line:
     """A node at a seat, and the thread that drives it."""
 
-    def __init__(self, thread: LoopThread, node: Node, lock: int) -> None:
+    def __init__(self, thread: LoopThread, node: Node, seat: Seat) -> None:
         self.thread = thread
         self.node = node
-        #: Holds the seat as long as it is open.
-        self._lock = lock
+        self.seat = seat
         #: When it was last used.
         self.used = 0.0
 
@@ -52,7 +53,7 @@ class Line:
     async def leave(self) -> None:
         """The same, in its thread."""
         await self.node.close()
-        os.close(self._lock)
+        self.seat.leave()
 
 
 class Lines:
@@ -63,8 +64,8 @@ class Lines:
         self._thread: LoopThread | None = None
         #: Lines that nobody uses now.
         self._idle: dict[Access, list[Line]] = {}
-        #: The last one that is being closed; a task that nobody holds may vanish.
-        self._leaving: asyncio.Task[None] | None = None
+        #: Those that are being closed; a task that nobody holds may vanish.
+        self._leaving: set[asyncio.Task[None]] = set()
 
     @contextmanager
     def borrow(self, access: Access, wish: int = 0) -> Iterator[Line]:
@@ -103,60 +104,91 @@ class Lines:
             line.close()
 
     def _keep(self, access: Access, line: Line) -> None:
-        loop = line.thread.loop
         line.used = time.monotonic()
         with self._guard:
             self._idle.setdefault(access, []).append(line)
-        loop.call_soon_threadsafe(loop.call_later, IDLE_S, self._end_idle, access, line, line.used)
+        line.thread.loop.call_soon_threadsafe(self._look, access, line, line.used)
 
-    def _end_idle(self, access: Access, line: Line, used: float) -> None:
+    def _look(self, access: Access, line: Line, used: float) -> None:
+        """Close a line that nobody has used since then, if it is time."""
+        loop = line.thread.loop
         with self._guard:
             idle = self._idle.get(access, [])
             if line not in idle or line.used != used:
                 return
+            if time.monotonic() < used + IDLE_S and not line.seat.give_way():
+                loop.call_later(_LOOK_S, self._look, access, line, used)
+                return
             idle.remove(line)
-        self._leaving = line.thread.loop.create_task(line.leave())
+        leaving = loop.create_task(line.leave())
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
 
 
 LINES = Lines()
 
 
 def _connect(thread: LoopThread, access: Access, wish: int) -> Line:
-    seat, lock = take_seat(access, wish)
+    seat = take_seat(access, wish)
     try:
         connected = client.connect(
-            access.manifest, access.identity, timeout_s=access.timeout_s, seat=seat
+            access.manifest, access.identity, timeout_s=access.timeout_s, seat=seat.number
         )
-        return Line(thread, thread.run(connected), lock)
+        return Line(thread, thread.run(connected), seat)
     except BaseException:
-        os.close(lock)
+        seat.leave()
         raise
 
 
-def take_seat(access: Access, wish: int) -> tuple[int, int]:
-    """A seat that nobody on this machine has, and the lock on it."""
+class Seat:
+    """A seat that nobody else on this machine has."""
+
+    def __init__(self, number: int, lock: int, wanted: Path) -> None:
+        self.number = number
+        #: Holds the seat as long as it is open.
+        self._lock = lock
+        #: A file that is there while somebody waits for one of these seats.
+        self._wanted = wanted
+
+    def give_way(self) -> bool:
+        """Whether somebody waits; of all who ask at the same time one is told so."""
+        try:
+            self._wanted.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def leave(self) -> None:
+        """It is another's now."""
+        os.close(self._lock)
+
+
+def take_seat(access: Access, wish: int) -> Seat:
+    """The first seat from the wished one on that is free, as soon as there is one."""
     places = len(access.seats)
     order = [access.seats[(wish + place) % places] for place in range(places)]
     cell, identity = read_manifest(Path(access.manifest)).cell, read_identity(access.identity)
     # By its key as well: other cells on this machine may have the same names.
     who, key = identity.name, bytes(identity.verify_key).hex()
     name = hashlib.sha256(f"{cell}/{who}/{key}".encode()).hexdigest()[:16]
+    seats = ", ".join(map(str, access.seats))
     folder = Path(tempfile.gettempdir()) / f"quorumcast-seats-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    wanted = folder / f"{name}-wanted-{hashlib.sha256(seats.encode()).hexdigest()[:16]}"
     deadline = time.monotonic() + access.timeout_s
     while True:
-        for seat in order:
-            lock = os.open(folder / f"{name}-{seat}", os.O_RDWR | os.O_CREAT, 0o600)
+        for number in order:
+            lock = os.open(folder / f"{name}-{number}", os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(lock)
             else:
-                return seat, lock
+                return Seat(number, lock, wanted)
         if time.monotonic() > deadline:
-            seats = ", ".join(map(str, access.seats))
             raise UsageError(
                 f"the seats {seats} of {who!r} are all taken on this machine: end another query, "
                 "give this one more with the option 'seats', or an identity of its own"
             )
+        wanted.touch(mode=0o600)
         time.sleep(_POLL_S)

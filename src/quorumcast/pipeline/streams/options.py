@@ -317,7 +317,8 @@ def _starting(name: str, value: str) -> Offsets:
         ) from None
     if time.utcoffset() is None:
         raise UsageError(
-            f"option {name!r} is {value!r} without a time zone: say which, such as {value}Z"
+            f"option {name!r} is {value!r} without a time zone: say which, such as "
+            f"{time.isoformat()}Z"
         )
     return Offsets(since_us=max(1, microseconds_of(time)))
 

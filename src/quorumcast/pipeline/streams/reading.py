@@ -28,6 +28,8 @@ from quorumcast.pipeline.streams.rows import Assembler, Origin, Publication, che
 #: Rows of a record batch, more or less: publications are not split.
 BATCH_ROWS = 65_536
 BATCH_BYTES = 16 * 1024 * 1024
+#: What is kept of a publication that does not fit the schema, beside its contents.
+NONSENSE_BYTES = 1024
 QUEUE = 4096
 QUEUE_BYTES = 32 * 1024 * 1024
 #: Publications that are taken at once while nothing is known of them.
@@ -79,9 +81,12 @@ class Reading:
         self._schema = schema
         #: What has come so far.
         self._rows = self._publications = 0
-        #: Publications that do not fit the schema, since the last look.
+        #: Publications that do not fit the schema, since the last look, and how large they are.
         self._nonsense: list[Deliver] = []
-        line.node.on_undecodable = self._nonsense.append
+        self._nonsense_bytes = 0
+        #: Until when something must come.
+        self._deadline = asyncio.Timeout(None)
+        line.node.on_undecodable = self._on_nonsense
         self._subscription = line.thread.run(self._open())
         self.assembler = Assembler(wanted.channel, self._columns(), schema, options.where)
 
@@ -115,11 +120,16 @@ class Reading:
         found: list[Publication] = []
         rows = size = 0
         while rows < BATCH_ROWS and size < BATCH_BYTES:
+            ended = False
+            items: list[Batch | Gap] = []
             try:
-                async with asyncio.timeout(self._options.access.timeout_s):
+                async with asyncio.timeout(self._options.access.timeout_s) as self._deadline:
                     items = await self._subscription.take(self._room(BATCH_ROWS - rows))
+                    ended = not items
             except TimeoutError:
-                raise self._late() from None
+                if not self._nonsense:
+                    raise self._late() from None
+            size += self._nonsense_bytes
             taken = [self._genuine(item) for item in items if isinstance(item, Batch)]
             taken += self._quarantined()
             for item in items:
@@ -133,7 +143,7 @@ class Reading:
             self._publications += len(taken)
             size += sum(item.size for item in items if isinstance(item, Batch))
             found += sorted(taken, key=lambda publication: publication.origin.position)
-            if not items:
+            if ended:
                 break
         return found
 
@@ -161,9 +171,17 @@ class Reading:
         )
         return Publication(origin, batch.data)
 
+    def _on_nonsense(self, item: Deliver) -> None:
+        """Something came, though nothing that the subscription gives us; no more than a batch."""
+        kept = item.body if self._options.tamper is Tamper.QUARANTINE else b""
+        self._nonsense.append(msgspec.structs.replace(item, body=kept))
+        self._nonsense_bytes += NONSENSE_BYTES + len(kept)
+        patience_s = self._options.access.timeout_s if self._nonsense_bytes < BATCH_BYTES else 0
+        self._deadline.reschedule(asyncio.get_running_loop().time() + patience_s)
+
     def _quarantined(self) -> list[Publication]:
         """What is to be kept of contents that do not fit the channel's schema."""
-        nonsense, self._nonsense[:] = list(self._nonsense), []
+        nonsense, self._nonsense, self._nonsense_bytes = self._nonsense, [], 0
         if nonsense:
             self._columns()  # or it is ours that is out of date
         found: list[Publication] = []

@@ -140,6 +140,8 @@ def _given_time(published: str, schema: StructType) -> tuple[int | None, int]:
         ) from None
     if time.utcoffset() is None:
         raise UsageError(f"option 'publishedAt' is {published!r} without a time zone: say which")
+    if microseconds_of(time) < 0:
+        raise UsageError(f"option 'publishedAt' is {published!r}: give a time from 1970 on")
     return None, microseconds_of(time)
 
 

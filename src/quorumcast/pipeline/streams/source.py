@@ -81,6 +81,8 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._watch: Watch | None = None
         #: Where a query that reads what is available now stops.
         self._target: Positions | None = None
+        #: Where a query begins that Spark has noted nothing of yet.
+        self._beginning: Positions | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """What executors get."""
@@ -93,8 +95,13 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._watch
 
     def initialOffset(self) -> Positions:  # noqa: N802
-        """Where a new query begins."""
-        return self._driver.starting()
+        """Where a new query begins.
+
+        Spark notes where micro-batches end, and asks this again if the first one is to run again,
+        when the oldest and the latest position are others. So the first one is empty and ends here.
+        """
+        self._beginning = self._driver.starting()
+        return self._beginning
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """What comes from now on is for another run."""
@@ -110,6 +117,9 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: Positions, limit: ReadLimit) -> Positions:  # noqa: N802
         """Where the next micro-batch ends."""
+        beginning, self._beginning = self._beginning, None
+        if start == beginning:
+            return start
         driver = self._driver
         ends = driver.ends() if self._target is None else self._target
         # A channel that is new begins where it is now; what it has comes with the next micro-batch.
@@ -128,6 +138,8 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: Positions, end: Positions) -> Sequence[InputPartition]:
         """The ranges of a micro-batch."""
+        # Whatever runs, the first time or again, has been noted.
+        self._beginning = None
         return split(start, end, self._options)
 
     def stop(self) -> None:
