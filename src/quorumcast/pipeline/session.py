@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.archive import archive_options
 from quorumcast.pipeline.java import prepare_java
 from quorumcast.pipeline.master import check_master
 
@@ -59,11 +60,12 @@ def spark_session(
     chosen = dict(settings or {})
     if SUBMITTED not in os.environ:
         master = master or os.environ.get("SPARK_MASTER") or "local[*]"
+        java = ""
         if SparkSession.getActiveSession() is None:
             check_master(master)
-            prepare_java()
+            java = archive_options(prepare_java())
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        chosen = {**_defaults(master.startswith("local"), brief), **chosen}
+        chosen = {**_defaults(master.startswith("local"), brief, java), **chosen}
         builder = builder.master(master)
     for key, value in chosen.items():
         builder = builder.config(key, value)
@@ -100,10 +102,10 @@ def reason_of(error: BaseException) -> str | None:
     return said[-1] if said else None
 
 
-def _defaults(local: bool, brief: bool) -> dict[str, str]:
-    quiet = f"-Dlog4j2.configurationFile={files(__package__) / 'log4j2.properties'}"
+def _defaults(local: bool, brief: bool, java: str) -> dict[str, str]:
+    java = f"-Dlog4j2.configurationFile={files(__package__) / 'log4j2.properties'} {java}"
     chosen = {
-        "spark.driver.extraJavaOptions": quiet,
+        "spark.driver.extraJavaOptions": java,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
@@ -113,7 +115,7 @@ def _defaults(local: bool, brief: bool) -> dict[str, str]:
     if local:
         cores = str(os.cpu_count() or 1)
         chosen |= {
-            "spark.driver.extraJavaOptions": f"{quiet} {LOCAL_JAVA} {BRIEF_JAVA if brief else ''}",
+            "spark.driver.extraJavaOptions": f"{java} {LOCAL_JAVA} {BRIEF_JAVA if brief else ''}",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.sql.shuffle.partitions": cores,
