@@ -4,6 +4,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,17 @@ def commands(page: str) -> Iterator[str]:
     yield from INLINE.findall(prose(page))
 
 
+@cache
+def tool() -> Any:
+    """The command line, which takes a while to make."""
+    return typer.main.get_command(app)
+
+
 def wrong_command(line: str) -> str | None:
     """What in a command line names no command or option, if anything does."""
     line = re.split(r"\s{2,}|\s#", line)[0]
     words = shlex.split(line)[1:]
-    command: Any = typer.main.get_command(app)
+    command = tool()
     while words and hasattr(command, "commands") and not words[0].startswith("-"):
         name = words.pop(0)
         if name not in command.commands:
