@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -130,7 +131,10 @@ def test_what_lies_under_a_null_and_behind_the_last_bit_does_not_show() -> None:
 
 
 def test_sorted_rows_are_the_same_in_whichever_order_they_come() -> None:
-    values = [(n % 5, str(n % 3), None, None, b"", float(n), None) for n in range(40)]
+    values: list[tuple[object, ...]] = [
+        (n % 5, str(n % 3), None, None, b"", float(n), None) for n in range(40)
+    ]
+    values += [(0, "", None, None, b"", number, None) for number in (0.0, -0.0, math.nan, None)]
     cut = Cut(FIT, 7, in_order=True)
     forth = contents(cut, [table(values)])
     back = contents(cut, [table(values[::-1][:13]), table(values[::-1][13:])])

@@ -73,6 +73,14 @@ def write_partition(
             raise
 
 
+def _sorted_by(column: pa.ChunkedArray) -> list[pa.ChunkedArray]:
+    """What tells values of a column apart: 0.0 and -0.0 are equal, and not the same."""
+    if not pa.types.is_floating(column.type):
+        return [column]
+    bits = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[column.type.bit_width]
+    return [column, pa.chunked_array([chunk.view(bits) for chunk in column.chunks], bits)]
+
+
 class Cut:
     """Makes publications of rows."""
 
@@ -119,7 +127,8 @@ class Cut:
         places = [*self._fit.places]
         if self._time_column is not None:
             places.append(self._time_column)
-        named = table.select(places).rename_columns([str(index) for index in range(len(places))])
+        columns = [by for place in places for by in _sorted_by(table.column(place))]
+        named = pa.table(columns, [str(index) for index in range(len(columns))])
         order = pc.sort_indices(named, [(name, "ascending") for name in named.column_names])
         return list(table.take(order).to_batches())
 
