@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +227,18 @@ def test_whatever_is_written_comes_once_and_in_order(
     # Lines without anything in them are not handed out.
     assert found.translate(None, b"\r\n") == written.translate(None, b"\r\n")
     assert isinstance(file.place, Place)
+
+
+def test_places_of_many_files_are_kept_at_the_same_time(tmp_path: Path) -> None:
+    state = tmp_path / "places.json"
+    places, last = Places(state), 100
+
+    def keep_on(number: int) -> None:
+        for offset in range(last + 1):
+            places.keep(Path(f"{number}.log"), Place(1, number, offset, ""))
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(keep_on, range(8)))
+    kept = [Places(state).get(Path(f"{number}.log")) for number in range(8)]
+    assert [place.offset for place in kept if place] == [last] * 8
+    assert list(tmp_path.iterdir()) == [state]

@@ -10,7 +10,6 @@ same contents. So an alarm is written once, whatever happens.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.monitor.drafts import replacing
 from quorumcast.pipeline.monitor.rules import Rules
 from quorumcast.pipeline.monitor.watch import Alarm, Memory, Watch
 
@@ -71,7 +71,8 @@ class Book:
             self.recent.extend(alarms)
             self.untold.extend(alarms)
             page = _Page(self._turn, self.watch.memory, alarms, list(self.recent))
-            _replace(self._path, msgspec.msgpack.encode(page))
+            with replacing(self._path) as draft:
+                draft.write_bytes(msgspec.msgpack.encode(page))
             self._write_out(alarms)
             return alarms
 
@@ -82,12 +83,5 @@ class Book:
 
     def _write_out(self, alarms: list[Alarm]) -> None:
         if alarms:
-            lines = b"\n".join(map(msgspec.json.encode, alarms))
-            _replace(self.alarms / f"{self._turn:012d}.json", lines)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Put a file in place at once; hidden while it is written."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(data)
-    draft.replace(path)
+            with replacing(self.alarms / f"{self._turn:012d}.json") as draft:
+                draft.write_bytes(b"\n".join(map(msgspec.json.encode, alarms)))

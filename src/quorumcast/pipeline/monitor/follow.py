@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.monitor.drafts import replacing
 from quorumcast.pipeline.monitor.lines import MAX_LINE_BYTES
 
 #: How much of a file's beginning tells it from another.
@@ -277,6 +279,7 @@ class Places:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._turn = threading.Lock()
         self._places: dict[str, Place] = {}
         try:
             self._places = msgspec.json.decode(path.read_bytes(), type=dict[str, Place])
@@ -292,9 +295,13 @@ class Places:
         return self._places.get(str(file))
 
     def keep(self, file: Path, place: Place) -> None:
-        """Keep it; at once the new file or the old one, whatever happens."""
-        self._places[str(file)] = place
-        draft = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(msgspec.json.encode(self._places))
-        draft.replace(self.path)
+        """Keep it; at once the new file or the old one, whatever happens.
+
+        Each file that is followed has a thread of its own for this. What is written last must be
+        the newest, so they take turns.
+        """
+        with self._turn:
+            self._places[str(file)] = place
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self.path) as draft:
+                draft.write_bytes(msgspec.json.encode(self._places))

@@ -6,7 +6,6 @@ device or a log line says.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from quorumcast.pipeline.monitor.drafts import replacing
 from quorumcast.pipeline.monitor.signals import DISSENT, DRAWN_SIGNALS, LINES
 from quorumcast.pipeline.monitor.watch import Alarm, Bucket, Series, Watch
 
@@ -59,9 +59,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 def write_report(path: Path, watch: Watch, recent: Sequence[Alarm], facts: Facts) -> None:
     """Write the page; whoever reads it sees the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(page(watch, recent, facts), encoding="utf-8")
-    draft.replace(path)
+    with replacing(path) as draft:
+        draft.write_text(page(watch, recent, facts), encoding="utf-8")
 
 
 def page(watch: Watch, recent: Sequence[Alarm], facts: Facts) -> str:

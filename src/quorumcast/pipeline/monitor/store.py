@@ -10,13 +10,14 @@ per channel, host and day. Names of hosts are safe in paths: `clean` lets no oth
 
 from __future__ import annotations
 
-import os
 from datetime import date, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from quorumcast.pipeline.monitor.drafts import replacing
 
 PARTITIONS = ("channel", "host", "day")
 #: Rows of a day that is over may still come late; then its files are left alone for so long.
@@ -100,6 +101,5 @@ def _unite(folder: Path, batches: list[Path]) -> None:
 
 
 def _write(rows: pa.Table, path: Path) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    pq.write_table(rows, draft, compression="zstd", coerce_timestamps="us")
-    draft.replace(path)
+    with replacing(path) as draft:
+        pq.write_table(rows, draft, compression="zstd", coerce_timestamps="us")
