@@ -91,6 +91,27 @@ def test_silent_host_is_told_once_and_keeps_its_other_conditions() -> None:
     assert ("silent", "a", "cleared") in told(watch.absorb([cpu(200, 95)]))
 
 
+def test_host_that_is_silent_for_long_keeps_its_conditions_until_it_speaks_or_is_given_up() -> None:
+    watch = Watch(rules(BUSY))
+    watch.absorb([cpu(start, 95) for start in (0, 10, 20)])
+    for start in range(30, 4000, 10):
+        assert watch.absorb([cpu(start, 1, "b")]) == []
+    assert "a" not in {series.host for series in watch.series}
+    assert [condition.host for condition in watch.alarms] == ["a"]
+    again = Watch(rules(BUSY), watch.memory)
+    assert told(again.absorb([cpu(4000, 1, "a")])) == [("busy", "a", "cleared")]
+    far = watching.FORGET_S + 4000
+    alarms = [*watch.absorb([cpu(far, 1, "b")]), *watch.absorb([cpu(far + 10, 1, "b")])]
+    assert told(alarms) == [("busy", "a", "cleared")]
+
+
+def test_item_that_is_gone_from_a_host_that_speaks_is_cleared_in_the_end() -> None:
+    watch = Watch(rules(BUSY + 'aggregate = "max"\n'))
+    assert len(watch.absorb([cpu(0, 95, item="/data")])) == 1
+    found = [told(watch.absorb([cpu(start, 1, item="/")])) for start in range(10, 1000, 10)]
+    assert [alarms for alarms in found if alarms] == [[("busy", "a", "cleared")]]
+
+
 def test_silence_of_one_host_shows_in_the_time_of_the_others() -> None:
     watch = Watch(rules(SILENT))
     watch.absorb([cpu(0, 1, "a"), cpu(0, 1, "b")])

@@ -235,6 +235,17 @@ class Watch:
                 found = self._crossed(rule, series, line, window, now)
                 if found is not None:
                     yield found
+        if isinstance(rule, Threshold) and rule.aggregate not in _COUNTS:
+            yield from self._carried(rule, now)
+
+    def _carried(self, rule: Threshold, now: float) -> Iterator[Condition]:
+        """What held of hosts that have been silent for so long that their series are forgotten."""
+        for (name, host, item), condition in self.open.items():
+            if name != rule.name or Series(host, rule.signal, item) in self.series:
+                continue
+            silent = self.heard.get(host, now) < now - self.rules.bucket_s
+            if silent and fnmatchcase(host, rule.hosts) and fnmatchcase(item, rule.items):
+                yield condition
 
     def _crossed(
         self,
@@ -247,7 +258,7 @@ class Watch:
         key = (rule.name, series.host, series.item)
         if not window:
             # Nothing is known: what held goes on holding. Counts of nothing are 0.
-            return None if rule.aggregate in ("sum", "count") else self.open.get(key)
+            return None if rule.aggregate in _COUNTS else self.open.get(key)
         lasting = (rule.aggregate, rule.above is None) in _LASTING
         if lasting and key not in self.open and min(line) > now - rule.over_s:
             return None  # too young: a peak is not a mean
@@ -329,6 +340,8 @@ class Watch:
         self._held = {key: time for key, time in self._held.items() if time >= now - longest}
 
 
+#: Aggregates that are 0 where nothing came.
+_COUNTS = ("sum", "count")
 #: (aggregate, whether below): those that one value cannot decide need a whole window.
 _LASTING = {("mean", False), ("mean", True), ("min", False), ("max", True)}
 
