@@ -258,5 +258,24 @@ def test_rules_that_are_gone_hold_no_more() -> None:
     watch = Watch(rules(BUSY))
     watch.absorb([cpu(start, 95) for start in (0, 10, 20)])
     memory = msgspec.json.decode(msgspec.json.encode(watch.memory), type=Memory)
-    assert Watch(rules(SILENT), memory).alarms == []
     assert len(Watch(rules(BUSY), memory).alarms) == 1
+    assert Watch(rules(SILENT), memory).alarms == []
+
+
+def test_alarm_of_a_rule_that_is_gone_is_cleared_once_as_it_was_raised(tmp_path: Path) -> None:
+    severe = BUSY + 'severity = "critical"\n'
+    buckets = [cpu(start, 95) for start in (0, 10, 20)]
+    raised = Book(tmp_path, rules(severe)).turn(lambda watch: watch.absorb(buckets))
+    Book(tmp_path, rules(SILENT))  # this one ends before its first turn
+    cleared = Book(tmp_path, rules(SILENT)).turn(lambda watch: watch.elapse(40))
+    assert told(cleared) == [("busy", "a", "cleared")]
+    assert [alarm.id for alarm in cleared] == [alarm.id for alarm in raised]
+    assert [alarm.severity for alarm in cleared] == ["critical"]
+    assert Book(tmp_path, rules(SILENT)).turn(lambda watch: watch.elapse(50)) == []
+
+
+def test_rule_that_was_quiet_clears_nothing_when_it_is_gone() -> None:
+    watch = Watch(rules(BUSY + "quiet = true\n"))
+    assert watch.absorb([cpu(start, 95) for start in (0, 10, 20)]) == []
+    assert Watch(rules(SILENT), watch.memory).elapse(40) == []
+    assert told(Watch(rules(BUSY), watch.memory).absorb([cpu(30, 1)])) == [], "never raised"

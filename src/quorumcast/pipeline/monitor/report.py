@@ -107,7 +107,7 @@ def _summary(watch: Watch, facts: Facts) -> str:
 def _open_alarms(watch: Watch, now: float) -> str:
     rows = [
         (
-            f'<span class="{watch.severity(c.rule)}">{watch.severity(c.rule)}</span>',
+            f'<span class="{c.severity}">{c.severity}</span>',
             escape(c.rule),
             escape(c.host),
             escape(c.text),

@@ -24,6 +24,7 @@ from quorumcast.pipeline.monitor.rules import (
     Absence,
     HostRule,
     Logs,
+    Rule,
     Rules,
     Sequence,
     Threshold,
@@ -79,6 +80,10 @@ class Condition(msgspec.Struct, frozen=True, array_like=True):
     since: float
     value: float
     text: str
+    #: As its rule was when it began: the alarm is cleared as it was raised, whatever has become of
+    #: the rule since.
+    severity: str = "warning"
+    quiet: bool = False
 
 
 class Series(NamedTuple):
@@ -118,14 +123,14 @@ class Watch:
         #: Buckets by series and start, the oldest first.
         self.series: dict[Series, dict[int, Bucket]] = {}
         known = {rule.name for rule in rules.rule}
-        #: Conditions that hold, by (rule, host, item). Rules that are gone hold no more.
+        #: Conditions that hold, by (rule, host, item).
         self.open: dict[tuple[str, str, str], Condition] = {
             (c.rule, c.host, c.item): c for c in memory.open if c.rule in known
         }
+        #: Conditions of rules that are gone, whose alarms are still to be cleared.
+        self._gone = [c for c in memory.open if c.rule not in known]
         self._began = [one for one in memory.began if one[0] in known]
         self._held = {(rule, host): time for rule, host, time in memory.held if rule in known}
-        self._severity = {rule.name: rule.severity for rule in rules.rule}
-        self._quiet = {rule.name for rule in rules.rule if rule.quiet}
         for bucket in memory.buckets if memory.bucket_s == rules.bucket_s else ():
             self._put(bucket)
 
@@ -137,7 +142,7 @@ class Watch:
             bucket_s=self.rules.bucket_s,
             heard=self.heard,
             buckets=[bucket for line in self.series.values() for bucket in line.values()],
-            open=list(self.open.values()),
+            open=[*self.open.values(), *self._gone],
             began=self._began,
             held=[(rule, host, time) for (rule, host), time in self._held.items()],
             ignored=self.ignored,
@@ -146,12 +151,8 @@ class Watch:
     @property
     def alarms(self) -> list[Condition]:
         """Open alarms, the newest first."""
-        loud = [c for c in self.open.values() if c.rule not in self._quiet]
+        loud = [c for c in self.open.values() if not c.quiet]
         return sorted(loud, key=lambda c: -c.since)
-
-    def severity(self, rule: str) -> str:
-        """How severe the alarms of a rule are."""
-        return self._severity[rule]
 
     # ------------------------------------------------------------------ what comes
 
@@ -200,17 +201,18 @@ class Watch:
     def _evaluate(self, now: float, told: float) -> list[Alarm]:
         """Apply all rules at a time; `told` is the time that alarms carry."""
         self.now = now
-        alarms: list[Alarm] = []
+        alarms = _alarms(self._gone, told, "cleared")
+        self._gone = []
         for rule in self.rules.rule:
             if isinstance(rule, Threshold | Absence | Logs):
-                alarms += self._settle(rule.name, self._hold(rule, now), told)
+                alarms += self._settle(rule, self._hold(rule, now), told)
         for condition in self.open.values():
             self._held[condition.rule, condition.host] = now
         for rule in self.rules.rule:
             if isinstance(rule, Together):
-                alarms += self._settle(rule.name, self._together(rule, now), told)
+                alarms += self._settle(rule, self._together(rule, now), told)
             elif isinstance(rule, Sequence):
-                alarms += self._settle(rule.name, self._sequence(rule), told)
+                alarms += self._settle(rule, self._sequence(rule), told)
         self._prune(now)
         return alarms
 
@@ -301,36 +303,23 @@ class Watch:
                     yield Condition(rule.name, host, other, since, since - time, text)
                     break
 
-    def _settle(self, rule: str, holding: Iterable[Condition], told: float) -> list[Alarm]:
+    def _settle(self, rule: Rule, holding: Iterable[Condition], told: float) -> list[Alarm]:
         """Open what began and close what ended."""
         found = {(c.rule, c.host, c.item): c for c in holding}
-        alarms: list[Alarm] = []
+        begun: list[Condition] = []
         for key, condition in found.items():
             if key not in self.open:
                 if len(self.open) >= MAX_OPEN:
                     self.ignored += 1
                     continue
-                self.open[key] = condition
-                self._began.append((rule, condition.host, condition.since))
-                alarms.append(self._alarm(condition, told, "raised"))
-        for key, condition in list(self.open.items()):
-            if key[0] == rule and key not in found:
-                del self.open[key]
-                alarms.append(self._alarm(condition, told, "cleared"))
-        return [alarm for alarm in alarms if alarm.rule not in self._quiet]
-
-    def _alarm(self, condition: Condition, told: float, state: str) -> Alarm:
-        return Alarm(
-            told,
-            f"{condition.rule}/{condition.host}/{condition.item}/{condition.since:.0f}",
-            state,
-            condition.rule,
-            self._severity[condition.rule],
-            condition.host,
-            condition.item,
-            condition.value,
-            condition.text,
-        )
+                self.open[key] = msgspec.structs.replace(
+                    condition, severity=rule.severity, quiet=rule.quiet
+                )
+                self._began.append((rule.name, condition.host, condition.since))
+                begun.append(self.open[key])
+        over = [key for key in self.open if key[0] == rule.name and key not in found]
+        ended = [self.open.pop(key) for key in over]
+        return _alarms(begun, told, "raised") + _alarms(ended, told, "cleared")
 
     def _prune(self, now: float) -> None:
         longest = max(
@@ -338,6 +327,25 @@ class Watch:
         )
         self._began = [one for one in self._began if one[2] >= now - longest]
         self._held = {key: time for key, time in self._held.items() if time >= now - longest}
+
+
+def _alarms(conditions: Iterable[Condition], told: float, state: str) -> list[Alarm]:
+    """What people are told of conditions."""
+    return [
+        Alarm(
+            told,
+            f"{condition.rule}/{condition.host}/{condition.item}/{condition.since:.0f}",
+            state,
+            condition.rule,
+            condition.severity,
+            condition.host,
+            condition.item,
+            condition.value,
+            condition.text,
+        )
+        for condition in conditions
+        if not condition.quiet
+    ]
 
 
 #: Aggregates that are 0 where nothing came.
