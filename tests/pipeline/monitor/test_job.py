@@ -19,7 +19,12 @@ from quorumcast.core.errors import UsageError
 from quorumcast.manifest.schema import arrow_schema
 from quorumcast.pipeline.monitor import queries
 from quorumcast.pipeline.monitor.channels import LOGS, METRICS
-from quorumcast.pipeline.monitor.clean import clean_logs, clean_metrics, unite
+from quorumcast.pipeline.monitor.clean import (
+    clean_logs,
+    clean_metrics,
+    unite,
+    without_repetitions,
+)
 from quorumcast.pipeline.monitor.job import Monitor, MonitorSettings
 from quorumcast.pipeline.monitor.queries import MOST_REFUSALS, Query
 from quorumcast.pipeline.monitor.rules import parse_rules
@@ -270,6 +275,50 @@ def test_rows_that_cannot_be_true_are_marked(session: SparkSession, channels: Ch
     assert {one["host"] for one in found} == {"web-1", "unknown"}
     assert all(one["at"] is not None and one["day"] == received.date() for one in found)
     assert {one["flaw"] for one in clean_logs(frames[1]).collect()} == {"impossible severity", None}
+
+
+def test_only_what_says_that_it_is_the_same_is_taken_for_a_repetition(
+    session: SparkSession, channels: Channels, tmp_path: Path
+) -> None:
+    second = THEN + timedelta(seconds=1)
+    channels.publish(
+        "logs",
+        [
+            line(1, "read"),
+            line(2, "read again", second, origin="f@1"),
+            line(3, "of another publisher", origin="f@1", _publisher="bob"),
+            line(4, "of no file", source=None, origin="app.log|f@1"),
+            *(line(5 + i, "without origin", origin=None) for i in range(2)),
+            *(line(7, "twice in one publication", origin="", _index=i) for i in range(2)),
+        ],
+    )
+    channels.publish(
+        "metrics",
+        [
+            cpu(11, 1),
+            cpu(12, 1),
+            cpu(13, 1, second),
+            *(cpu(14 + i, 1) | {"time": None} for i in range(2)),
+            *(cpu(16 + i, 1, host=f"no host {i}") for i in range(2)),
+            *(cpu(18 + i, 1) | {"metric": None} for i in range(2)),
+        ],
+    )
+    streams = [channels.stream(name).withColumn("received", F.lit(THEN)) for name in SCHEMAS]
+    observed = unite([clean_metrics(streams[0]), clean_logs(streams[1])])
+    found: list[tuple[int, int]] = []
+
+    def take(rows: DataFrame, batch: int) -> None:
+        found.extend((one["position"], one["row"]) for one in rows.collect())
+
+    writer = without_repetitions(observed, 600).writeStream.foreachBatch(take)
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query.trigger(availableNow=True).start().awaitTermination()
+    # Which of two rows comes first is up to Spark.
+    assert len({(1, 0), (2, 0)} & set(found)) == len({(11, 0), (12, 0)} & set(found)) == 1
+    single = [*range(3, 8), *range(13, 20)]
+    assert sorted(place for place in found if place[0] not in (1, 2, 11, 12)) == sorted(
+        [(7, 1), *((position, 0) for position in single)]
+    )
 
 
 def test_clock_that_is_ahead_is_marked_and_set_right(

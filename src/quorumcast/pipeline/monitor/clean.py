@@ -90,18 +90,28 @@ def without_repetitions(observations: DataFrame, within_s: int) -> DataFrame:
     """Each observation once, however often its probe published it.
 
     The key is what a probe says of the row itself and not the publication, which is another one
-    when it publishes again. The publisher is part of it: nobody suppresses another one's rows. The
-    watermark is on `received`, which never goes backwards: no row comes too late to be stored.
+    when it publishes again. The publisher is part of it: nobody suppresses another one's rows. Of a
+    row that does not say which one it is, because its publisher is no probe, the key is its place
+    in the channel: it is a repetition of none. The watermark is on `received`, which never goes
+    backwards: no row comes too late to be stored.
     """
-    event = F.when(
-        F.col("channel") == "metrics",
-        F.concat_ws("|", F.col("time").cast("string"), "metric", "item"),
-    ).otherwise(F.concat_ws("|", "source", "origin"))
-    keyed = observations.withColumn("event", event)
-    marked = keyed.withWatermark("received", f"{within_s} seconds")
-    return marked.dropDuplicatesWithinWatermark(["channel", "publisher", "host", "event"]).drop(
-        "event"
+    is_line = F.col("channel") == "logs"
+    says_which = F.when(is_line, F.col("origin") != "").otherwise(
+        F.col("time").isNotNull() & F.col("metric").isNotNull()
     )
+    # Hosts whose names are impossible have all become one.
+    nameless = ~F.coalesce(says_which, F.lit(False)) | (F.col("host") == _NOWHERE)
+    keys = {
+        # A line that is read again may have no time but that at which it was read.
+        "_measured": F.when(~is_line, F.col("time")),
+        "_position": F.when(nameless, F.col("position")),
+        "_row": F.when(nameless, F.col("row")),
+    }
+    marked = observations.withColumns(keys).withWatermark("received", f"{within_s} seconds")
+    once = marked.dropDuplicatesWithinWatermark(
+        ["channel", "publisher", "host", "metric", "item", "source", "origin", *keys]
+    )
+    return once.drop(*keys)
 
 
 def _named_flaw() -> Column:
