@@ -17,7 +17,7 @@ from tests.runtime.world import eventually
 
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.schema import arrow_schema
-from quorumcast.pipeline.monitor import queries
+from quorumcast.pipeline.monitor import job, queries
 from quorumcast.pipeline.monitor.channels import LOGS, METRICS
 from quorumcast.pipeline.monitor.clean import (
     clean_logs,
@@ -30,6 +30,7 @@ from quorumcast.pipeline.monitor.queries import MOST_REFUSALS, Query
 from quorumcast.pipeline.monitor.rules import parse_rules
 from quorumcast.pipeline.monitor.signals import signals
 from quorumcast.pipeline.monitor.store import Store
+from quorumcast.pipeline.monitor.watch import Alarm, Bucket
 from quorumcast.pipeline.session import ROCKSDB
 
 RULES = """
@@ -106,6 +107,8 @@ class Channels:
         self._spark = spark
         self._directory = directory
         self._files = 0
+        #: How many files a micro-batch has.
+        self.files_at_a_time = 100
         for name in SCHEMAS:
             (directory / name).mkdir(parents=True)
             self.publish(name, [])
@@ -120,7 +123,9 @@ class Channels:
 
     def stream(self, name: str) -> DataFrame:
         schema = self.frame(name).schema
-        return self._spark.readStream.schema(schema).parquet(str(self._directory / name))
+        reader = self._spark.readStream.schema(schema)
+        reader = reader.option("maxFilesPerTrigger", self.files_at_a_time)
+        return reader.parquet(str(self._directory / name))
 
 
 @pytest.fixture
@@ -219,6 +224,26 @@ def test_job_stores_and_tells_everything_once_across_restarts_and_replays(
         "channel=logs",
         "channel=metrics",
     }
+
+
+def test_backlog_is_watched_a_few_files_at_a_time(
+    session: SparkSession, channels: Channels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "MOST_FILES", 1)
+    channels.files_at_a_time = 1
+    for position in range(3):
+        channels.publish("metrics", [cpu(position, 1, THEN + timedelta(seconds=position))])
+    turns: list[int] = []
+    monitor = a_monitor(session, channels, tmp_path)
+    absorb = monitor.book.watch.absorb
+
+    def counted(buckets: list[Bucket]) -> list[Alarm]:
+        turns.append(len(buckets))
+        return absorb(buckets)
+
+    monkeypatch.setattr(monitor.book.watch, "absorb", counted)
+    monitor.once()
+    assert len(stored(tmp_path)) == len(turns) == 3
 
 
 @pytest.mark.parametrize(

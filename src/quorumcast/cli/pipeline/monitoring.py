@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 #: How often hosts, alarms and the page are looked after, and how often people are told.
 TICK_S = 1.0
 TELL_S = 10.0
-#: Publications' worth of rows in one micro-batch: what a driver holds at once.
+#: Rows and bytes in one micro-batch, each channel: what a driver holds at once.
 MOST_EVENTS = 200_000
+MOST_BYTES = 64 * 1024 * 1024
 
 
 def watch_cell(
@@ -97,7 +98,8 @@ def _source(spark: SparkSession, options: dict[str, str], channel: str) -> DataF
         spark.readStream.format("quorumcast")
         .options(**options, channel=channel, startingOffsets="earliest")
         # A monitor that stands still because of what is gone is no help.
-        .options(failOnDataLoss="false", maxEventsPerTrigger=MOST_EVENTS)
+        .options(failOnDataLoss="false")
+        .options(maxEventsPerTrigger=MOST_EVENTS, maxBytesPerTrigger=MOST_BYTES)
         .load()
     )
 

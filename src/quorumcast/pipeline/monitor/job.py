@@ -48,6 +48,9 @@ ALARM_FILES = (
     "time double, id string, state string, rule string, severity string, host string, "
     "item string, value double, text string"
 )
+#: Files of the store that are watched at a time: with one for each micro-batch of `keep`, what the
+#: driver holds has a bound, also after the job was away.
+MOST_FILES = 4
 #: How often the later queries look for files.
 LOOK_S = 1
 
@@ -111,7 +114,7 @@ class Monitor:
     def _watch(self) -> DataStreamWriter:
         rows = (
             self._spark.readStream.schema(OBSERVATIONS)
-            .option("cleanSource", "delete")
+            .options(cleanSource="delete", maxFilesPerTrigger=MOST_FILES)
             .parquet(str(self.store.fresh))
         )
         counted = buckets(signals(rows, self._settings.rules), self._settings.rules)
@@ -127,7 +130,7 @@ class Monitor:
     def _publish(self) -> DataStreamWriter:
         rows = (
             self._spark.readStream.schema(ALARM_FILES)
-            .option("cleanSource", "delete")
+            .options(cleanSource="delete", maxFilesPerTrigger=MOST_FILES)
             .json(str(self.book.alarms))
         )
         alarms = rows.withColumn("time", F.col("time").cast("timestamp"))
