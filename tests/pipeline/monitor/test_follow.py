@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,44 @@ def test_line_that_is_read_again_has_the_same_origin(follow: Follow, log: Path) 
 def test_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a directory"):
         LogFile(tmp_path)
+
+
+@contextmanager
+def without_rights() -> Iterator[None]:
+    """As a user who may not read everything, also where tests are run by one who may."""
+    mighty = os.geteuid() == 0
+    if mighty:
+        os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        if mighty:
+            os.seteuid(0)
+
+
+def test_file_that_may_not_be_read_is_refused(follow: Follow, log: Path) -> None:
+    log.write_bytes(b"secret\n")
+    log.chmod(0)
+    with without_rights(), pytest.raises(UsageError, match=r"cannot be read \(Permission denied"):
+        follow(log)
+
+
+def test_pipe_is_refused_and_not_waited_for(follow: Follow, log: Path) -> None:
+    os.mkfifo(log)
+    with pytest.raises(UsageError, match="is no regular file"):
+        follow(log)
+
+
+def test_file_that_cannot_be_read_later_is_said_so_and_looked_for_again(
+    follow: Follow, log: Path
+) -> None:
+    file = follow(log)
+    assert (lines(file), file.trouble) == ([], ""), "one that is not there yet is no trouble"
+    log.mkdir()
+    assert (lines(file), file.trouble) == ([], "Is a directory")
+    log.rmdir()
+    append(log, b"one\n")
+    assert (lines(file), file.trouble) == ([b"one\n"], "")
 
 
 def test_damaged_state_is_one_sentence(tmp_path: Path) -> None:

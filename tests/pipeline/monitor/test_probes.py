@@ -108,6 +108,39 @@ def test_lines_come_once_across_restarts_of_probe_and_broker(tmp_path: Path) -> 
     run(main())
 
 
+def test_file_that_cannot_be_read_any_more_is_told_once(tmp_path: Path) -> None:
+    log, other = tmp_path / "app.log", tmp_path / "other.log"
+
+    async def main() -> None:
+        async with MemoryCell(channels=CHANNELS) as cell:
+            alice, bob = await cell.connect("alice"), await cell.connect("bob")
+            options = {"files": (log, other), "state": tmp_path / "state.json"}
+            async with probing(alice, **options) as probe:
+                log.mkdir()
+                await until(lambda: probe.published["logs"] == 1)
+                other.write_text("one\ntwo\n")
+                await until(lambda: probe.published["logs"] == 3)
+            found = await rows(bob, "logs", 3)
+            assert [row["severity"] for row in found] == [4, 6, 6]
+            assert found[0]["source"] == str(log)
+            assert found[0]["message"] == f"{log} cannot be read: Is a directory"
+
+    run(main())
+
+
+def test_file_that_may_not_be_followed_is_refused_before_anything_begins(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with MemoryCell(channels=CHANNELS) as cell:
+            alice = await cell.connect("alice")
+            state = tmp_path / "state.json"
+            probe = Probe(alice, ProbeSettings(host="web-1", files=(tmp_path,), state=state))
+            with pytest.raises(UsageError, match="is a directory"):
+                await probe.run()
+            assert not probe.ready.is_set()
+
+    run(main())
+
+
 def test_syslog_over_both_transports_reaches_the_channel() -> None:
     async def main() -> None:
         async with MemoryCell(channels=CHANNELS) as cell:

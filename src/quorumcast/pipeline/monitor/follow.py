@@ -52,13 +52,12 @@ class LogFile:
     """One file, and those that it is renamed to."""
 
     def __init__(self, path: Path, place: Place | None = None, *, from_start: bool = False) -> None:
-        if path.is_dir():
-            raise UsageError(f"{path} is a directory; name the log files in it")
+        there = _readable(path)
         self.path = path
         #: The place after the last line handed out. A file that is there when nobody has read it
         #: yet is old, and begun at its end; one that comes later is new.
         self._place = place
-        if place is None and not path.exists():
+        if place is None and not there:
             self._place = Place(0, 0, 0, "")
         elif place is None and from_start:
             about = path.stat()
@@ -66,6 +65,8 @@ class LogFile:
         self._file: BinaryIO | None = None
         #: Looks at a renamed file that found nothing.
         self._idle_looks = 0
+        #: Why the last look found a file and could not read it.
+        self.trouble = ""
 
     @property
     def place(self) -> Place | None:
@@ -77,11 +78,15 @@ class LogFile:
         try:
             if self._file is None:
                 self._open()
-            return self._read()
-        except OSError:
+            lines = self._read()
+        except OSError as error:
             # Not there any more, or not for us: looked for again with the next call.
             self.close()
+            missing = isinstance(error, FileNotFoundError)
+            self.trouble = "" if missing else error.strerror or str(error)
             return []
+        self.trouble = ""
+        return lines
 
     def close(self) -> None:
         """Let go of the file."""
@@ -219,6 +224,24 @@ class LogFile:
             )
         except OSError:  # one of them went away just now
             return []
+
+
+def _readable(path: Path) -> bool:
+    """Whether a file is there; a `UsageError` if something is that cannot be followed."""
+    try:
+        if path.is_dir():
+            raise UsageError(f"{path} is a directory; name the log files in it")
+        if not path.exists():
+            return False
+        if not path.is_file():
+            raise UsageError(f"{path} is no regular file; only those can be followed")
+        path.open("rb").close()
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}); give this user the right to read it, or "
+            "leave it out"
+        ) from None
+    return True
 
 
 def _literally(name: str) -> str:

@@ -17,7 +17,7 @@ MAX_LINE_BYTES = 16 * 1024
 
 #: The words of syslog, by number.
 SEVERITIES = ("emergency", "alert", "critical", "error", "warning", "notice", "info", "debug")
-NOTICE, INFO = 5, 6
+WARNING, NOTICE, INFO = 4, 5, 6
 #: Lines as severe as this overtake the others.
 URGENT = 2
 

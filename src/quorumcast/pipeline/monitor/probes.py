@@ -34,7 +34,7 @@ from quorumcast.manifest.schema import arrow_schema
 from quorumcast.pipeline.monitor.channels import HOST, LOGS, METRICS, Names, check_channel
 from quorumcast.pipeline.monitor.follow import LogFile, Places
 from quorumcast.pipeline.monitor.host import HostSampler, Measurement
-from quorumcast.pipeline.monitor.lines import URGENT, LogLine, line_of_file
+from quorumcast.pipeline.monitor.lines import URGENT, WARNING, LogLine, line_of_file
 from quorumcast.pipeline.monitor.syslog import SyslogListener, local_now, parse_syslog
 
 #: How often a file is looked at that had nothing new.
@@ -121,6 +121,7 @@ class Probe:
     async def run(self) -> None:
         """Measure and read until stopped."""
         settings, names = self._settings, self._settings.names
+        followed = self._followed()
         publishers: list[Publisher] = []
 
         def publisher(channel: str, *, urgent: bool = False) -> Publisher:
@@ -136,9 +137,7 @@ class Probe:
             if settings.syslog is not None:
                 await self._listener.listen(*settings.syslog)
                 work.append(self._hear(logs))
-            if settings.state is not None:
-                places = Places(settings.state)
-                work += [self._follow(path.absolute(), places, logs) for path in settings.files]
+            work += [self._follow(file, places, logs) for file, places in followed]
         try:
             await self._until_stopped(work)
         finally:
@@ -190,14 +189,29 @@ class Probe:
 
     # ---------------------------------------------------------------------- lines
 
-    async def _follow(self, path: Path, places: Places, logs: tuple[Publisher, Publisher]) -> None:
-        file = LogFile(path, places.get(path), from_start=self._settings.from_start)
-        kept = None
+    def _followed(self) -> list[tuple[LogFile, Places]]:
+        """The files to follow, where they were left; refuses those that cannot be read."""
+        settings = self._settings
+        if settings.state is None or not settings.files:
+            return []
+        places, paths = Places(settings.state), [path.absolute() for path in settings.files]
+        return [
+            (LogFile(path, places.get(path), from_start=settings.from_start), places)
+            for path in paths
+        ]
+
+    async def _follow(
+        self, file: LogFile, places: Places, logs: tuple[Publisher, Publisher]
+    ) -> None:
+        path, kept, trouble = file.path, None, ""
         try:
             while not self._stopping.is_set():
                 found = await asyncio.to_thread(file.read)
                 now = datetime.now(UTC)
                 lines = [line_of_file(str(path), origin, raw, now) for origin, raw in found]
+                if file.trouble not in ("", trouble):
+                    lines.append(self._about(path, file.trouble, now))
+                trouble = file.trouble
                 await self._publish(lines, logs, "logs")
                 if file.place is not None and file.place != kept:
                     kept = file.place
@@ -206,6 +220,11 @@ class Probe:
                     await self._pause(LOOK_S)
         finally:
             file.close()
+
+    def _about(self, path: Path, trouble: str, now: datetime) -> LogLine:
+        """What people are told about a file in the place of its lines."""
+        origin = f"{self._life}@{now.isoformat()}"
+        return LogLine(now, str(path), origin, WARNING, f"{path} cannot be read: {trouble}")
 
     async def _hear(self, logs: tuple[Publisher, Publisher]) -> None:
         while not self._stopping.is_set():
