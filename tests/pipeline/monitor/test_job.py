@@ -292,11 +292,12 @@ def test_rows_that_cannot_be_true_are_marked(session: SparkSession, channels: Ch
         "impossible time": {"time": received - 1000 * hour},
     }
     rows = [cpu(1, 1) | columns for columns in wrong.values()]
+    rows.append(cpu(1, 1, host="web-1\n"))
     channels.publish("metrics", rows)
     channels.publish("logs", [line(1, "x", severity=9), line(2, "ok")])
     frames = [channels.frame(name).withColumn("received", F.lit(received)) for name in SCHEMAS]
     found = clean_metrics(frames[0]).collect()
-    assert Counter(one["flaw"] for one in found) == Counter(list(wrong))
+    assert Counter(one["flaw"] for one in found) == Counter([*wrong, "impossible host"])
     assert {one["host"] for one in found} == {"web-1", "unknown"}
     assert all(one["at"] is not None and one["day"] == received.date() for one in found)
     assert {one["flaw"] for one in clean_logs(frames[1]).collect()} == {"impossible severity", None}

@@ -15,9 +15,10 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
+from quorumcast.pipeline.monitor import probes
 from quorumcast.pipeline.monitor.channels import Names
 from quorumcast.pipeline.monitor.host import HostSampler
-from quorumcast.pipeline.monitor.probes import Probe, ProbeSettings
+from quorumcast.pipeline.monitor.probes import MOST_MESSAGES, Probe, ProbeSettings
 from quorumcast.testing import MemoryCell
 
 CHANNELS = {
@@ -157,6 +158,48 @@ def test_syslog_over_both_transports_reaches_the_channel() -> None:
                 (0, "", "panic"),
             }
             assert probe.dropped == {"metrics": 0, "syslog": 0, "connections": 0}
+
+    run(main())
+
+
+async def taken_in(probe: Probe, count: int) -> None:
+    """Send syslog messages and wait until the probe has them all."""
+    reader, writer = await asyncio.open_connection(*probe.address)
+    writer.write(b"".join(b"<13>%d\n" % number for number in range(count)))
+    writer.write_eof()
+    assert await reader.read() == b""
+    writer.close()
+
+
+def test_syslog_that_was_taken_in_is_published_before_the_probe_ends() -> None:
+    count = 3 * MOST_MESSAGES
+
+    async def main() -> None:
+        async with MemoryCell(channels=CHANNELS) as cell:
+            alice, bob = await cell.connect("alice"), await cell.connect("bob")
+            async with probing(alice, syslog=("127.0.0.1", 0)) as probe:
+                await taken_in(probe, count)
+            assert (probe.published["syslog"], probe.dropped["syslog"]) == (count, 0)
+            found = await rows(bob, "logs", count)
+            assert [int(row["message"]) for row in found] == list(range(count))
+
+    run(main())
+
+
+def test_syslog_that_the_cell_does_not_take_in_time_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(probes, "LAST_WAIT_S", 0.2)
+    count = 2 * MOST_MESSAGES
+
+    async def main() -> None:
+        async with MemoryCell(channels=CHANNELS) as cell:
+            alice = await cell.connect("alice")
+            for broker in ("broker-1", "broker-2", "broker-3", "broker-4"):
+                cell.kill(broker)
+            async with probing(alice, syslog=("127.0.0.1", 0)) as probe:
+                await taken_in(probe, count)
+            assert (probe.published["syslog"], probe.dropped["syslog"]) == (0, count)
 
     run(main())
 

@@ -123,6 +123,38 @@ def test_datagrams_without_room_are_dropped_and_counted_while_tcp_waits() -> Non
     run(main())
 
 
+def test_long_datagram_comes_in_pieces() -> None:
+    async def main() -> None:
+        listener = SyslogListener(waiting=2)
+        await listener.listen("127.0.0.1", 0)
+        sent = b"<13>" + b"x" * 2 * MAX_LINE_BYTES
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+            out.sendto(sent, listener.address)
+            await until(lambda: listener.dropped == 1)
+        found = await listener.take(10, 10.0)
+        assert b"".join(found) == sent[: 2 * MAX_LINE_BYTES]
+        assert [len(piece) for piece in found] == [MAX_LINE_BYTES] * 2
+        await listener.close()
+
+    run(main())
+
+
+def test_messages_of_a_connection_that_find_no_room_before_the_end_are_counted() -> None:
+    async def main() -> None:
+        listener = SyslogListener(waiting=2)
+        await listener.listen("127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"".join(b"<13>line %d\n" % i for i in range(6)))
+        found = await listener.take(1, 10.0)
+        await listener.close()
+        found += await listener.take(10, 0.0)
+        assert found == [b"<13>line %d\n" % i for i in range(len(found))]
+        assert (len(found) <= 3, len(found) + listener.dropped) == (True, 6)
+        writer.close()
+
+    run(main())
+
+
 def test_connection_too_many_is_refused_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(syslog, "MAX_CONNECTIONS", 1)
 

@@ -193,6 +193,19 @@ def test_series_beyond_the_limit_are_counted_and_not_kept(monkeypatch: pytest.Mo
     assert (len(watch.series), len(watch.heard), watch.ignored) == (3, 3, 4)
 
 
+def test_hosts_beyond_the_limit_are_counted_and_not_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching, "MAX_HOSTS", 3)
+    watch = Watch(rules(BUSY))
+    # Series are forgotten long before their hosts are.
+    for number in range(6):
+        watch.absorb([cpu(number * 10_000, 1, f"host-{number}")])
+    watch.absorb([cpu(60_000, 1, "host-0")])
+    assert set(watch.heard) == {"host-0", "host-1", "host-2"}
+    assert (watch.heard["host-0"], watch.ignored) == (60_009.0, 3)
+
+
 def test_open_conditions_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "MAX_OPEN", 2)
     watch = Watch(rules(BUSY + 'aggregate = "max"\n'))

@@ -47,8 +47,9 @@ ALARMS = (
     ("text", "string"),
 )
 
-#: Names of hosts, which are directories in the store.
-HOST = rf"^[A-Za-z0-9._-]{{1,{MAX_NAME}}}$"
+#: Names of hosts, which are directories in the store; the whole name must match. Without an end,
+#: because Python and Java do not agree on what `$` is.
+HOST = rf"[A-Za-z0-9._-]{{1,{MAX_NAME}}}"
 
 Columns = tuple[tuple[str, str], ...]
 

@@ -123,7 +123,7 @@ def _named_flaw() -> Column:
 
 
 def _believable_host() -> Column:
-    return F.coalesce(F.col("host").rlike(HOST), F.lit(False))
+    return F.coalesce(F.col("host").rlike(rf"\A{HOST}\z"), F.lit(False))
 
 
 def _age(until: Column) -> Column:

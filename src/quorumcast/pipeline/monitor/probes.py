@@ -5,7 +5,8 @@ What may be lost, and what not:
     measurements   at most `buffer` wait for the cell; newer ones are dropped and counted
     files          a file is read on only when the cell has what was read before, and where it was
                    left is kept afterwards: nothing is lost, and what comes twice has one `origin`
-    syslog         TCP waits; datagrams that find no room are dropped and counted
+    syslog         TCP waits; datagrams that find no room are dropped and counted, and so is what a
+                   probe that is stopped could not hand over in time
 
 The counts are measurements themselves (`probe.dropped`, with where as item). A cell that is away
 for a while is waited for.
@@ -227,15 +228,29 @@ class Probe:
         return LogLine(now, str(path), origin, WARNING, f"{path} cannot be read: {trouble}")
 
     async def _hear(self, logs: tuple[Publisher, Publisher]) -> None:
-        while not self._stopping.is_set():
-            messages = await self._listener.take(MOST_MESSAGES, LOOK_S)
-            first, self._received = self._received, self._received + len(messages)
-            now = local_now()
-            lines = [
-                parse_syslog(raw, f"{self._life}.{number}", now)
-                for number, raw in enumerate(messages, first)
-            ]
+        try:
+            while not self._stopping.is_set():
+                await self._pass_on(await self._listener.take(MOST_MESSAGES, LOOK_S), logs)
+            # Nobody sends again what was taken in.
+            await self._listener.close()
+            while messages := await self._listener.take(MOST_MESSAGES, 0.0):
+                await self._pass_on(messages, logs)
+        finally:
+            self._listener.give_up()
+
+    async def _pass_on(self, messages: list[bytes], logs: tuple[Publisher, Publisher]) -> None:
+        first, self._received = self._received, self._received + len(messages)
+        now = local_now()
+        lines = [
+            parse_syslog(raw, f"{self._life}.{number}", now)
+            for number, raw in enumerate(messages, first)
+        ]
+        try:
             await self._publish(lines, logs, "syslog")
+        except BaseException:
+            # The cell may have them and not have said so.
+            self._listener.dropped += len(messages)
+            raise
 
     async def _publish(
         self, lines: Sequence[LogLine], logs: tuple[Publisher, Publisher], whence: str

@@ -122,7 +122,7 @@ class SyslogListener:
         self._server: asyncio.Server | None = None
         self._datagrams: asyncio.DatagramTransport | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        #: Datagrams that found no room, and connections that were one too many.
+        #: Messages that found no room, and connections that were one too many.
         self.dropped = 0
         self.refused = 0
         #: Host and port, once it listens.
@@ -157,10 +157,11 @@ class SyslogListener:
 
     def datagram(self, data: bytes) -> None:
         """One message came over UDP."""
-        try:
-            self._queue.put_nowait(data[:MAX_LINE_BYTES])
-        except asyncio.QueueFull:
-            self.dropped += 1
+        for begin in range(0, len(data), MAX_LINE_BYTES):
+            try:
+                self._queue.put_nowait(data[begin : begin + MAX_LINE_BYTES])
+            except asyncio.QueueFull:
+                self.dropped += 1
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -172,24 +173,39 @@ class SyslogListener:
         frames = Frames()
         try:
             while data := await asyncio.wait_for(reader.read(READ_BYTES), IDLE_S):
-                for frame in frames.feed(data):
-                    await self._queue.put(frame)
-            for frame in frames.end():
-                await self._queue.put(frame)
+                await self._wait_for_room(frames.feed(data))
+            await self._wait_for_room(frames.end())
         except (OSError, TimeoutError, asyncio.CancelledError):
             pass  # whoever was cut off comes back
         finally:
             self._connections.discard(task)
             writer.close()
 
+    async def _wait_for_room(self, frames: list[bytes]) -> None:
+        left = len(frames)
+        try:
+            for frame in frames:
+                await self._queue.put(frame)
+                left -= 1
+        finally:
+            self.dropped += left
+
+    def give_up(self) -> None:
+        """Count what still waits as dropped: nobody will take it."""
+        while not self._queue.empty():
+            self._queue.get_nowait()
+            self.dropped += 1
+
     async def close(self) -> None:
-        """Listen no more."""
+        """Listen no more; what has come may still be taken."""
         if self._datagrams is not None:
             self._datagrams.close()
         if self._server is not None:
             self._server.close()
-        for task in list(self._connections):
+        connections = list(self._connections)
+        for task in connections:
             task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
 
 
 class _Datagrams(asyncio.DatagramProtocol):

@@ -8,8 +8,9 @@ A *condition* is a rule that holds for a host (and an item). When one begins, an
 once; when it ends, the alarm is cleared. Of a host that says nothing, conditions stay as they are,
 except that it says nothing. `elapse` is for the time that passes without any signal at all.
 
-What can be fed from outside is bounded: `MAX_SERIES` series, `MAX_OPEN` open conditions, as many
-buckets of each as the longest window or the report needs. What finds no room is counted.
+What can be fed from outside is bounded: `MAX_SERIES` series, `MAX_HOSTS` hosts, `MAX_OPEN` open
+conditions, as many buckets of each as the longest window or the report needs. What finds no room
+is counted.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from quorumcast.pipeline.monitor.rules import (
 )
 
 MAX_SERIES = 50_000
+MAX_HOSTS = 10_000
 MAX_OPEN = 10_000
 #: Buckets of each series that the report draws.
 DRAWN = 60
@@ -177,7 +179,8 @@ class Watch:
 
     def _put(self, bucket: Bucket) -> bool:
         series = Series(bucket.host, bucket.signal, bucket.item)
-        if series not in self.series and len(self.series) >= MAX_SERIES:
+        crowded = series not in self.series and len(self.series) >= MAX_SERIES
+        if crowded or (bucket.host not in self.heard and len(self.heard) >= MAX_HOSTS):
             self.ignored += bucket.count
             return False
         self.series.setdefault(series, {})[bucket.start] = bucket
