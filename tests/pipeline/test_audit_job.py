@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
-from tests.support.cells import B1, B2, BOB, CAROL, Cell, identity_of
+from tests.support.cells import ALICE, B1, B2, BOB, CAROL, Cell, identity_of
 from typer.testing import CliRunner
 
-from quorumcast.agents.observation import COLUMNS, DOCUMENT_COLUMNS
+from quorumcast.agents.observation import (
+    BY_OBSERVER,
+    CELL_COLUMNS,
+    COLUMNS,
+    DOCUMENT_COLUMNS,
+)
 from quorumcast.cli.main import app, main
+from quorumcast.core.ids import Millis, NodeId
+from quorumcast.core.machine import Connected
 from quorumcast.manifest.files import sign_manifest
 from quorumcast.manifest.policy import Policy
-from quorumcast.pipeline.audit.job import audit, contested, features
+from quorumcast.pipeline.audit.job import audit, contested, features, read_tables
 from quorumcast.pipeline.audit.labelling import label_runs
 from quorumcast.pipeline.audit.labels import adversary_of
 from quorumcast.pipeline.audit.score import compared, score, wrongly_named
-from quorumcast.pipeline.audit.tables import DOCUMENTS, LABELS, OBSERVATIONS, VERDICTS
-from quorumcast.runtime.observations import write_table
+from quorumcast.pipeline.audit.sifting import (
+    BEYOND,
+    INCOMPLETE,
+    NO_MANIFEST,
+    STRANGERS,
+    UNREADABLE,
+)
+from quorumcast.pipeline.audit.tables import CELLS, DOCUMENTS, LABELS, OBSERVATIONS, VERDICTS
+from quorumcast.runtime.observations import ObservationLog, write_table
 
 CELL = Cell(Policy.named("brb"))
 SIGNED = msgspec.json.encode(sign_manifest(CELL.manifest, identity_of("operator")))
@@ -44,6 +60,39 @@ def document(observer: str, kind: str, data: bytes, run: str = "r") -> tuple[obj
     return run, observer, kind, "", data
 
 
+def write_log(
+    directory: Path,
+    node: str,
+    observations: Sequence[tuple[object, ...]],
+    documents: Sequence[tuple[object, ...]] = (),
+) -> None:
+    """What a node writes, into the directories that are its own."""
+    for table, kinds, rows in (
+        ("observations", COLUMNS, observations),
+        ("documents", DOCUMENT_COLUMNS, documents),
+    ):
+        columns = {name: [row[place] for row in rows] for place, name in enumerate(kinds)}
+        if rows:
+            write_table(directory / table / f"{BY_OBSERVER}{node}" / "a.parquet", kinds, columns)
+
+
+def write_cell(directory: Path, run: str, manifest: bytes = SIGNED) -> None:
+    """What whoever makes a run keeps."""
+    cell: dict[str, list[object]] = {"run": [run], "data": [manifest]}
+    write_table(directory / "cells" / "a.parquet", CELL_COLUMNS, cell)
+
+
+def audited(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    """What the command says of a log."""
+    assert main(["pipeline", "audit", *map(str, arguments), "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def standings(found: dict[str, Any]) -> set[tuple[str, str]]:
+    return {(verdict["node"], verdict["standing"]) for verdict in found["verdicts"]}
+
+
 def test_equal_observations_are_added_up_and_parts_of_the_run_told_apart(
     spark: SparkSession,
 ) -> None:
@@ -63,7 +112,8 @@ def test_equal_observations_are_added_up_and_parts_of_the_run_told_apart(
 
 def test_only_statements_that_contradict_something_reach_the_judge(spark: SparkSession) -> None:
     rows = [
-        document("", "manifest", SIGNED),
+        # What a node says is the manifest is no document of the audit's.
+        document(BOB, "manifest", SIGNED),
         document(BOB, "statement", statement(B1, b"one")),
         document(CAROL, "statement", statement(B1, b"one")),
         document(BOB, "statement", b"rubbish"),
@@ -72,23 +122,20 @@ def test_only_statements_that_contradict_something_reach_the_judge(spark: SparkS
         document(CAROL, "statement", statement(B2, b"two"), run="other"),
     ]
     found = contested(spark.createDataFrame(rows, DOCUMENTS)).collect()
-    assert sorted((r["run"], r["kind"]) for r in found) == [
-        ("other", "statement"), ("other", "statement"), ("r", "manifest"),
-    ]  # fmt: skip
+    assert sorted((r["run"], r["kind"]) for r in found) == [("other", "statement")] * 2
 
 
 def test_verdicts_on_two_runs_at_once(spark: SparkSession) -> None:
     observations = [row(BOB, B1), row(CAROL, B1), row(BOB, B2, run="other")]
     documents = [
-        *(document("", "manifest", SIGNED, run) for run in ("r", "other")),
         document(BOB, "statement", statement(B1, b"one"), run="other"),
         document(CAROL, "statement", statement(B1, b"two"), run="other"),
-        # What a node says is the manifest is not believed.
-        document(BOB, "manifest", b"{}"),
+        document("", "manifest", b"{}"),
     ]
     found = audit(
         spark.createDataFrame(observations, OBSERVATIONS),
         spark.createDataFrame(documents, DOCUMENTS),
+        spark.createDataFrame([("r", SIGNED), ("other", SIGNED)], CELLS),
     ).collect()
     named = {(r["run"], r["node"], r["standing"]) for r in found if r["standing"] != "disputed"}
     # In the other run the proof takes the one broker that may lie; a single accuser is no suspect.
@@ -128,6 +175,7 @@ def test_labelled_runs_are_audited_and_scored_by_the_command(
     assert answer.exit_code == 0, answer.output
     result = json.loads(answer.stdout)
     assert result["runs"] == 2
+    assert result["left_out"] == {}
     assert result["score"]["named_wrongly"] == 0
     assert result["score"]["proven_precision"] in (1.0, None)
     proofs = sorted((tmp_path / "found" / "evidence").glob("*.evidence"))
@@ -166,9 +214,102 @@ def test_wrong_arguments_are_one_sentence(
 def test_run_without_a_manifest_is_one_sentence(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    columns = dict(zip(COLUMNS, ([value] for value in row(BOB, B1)), strict=True))
-    write_table(tmp_path / "log" / "observations" / "a.parquet", COLUMNS, columns)
-    nothing: dict[str, list[object]] = {name: [] for name in DOCUMENT_COLUMNS}
-    write_table(tmp_path / "log" / "documents" / "a.parquet", DOCUMENT_COLUMNS, nothing)
+    write_log(tmp_path / "log", BOB, [row(BOB, B1)])
     assert main(["pipeline", "audit", str(tmp_path / "log")]) == 2
     assert "name the cell's with -m" in capsys.readouterr().err
+
+
+def test_node_speaks_for_itself_alone(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    # Bob's rows say that two others, and two who do not exist, accuse b1 as well.
+    write_log(log, BOB, [row(who, B1) for who in (BOB, CAROL, ALICE, "x", "y")])
+    inner = log / "observations" / f"{BY_OBSERVER}{BOB}"
+    for node in (CAROL, "z", f"{ALICE}#65"):
+        write_log(log, "z", [row("z", B1)])
+        write_log(inner, node, [row(node, B1)])
+    write_cell(log, "r")
+    found = audited(capsys, log)
+    assert standings(found) == {(BOB, "disputed"), (B1, "disputed")}
+    assert found["left_out"] == {STRANGERS: 1, INCOMPLETE: 3}
+    # Whoever really exists is heard.
+    write_log(log, CAROL, [row(CAROL, B1)])
+    assert (B1, "suspected") in standings(audited(capsys, log))
+
+
+def test_manifest_that_a_node_shows_judges_nobody(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    shown = [document("", "manifest", data, run) for data in (SIGNED, b"{}") for run in ("r", "q")]
+    write_log(log, BOB, [row(BOB, B1)], shown)
+    assert main(["pipeline", "audit", str(log)]) == 2
+    assert "name the cell's with -m" in capsys.readouterr().err
+    # Nor does a run that a node invents keep others from being judged.
+    write_cell(log, "r")
+    found = audited(capsys, log)
+    assert found["runs"] == 1
+    assert found["left_out"] == {NO_MANIFEST: 2}
+
+
+def test_nothing_that_a_node_writes_ends_the_audit_or_moves_the_others(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, far = tmp_path / "log", 2**63 - 1
+
+    def lacking(column: str) -> tuple[object, ...]:
+        pairs = zip(COLUMNS, row(BOB, B2), strict=True)
+        return tuple(None if name == column else value for name, value in pairs)
+
+    late = [
+        row(who, B1, kind="came", reason="", message="Vote", number=40, t_ms=t, until_ms=t)
+        for who in (ALICE, CAROL)
+        for t in range(1000, 9001, 1000)
+    ]
+    for node in (ALICE, CAROL):
+        write_log(log, node, [one for one in late if one[3] == node] + [row(node, B1)])
+    junk = [
+        *(lacking(name) for name in COLUMNS if name != "observer"),
+        *(row(BOB, B2, count=count) for count in (far, far, 0, -1)),
+        row(BOB, B2, t_ms=far, until_ms=far),
+        row(BOB, B2, t_ms=-far, until_ms=1),
+        row(BOB, B2, until_ms=far),
+    ]
+    shown = [
+        *(("r", BOB, kind, "", None) for kind in ("evidence", "statement", "manifest")),
+        (None, BOB, "evidence", "", b"{}"),
+        ("r", BOB, None, "", b"{}"),
+        *(document(BOB, kind, b"{}") for kind in ("evidence", "statement", "")),
+    ]
+    # Within bounds, and far from what everybody else says of when the run was.
+    own = [row(BOB, B2), row(BOB, B2, t_ms=0, until_ms=2**47, count=2**32)]
+    write_log(log, BOB, [*junk, *own], shown)
+    for name, data in (("b", b"PAR1 no table PAR1"), ("c", b"")):
+        (log / "documents" / f"{BY_OBSERVER}{BOB}" / f"{name}.parquet").write_bytes(data)
+    write_cell(log, "r")
+    found = audited(capsys, log, "--html", tmp_path / "audit.html")
+    assert standings(found) == {(B1, "suspected"), (BOB, "disputed")}
+    assert found["left_out"] == {INCOMPLETE: len(COLUMNS) - 1 + 5, BEYOND: 7, UNREADABLE: 2}
+    slots = features(spark.createDataFrame([*late, *own], OBSERVATIONS)).where("kind = 'came'")
+    assert {r["slot"] for r in slots.collect()} == set(range(8))
+
+
+def test_many_statements_of_which_nobody_else_can_speak_are_compared_in_linear_time(
+    spark: SparkSession,
+) -> None:
+    # Each set of what was said in a window over all of them was once copied into every row.
+    plan = contested(spark.createDataFrame([], DOCUMENTS))._jdf.queryExecution().toString()
+    assert "collect_set" not in plan
+
+
+def test_what_a_node_writes_is_read_as_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    nodes = {NodeId(name) for name in ("broker-1", "a:b+c", "ünï", "carol#1", "100%")}
+    for node in nodes:
+        log = ObservationLog(tmp_path / "log", CELL.manifest, node, "subscriber")
+        log.on_handled(Connected(B1), [], Millis(1))
+        log.close()
+    observations, documents, cells = read_tables(spark, [tmp_path / "log"])
+    assert {r["observer"] for r in observations.collect()} == nodes
+    assert documents.isEmpty()
+    assert cells.isEmpty()

@@ -41,7 +41,7 @@ COLUMNS = {
 }
 
 
-#: … and those of the documents that observers keep: statements, evidence, receipts, manifests.
+#: … and those of the documents that observers keep: statements, evidence, receipts.
 DOCUMENT_COLUMNS = {
     "run": "string",
     "observer": "string",
@@ -49,6 +49,11 @@ DOCUMENT_COLUMNS = {
     "subject": "string",
     "data": "binary",
 }
+#: … and those of the manifests by which runs are judged: whoever makes runs keeps them, no node.
+CELL_COLUMNS = {"run": "string", "data": "binary"}
+
+#: How the directories are called in which nodes write; a file is the word of its directory's node.
+BY_OBSERVER = "observer="
 
 
 #: Things that are remembered of peers, of each kind.

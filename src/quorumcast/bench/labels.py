@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quorumcast.agents.observation import DOCUMENT_COLUMNS
-from quorumcast.agents.observer import Document
+from quorumcast.agents.observation import CELL_COLUMNS
 from quorumcast.bench.plan import CRASHES, Plan
-from quorumcast.runtime.observations import document_columns, write_table
+from quorumcast.runtime.observations import write_table
 from quorumcast.testing.cluster import LocalCluster
 
 #: The columns of labels; one row per node.
@@ -27,9 +26,8 @@ COLUMNS = {
 def label(directory: Path, plan: Plan, cluster: LocalCluster) -> None:
     """Write the manifest and the labels of a run beside what its nodes noted."""
     run = directory.name
-    manifest = Document("manifest", cluster.manifest.cell, cluster.manifest_path.read_bytes())
-    documents = document_columns(run, "", [manifest])
-    write_table(directory / "documents" / "manifest.parquet", DOCUMENT_COLUMNS, documents)
+    cell: dict[str, list[object]] = {"run": [run], "data": [cluster.manifest_path.read_bytes()]}
+    write_table(directory / "cells" / "cell.parquet", CELL_COLUMNS, cell)
     brokers = list(map(str, cluster.brokers))
     clients = [plan.name_of(role, index) for role, index in plan.workers()]
     guests = [plan.name_of(r, i) for r, i in plan.workers() if plan.is_guest(r, i)]

@@ -131,9 +131,8 @@ class Finale:
         from quorumcast.pipeline.audit.job import audit, given_manifests, read_tables
         from quorumcast.pipeline.audit.report import page, write_proofs
 
-        observations, documents = read_tables(spark, [self.observations])
         manifests = given_manifests(cluster.manifest_path)
-        verdicts = audit(observations, documents, manifests=manifests)
+        verdicts = audit(*read_tables(spark, [self.observations]), manifests=manifests)
         rows = [row.asDict() for row in verdicts.collect()]
         write_proofs(self._place, rows, {})
         path = self._place / "audit.html"

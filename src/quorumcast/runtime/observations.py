@@ -1,8 +1,9 @@
 """An observer beside a machine of a process, and its log: small Parquet files.
 
-`DIR/observations` gets rows, `DIR/documents` what was signed; the name of the directory is that of
-the run. `quorumcast pipeline audit DIR` reads what any number of nodes have written there. A file
-is complete or not there: a process that is killed loses its last seconds and damages nothing. Times
+`DIR/observations/observer=NAME` gets rows, `DIR/documents/observer=NAME` what was signed; the last
+part of DIR is the name of the run. `quorumcast pipeline audit DIR` reads what any number of nodes
+have written there, and takes a file for the word of the node that its directory is of. A file is
+complete or not there: a process that is killed loses its last seconds and damages nothing. Times
 are of the wall clock in milliseconds.
 """
 
@@ -13,8 +14,15 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
-from quorumcast.agents.observation import COLUMNS, DOCUMENT_COLUMNS, Observation, columns_of
+from quorumcast.agents.observation import (
+    BY_OBSERVER,
+    COLUMNS,
+    DOCUMENT_COLUMNS,
+    Observation,
+    columns_of,
+)
 from quorumcast.agents.observer import Document, Observer
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Effect, Event
@@ -57,7 +65,7 @@ class ObservationLog:
         #: From the driver's clock to the wall's.
         self._shift_ms = int(time.time() * 1000) - int(time.monotonic() * 1000)
         for part in ("observations", "documents"):
-            (directory / part).mkdir(parents=True, exist_ok=True)
+            self._own(part).mkdir(parents=True, exist_ok=True)
 
     def on_handled(self, event: Event, effects: list[Effect], now: Millis) -> None:
         """The machine took an event and asks for these effects."""
@@ -84,8 +92,11 @@ class ObservationLog:
         self._files += 1
 
     def _file(self, part: str, kinds: dict[str, str], columns: dict[str, list[object]]) -> None:
-        name = f"{self._node}-{self._role}-{os.getpid()}-{self._files:05}.parquet"
-        write_table(self._directory / part / name, kinds, columns)
+        name = f"{self._role}-{os.getpid()}-{self._files:05}.parquet"
+        write_table(self._own(part) / name, kinds, columns)
+
+    def _own(self, part: str) -> Path:
+        return self._directory / part / f"{BY_OBSERVER}{quote(self._node, safe='')}"
 
     def close(self) -> None:
         """Write the rest."""

@@ -18,6 +18,8 @@ from quorumcast.core.errors import UsageError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from quorumcast.pipeline.audit.sifting import Census
+
 EXAMPLE = "Example:  quorumcast pipeline audit log --html audit.html"
 
 #: Verdicts that are printed for people.
@@ -111,22 +113,23 @@ def _audit(
     from quorumcast.pipeline.audit.job import audit as judge
     from quorumcast.pipeline.audit.job import given_manifests, read_tables, run_manifests
     from quorumcast.pipeline.audit.report import page, write_proofs
+    from quorumcast.pipeline.audit.sifting import census
 
-    observations, documents = read_tables(spark, places)
+    tables = read_tables(spark, places)
     path = None if manifest is None else manifest_path(manifest)
     given = given_manifests(path) if path else []
-    if not given:
-        _check_manifests(observations, documents)
-    verdicts = judge(observations, documents, manifests=given, lying_clients=lying_clients)
+    verdicts = judge(*tables, manifests=given, lying_clients=lying_clients)
     with _progress(spark, "observations"):
         verdicts = verdicts.orderBy("run", "standing", "node", "deed").cache()
         # Verdicts only: what was observed stays where it is.
+        counted = census(*tables, given)
+        _check_manifests(counted)
         rows = [row.asDict() for row in verdicts.toLocalIterator()]
-        runs = observations.select("run").distinct().count()
+    runs = counted.runs
     rows.sort(key=lambda row: (_ORDER[row["standing"]], row["run"], row["node"]))
     directory = output or "."
     if output or html:
-        write_proofs(Path(directory), rows, run_manifests(documents))
+        write_proofs(Path(directory), rows, run_manifests(tables[2]))
     if output:
         verdicts.write.mode("overwrite").parquet(f"{output}/verdicts")
     if html is not None:
@@ -134,10 +137,12 @@ def _audit(
         html.write_text(text, encoding="utf-8")
     scored = _scored(spark, places, verdicts, runs) if score else None
     if json_:
-        found: dict[str, Any] = {"runs": runs, "verdicts": rows}
+        found: dict[str, Any] = {"runs": runs, "verdicts": rows, "left_out": counted.left_out}
         print_json({**found, "score": scored} if scored else found)
     else:
         _print(rows, runs)
+        for flaw, count in counted.left_out.items():
+            console().print(f"  left out: {count:,} {flaw}", markup=False)
         if scored:
             _print_score(scored)
     if scored and (scored["named_wrongly"] or scored["proven_wrongly"]):
@@ -147,12 +152,11 @@ def _audit(
 _ORDER = {"proven": 0, "suspected": 1, "disputed": 2}
 
 
-def _check_manifests(observations: Any, documents: Any) -> None:
-    known = documents.where("kind = 'manifest' and observer = ''").select("run").distinct()
-    unknown = observations.select("run").distinct().join(known, "run", "left_anti").take(1)
-    if unknown:
+def _check_manifests(counted: Census) -> None:
+    """Runs without one are left out, for anybody can invent them; but not all of them."""
+    if counted.unknown_run and not counted.runs:
         raise UsageError(
-            f"there is no manifest for the run {unknown[0]['run']!r}; name the cell's with -m"
+            f"there is no manifest for the run {counted.unknown_run!r}; name the cell's with -m"
         )
 
 

@@ -2,7 +2,11 @@
 
 Rows are added up by built-in aggregates and contradicting statements found by windows, both on the
 executors. What is left of a run, its features and contested documents, is small and judged in one
-place by plain functions (`verdicts`, `proofs`).
+place by plain functions (`verdicts`, `proofs`). What cannot be judged is left out before
+(`sifting`).
+
+Who speaks is said by the directory that a file lies in (`observer=broker-1`), never by its rows;
+and manifests are taken from a table that no node writes to (`cells`).
 """
 
 from __future__ import annotations
@@ -13,19 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quorumcast.agents.observation import BY_OBSERVER, DOCUMENT_COLUMNS
 from quorumcast.core.errors import UsageError
-from quorumcast.manifest.files import epoch_path, parse_manifest, read_epoch, read_manifest
-from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.files import epoch_path, read_epoch, read_manifest
 from quorumcast.pipeline.audit.charges import Case, Feature
 from quorumcast.pipeline.audit.diagnosis import Model
 from quorumcast.pipeline.audit.proofs import find_proofs, place_of, read_signed
+from quorumcast.pipeline.audit.sifting import readable, sound
 from quorumcast.pipeline.audit.tables import (
+    CELLS,
     DOCUMENTS,
     FEATURE_KEYS,
     LABELS,
     OBSERVATIONS,
     VERDICT_COLUMNS,
     VERDICTS,
+    empty_verdicts,
 )
 from quorumcast.pipeline.audit.verdicts import Verdict, conclude, verdicts
 
@@ -39,58 +46,115 @@ _CLASSED = ("came", "answered")
 #: … and those for which it matters in which of so many parts of the run they fall.
 _TIMED = ("came", "missing", "heard")
 SLOTS = 8
+#: Manifests on their way to the judge; whatever nodes call so does not get there.
+_KEPT = "manifest"
 _STATEMENT = f"{DOCUMENTS}, signer string, about string, segment string, said binary"
 
 
 def read_tables(
     spark: SparkSession, directories: Sequence[Path | str]
-) -> tuple[DataFrame, DataFrame]:
-    """The observations and documents in some directories."""
+) -> tuple[DataFrame, DataFrame, DataFrame]:
+    """The observations and documents in some directories, and the manifests kept with them."""
+    observations = _paths(spark, directories, "observations", f"{BY_OBSERVER}*/")
+    # Where nothing is signed there are no documents, and nodes keep no manifests.
+    documents = _paths(spark, directories, "documents", f"{BY_OBSERVER}*/", needed=False)
+    cells = _paths(spark, directories, "cells", needed=False)
     return (
-        _read(spark, directories, "observations", OBSERVATIONS),
-        _read(spark, directories, "documents", DOCUMENTS),
+        _spoken(_read(spark, observations, OBSERVATIONS)),
+        _spoken(_read(spark, documents, DOCUMENTS)),
+        _read(spark, cells, CELLS),
     )
 
 
 def read_labels(spark: SparkSession, directories: Sequence[Path | str]) -> DataFrame:
     """The labels in some directories."""
-    return _read(spark, directories, "labels", LABELS)
+    return _read(spark, _paths(spark, directories, "labels"), LABELS)
 
 
-def _read(
-    spark: SparkSession, directories: Sequence[Path | str], table: str, schema: str
-) -> DataFrame:
+def _spoken(rows: DataFrame) -> DataFrame:
+    """Rows as those of whoever the directory is of.
+
+    A directory within that of a node is nobody's: otherwise a node could name others there.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    place = rf"^(?:(?!/{BY_OBSERVER}).)*/{BY_OBSERVER}([^/]+)/[^/]+$"
+    name = F.regexp_extract("file", place, 1)
+    # Escaped by whoever wrote the file, and again by Spark.
+    name = F.try_url_decode(F.try_url_decode(name))
+    return rows.withColumn("observer", F.nullif(name, F.lit("")))
+
+
+def _paths(
+    spark: SparkSession,
+    directories: Sequence[Path | str],
+    table: str,
+    within: str = "",
+    *,
+    needed: bool = True,
+) -> list[str]:
     paths: list[str] = []
     for directory in directories:
-        found = _parts(directory, table)
+        found = _parts(spark, directory, table, within)
         paths += found
-        if not found:
+        if needed and not found:
             raise UsageError(
                 f"{directory} holds no {table}; make some with 'quorumcast bench --observe DIR', "
                 "or with 'quorumcast pipeline audit --label 100 --output DIR'"
             )
-    return spark.read.schema(schema).parquet(*paths)
+    return paths
 
 
-def _parts(directory: Path | str, table: str) -> list[str]:
+def _read(spark: SparkSession, paths: Sequence[str], schema: str) -> DataFrame:
+    """A table, and the `file` that each row is in."""
+    if not paths:
+        return spark.createDataFrame([], f"{schema}, file string")
+    # A file that a liar spoilt is counted by `sifting.census`, and ends nothing.
+    reader = spark.read.schema(schema).option("ignoreCorruptFiles", True)
+    rows = reader.parquet(*paths, recursiveFileLookup=True, pathGlobFilter="*.parquet")
+    return rows.select("*", rows["_metadata.file_path"].alias("file"))
+
+
+def _parts(spark: SparkSession, directory: Path | str, table: str, within: str) -> list[str]:
     """A table of a directory, or of the runs in it."""
     if "://" in str(directory):
-        return [f"{directory}/{table}"]
-    places = sorted({path.parent for path in Path(directory).glob(f"{table}/*.parquet")})
-    return list(
-        map(str, places or {path.parent for path in Path(directory).glob(f"*/{table}/*.parquet")})
-    )
+        return [f"{directory}/{table}"] if _is_there(spark, f"{directory}/{table}") else []
+    for parent in ("", "*/"):
+        found = Path(directory).glob(f"{parent}{table}/{within}*.parquet")
+        places = {path.parents[1 if within else 0] for path in found}
+        if places:
+            return sorted(map(str, places))
+    return []
+
+
+def _is_there(spark: SparkSession, url: str) -> bool:
+    from pyspark.errors import AnalysisException
+
+    try:
+        spark.read.schema("run string").parquet(url)
+    except AnalysisException as error:
+        if error.getCondition() == "PATH_NOT_FOUND":
+            return False
+        raise
+    return True
 
 
 def features(observations: DataFrame) -> DataFrame:
-    """Equal observations of a run, added up."""
+    """Equal observations of a run, added up.
+
+    When a run began and ended is the median of what its observers show, which no single one moves.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     classed = F.when(F.col("kind").isin(*_CLASSED), F.col("number")).otherwise(0)
-    whole = observations.groupBy("run").agg(
-        F.min("t_ms").alias("began"), F.max("until_ms").alias("ended")
+    whole = (
+        observations.groupBy("run", "observer")
+        .agg(F.min("t_ms").alias("first"), F.max("until_ms").alias("last"))
+        .groupBy("run")
+        .agg(F.median("first").alias("began"), F.median("last").alias("ended"))
     )
     part = F.floor(SLOTS * (F.col("t_ms") - F.col("began")) / (F.col("ended") - F.col("began") + 1))
+    part = F.least(F.greatest(part, F.lit(0)), F.lit(SLOTS - 1))
     return (
         observations.where(F.col("kind") != "link")
         .join(F.broadcast(whole), "run")
@@ -107,20 +171,23 @@ def features(observations: DataFrame) -> DataFrame:
 
 
 def contested(documents: DataFrame) -> DataFrame:
-    """Evidence, manifests, and those statements that something else contradicts."""
+    """Evidence, and those statements that something else contradicts."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
     placed = documents.where("kind = 'statement'").mapInArrow(_placed, _STATEMENT)
-    own = F.size(F.collect_set("said").over(Window.partitionBy("run", "signer", "about")))
-    others = F.size(F.collect_set("said").over(Window.partitionBy("run", "segment")))
+    # Where nobody but the signer can speak of a place, there are no others to compare with.
+    shared = F.when(F.col("segment") != "", F.col("segment"))
+    shared = shared.otherwise(F.concat_ws(" ", "signer", "about"))
+    windows = (Window.partitionBy("run", "signer", "about"), Window.partitionBy("run", shared))
+    own, others = (F.min("said").over(w) != F.max("said").over(w) for w in windows)
     statements = (
         placed.withColumn("own", own)
         .withColumn("others", others)
-        .where("own > 1 or (others > 1 and segment != '')")
+        .where("own or others")
         .select(*documents.columns)
     )
-    return documents.where("kind in ('evidence', 'manifest')").unionByName(statements)
+    return documents.where("kind = 'evidence'").unionByName(statements)
 
 
 def _placed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -148,23 +215,31 @@ def _placed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def audit(
     observations: DataFrame,
     documents: DataFrame,
+    cells: DataFrame,
     *,
     manifests: Sequence[bytes] = (),
     lying_clients: int = 1,
 ) -> DataFrame:
-    """Verdicts on every run; judged by `manifests`, or by those that the tables' maker kept."""
+    """Verdicts on every run; judged by `manifests`, or by those in `cells`."""
+    from pyspark.sql import functions as F  # noqa: N812
 
     def judge(left: pd.DataFrame, right: pd.DataFrame) -> pd.DataFrame:
         return judge_run(left, right, manifests, lying_clients)
 
-    grouped = features(observations).groupBy("run")
-    return grouped.cogroup(contested(documents).groupBy("run")).applyInPandas(judge, VERDICTS)
+    grouped = features(sound(observations, cells, manifests)).groupBy("run")
+    shown = contested(sound(documents, cells, manifests).select(*DOCUMENT_COLUMNS))
+    kept = cells.where("run is not null and data is not null").select(
+        "run",
+        *(F.lit(v).alias(c) for c, v in (("observer", ""), ("kind", _KEPT), ("subject", ""))),
+        "data",
+    )
+    return grouped.cogroup(shown.unionByName(kept).groupBy("run")).applyInPandas(judge, VERDICTS)
 
 
 def judge_run(
     rows: pd.DataFrame, documents: pd.DataFrame, manifests: Sequence[bytes], lying_clients: int
 ) -> pd.DataFrame:
-    """The verdicts on one run."""
+    """The verdicts on one run; none where nothing says who its nodes are."""
     import pandas as pd
 
     run = (rows if len(rows) else documents)["run"].iloc[0]
@@ -174,11 +249,10 @@ def judge_run(
         Feature(**dict(zip(columns, values, strict=True)))
         for values in zip(*columns.values(), strict=True)
     ]
-    # What a node says is the manifest may be its own invention: only the maker's counts.
-    kept = documents[(documents["kind"] == "manifest") & (documents["observer"] == "")]
-    known = parse_manifests([*manifests] or [bytes(data) for data in kept["data"]])
+    kept = documents[documents["kind"] == _KEPT]
+    known = readable([*manifests] or [bytes(data) for data in kept["data"]])
     if not known:
-        raise UsageError(f"there is no manifest for the run {run!r}; name it with -m")
+        return empty_verdicts()
     shown = {
         kind: [
             (row.observer, bytes(row.data))
@@ -193,15 +267,6 @@ def judge_run(
     return pd.DataFrame([_row(run, verdict) for verdict in found], columns=list(VERDICT_COLUMNS))
 
 
-def parse_manifests(data: Sequence[bytes]) -> list[Manifest]:
-    """Signed manifests of one operator, one per epoch."""
-    found: dict[int, Manifest] = {}
-    for one in data:
-        manifest = parse_manifest(one, source="the manifest of a run")
-        found.setdefault(manifest.epoch, manifest)
-    return list(found.values())
-
-
 def given_manifests(path: Path) -> list[bytes]:
     """The manifest in a file, and those of earlier epochs that are kept beside it."""
     present = read_manifest(path)
@@ -213,9 +278,9 @@ def given_manifests(path: Path) -> list[bytes]:
     return found
 
 
-def run_manifests(documents: DataFrame) -> dict[str, bytes]:
+def run_manifests(cells: DataFrame) -> dict[str, bytes]:
     """The manifest of each run that its maker kept."""
-    kept = documents.where("kind = 'manifest' and observer = ''").select("run", "data")
+    kept = cells.where("run is not null and data is not null").select("run", "data")
     return {row["run"]: bytes(row["data"]) for row in kept.toLocalIterator()}
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quorumcast.agents.observation import COLUMNS, DOCUMENT_COLUMNS
+from quorumcast.agents.observation import CELL_COLUMNS, COLUMNS, DOCUMENT_COLUMNS
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.audit.labels import labelled_run
-from quorumcast.pipeline.audit.tables import DOCUMENTS, LABEL_COLUMNS, LABELS, OBSERVATIONS
+from quorumcast.pipeline.audit.tables import CELLS, DOCUMENTS, LABEL_COLUMNS, LABELS, OBSERVATIONS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,31 +21,37 @@ RUNS_PER_TASK = 4
 #: Where runs lie until they are tables; Spark overlooks names that begin like this.
 _UNSORTED = "_runs"
 
-_TABLES = {"observations": COLUMNS, "documents": DOCUMENT_COLUMNS, "labels": LABEL_COLUMNS}
-_DDL = {"observations": OBSERVATIONS, "documents": DOCUMENTS, "labels": LABELS}
+_TABLES = {
+    "observations": COLUMNS,
+    "documents": DOCUMENT_COLUMNS,
+    "cells": CELL_COLUMNS,
+    "labels": LABEL_COLUMNS,
+}
+_DDL = {"observations": OBSERVATIONS, "documents": DOCUMENTS, "cells": CELLS, "labels": LABELS}
 
 
 def label_runs(spark: SparkSession, count: int, output: Path | str, *, start: int = 0) -> None:
-    """Carry out this many runs and write their observations, documents and labels."""
+    """Carry out this many runs and write their observations, documents, manifests and labels."""
     if count < 1 or start < 0:
         raise UsageError("--label is 1 or more, --start 0 or more")
     for table in _TABLES:
-        if "://" not in str(output) and any(Path(output, table).glob("*.parquet")):
+        if "://" not in str(output) and any(Path(output, table).rglob("*.parquet")):
             raise UsageError(f"{output} holds {table} already; choose another directory")
     unsorted = f"{output}/{_UNSORTED}"
     labelled(spark, count, start).write.mode("overwrite").parquet(unsorted)
     runs = spark.read.parquet(unsorted)
-    for table in _TABLES:
+    for table, kinds in _TABLES.items():
         # Few files: reading many small ones costs more than what is in them.
-        runs.selectExpr(f"inline({table})").coalesce(4).write.mode("append").parquet(
-            f"{output}/{table}"
-        )
+        rows = runs.selectExpr(f"inline({table})").coalesce(4).write.mode("append")
+        if "observer" in kinds:
+            rows = rows.partitionBy("observer")
+        rows.parquet(f"{output}/{table}")
     if "://" not in str(output):
         shutil.rmtree(unsorted, ignore_errors=True)
 
 
 def labelled(spark: SparkSession, count: int, start: int = 0) -> DataFrame:
-    """Runs, each with its three tables inside; the seed of a run is `start` and its number."""
+    """Runs, each with its tables inside; the seed of a run is `start` and its number."""
     tasks = -(-count // RUNS_PER_TASK)
 
     def simulate(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -19,7 +19,7 @@ or an audit concluded:
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -125,7 +125,7 @@ def statuses(
 
 
 def labelled_run(seed: int) -> dict[str, dict[str, list[object]]]:
-    """One simulated run: its observations, documents and labels, as columns."""
+    """One simulated run: its observations, documents, manifest and labels, as columns."""
     plan = draw(seed, None, adversary_of(seed))
     run = perform_observed(plan)
     name = f"sim-{seed}-{plan.policy.name}-{plan.adversary}"
@@ -146,11 +146,11 @@ def labelled_run(seed: int) -> dict[str, dict[str, list[object]]]:
     signed = msgspec.json.encode(
         sign_manifest(run.manifest, operator_of(len(run.manifest.brokers)))
     )
-    rows: list[tuple[object, ...]] = [(name, "", "manifest", run.manifest.cell, signed)]
-    rows += [(name, who, d.kind, d.subject, d.data) for who, d in documents]
+    rows = [(name, who, d.kind, d.subject, d.data) for who, d in documents]
     return {
         "observations": columns_of(name, observations),
         "documents": _columns(DOCUMENT_COLUMNS, rows),
+        "cells": {"run": [name], "data": [signed]},
         "labels": _columns(LABEL_COLUMNS, _label_rows(name, plan, run, everyone, labels)),
     }
 
@@ -197,5 +197,7 @@ def _label_rows(
     return rows
 
 
-def _columns(names: Mapping[str, str], rows: list[tuple[object, ...]]) -> dict[str, list[object]]:
+def _columns(
+    names: Mapping[str, str], rows: Sequence[tuple[object, ...]]
+) -> dict[str, list[object]]:
     return {name: [row[place] for row in rows] for place, name in enumerate(names)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quorumcast.agents.observation import COLUMNS, DOCUMENT_COLUMNS
+from quorumcast.agents.observation import CELL_COLUMNS, COLUMNS, DOCUMENT_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +52,7 @@ def ddl(columns: dict[str, str]) -> str:
 
 
 OBSERVATIONS, DOCUMENTS = ddl(COLUMNS), ddl(DOCUMENT_COLUMNS)
-LABELS, VERDICTS = ddl(LABEL_COLUMNS), ddl(VERDICT_COLUMNS)
+LABELS, VERDICTS, CELLS = ddl(LABEL_COLUMNS), ddl(VERDICT_COLUMNS), ddl(CELL_COLUMNS)
 
 #: What a feature is grouped by: everything but when, which number and how often.
 FEATURE_KEYS = (
