@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -76,9 +78,9 @@ def write_log(
             write_table(directory / table / f"{BY_OBSERVER}{node}" / "a.parquet", kinds, columns)
 
 
-def write_cell(directory: Path, run: str, manifest: bytes = SIGNED) -> None:
-    """What whoever makes a run keeps."""
-    cell: dict[str, list[object]] = {"run": [run], "data": [manifest]}
+def write_cell(directory: Path, *runs: str) -> None:
+    """What whoever makes runs keeps."""
+    cell: dict[str, list[object]] = {"run": [*runs], "data": [SIGNED] * len(runs)}
     write_table(directory / "cells" / "a.parquet", CELL_COLUMNS, cell)
 
 
@@ -201,7 +203,9 @@ def test_every_fault_has_its_turn() -> None:
         ([], "--observe"),
         (["--label", "5"], "--output"),
         (["nowhere"], "holds no observations"),
+        (["file:///nowhere"], "holds no observations"),
         (["nowhere", "--lying-clients", "-1"], "0 or more"),
+        (["nowhere", "--html", "no/such/page.html"], "in a directory that exists"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(
@@ -313,3 +317,52 @@ def test_what_a_node_writes_is_read_as_its_own(spark: SparkSession, tmp_path: Pa
     assert {r["observer"] for r in observations.collect()} == nodes
     assert documents.isEmpty()
     assert cells.isEmpty()
+
+
+def test_names_of_runs_lead_nowhere_and_proofs_are_written_only_where_asked(
+    spark: SparkSession,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, log = tmp_path / "a" / "here", tmp_path / "log"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    runs = ("../../../escaped", "..", "long " * 200, "a;b $(c)")
+    for node, body in ((BOB, b"one"), (CAROL, b"two")):
+        shown = [document(node, "statement", statement(B1, body), run) for run in runs]
+        write_log(log, node, [row(node, B2, run=run) for run in runs], shown)
+    write_cell(log, *runs)
+    found = audited(capsys, log, "--html", "page.html")
+    assert len([v for v in found["verdicts"] if v["proof"]]) == len(runs)
+    assert [path.name for path in here.iterdir()] == ["page.html"]
+    assert "--output writes the proof" in Path("page.html").read_text()
+    found = audited(capsys, log, "--output", "found", "--html", "page.html")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "log"]
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["here"]
+    assert len(list(Path("found/evidence").iterdir())) == len(runs)
+    commands = re.findall("<code>quorumcast (.+?)</code>", Path("page.html").read_text())
+    assert len(commands) == len(runs)
+    for command in commands:
+        assert main(shlex.split(command)) == 0, command
+    capsys.readouterr()
+    found = audited(capsys, log, "--output", f"file://{tmp_path}/elsewhere")
+    assert sorted(path.name for path in here.iterdir()) == ["found", "page.html"]
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["verdicts"]
+
+
+def test_text_that_is_not_utf8_ends_nothing(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    write_log(log, CAROL, [row(CAROL, B1)])
+    bad = {name: [value] for name, value in zip(COLUMNS, row(BOB, B1), strict=True)}
+    kinds = {**COLUMNS, "reason": "binary"}
+    write_table(
+        log / "observations" / f"{BY_OBSERVER}{BOB}" / "a.parquet", kinds,
+        {**bad, "reason": [b"\xff\xfe"]},
+    )  # fmt: skip
+    write_cell(log, "r")
+    found = audited(capsys, log)
+    assert standings(found) == {(CAROL, "disputed"), (B1, "disputed")}
+    assert found["left_out"] == {INCOMPLETE: 1}

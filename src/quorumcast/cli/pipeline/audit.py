@@ -61,7 +61,7 @@ def audit(
     from quorumcast.pipeline.session import spark_session
 
     places = list(directories or [])
-    _check(places, manifest, lying_clients, output, label)
+    _check(places, manifest, lying_clients, output, html, label)
     spark = spark_session("quorumcast audit", master=master)
     if label:
         from quorumcast.pipeline.audit.labelling import label_runs
@@ -76,7 +76,12 @@ def audit(
 
 
 def _check(
-    places: list[str], manifest: Path | None, lying_clients: int, output: str, label: int
+    places: list[str],
+    manifest: Path | None,
+    lying_clients: int,
+    output: str,
+    html: Path | None,
+    label: int,
 ) -> None:
     if label < 0 or lying_clients < 0:
         raise UsageError("--label and --lying-clients are 0 or more")
@@ -86,6 +91,8 @@ def _check(
         raise UsageError(
             "name a directory that brokers, clients or 'quorumcast bench' wrote with --observe"
         )
+    if html is not None and (html.is_dir() or not html.resolve().parent.is_dir()):
+        raise UsageError(f"{html} cannot be written: name a file in a directory that exists")
     if manifest is not None:
         manifest_path(manifest)
 
@@ -127,8 +134,9 @@ def _audit(
         rows = [row.asDict() for row in verdicts.toLocalIterator()]
     runs = counted.runs
     rows.sort(key=lambda row: (_ORDER[row["standing"]], row["run"], row["node"]))
-    directory = output or "."
-    if output or html:
+    # Proofs are files for 'quorumcast verify'; elsewhere they are in the table of verdicts.
+    directory = "" if "://" in output else output
+    if directory:
         write_proofs(Path(directory), rows, run_manifests(tables[2]))
     if output:
         verdicts.write.mode("overwrite").parquet(f"{output}/verdicts")

@@ -87,6 +87,7 @@ def campaign(
     chosen.check()
     prepare_directory(output)
     counter = Counter(scenarios)
+    # Brief, however long it takes: the simulator is Python, and Java hands out seeds.
     spark = spark_session("campaign", master=master)
     report = run_campaign(spark, chosen, output, counter, counter.say)
     counter.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from quorumcast.cli.pipeline import audit, bench, campaign, evaluate, monitor, workload
+from quorumcast.cli.pipeline.sentences import sentences
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,9 +18,9 @@ def _main() -> None:
     """Workloads, evaluation, audit and more on Spark; install the extra 'spark'."""
 
 
-app.command(epilog=bench.EXAMPLE)(bench.bench)
-app.command(epilog=evaluate.EXAMPLE)(evaluate.evaluate)
-app.command(epilog=audit.EXAMPLE)(audit.audit)
+app.command(epilog=bench.EXAMPLE)(sentences()(bench.bench))
+app.command(epilog=evaluate.EXAMPLE)(sentences()(evaluate.evaluate))
+app.command(epilog=audit.EXAMPLE)(sentences()(audit.audit))
 app.add_typer(workload.app, name="workload")
-app.command("campaign", epilog=campaign.EXAMPLE)(campaign.campaign)
+app.command("campaign", epilog=campaign.EXAMPLE)(sentences()(campaign.campaign))
 app.add_typer(monitor.app, name="monitor")

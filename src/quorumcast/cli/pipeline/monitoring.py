@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quorumcast.cli.common import console, print_json
+from quorumcast.cli.pipeline.sentences import sentences
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,11 +55,13 @@ def watch_cell(
     cell, names = read_manifest(manifest), Names.under(prefix)
     for name, columns in names.columns.items():
         check_channel(cell, name, columns)
-    with _alone(store), console(stderr=True).status("starting Spark") as shown, _sentences():
+    with _alone(store), console(stderr=True).status("starting Spark") as shown, sentences():
         _claim(store, f"{cell.cell} {names.metrics}")
         from quorumcast.pipeline.session import ROCKSDB, spark_session
 
-        spark = spark_session("quorumcast-monitor", master=master, settings=ROCKSDB)
+        spark = spark_session(
+            "quorumcast-monitor", master=master, settings=ROCKSDB, brief=until is None
+        )
         from quorumcast.pipeline.monitor.job import Monitor, MonitorSettings
 
         options = {"manifest": str(manifest.absolute()), "identity": str(identity.absolute())}
@@ -77,20 +80,6 @@ def watch_cell(
             shown.update(f"watching {cell.cell}; Ctrl-C stops")
             run.watch(until, shown.update)
         run.end()
-
-
-@contextmanager
-def _sentences() -> Iterator[None]:
-    """What Spark refuses, in one sentence."""
-    from quorumcast.pipeline.session import reason_of
-
-    try:
-        yield
-    except Exception as error:
-        if not type(error).__module__.startswith("pyspark."):
-            raise
-        reason = reason_of(error) or str(error).partition("\n")[0]
-        raise UsageError(f"Spark refuses: {reason}") from None
 
 
 def _source(spark: SparkSession, options: dict[str, str], channel: str) -> DataFrame:

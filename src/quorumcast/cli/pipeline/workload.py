@@ -9,6 +9,7 @@ import typer
 
 from quorumcast.cli.common import JsonOption, console, print_json
 from quorumcast.cli.pipeline import MasterOption
+from quorumcast.cli.pipeline.sentences import sentences
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def _main() -> None:
 
 
 @app.command(epilog=PREPARE_EXAMPLE)
+@sentences()
 def prepare(
     sources: Annotated[list[str], typer.Argument(help="Files or directories of one data set.")],
     output: OutputOption,
@@ -149,6 +151,7 @@ def _recipe(
 
 
 @app.command(epilog=GENERATE_EXAMPLE)
+@sentences()
 def generate(
     output: OutputOption,
     like: Annotated[
@@ -248,6 +251,7 @@ def _tell(header: Header, output: Path, json_: bool) -> None:
 
 
 @app.command(epilog=DESCRIBE_EXAMPLE)
+@sentences()
 def describe(
     workload: Annotated[Path, typer.Argument(help="The workload's directory.")],
     picture: Annotated[Path | None, typer.Option(help="Draw it, as SVG, into this file.")] = None,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 #: Verdicts that a page shows; a table of more is for programs.
 MOST_SHOWN = 2_000
+#: Characters of a run's name in the name of a file.
+LONGEST_NAME = 80
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem;
@@ -36,9 +40,22 @@ _MEANING = {
 Row = Mapping[str, Any]
 
 
+def file_name(name: str) -> str:
+    """What a file can be called after something that a node named, wherever it is written."""
+    escaped = quote(name, safe="+")
+    if len(escaped) <= LONGEST_NAME:
+        return escaped
+    return f"{escaped[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
 def proof_name(row: Row) -> str:
     """The name of the file that holds a proof."""
-    return f"{row['run']}-{row['node']}-{row['deed']}.evidence"
+    return f"{file_name(row['run'])}-{file_name(row['node'])}-{row['deed']}.evidence"
+
+
+def manifest_name(row: Row) -> str:
+    """The name of the file that holds the manifest of a run."""
+    return f"{file_name(row['run'])}.json"
 
 
 def write_proofs(
@@ -54,7 +71,7 @@ def write_proofs(
         path.write_text(row["proof"], encoding="utf-8")
         written.append(path)
         if row["run"] in manifests:
-            beside = directory / "manifests" / f"{row['run']}.json"
+            beside = directory / "manifests" / manifest_name(row)
             beside.parent.mkdir(parents=True, exist_ok=True)
             beside.write_bytes(manifests[row["run"]])
     return written
@@ -62,12 +79,12 @@ def write_proofs(
 
 def verify_command(row: Row, directory: str, manifest: str) -> str:
     """The command that verifies a proof."""
-    by = manifest or f"{directory}/manifests/{row['run']}.json"
+    by = manifest or f"{directory}/manifests/{manifest_name(row)}"
     return f"quorumcast verify {directory}/evidence/{proof_name(row)} -m {by}"
 
 
 def page(rows: Sequence[Row], *, directory: str, manifest: str, runs: int) -> str:
-    """One page that needs nothing else."""
+    """One page that needs nothing else; `directory` is where proofs lie, if they are written."""
     shown = list(rows)[:MOST_SHOWN]
     parts = [
         "<!doctype html><html lang=en><head><meta charset=utf-8>",
@@ -101,7 +118,9 @@ def _table(rows: Sequence[Row], directory: str, manifest: str) -> str:
     lines = ["<table><tr>", *(f"<th>{title}</th>" for title in head), "</tr>"]
     for row in rows:
         sure = f"{row['score']:.2f}"
-        if row["proof"]:
+        if row["proof"] and not directory:
+            sure += "<br>--output writes the proof"
+        elif row["proof"]:
             sure = f"<code>{html.escape(verify_command(row, directory, manifest))}</code>"
         elif row["explanations"]:
             sure += f"<br>{html.escape(row['explanations'])}"

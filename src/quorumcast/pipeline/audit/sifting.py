@@ -97,6 +97,9 @@ def marked(rows: DataFrame, cells: DataFrame, manifests: Sequence[bytes]) -> Dat
     told = "accused" in rows.columns
     needed = COLUMNS if told else DOCUMENT_COLUMNS
     flaw = F.when(_any(F.col(name).isNull() for name in needed), INCOMPLETE)
+    # Python, to which rows go from here, would refuse them.
+    texts = [name for name, kind in needed.items() if kind == "string"]
+    flaw = flaw.when(_any(~F.is_valid_utf8(name) for name in texts), INCOMPLETE)
     flaw = flaw.when(F.col("nodes").isNull(), NO_MANIFEST)
     if told:
         strangers = _any(

@@ -1,0 +1,35 @@
+"""What Spark raises, in one sentence: its own words run over pages of Java."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from quorumcast.core.errors import UsageError
+
+#: Where exceptions of Spark come from: what it tells Python, and what Java does.
+_THEIRS = ("pyspark.", "py4j.")
+_JAVA = re.compile(r"^(?:: |Caused by: )([\w.$]+): (.+)$", re.MULTILINE)
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """Refuse what Spark refuses; every command that starts Spark is within this."""
+    from quorumcast.pipeline.session import reason_of
+
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith(_THEIRS):
+            raise
+        raise UsageError(f"Spark refuses: {reason_of(error) or _first(str(error))}") from None
+
+
+def _first(text: str) -> str:
+    """What went wrong, and what was behind it."""
+    found = _JAVA.findall(text)
+    if not found:
+        return text.strip().partition("\n")[0]
+    said, (cause, behind) = found[0][1], found[-1]
+    return said if len(found) == 1 else f"{said} ({cause.rpartition('.')[2]}: {behind})"
