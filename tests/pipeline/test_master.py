@@ -49,7 +49,7 @@ def test_of_several_masters_one_is_enough(port: int, silent: int) -> None:
     check_master(f"spark://127.0.0.1:{silent},127.0.0.1:{port}")
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:{}", "[::1]:{}", "127.0.0.1:99999"])
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "[::1]:{}", "127.0.0.1:99999", "a..b:{}"])
 def test_a_master_that_does_not_answer_is_named(address: str, silent: int) -> None:
     with pytest.raises(UsageError, match="no Spark answers at spark://"):
         check_master("spark://" + address.format(silent))

@@ -1,10 +1,13 @@
 """The session that people without one of their own get."""
 
+import os
+
 import pytest
 from pyspark.sql import SparkSession
 
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline import session
+from quorumcast.pipeline.master import cores_of
 from quorumcast.pipeline.session import spark_session
 
 
@@ -12,6 +15,21 @@ def test_session_keeps_utc_and_runs_arrow_functions(spark: SparkSession) -> None
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     doubled = spark.range(1000).mapInArrow(lambda batches: batches, "id long")
     assert doubled.count() == 1000
+
+
+@pytest.mark.parametrize(
+    ("master", "cores"),
+    [("local", 1), ("local[3]", 3), ("local[17,2]", 17), ("local-cluster[2,3,1024]", 6)],
+)
+def test_session_has_as_many_partitions_as_its_master_has_cores(master: str, cores: int) -> None:
+    chosen = session._defaults(cores_of(master), True, "")
+    assert chosen["spark.default.parallelism"] == str(cores)
+    assert chosen["spark.sql.shuffle.partitions"] == str(cores)
+
+
+def test_cluster_keeps_its_own_partitions_and_a_machine_its_cores() -> None:
+    assert "spark.default.parallelism" not in session._defaults(cores_of("yarn"), True, "")
+    assert cores_of("local[*]") == os.cpu_count()
 
 
 def test_second_call_gives_the_session_of_the_process(spark: SparkSession) -> None:

@@ -5,6 +5,7 @@ Spark itself answers a wrong name with pages of Java, and a master that is not t
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from contextlib import closing
@@ -13,7 +14,7 @@ from quorumcast.core.errors import UsageError
 
 _COUNT = r"(\*|[1-9]\d*)"
 _LOCAL = rf"local(\[{_COUNT}(,\s*[1-9]\d*)?\])?"
-_CLUSTER_HERE = r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]"
+_CLUSTER_HERE = r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]"
 _HOST = r"(?:\[[0-9a-fA-F:]+\]|[^\s:,/\[\]]+):\d{1,5}"
 _STANDALONE = rf"spark://({_HOST}(?:,{_HOST})*)"
 _ELSEWHERE = r"yarn|k8s://\S+"
@@ -39,10 +40,20 @@ def check_master(master: str) -> None:
         )
 
 
+def cores_of(master: str) -> int | None:
+    """How many tasks run at once on a master that is this machine itself."""
+    here = re.fullmatch(_LOCAL, master)
+    if here is not None:
+        count = here.group(2) or "1"
+        return os.cpu_count() or 1 if count == "*" else int(count)
+    cluster = re.fullmatch(_CLUSTER_HERE, master)
+    return int(cluster.group(1)) * int(cluster.group(2)) if cluster is not None else None
+
+
 def _answers(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
         with closing(socket.create_connection((host.strip("[]"), int(port)), PATIENCE_S)):
             return True
-    except (OSError, OverflowError):
+    except (OSError, OverflowError, UnicodeError):
         return False

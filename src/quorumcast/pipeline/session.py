@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.archive import archive_options
 from quorumcast.pipeline.java import prepare_java
-from quorumcast.pipeline.master import check_master
+from quorumcast.pipeline.master import check_master, cores_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,8 +49,9 @@ def spark_session(
     """A session that knows `format("quorumcast")`; the one of this process, if there is one.
 
     `master` is as Spark has it, all cores of this machine unless said otherwise. `settings` are
-    Spark's and go before ours. What runs for minutes or more on this machine should not be `brief`.
-    What `spark-submit` started keeps the master and the settings of that.
+    Spark's and go before ours. What keeps Java itself busy for minutes on this machine should not
+    be `brief`; what is Python's work, such as simulations, may. What `spark-submit` started keeps
+    the master and the settings of that.
     """
     if find_spec("pyspark") is None:
         raise UsageError("PySpark is not installed: run 'pip install quorumcast[spark]'")
@@ -65,7 +66,7 @@ def spark_session(
             check_master(master)
             java = archive_options(prepare_java())
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        chosen = {**_defaults(master.startswith("local"), brief, java), **chosen}
+        chosen = {**_defaults(cores_of(master), brief, java), **chosen}
         builder = builder.master(master)
     for key, value in chosen.items():
         builder = builder.config(key, value)
@@ -102,7 +103,7 @@ def reason_of(error: BaseException) -> str | None:
     return said[-1] if said else None
 
 
-def _defaults(local: bool, brief: bool, java: str) -> dict[str, str]:
+def _defaults(cores: int | None, brief: bool, java: str) -> dict[str, str]:
     java = f"-Dlog4j2.configurationFile={files(__package__) / 'log4j2.properties'} {java}"
     chosen = {
         "spark.driver.extraJavaOptions": java,
@@ -112,14 +113,13 @@ def _defaults(local: bool, brief: bool, java: str) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    if local:
-        cores = str(os.cpu_count() or 1)
+    if cores is not None:
         chosen |= {
             "spark.driver.extraJavaOptions": f"{java} {LOCAL_JAVA} {BRIEF_JAVA if brief else ''}",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
-            "spark.sql.shuffle.partitions": cores,
-            "spark.default.parallelism": cores,
+            "spark.sql.shuffle.partitions": str(cores),
+            "spark.default.parallelism": str(cores),
             # No checksum file beside each file of a checkpoint: a third of a micro-batch's cost.
             # Not `fs.file.impl` as well, which RocksDB wants as it is.
             "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",

@@ -74,7 +74,11 @@ def test_weights_have_the_form_of_their_law() -> None:
         ("poisson", 5, 0.0, "no distribution 'poisson'; choose one of uniform"),
         ("zipf", 0, 0.0, "1 or more"),
         ("zipf", 5, -1.0, "more than 0"),
+        ("zipf", 5, float("nan"), "more than 0"),
+        ("zipf", 5, float("inf"), "more than 0"),
+        ("zipf", 5, 900.0, "choose the usual one"),
         ("powerlaw", 5, 0.5, "above 1"),
+        ("powerlaw", 5, 1.0001, "choose the usual one"),
     ],
 )
 def test_weights_of_nothing_known_are_refused(

@@ -1,6 +1,7 @@
 """From data sets to workloads on Spark, whatever the partitions; and the commands that do it."""
 
 import csv
+import gzip
 import json
 import os
 from collections import Counter
@@ -122,6 +123,16 @@ def test_csv_without_topics_or_times_gets_drawn_ones(spark: SparkSession, tmp_pa
             spark, [str(source)], "csv", Recipe(name="plain", author="user", topic="host"),
             settings, tmp_path / "x",
         )  # fmt: skip
+
+
+def test_times_that_are_none_are_left_out_and_counted(spark: SparkSession, tmp_path: Path) -> None:
+    times = ["5", "nan", "Infinity", "-Infinity", "1e300", "7", "", "1970-01-01T00:00:06Z", "soon"]
+    (tmp_path / "a.csv").write_text("\n".join(["who,what,at", *(f"a,b,{time}" for time in times)]))
+    recipe = Recipe(name="plain", author="who", topic="what", time="at")
+    path = tmp_path / "w"
+    header = prepare(spark, [str(tmp_path / "a.csv")], "csv", recipe, Settings(), path)
+    assert (header.events, header.dropped) == (3, {"no time": 6})
+    assert [event.at_ms for event in read_workload(path).events()] == [0, 1000, 2000]
 
 
 def test_sampled_takes_exactly_so_many(spark: SparkSession) -> None:
@@ -271,6 +282,25 @@ def test_published_workload_has_the_published_figures(
         (["prepare", "nothing.csv", "-o", "w"], "there is no nothing.csv"),
         (["generate", "--like", "usenet", "-o", "w"], "no 'usenet' to imitate"),
         (["generate", "--topics", "3", "--mean", "4", "-o", "w"], "cannot subscribe to 4 of 3"),
+        (["generate", "--rate", "nan", "-o", "w"], "--rate more than 0"),
+        (["generate", "--like", "dt1", "--rate", "inf", "-o", "w"], "--rate more than 0"),
+        (
+            [
+                "prepare",
+                __file__,
+                "--format",
+                "csv",
+                "--topics",
+                "3",
+                "--subscriptions",
+                "zipf",
+                "--mean",
+                "0",
+                "-o",
+                "w",
+            ],
+            "--mean is more than 0",
+        ),
         (["describe", "w"], "is no workload, or one that was never finished"),
     ],
 )
@@ -293,3 +323,22 @@ def test_header_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "workload.json").write_text('{"format": 9}')
     with pytest.raises(UsageError, match="cannot be read"):
         read_header(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("a.jsonl.gz", gzip.compress(b'{"author": "a"}\n' * 9000)[:-60]), ("a.parquet", b"PAR1 PAR1")],
+)
+def test_source_that_is_spoilt_is_one_sentence(
+    spark: SparkSession,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    data: bytes,
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    workload = ["pipeline", "workload", "prepare", str(tmp_path / name), "--topics", "3"]
+    assert main([*workload, "--output", str(tmp_path / "workload")]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert name in said
+    assert "Traceback" not in said

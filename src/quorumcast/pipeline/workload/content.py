@@ -17,6 +17,7 @@ publication's row is the AND of its attributes' rows, and its matches are the bi
 from __future__ import annotations
 
 from functools import cached_property
+from math import inf
 
 import msgspec
 import numpy as np
@@ -85,7 +86,7 @@ class ContentGenerator:
     def __init__(
         self, shape: ContentShape, *, events: int, nodes: int, seed: int, rate: float
     ) -> None:
-        if events < 1 or nodes < 1 or rate <= 0:
+        if events < 1 or nodes < 1 or not 0 < rate < inf:
             raise UsageError("--events and --nodes are 1 or more and --rate more than 0")
         self.shape = shape
         self.events = events

@@ -95,27 +95,35 @@ def weights(distribution: str, count: int, exponent: float = 0.0) -> Floats:
     """
     if count < 1:
         raise UsageError("nothing can be drawn from nothing; ask for 1 or more")
-    if exponent < 0:
+    if not 0 <= exponent < np.inf:
         raise UsageError("an exponent is more than 0; leave it out for the usual one")
     ranks = np.arange(1, count + 1, dtype=np.float64)
     match distribution:
         case "uniform":
             found = np.ones(count)
         case "zipf":
-            found = ranks ** -(exponent or 1.0)
+            found = _powers(ranks, -(exponent or 1.0))
         case "normal":
             found = np.exp(-0.5 * ((ranks - (count + 1) / 2) / (max(count, 2) / 6)) ** 2)
         case "powerlaw":
             steepness = exponent or 2.2
             if steepness <= 1:
                 raise UsageError("a power law needs an exponent above 1; the usual one is 2.2")
-            found = ((ranks - 0.5) / count) ** (-1 / (steepness - 1))
+            found = _powers((ranks - 0.5) / count, -1 / (steepness - 1))
         case _:
             raise UsageError(
                 f"there is no distribution {distribution!r}; choose one of "
                 f"{', '.join(DISTRIBUTIONS)}"
             )
     return np.asarray(found / found.sum())
+
+
+def _powers(bases: Floats, exponent: float) -> Floats:
+    with np.errstate(over="ignore", under="ignore"):
+        found = bases**exponent
+    if not np.isfinite(found.sum()) or not found.min():
+        raise UsageError("the exponent leaves all but a few without a share; choose the usual one")
+    return found
 
 
 def ranks_at(cumulative: Floats, draws: Floats) -> Ints:

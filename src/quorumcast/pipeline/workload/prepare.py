@@ -89,7 +89,8 @@ def finish(
     from pyspark.sql import functions as sql
 
     written = spark.read.parquet(str(path / EVENTS))
-    subscriptions.select("topic", "node").coalesce(1).sortWithinPartitions(
+    # Not coalesced: that would put all the work before it, every draw, into one task.
+    subscriptions.select("topic", "node").repartition(1).sortWithinPartitions(
         "topic", "node"
     ).write.parquet(str(path / SUBSCRIPTIONS))
     subscribers = (

@@ -26,6 +26,8 @@ _SUFFIXES = {
 }  # fmt: skip
 _PACKED = ("gz", "bz2", "zst", "lz4", "snappy")
 _UNREADABLE = "_unreadable"
+#: Seconds from 1970 on, or before, that are still a time: differences in milliseconds fit a long.
+LATEST_S = 1e15
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,12 +139,13 @@ def _read(spark: SparkSession, sources: list[str], kind: str, recipe: Recipe) ->
 
 
 def _seconds(time: Column) -> Column:
-    """Seconds since 1970, of a number, a text of one, or a timestamp."""
+    """Seconds since 1970, of a number, a text of one, or a timestamp; null if it is no time."""
     from pyspark.sql import functions as sql
 
     text = time.cast("string")
     stamp = sql.unix_micros(text.try_cast("timestamp")) / 1e6
-    return sql.coalesce(text.try_cast("double"), stamp)
+    seconds = sql.coalesce(text.try_cast("double"), stamp)
+    return sql.when(sql.abs(seconds) <= LATEST_S, seconds)
 
 
 def _first_line(error: Exception) -> str:

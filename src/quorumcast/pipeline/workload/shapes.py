@@ -9,6 +9,7 @@ to. `REDDIT` is the shape of that workload as its author published it.
 from __future__ import annotations
 
 from functools import cached_property
+from math import inf
 
 import msgspec
 import numpy as np
@@ -78,7 +79,7 @@ class Generator:
     def __init__(
         self, shape: Shape, *, events: int, nodes: int, seed: int, rate: float, size: int
     ) -> None:
-        if nodes < 1 or rate <= 0 or size < 0:
+        if nodes < 1 or not 0 < rate < inf or size < 0:
             raise UsageError("--nodes is 1 or more, --rate more than 0 and --size 0 or more")
         if events < len(shape.events):
             raise UsageError(f"--events is {len(shape.events)} or more: one for each topic")

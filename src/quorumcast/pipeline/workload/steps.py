@@ -58,13 +58,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse what cannot be, in a sentence."""
         if self.nodes < 1 or self.sample < 0 or self.topics < 0 or self.partitions < 0:
             raise UsageError("--nodes is 1 or more, --sample, --topics and --partitions 0 or more")
-        for name in (self.users, self.drawn_topics):
-            weights(name, 1, self.exponent)
+        weights(self.users, self.nodes, self.exponent)
+        weights(self.drawn_topics, self.topics or 1, self.exponent)
         if self.subscriptions != AUTHORS and self.subscriptions not in DISTRIBUTIONS:
             raise UsageError(
                 f"there are no subscriptions by {self.subscriptions!r}; choose {AUTHORS} or one "
                 f"of {', '.join(DISTRIBUTIONS)}"
             )
+        if self.subscriptions != AUTHORS and not self.mean > 0:
+            raise UsageError("--mean is more than 0: so many topics a node subscribes to")
         if not recipe.topic and not self.topics:
             raise UsageError("name the column of topics with --topic, or say how many to draw")
 
