@@ -28,7 +28,7 @@ from quorumcast.pipeline.monitor.clean import (
 from quorumcast.pipeline.monitor.job import Monitor, MonitorSettings
 from quorumcast.pipeline.monitor.queries import MOST_REFUSALS, Query
 from quorumcast.pipeline.monitor.rules import parse_rules
-from quorumcast.pipeline.monitor.signals import signals
+from quorumcast.pipeline.monitor.signals import check_patterns, signals
 from quorumcast.pipeline.monitor.store import Store
 from quorumcast.pipeline.monitor.watch import Alarm, Bucket
 from quorumcast.pipeline.session import ROCKSDB
@@ -387,6 +387,19 @@ def test_observations_become_the_signals_that_rules_ask_for(
             ("logs", "info", 1.0),
         ]
     )
+
+
+def test_pattern_that_java_does_not_know_is_refused_with_the_name_of_its_rule(
+    session: SparkSession,
+) -> None:
+    def pattern(name: str, text: str) -> str:
+        return f'[[rule]]\nname = "{name}"\nkind = "logs"\npattern = "{text}"\n'
+
+    fine = pattern("fine", "(?i)a|b$") + '[[rule]]\nname = "e"\nkind = "logs"\nlevel = "error"\n'
+    check_patterns(session, parse_rules(fine, "r"))
+    for text in ("(?P<word>x)", "(x)?(?(1)a|b)"):  # Python knows both
+        with pytest.raises(UsageError, match="rule 'odd': Java does not know the pattern"):
+            check_patterns(session, parse_rules(fine + pattern("odd", text), "r"))
 
 
 # ----------------------------------------------------------------------------- the store

@@ -50,7 +50,7 @@ def watch_cell(
     from quorumcast.pipeline.monitor.channels import Names, check_channel
     from quorumcast.pipeline.monitor.rules import read_rules
 
-    # Everything that can be wrong is found out before Java is started.
+    # What can be wrong is found out before Java is started, but for what only Java knows.
     rules = read_rules(rules_file)
     cell, names = read_manifest(manifest), Names.under(prefix)
     for name, columns in names.columns.items():
@@ -63,7 +63,9 @@ def watch_cell(
             "quorumcast-monitor", master=master, settings=ROCKSDB, brief=until is None
         )
         from quorumcast.pipeline.monitor.job import Monitor, MonitorSettings
+        from quorumcast.pipeline.monitor.signals import check_patterns
 
+        check_patterns(spark, rules)
         options = {"manifest": str(manifest.absolute()), "identity": str(identity.absolute())}
         monitor = Monitor(
             spark,

@@ -8,9 +8,11 @@ as `heard`, so that their host is not called silent.
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.errors import SparkRuntimeException
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (as everybody calls them)
 
+from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.monitor.lines import SEVERITIES
 from quorumcast.pipeline.monitor.rules import Logs, Rules
 from quorumcast.pipeline.monitor.watch import Bucket
@@ -71,6 +73,27 @@ def buckets(found: DataFrame, rules: Rules) -> DataFrame:
             F.col("heard").cast("double").alias("heard"),
         )
     )  # fmt: skip
+
+
+def check_patterns(spark: SparkSession, rules: Rules) -> None:
+    """Refuse patterns that Java does not know, which looks for them; Python's are others."""
+    with_pattern = [rule for rule in rules.logs if rule.pattern]
+    if not with_pattern or _known(spark, with_pattern):
+        return
+    for rule in with_pattern:
+        if not _known(spark, [rule]):
+            raise UsageError(
+                f"rule {rule.name!r}: Java does not know the pattern {rule.pattern!r}; write it so "
+                "that Python and Java do"
+            )
+
+
+def _known(spark: SparkSession, rules: list[Logs]) -> bool:
+    try:
+        spark.range(1).select(*(F.lit("").rlike(rule.pattern) for rule in rules)).collect()
+    except SparkRuntimeException:
+        return False
+    return True
 
 
 def bucket_of(row: Row) -> Bucket:
