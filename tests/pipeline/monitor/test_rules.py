@@ -13,6 +13,7 @@ from quorumcast.pipeline.monitor.rules import (
     parse_rules,
     read_rules,
 )
+from quorumcast.pipeline.monitor.watch import Bucket, Watch
 
 RULE = '[[rule]]\nname = "busy"\nkind = "threshold"\nsignal = "cpu.percent"\nabove = 90\n'
 
@@ -24,6 +25,20 @@ def test_default_rules_are_read_and_have_every_kind() -> None:
     assert rules == parse_rules(default_rules(), "text")
     assert "cpu.percent" in rules.signals
     assert rules.longest_s == 60
+
+
+def test_default_rule_about_losses_holds_as_long_as_a_probe_loses_data() -> None:
+    watch = Watch(read_rules(None))
+
+    def lost(start: int, count: float) -> list[str]:
+        heard = start + 9.0
+        bucket = Bucket(start, "a", "probe.dropped", "syslog", 2, count, 0, count, 0, heard)
+        return [alarm.state for alarm in watch.absorb([bucket]) if alarm.rule == "probe loses data"]
+
+    assert [lost(start, 0) for start in (0, 10)] == [[], []]
+    assert lost(20, 7) == ["raised"]
+    assert [lost(start, 0) for start in range(30, 80, 10)] == [[]] * 5
+    assert lost(80, 0) == ["cleared"]
 
 
 def test_rules_keep_what_was_said() -> None:

@@ -8,8 +8,8 @@ What may be lost, and what not:
     syslog         TCP waits; datagrams that find no room are dropped and counted, and so is what a
                    probe that is stopped could not hand over in time
 
-The counts are measurements themselves (`probe.dropped`, with where as item). A cell that is away
-for a while is waited for.
+What was lost since the last measurement is one itself (`probe.dropped`, with where as item). A cell
+that is away for a while is waited for.
 """
 
 from __future__ import annotations
@@ -174,14 +174,20 @@ class Probe:
 
     async def _measure(self, publisher: Publisher) -> None:
         sampler = HostSampler()
+        told: dict[str, int] = {}
         due = time.monotonic()
         while not self._stopping.is_set():
             # psutil may wait for a slow disk: not on the loop that keeps the links alive.
             found = await asyncio.to_thread(sampler.sample, time.monotonic())
-            found += [("probe.dropped", where, count) for where, count in self.dropped.items()]
+            lost = self.dropped
+            found += [
+                ("probe.dropped", where, count - told.get(where, 0))
+                for where, count in lost.items()
+            ]
             batch = metric_batch(self._settings.host, datetime.now(UTC), found)
             try:
                 publisher.post_batch(batch)
+                told = lost
                 self.published["metrics"] += batch.num_rows
             except BufferFull:
                 self._dropped += batch.num_rows

@@ -1,8 +1,9 @@
 """The store: Parquet files of observations by channel, host and day, each batch exactly once.
 
 The files of a batch are named by its number, so a batch that is replayed after a crash writes the
-same files again. Any tool reads the directory as it is. Files of days that are over become one file
-per channel, host and day. Names of hosts are safe in paths: `clean` lets no others through.
+same files again. Any tool reads the directory as it is. The files of a day become one per
+channel and host once no more are expected. Names of hosts are safe in paths: `clean` lets no
+others through.
 
     observations/channel=metrics/host=web-1/day=2026-11-15/batch-000000000042.parquet
     fresh/000000000042.parquet            the same rows, for the query that watches; it removes them
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 from quorumcast.pipeline.monitor.drafts import replacing
 
 PARTITIONS = ("channel", "host", "day")
-#: Rows of a day that is over may still come late; then its files are left alone for so long.
+#: Rows of a day may still come late: its files become one so many days after it.
 GRACE_DAYS = 2
 _BATCH = "batch-"
 _WHOLE, _UNDER_WAY = "day.parquet", "_day.parquet"
