@@ -4,10 +4,14 @@ Freeman's scenarios (§7.3.4) are here: one liar, and publishers that skip anoth
 or chain alone nothing arrives; with history everything does, exactly once.
 """
 
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
+from tests.runtime.world import eventually
 
 from quorumcast.bench.plan import CRASHES, Plan
 from quorumcast.bench.run import latency, run_bench
@@ -133,3 +137,23 @@ def test_latency_of_samples_is_in_milliseconds() -> None:
     result = latency([n * 1_000_000 for n in range(1, 102)])
     assert (result.p50, result.p99, result.mean) == (51.0, 100.0, 51.0)
     assert latency([]).p50 is None
+
+
+def test_bench_that_is_killed_leaves_no_process_behind() -> None:
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "quorumcast", "bench", "--seconds", "600", "--json"],
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    parent = psutil.Process(bench.pid)
+    assert eventually(lambda: len(workers_of(parent)) == 2)
+    started = parent.children(recursive=True)
+    bench.kill()
+    bench.wait()
+    _, left = psutil.wait_procs(started, timeout=30)
+    assert left == []
+
+
+def workers_of(bench: psutil.Process) -> list[psutil.Process]:
+    """Publishers and subscribers, which work until they are told to end."""
+    return [child for child in bench.children() if "quorumcast.bench.worker" in child.cmdline()]

@@ -139,7 +139,9 @@ def _audit(
     if directory:
         write_proofs(Path(directory), rows, run_manifests(tables[2]))
     if output:
-        verdicts.write.mode("overwrite").parquet(f"{output}/verdicts")
+        # Where Java began need not be where we are.
+        place = output if "://" in output else Path(output).absolute()
+        verdicts.write.mode("overwrite").parquet(f"{place}/verdicts")
     if html is not None:
         text = page(rows, directory=directory, manifest=str(path or ""), runs=runs)
         html.write_text(text, encoding="utf-8")
