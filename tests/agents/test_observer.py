@@ -329,6 +329,8 @@ def test_who_only_joins_others_against_a_leader_says_so(held_ms: int, state: str
     broker = leading()
     broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
     broker.now += held_ms
+    broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
+    broker.effect(Drop(DropReason.DUPLICATE, ALICE))
     for member in (B3, B4):
         broker.hear(member, Stop(Protection.BYZANTINE, 1))
     assert given_up(broker) == {(B1, state, "Stop")}

@@ -308,3 +308,16 @@ def test_publisher_is_not_blamed_for_being_late_alone() -> None:
         for slot in range(8)
     ]
     assert judged(late, Cell(Policy.named("total"))).named == ()
+
+
+def test_no_publisher_makes_a_leader_leave_numbers_out() -> None:
+    def left_out(message: str) -> tuple[str, ...]:
+        features = [
+            noticed(who, B1, "skipped", message=message, publisher="*", count=3)
+            for who in (B2, B3, B4)
+        ]
+        features += [noticed(B1, ALICE, "missing", message="Offer", count=5)]
+        return judged(features, Cell(Policy.named("total"))).named
+
+    assert left_out("Propose") == (B1,)
+    assert left_out("Vote") == ()

@@ -10,7 +10,17 @@ from quorumcast.agents.turnout import PATIENCE_MS
 from quorumcast.core.ids import NodeId
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import ChainRun, Echo, Item, Offer, Open, Propose, Publish, Vote
+from quorumcast.core.messages import (
+    ChainRun,
+    Echo,
+    Item,
+    Offer,
+    Open,
+    Propose,
+    Publish,
+    Vote,
+    Write,
+)
 from quorumcast.core.quorum import Protection
 from quorumcast.faults.contract import Later
 from quorumcast.manifest.policy import Policy
@@ -150,6 +160,36 @@ def test_delay_may_be_the_publishers_doing_where_brokers_may_differ(
         deeds.compare(B2, "any", [vote], [Later(vote, LATE_MS)], number * 1000)
     (clause,), _ = ideal_clauses(deeds.done(END), {}, is_settled=is_settled)
     assert clause == frozenset((B2, BOB, ALICE)[:suspects])
+
+
+@pytest.mark.parametrize(("misled", "plain"), [((B4,), ()), ((B2, B3, B4), (B1,)), ((B3, B4), ())])
+def test_leader_that_proposes_different_things_is_told_from_the_few_that_it_tells_otherwise(
+    misled: tuple[NodeId, ...], plain: tuple[str, ...]
+) -> None:
+    # One of three is as likely to lie about what it was told; what all are told is no secret.
+    deeds = record()
+    for instance in (1, 2, 3):
+        meant, other = (
+            Propose(Protection.BYZANTINE, 0, instance, (Item(STREAM, instance, digests(body)),))
+            for body in (b"1", b"other")
+        )
+        done = [Send((peer,), other if peer in misled else meant) for peer in (B2, B3, B4)]
+        deeds.compare(B1, "any", [Send((B2, B3, B4), meant)], list(done), 0)
+    assert named(deeds) == plain
+
+
+def test_leader_that_splits_six_brokers_in_halves_is_plain() -> None:
+    cell = Cell(Policy.named("brb"), n=7, f=2)
+    deeds = Deeds(lambda node, peer: True, cell.manifest)
+    leader, *others = cell.manifest.broker_ids
+    for instance in (1, 2, 3):
+        meant, other = (
+            Write(Protection.BYZANTINE, 0, instance, digests(body)) for body in (b"1", b"other")
+        )
+        done = [Send((peer,), meant if at < 3 else other) for at, peer in enumerate(others)]
+        deeds.compare(leader, "any", [Send(tuple(others), meant)], list(done), 0)
+    clauses, _ = ideal_clauses(deeds.done(END), deeds.differences(), is_settled=True)
+    assert diagnose(clauses, Model(cell.manifest.broker_ids, 2)).named == (leader,)
 
 
 def test_streams_within_the_limit_are_no_deed_and_those_beyond_are() -> None:

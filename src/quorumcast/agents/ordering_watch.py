@@ -54,6 +54,7 @@ class OrderingWatch:
     __slots__ = (
         "_cell",
         "_f",
+        "_is_new",
         "_keep",
         "_keys",
         "_lacking",
@@ -114,6 +115,8 @@ class OrderingWatch:
         #: When each offer came that has not been proposed since.
         self._offers: OrderedDict[tuple[Stream, int], int] = OrderedDict()
         self._latest_offer: tuple[Stream, int] | None = None
+        #: Whether it was not waiting before.
+        self._is_new = False
         #: When each offer came that this broker has not seen ordered.
         self._waiting: OrderedDict[tuple[Stream, int], int] = OrderedDict()
         #: When something was last decided, by log.
@@ -151,6 +154,7 @@ class OrderingWatch:
     def _on_offer(self, sender: NodeId, offer: Offer, now: Millis) -> None:
         stream, first = offer.stream, offer.first
         self._latest_offer = (stream, first)
+        self._is_new = (stream, first) not in self._waiting
         self._compare(offer, now)
         if sender == stream.publisher:
             self._look_at_signature(sender, offer, now)
@@ -224,7 +228,8 @@ class OrderingWatch:
         """What came last was ignored."""
         if self._latest_offer is not None:
             self._offers.pop(self._latest_offer, None)
-            self._waiting.pop(self._latest_offer, None)
+            if self._is_new:
+                self._waiting.pop(self._latest_offer, None)
             self._latest_offer = None
 
     def sweep(self, now: Millis) -> None:

@@ -10,6 +10,9 @@ its machine's are a lie only where two correct nodes were shown different ones. 
 the node learns from others that there is such a run, or stream: of what is nowhere nobody can say
 who has it. On a chain, too, who gets nothing, or gets it late, cannot tell whether its neighbour
 kept it or the one *before*.
+
+A leader is as free to propose what it likes, and votes for it: if it tells brokers different things
+of one instance, no broker can say which of them is the altered one. These are versions, too.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from quorumcast.core.messages import (
     Publish,
     Ready,
     Vote,
+    Write,
 )
 from quorumcast.core.statements import parse_statement
 from quorumcast.faults.base import stream_of
@@ -70,7 +74,7 @@ class DeedKey(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A publisher showed two correct nodes, or one of them twice, different things."""
+    """A publisher or leader showed two correct nodes, or one of them twice, different things."""
 
     node: NodeId
     one: NodeId
@@ -88,6 +92,8 @@ AFTER_LOSS_MS, BEFORE_LOSS_MS = PATIENCE_MS // 2, PATIENCE_MS
 _Word = tuple[AnyMessage, Bodies]
 #: A stream and the first number of a run; 0: any.
 _Run = tuple[Stream, int]
+#: Who showed what: the kind of message, the stream or log and regency, and the number.
+_Place = tuple[NodeId, str, object, int]
 #: Messages by which publishers show their runs.
 _SHOWN = (Publish, ChainRun, Offer)
 #: What may be the doing of whoever comes before on a chain.
@@ -115,8 +121,8 @@ class Deeds:
         self._before: dict[tuple[NodeId, Stream], str] = {}
         #: The streams that a publisher opened beside its own, by peer and channel.
         self._opened: dict[tuple[NodeId, NodeId, str], set[Stream]] = {}
-        #: What publishers showed of each run of theirs, and to whom.
-        self._versions: dict[tuple[str, Stream, int], dict[bytes, dict[NodeId, None]]] = {}
+        #: What publishers showed of each run of theirs, and leaders of each instance, and to whom.
+        self._versions: dict[_Place, dict[bytes, dict[NodeId, None]]] = {}
         #: Whether a peer is correct and can be reached by a node.
         self._reached = reached
         #: When each deed was done, and which run of its own a publisher kept back, if it did.
@@ -139,6 +145,7 @@ class Deeds:
         intended, said, delayed = _by_peer(wanted), _by_peer(done), _by_peer(_later(done))
         due = {id(later.effect): now + later.after_ms for later in done if isinstance(later, Later)}
         self._overtake(node, fault, done, due, now)
+        torn = self._tear(node, said)
         for peer in dict.fromkeys((*intended, *said, *delayed)):
             if not self._reached(node, peer):
                 continue
@@ -158,7 +165,9 @@ class Deeds:
                 self._show(node, word, peer)
             altered = min(len(lacking), len(extra))
             for word, instead in zip(lacking, extra, strict=False):
-                if not self._is_version(node, word, instead):
+                if self._led(node, instead[0]) not in torn and not self._is_version(
+                    node, word, instead
+                ):
                     self._add(node, fault, Deed.ALTERED, word, peer, now)
             for word in lacking[altered:]:
                 self._add(node, fault, Deed.DROPPED, word, peer, now)
@@ -195,8 +204,35 @@ class Deeds:
                 if found is not None
             ]
         for kind, number, said in shown:
-            place = (kind, stream, number)
+            place = (node, kind, stream, number)
             self._versions.setdefault(place, {}).setdefault(said, {})[peer] = None
+
+    def _led(self, node: NodeId, message: AnyMessage) -> _Place | None:
+        """What a leader says of an instance."""
+        if not isinstance(message, Propose | Write):
+            return None
+        members = self._manifest.broker_ids
+        if members[message.regency % len(members)] != node:
+            return None
+        return (node, type(message).__name__, (message.log, message.regency), message.instance)
+
+    def _tear(self, node: NodeId, said: dict[NodeId, list[_Word]]) -> set[_Place | None]:
+        """The instances of which a leader tells different things at the same time."""
+        torn: set[_Place | None] = set()
+        told: dict[_Place, dict[bytes, list[NodeId]]] = {}
+        for peer, words in said.items():
+            for message, _ in words:
+                place = self._led(node, message)
+                if place is not None and self._reached(node, peer):
+                    versions = told.setdefault(place, {})
+                    versions.setdefault(msgspec.json.encode(message), []).append(peer)
+        for place, versions in told.items():
+            if len(versions) > 1:
+                torn.add(place)
+                for version, peers in versions.items():
+                    shown = self._versions.setdefault(place, {}).setdefault(version, {})
+                    shown.update(dict.fromkeys(peers))
+        return torn
 
     def _is_version(self, node: NodeId, word: _Word, instead: _Word) -> bool:
         """Whether a publisher says something else of its own, and nothing is wrong with that."""
@@ -218,7 +254,7 @@ class Deeds:
     def differences(self) -> dict[Difference, int]:
         """How often publishers showed different things to the same two."""
         found: dict[Difference, int] = {}
-        for (kind, stream, _), versions in self._versions.items():
+        for (node, kind, _, _), versions in self._versions.items():
             signed = kind in ("Offer", "History")
             pairs = {
                 (min(one, other), max(one, other))
@@ -229,7 +265,7 @@ class Deeds:
                 for other in others
             }
             for one, other in sorted(pairs):
-                difference = Difference(stream.publisher, one, other, signed)
+                difference = Difference(node, one, other, signed)
                 found[difference] = found.get(difference, 0) + 1
         return found
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
+import msgspec
+
 from quorumcast.agents.turnout import MENDED
 from quorumcast.core.quorum import Broadcast
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
@@ -151,12 +153,17 @@ def _outstanding(case: Case, accounts: _Accounts, deed: str, why: str) -> list[C
 
 
 def _skipping(case: Case, features: list[Feature]) -> list[Charge]:
-    return [
-        charge
+    found = [
+        (message, charge)
         for message, least in SKIPPED.items()
         for pair in case.pairs(f for f in features if (f.kind, f.message) == ("skipped", message))
         if sum(f.count for f in pair) >= least
         for charge in _charges(case, pair, "dropped", "left numbers out and went on")
+    ]
+    # Leaders number their proposals themselves: no publisher makes them leave one out.
+    return [
+        charge if message != "Propose" else msgspec.structs.replace(charge, publishers=frozenset())
+        for message, charge in found
     ]
 
 
