@@ -9,9 +9,9 @@ from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, ORDERS, STREAM, Cell
 from quorumcast.agents import observation
 from quorumcast.agents.observation import COLUMNS, Observation, columns_of
 from quorumcast.agents.observer import Observer
-from quorumcast.agents.ordering_watch import FAR_AHEAD, TIRED_MS
+from quorumcast.agents.ordering_watch import FAR_AHEAD, TIRED_MS, UNSHOWN
 from quorumcast.agents.turnout import BUCKETS, MENDED, PATIENCE_MS, STILL_MS, bucket_of
-from quorumcast.core.ids import Digest, Millis, NodeId
+from quorumcast.core.ids import Channel, Digest, Millis, NodeId
 from quorumcast.core.machine import (
     Connected,
     Deliver,
@@ -26,10 +26,12 @@ from quorumcast.core.machine import (
     Suspicion,
 )
 from quorumcast.core.messages import (
+    Accept,
     Ack,
     ChainRun,
     Checkpoint,
     Contents,
+    Echo,
     Item,
     Missed,
     Offer,
@@ -41,6 +43,8 @@ from quorumcast.core.messages import (
     Standing,
     Stop,
     Subscribe,
+    Survey,
+    Unsubscribe,
     Vote,
     Write,
 )
@@ -141,11 +145,110 @@ def test_nothing_is_missing_over_a_link_that_was_down_or_lost_packets() -> None:
 
 def test_no_vote_is_missing_of_a_broker_that_may_not_know_of_the_subscription() -> None:
     bob = Watched(BOB, "subscriber")
-    bob.hear(B1, Positions(ORDERS, ()))
-    bob.hear(B2, vote(1))
+    bob.answered()
+    bob.send(B1, Unsubscribe(ORDERS))
+    bob.event(Connected(B2))
+    bob.hear(B2, Positions(Channel("quotes"), ()))
+    bob.now += PATIENCE_MS
     bob.accept(2)
     bob.now += PATIENCE_MS
-    assert {row.accused for row in bob.rows("missing")} == {B1, B2}
+    assert {row.accused for row in bob.rows("missing")} == {B3, B4}
+
+
+@pytest.mark.parametrize(("answered", "missing"), [(True, {(B1, "", "Contents")}), (False, set())])
+def test_source_that_answered_owes_contents_with_every_vote_whatever_got_lost(
+    answered: bool, missing: set[tuple[str, str, str]]
+) -> None:
+    bob = Watched(BOB, "subscriber")
+    bob.send(B1, Subscribe(ORDERS, (), bodies=True))
+    if answered:
+        bob.hear(B1, Positions(ORDERS, ()))
+    bob.observer.on_lost(B1, Millis(bob.now))
+    bob.hear(B1, vote(1))
+    assert bob.found("missing") == missing
+
+
+def test_answer_to_an_earlier_request_promises_no_contents() -> None:
+    bob = Watched(BOB, "subscriber")
+    for bodies in (False, True):
+        bob.send(B1, Subscribe(ORDERS, (), bodies=bodies))
+    bob.hear(B1, Positions(ORDERS, ()))
+    bob.observer.on_lost(B1, Millis(bob.now))
+    bob.hear(B1, vote(1))
+    assert bob.found("missing") == set()
+
+
+def test_broker_that_does_not_say_what_it_is_sure_of_leaves_a_request_unanswered() -> None:
+    broker = Watched(B1, "broker")
+    for peer in (B2, B3):
+        broker.send(peer, Survey(ORDERS))
+    broker.hear(B3, Positions(ORDERS, ()))
+    broker.now += PATIENCE_MS
+    assert broker.found("unanswered") == {(B2, "", "Survey")}
+
+
+@pytest.mark.parametrize(("ready", "missing"), [((B2,), set()), ((B2, B3), {B4})])
+def test_ready_is_owed_once_so_many_are_ready_that_all_will_be(
+    ready: tuple[NodeId, ...], missing: set[NodeId]
+) -> None:
+    broker = Watched(B1, "broker", "brb")
+    broker.send(B2, Ready(STREAM, 1, b"a" * 32))
+    for member in ready:
+        broker.hear(member, Ready(STREAM, 1, b"a" * 32))
+    broker.now += PATIENCE_MS
+    rows = broker.rows("missing")
+    assert {row.accused for row in rows if row.message == "Ready"} == missing
+    broker.hear(B2, Ready(STREAM, 1, b"a" * 32))  # what is said again is owed by nobody again
+    broker.now += PATIENCE_MS
+    assert broker.rows("missing") == []
+
+
+@pytest.mark.parametrize(("echoed", "owed"), [((B2,), set()), ((B2, B3), {(ALICE, "Publish")})])
+def test_publisher_owes_a_broker_what_f_plus_one_others_echo(
+    echoed: tuple[NodeId, ...], owed: set[tuple[str, str]]
+) -> None:
+    broker = Watched(B1, "broker", "brb")
+    broker.now = 0
+    broker.event(Connected(ALICE))
+    broker.now = LATER
+    for member in echoed:
+        broker.hear(member, Echo(STREAM, 1, b"a" * 32))
+    broker.now += PATIENCE_MS
+    assert {(row.accused, row.message) for row in broker.rows("missing")} == owed
+
+
+@pytest.mark.parametrize(("proposed", "unshown"), [(True, set()), (False, {B1})])
+def test_leader_that_does_not_show_what_others_decide_is_told(
+    proposed: bool, unshown: set[NodeId]
+) -> None:
+    broker = Watched(B4, "broker", "total")
+    if proposed:
+        broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, ()))
+    for member in (B1, B2, B3):
+        broker.hear(member, Accept(Protection.BYZANTINE, 0, 1, b"v" * 32))
+    rows = broker.rows("missing")
+    assert {row.accused for row in rows if row.reason == UNSHOWN} == unshown
+
+
+@pytest.mark.parametrize("proposed", [True, False])
+def test_leader_that_proposes_nothing_is_to_blame_even_while_a_voter_is_away(
+    proposed: bool,
+) -> None:
+    broker = leading()
+    broker.event(Disconnected(B3))
+    broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
+    if proposed:
+        item = Item(STREAM, 1, digests(b"1"))
+        broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, (item,)))
+    broker.now += TIRED_MS
+    assert given_up(broker) == {(B1, "young" if proposed else "idle", "Stop")}
+
+
+def test_nobody_leaves_a_regency_that_it_has_begun_but_for_the_next() -> None:
+    broker = leading()
+    broker.hear(B3, msgspec.structs.replace(STANDING, synced=False))
+    broker.hear(B4, msgspec.structs.replace(STANDING, regency=1, synced=False))
+    assert broker.found("backwards") == {(B3, "synced", "Standing")}
 
 
 def test_votes_out_of_order_are_backwards_unless_they_were_asked_for() -> None:
@@ -328,6 +431,7 @@ def test_broker_that_stood_still_itself_blames_no_leader() -> None:
 def test_who_only_joins_others_against_a_leader_says_so(held_ms: int, state: str) -> None:
     broker = leading()
     broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
+    broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, ()))
     broker.now += held_ms
     broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
     broker.effect(Drop(DropReason.DUPLICATE, ALICE))

@@ -321,3 +321,82 @@ def test_no_publisher_makes_a_leader_leave_numbers_out() -> None:
 
     assert left_out("Propose") == (B1,)
     assert left_out("Vote") == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "message", "count"),
+    [
+        ("backwards", "", "Ack", 1),
+        ("backwards", "decided", "Standing", 1),
+        ("backwards", "synced", "Standing", 1),
+        ("refused", "unexpected-message", "Taken", 2),
+    ],
+)
+def test_what_correct_brokers_never_do_is_charged_however_seldom(
+    kind: str, reason: str, message: str, count: int
+) -> None:
+    features = [noticed(who, B1, kind, reason, message=message, count=count) for who in (B2, B3)]
+    assert judged(features).named == (B1,)
+
+
+def test_publisher_is_behind_what_is_settled_only_if_somebody_has_noticed_that_it_lies() -> None:
+    cell = Cell(Policy.named("total"))
+    features = [noticed(who, B1, "missing", message="Propose", count=2) for who in (B2, B3, B4)]
+    assert judged(features, cell).named == (B1,)
+    doubt = noticed(B1, ALICE, "missing", "mended", message="Offer")
+    assert judged([*features, doubt], cell).named == ()
+
+
+def test_few_echoes_that_brokers_miss_are_charged_unless_the_publisher_is_doubtful() -> None:
+    features = [noticed(who, B1, "missing", message="Echo", count=2) for who in (B2, B3)]
+    assert judged(features).named == (B1,)
+    assert judged([*features, noticed(B1, ALICE, "skipped", message="Publish")]).named == ()
+    assert judged([msgspec.structs.replace(f, count=1) for f in features]).charges == ()
+
+
+def test_publisher_that_never_offers_many_runs_is_charged_whatever_gets_lost() -> None:
+    features = [
+        noticed(who, ALICE, "missing", "mended", message="Offer", count=8) for who in (B2, B3)
+    ]
+    assert judged(features, Cell(Policy.named("total"))).named == (ALICE,)
+
+
+@pytest.mark.parametrize(("unshown", "named"), [(4, (B4,)), (5, ())])
+def test_broker_that_a_leader_left_out_need_not_accept_what_it_was_not_shown(
+    unshown: int, named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, broker, kind, message="Accept", slot=slot, count=10, publisher="*")
+        for who in (B1, B2, B3)
+        for broker in CELL.manifest.broker_ids
+        for slot in range(8)
+        for kind in ("missing" if broker == B4 else "came",)
+        if who != broker
+    ]
+    features.append(noticed(B4, B1, "missing", "unshown", message="Propose", count=unshown))
+    assert judged(features, Cell(Policy.named("total"))).named == named
+
+
+def test_two_accusers_of_omissions_are_enough_once_a_client_is_known_to_lie() -> None:
+    soft = [noticed(who, B1, "skipped", message="Vote", count=5) for who in (BOB, B2)]
+    known = [noticed(who, CAROL, "refused", "bad-run", message="Pull", count=5) for who in (B2, B3)]
+    assert judged(soft).named == ()
+    assert judged([*known, soft[0]]).named == (CAROL,)
+    assert judged([*known, *soft]).named == (B1, CAROL)
+
+
+def test_two_that_can_only_be_found_out_together_are() -> None:
+    cell = Cell(Policy.named("brb"), n=7, f=2)
+    b1, b2, b3, b4, b5, *_ = cell.manifest.broker_ids
+    accused = {b1: (b3, b4), b2: (b4, b5)}
+    features = [
+        msgspec.structs.replace(
+            noticed(who, liar, "skipped", message="Vote", count=5), role="broker"
+        )
+        for liar, accusers in accused.items()
+        for who in accusers
+    ]
+    model = Model(cell.manifest.broker_ids, 2)
+    assert conclude(Case(cell.manifest, features), model, []).named == (b1, b2)
+    alone = [feature for feature in features if feature.accused == b1]
+    assert conclude(Case(cell.manifest, alone), model, []).named == ()

@@ -11,13 +11,18 @@ from quorumcast.core.ids import NodeId
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.messages import (
+    Attest,
     ChainRun,
     Echo,
     Item,
+    Missed,
     Offer,
     Open,
+    Positions,
     Propose,
     Publish,
+    Pull,
+    Survey,
     Vote,
     Write,
 )
@@ -97,11 +102,11 @@ def test_contents_that_do_not_match_are_a_deed_and_no_version() -> None:
 
 def test_what_is_dropped_while_packets_get_lost_is_no_deed() -> None:
     deeds = record()
-    for now in (0, 10_000, 20_000):
-        wanted: list[Effect] = [Send((B2,), Vote(STREAM, 1, digests(b"1")))]
+    for number, now in enumerate((0, 10_000, 20_000), 1):
+        wanted: list[Effect] = [Send((B2,), Vote(STREAM, number, digests(b"1")))]
         deeds.compare(B1, "any", wanted, [], now)
-    deeds.lost(B1, B2, 10_000 + PATIENCE_MS)
-    deeds.lost(B1, B3, 20_000)
+    deeds.heard.lost(B1, B2, 10_000 + PATIENCE_MS)
+    deeds.heard.lost(B1, B3, 20_000)
     assert list(deeds.done(END).values()) == [2]
 
 
@@ -110,9 +115,9 @@ def test_run_that_is_kept_from_a_broker_counts_if_the_broker_learns_of_it_in_tim
     for number in (1, 2, 3):
         wanted: list[Effect] = [Send((B1,), Publish(STREAM, number, digests(b"1")), (b"1",))]
         deeds.compare(ALICE, "any", wanted, [], 0)
-    deeds.told(B1, B2, Echo(STREAM, 1, b"r" * 32), 0)
+    deeds.heard.told(B1, B2, Echo(STREAM, 1, b"r" * 32), 0)
     batch = (Item(STREAM, 2, digests(b"1")),)
-    deeds.told(B1, B2, Propose(Protection.BYZANTINE, 0, 1, batch), END)
+    deeds.heard.told(B1, B2, Propose(Protection.BYZANTINE, 0, 1, batch), END)
     assert list(deeds.done(END).values()) == [1]
 
 
@@ -120,7 +125,7 @@ def test_stream_that_is_kept_from_a_broker_counts_if_the_broker_learns_of_it() -
     deeds = record()
     for peer in (B1, B2):
         deeds.compare(ALICE, "any", [Send((peer,), Open(STREAM, 1, fresh=True))], [], 0)
-    deeds.told(B1, B3, Echo(STREAM, 7, b"r" * 32), 0)
+    deeds.heard.told(B1, B3, Echo(STREAM, 7, b"r" * 32), 0)
     assert [key.towards for key in deeds.done(END)] == [B1]
 
 
@@ -200,3 +205,43 @@ def test_streams_within_the_limit_are_no_deed_and_those_beyond_are() -> None:
         extra = Send((B1,), Open(stream, 1, fresh=True))
         deeds.compare(ALICE, "any", [], [extra], 0)
     assert [(key.deed, count) for key, count in deeds.done(END).items()] == [(Deed.ADDED, 3)]
+
+
+def test_who_is_kept_from_the_same_words_again_and_again_lacks_them_once() -> None:
+    deeds = record()
+    for now in (0, 1000, 2000):
+        wanted: list[Effect] = [
+            Send((B2,), Echo(STREAM, 1, b"r" * 32)),
+            Send((B2,), Positions(STREAM.channel, ())),
+        ]
+        deeds.compare(B1, "any", wanted, [], now)
+    assert {key.message: count for key, count in deeds.done(END).items()} == {
+        "Echo": 1,
+        "Positions": 3,
+    }
+
+
+@pytest.mark.parametrize("delay_ms", [None, LATE_MS])
+def test_what_is_not_asked_or_asked_late_is_no_deed(delay_ms: int | None) -> None:
+    deeds = record()
+    for message in (
+        Pull(STREAM, 1, 1),
+        Attest(STREAM, 1),
+        Survey(STREAM.channel),
+        Missed(STREAM, 1, 1),
+    ):
+        asked = Send((B2,), message)
+        deeds.compare(B1, "any", [asked], [] if delay_ms is None else [Later(asked, delay_ms)], 0)
+    assert deeds.done(END) == {}
+
+
+@pytest.mark.parametrize(("shown_at", "count"), [(0, 0), (2, 1)])
+def test_run_that_its_publisher_shows_before_anybody_speaks_of_it_was_not_kept_back(
+    shown_at: int, count: int
+) -> None:
+    deeds = record()
+    run = Publish(STREAM, 1, digests(b"1"))
+    deeds.compare(ALICE, "any", [Send((B1,), run, (b"1",))], [], 0)
+    deeds.heard.told(B1, ALICE, run, shown_at)
+    deeds.heard.told(B1, B2, Echo(STREAM, 1, b"r" * 32), 1)
+    assert sum(deeds.done(END).values()) == count

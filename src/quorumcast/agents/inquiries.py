@@ -30,6 +30,7 @@ from quorumcast.core.messages import (
     Refuse,
     StateHead,
     Subscribe,
+    Survey,
 )
 from quorumcast.core.statements import parse_statement
 
@@ -44,6 +45,8 @@ def asks(message: AnyMessage) -> tuple[str, Hashable] | None:
     match message:
         case Subscribe(channel=channel):
             return "Subscribe", channel
+        case Survey(channel=channel):
+            return "Survey", channel
         case Pull(stream=stream):
             return "Pull", stream
         case Attest(stream=stream):
@@ -61,7 +64,9 @@ def asks(message: AnyMessage) -> tuple[str, Hashable] | None:
 def answers(message: AnyMessage) -> list[tuple[str, Hashable]]:
     """The requests that a message answers."""
     match message:
-        case Positions(channel=channel) | Refuse(channel=channel):
+        case Positions(channel=channel):
+            return [("Subscribe", channel), ("Survey", channel)]
+        case Refuse(channel=channel):
             return [("Subscribe", channel)]
         case Contents(stream=stream):
             return [("Pull", stream)]

@@ -72,6 +72,8 @@ MAX_DOCUMENTS = 20_000
 RECENT = 64
 #: Nobody is so far ahead of everybody else.
 FAR_AHEAD = 1000
+#: What is answered within this time may have been asked earlier.
+ROUND_TRIP_MS = 100
 
 #: Messages that an honest node has no reason to repeat word by word, unless it is asked.
 UNREPEATED = (Vote, Contents, Checkpoint)
@@ -139,8 +141,9 @@ class Observer:
         self._accepted: OrderedDict[tuple[Stream, int], bytes] = OrderedDict()
         #: How far brokers claim to be on each stream.
         self._claims: OrderedDict[tuple[Stream, NodeId], int] = OrderedDict()
-        #: Brokers that were asked to send contents with their votes, and since when.
-        self._sources: dict[tuple[NodeId, Channel], int] = {}
+        #: Brokers that were asked to send contents with their votes, since when, and whether an
+        #: answer shows that they have heard it.
+        self._sources: dict[tuple[NodeId, Channel], tuple[int, bool]] = {}
         self._filed: dict[bytes, None] = {}
         self._documents: list[Document] = []
         self._swept = 0
@@ -169,8 +172,6 @@ class Observer:
         """Packets of a peer are missing between those that came."""
         self._links.lost(peer, now)
         self._forget_session(peer)
-        for place in [place for place in self._sources if place[0] == peer]:
-            self._sources[place] = now
         self.notes.add(now, Kind.LINK, peer, "lost")
 
     def on_effect(self, effect: Effect, now: Millis) -> None:
@@ -251,8 +252,9 @@ class Observer:
             case Echo() | Ready():
                 self._words.said(now, sender, message)
             case Positions():
-                self._votes.agreed(sender)
+                self._votes.agreed(sender, message.channel)
                 self._on_positions(sender, message, now)
+                self._on_answer(sender, message.channel, now)
             case Checkpoint(statement=signed):
                 self._on_statement(sender, signed, now)
             case Publish(stream=stream, first=first, digests=digests):
@@ -309,13 +311,18 @@ class Observer:
 
     def _on_bodies(self, sender: NodeId, vote: Vote, bodies: int, now: Millis) -> None:
         """Votes of the broker that was asked for contents come with them."""
-        since = self._sources.get((sender, vote.stream.channel))
-        if since is not None and now - since >= PATIENCE_MS // 2:
+        since, heard = self._sources.get((sender, vote.stream.channel), (now, False))
+        if heard or now - max(since, self._links.clear_since.get(sender, now)) >= PATIENCE_MS // 2:
             kind = Kind.CAME if bodies else Kind.MISSING
             self.notes.add(
                 now, kind, sender, "", "Contents", vote.stream, vote.first,
                 bucket=0 if kind is Kind.MISSING else BUCKETS[0],
             )  # fmt: skip
+
+    def _on_answer(self, sender: NodeId, channel: Channel, now: Millis) -> None:
+        since, heard = self._sources.get((sender, channel), (now + 1, True))
+        if not heard and now >= since:
+            self._sources[sender, channel] = (since, True)
 
     def _on_deliver(self, effect: Deliver, now: Millis) -> None:
         stream, number = effect.place
@@ -371,15 +378,18 @@ class Observer:
             case Ready():
                 self._words.vouched(now, message)
             case Subscribe(channel=channel, bodies=bodies):
-                self._asked_at.update({(peer, Vote): now for peer in send.to})
                 for peer in send.to:
-                    if bodies:
-                        self._sources.setdefault((peer, channel), now)
-                    else:
+                    if not bodies:
                         self._sources.pop((peer, channel), None)
+                    elif (peer, channel) not in self._sources:
+                        # What was asked shortly before may be what is answered next.
+                        since = now + ROUND_TRIP_MS * self._was_asked(peer, Vote, now)
+                        self._sources[peer, channel] = (since, False)
+                self._asked_at.update({(peer, Vote): now for peer in send.to})
             case Unsubscribe(channel=channel):
                 for peer in send.to:
                     self._sources.pop((peer, channel), None)
+                    self._votes.forget(peer, channel)
             case (
                 Publish(stream=stream, first=first, digests=digests)
                 | ChainRun(stream=stream, first=first, digests=digests)

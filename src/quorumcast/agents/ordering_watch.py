@@ -41,6 +41,8 @@ ALIVE_MS = 250
 TIRED_MS, TIRED_OF_UNFAIRNESS_MS = 500, 5000
 #: How often a publisher's signatures are looked at.
 LOOK_MS = 10
+#: The reason of what others decided and the leader did not show this broker.
+UNSHOWN = "unshown"
 
 
 def log_stream(log: Protection) -> Stream:
@@ -67,6 +69,7 @@ class OrderingWatch:
         "_offered",
         "_offers",
         "_ordered_at",
+        "_proposed",
         "_quorum",
         "_sequences",
         "_showings",
@@ -121,6 +124,8 @@ class OrderingWatch:
         self._waiting: OrderedDict[tuple[Stream, int], int] = OrderedDict()
         #: When something was last decided, by log.
         self._ordered_at: dict[Protection, int] = {}
+        #: When each instance was proposed by the leader of a regency that others have not decided.
+        self._proposed: OrderedDict[tuple[Protection, int, int], int] = OrderedDict()
         #: The highest regency that each member asked for.
         self._stops: dict[tuple[Protection, NodeId], int] = {}
         #: Where members say they are: regency and the highest instance decided.
@@ -271,13 +276,24 @@ class OrderingWatch:
         if turnout.spoke(now, sender, (stream, vote.instance)) >= self._quorum:
             turnout.enough(now, (stream, vote.instance))
             if isinstance(vote, Accept):
-                self._ordered_at[vote.log] = now
+                self._decided(vote, now)
+
+    def _decided(self, vote: Accept, now: Millis) -> None:
+        """So many accept a batch that it is decided; its leader ought to have shown it."""
+        self._ordered_at[vote.log] = now
+        leader = self._members[vote.regency % len(self._members)]
+        shown = self._proposed.pop((vote.log, vote.regency, vote.instance), None)
+        if shown is None and leader != self._me and self._links.owed(leader, now):
+            stream = log_stream(vote.log)
+            self._notes.add(now, Kind.MISSING, leader, UNSHOWN, "Propose", stream, vote.instance)
 
     # ---------------------------------------------------------------- leaders
 
     def _on_propose(self, sender: NodeId, message: Propose, now: Millis) -> None:
         log = log_stream(message.log)
         self._sequences.proposed(now, sender, log, message.regency, message.instance)
+        if sender == self._members[message.regency % len(self._members)]:
+            remember(self._proposed, (message.log, message.regency, message.instance), now)
         newest = -1
         for item in message.batch:
             place = (item.stream, item.first)
@@ -308,6 +324,8 @@ class OrderingWatch:
         heard = self._links.heard_at.get(leader, -ALIVE_MS)
         if now - heard >= ALIVE_MS or leader not in self._links.up_since:
             state = "mute"
+        elif self._proposes_nothing(log, regency - 1, leader, now):
+            state = "idle"
         elif not self._links.calm(now) or not all(
             self._links.awake(member, now) for member in self._members if member != self._me
         ):
@@ -316,6 +334,24 @@ class OrderingWatch:
         else:
             state = "alive" if self._of_its_own(log, regency, now) else "joined"
         self._notes.add(now, Kind.GAVE_UP, leader, state, "Stop", log_stream(log), regency)
+
+    def _proposes_nothing(self, log: Protection, regency: int, leader: NodeId, now: Millis) -> bool:
+        """Whether a leader that is up to date, and holds what this broker does, leaves it.
+
+        Half of its patience ago this broker has passed on what it holds. Who waits for others to
+        vote has proposed something that they have not decided.
+        """
+        held = now - min(self._waiting.values(), default=now)
+        standing = self._standings.get((log, leader))
+        return (
+            held >= TIRED_MS
+            and now - self._ordered_at.get(log, 0) >= TIRED_MS
+            and self._links.calm(now)
+            and self._links.awake(leader, now)
+            and standing is not None
+            and (standing.regency, standing.synced, standing.fresh) == (regency, True, False)
+            and not any(key[:2] == (log, regency) for key in self._proposed)
+        )
 
     def _of_its_own(self, log: Protection, regency: int, now: Millis) -> bool:
         """Whether this broker asks for a leader not only because others do."""
@@ -345,6 +381,10 @@ class OrderingWatch:
         if before is not None and standing.fresh and not before.fresh:
             # Nobody wakes up twice in one session.
             self._notes.add(now, Kind.BACKWARDS, sender, "fresh", "Standing", stream)
+        begun = before is not None and before.synced and before.regency == standing.regency
+        if begun and not standing.synced:
+            # Whoever has begun a regency stays in it until the next one.
+            self._notes.add(now, Kind.BACKWARDS, sender, "synced", "Standing", stream)
         if len(others) <= self._f:
             return
         if standing.decided > FAR_AHEAD + max(s.decided for s in others):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 
 from quorumcast.agents.observation import Kind, Notes
-from quorumcast.core.ids import Millis, NodeId, Stream
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 
 #: Who has not said by then what enough others said is not going to.
 PATIENCE_MS = 600
@@ -207,16 +207,20 @@ class Progress:
         #: How far each member is on each stream.
         self._reached: OrderedDict[tuple[Stream, NodeId], int] = OrderedDict()
         self._last: dict[Stream, int] = {}
-        #: Who has shown that it is going to tell.
-        self._willing: set[NodeId] = set()
+        #: Who has shown that it is going to tell, of which channels; None: of all.
+        self._willing: dict[tuple[NodeId, Channel | None], None] = {}
 
-    def forget(self, peer: NodeId) -> None:
-        """A new session."""
-        self._willing.discard(peer)
+    def forget(self, peer: NodeId, channel: Channel | None = None) -> None:
+        """A new session, or nothing of this channel is wanted any more."""
+        for key in [k for k in self._willing if k[0] == peer and channel in (None, k[1])]:
+            del self._willing[key]
 
-    def agreed(self, peer: NodeId) -> None:
+    def agreed(self, peer: NodeId, channel: Channel | None = None) -> None:
         """A broker has answered that it is going to tell."""
-        self._willing.add(peer)
+        self._willing[peer, channel] = None
+
+    def _is_willing(self, peer: NodeId, stream: Stream) -> bool:
+        return (peer, None) in self._willing or (peer, stream.channel) in self._willing
 
     def enough(self, now: Millis, stream: Stream, number: int) -> None:
         """Enough are as far as this now."""
@@ -237,7 +241,6 @@ class Progress:
 
     def spoke(self, now: Millis, member: NodeId, stream: Stream, number: int) -> None:
         """A member says that it is as far as this."""
-        self._willing.add(member)
         key = (stream, member)
         self._reached[key] = max(number, self._reached.get(key, 0))
         if len(self._reached) > MAX_MOMENTS:
@@ -260,7 +263,7 @@ class Progress:
             while moments and (now - moments[0][1] >= PATIENCE_MS or not moments[0][2]):
                 number, since, waiting = moments.popleft()
                 for member in waiting:
-                    if member in self._willing and self._links.owed(member, since):
+                    if self._is_willing(member, stream) and self._links.owed(member, since):
                         self._notes.add(
                             now, Kind.MISSING, member, message=self._message, stream=stream,
                             number=number,

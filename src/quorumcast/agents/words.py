@@ -1,7 +1,8 @@
 """Words: what publishers show of a run, and what brokers say of it, must agree.
 
 Correct brokers are ready for the same runs; so once this broker is, it knows what the others ought
-to say, and what the publisher ought to have shown. Votes of f+1 brokers are what at least one
+to say, and what the publisher ought to have shown. That they say it is certain only once so many
+are ready that all will be, whatever the publisher does. Votes of f+1 brokers are what at least one
 correct broker was shown: who votes otherwise lies, or the publisher told brokers different things.
 """
 
@@ -22,12 +23,14 @@ class Words:
     """What was said of runs, and by whom."""
 
     __slots__ = (
+        "_all_will",
         "_brokers",
         "_f",
         "_notes",
         "_said",
         "_showings",
         "_shown",
+        "_sure",
         "_turnouts",
         "_voted",
         "_vouched",
@@ -38,6 +41,8 @@ class Words:
     ) -> None:
         self._brokers = manifest.broker_ids
         self._f = manifest.f
+        #: With so many readies every correct broker will be ready.
+        self._all_will = manifest.quorums.ready_accept
         self._notes = notes
         self._turnouts = {
             kind: Turnout(kind.__name__, others, links, notes) for kind in (Echo, Ready)
@@ -48,6 +53,8 @@ class Words:
         #: The run that this broker is ready for at a first number, and what others said there.
         self._vouched: OrderedDict[Place, bytes] = OrderedDict()
         self._said: OrderedDict[tuple[NodeId, type, Place], bytes] = OrderedDict()
+        #: Runs for which so many are ready that all will be.
+        self._sure: OrderedDict[Place, None] = OrderedDict()
         #: What each broker voted for last, where correct ones may differ.
         self._voted: OrderedDict[tuple[NodeId, Place], bytes] = OrderedDict()
 
@@ -75,13 +82,25 @@ class Words:
         if truth is not None and truth != word.run:
             self._notes.add(now, Kind.CONTRADICTS, sender, "others", name, *place)
         self._turnouts[type(word)].spoke(now, sender, place)
+        if isinstance(word, Ready):
+            self._count_readies(now, place)
+            return
+        echoes = [self._said.get((broker, Echo, place)) for broker in self._brokers]
+        if echoes.count(word.run) <= self._f:
+            return
+        # One of them is correct, and was shown this run; so this broker ought to be.
+        self._showings.due(now, place)
         shown = self._shown.get(place)
-        if isinstance(word, Echo) and shown is not None and shown != word.run:
-            echoes = [self._said.get((broker, Echo, place)) for broker in self._brokers]
-            if echoes.count(word.run) > self._f:
-                # One of them is correct, and was shown another run than this broker.
-                publisher = word.stream.publisher
-                self._notes.add(now, Kind.CONTRADICTS, publisher, "shown", "Publish", *place)
+        if shown is not None and shown != word.run:
+            publisher = word.stream.publisher
+            self._notes.add(now, Kind.CONTRADICTS, publisher, "shown", "Publish", *place)
+
+    def _count_readies(self, now: Millis, place: Place) -> None:
+        own = self._vouched.get(place)
+        said = [self._said.get((broker, Ready, place)) for broker in self._brokers]
+        if place not in self._sure and own is not None and 1 + said.count(own) >= self._all_will:
+            remember(self._sure, place, None)
+            self._turnouts[Ready].enough(now, place)
 
     def vouched(self, now: Millis, ready: Ready) -> None:
         """This broker is ready for a run, and so ought the others to be."""
@@ -94,8 +113,9 @@ class Words:
         if shown is not None and shown != ready.run:
             publisher = ready.stream.publisher
             self._notes.add(now, Kind.CONTRADICTS, publisher, "others", "Publish", *place)
-        for kind, turnout in self._turnouts.items():
-            turnout.enough(now, place)
+        self._turnouts[Echo].enough(now, place)
+        self._count_readies(now, place)
+        for kind in self._turnouts:
             for broker in self._brokers:
                 said = self._said.get((broker, kind, place))
                 if said is not None and said != ready.run:

@@ -7,9 +7,10 @@ something dropped, altered, added or delayed. Nothing here depends on what anybo
 A publisher is free to publish what it likes, on as many streams as it may have: other contents than
 its machine's are a lie only where two correct nodes were shown different ones. These are kept as
 *versions*, by who was shown which. What it keeps from a node is a deed towards that node only if
-the node learns from others that there is such a run, or stream: of what is nowhere nobody can say
-who has it. On a chain, too, who gets nothing, or gets it late, cannot tell whether its neighbour
-kept it or the one *before*.
+the node learns from others that there is such a run, or stream, before it is shown it after all: of
+what is nowhere nobody can say who has it. On a chain, too, who gets nothing, or gets it late,
+cannot tell whether its neighbour kept it or the one *before*. What a node does not ask is no deed:
+it need not want to know.
 
 A leader is as free to propose what it likes, and votes for it: if it tells brokers different things
 of one instance, no broker can say which of them is the altered one. These are versions, too.
@@ -22,21 +23,30 @@ from collections.abc import Callable
 
 import msgspec
 
-from quorumcast.agents.turnout import PATIENCE_MS
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import Lane, Millis, NodeId, Stream
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Bodies, Effect, Send
 from quorumcast.core.messages import (
+    Accept,
     AnyMessage,
+    Attest,
     ChainRun,
     Checkpoint,
+    ChunkQuery,
     Echo,
+    Fetch,
+    LogQuery,
+    Missed,
     Offer,
     Open,
     Propose,
     Publish,
+    Pull,
     Ready,
+    Regain,
+    Subscribe,
+    Survey,
     Vote,
     Write,
 )
@@ -44,6 +54,7 @@ from quorumcast.core.statements import parse_statement
 from quorumcast.faults.base import stream_of
 from quorumcast.faults.contract import Fault, Later
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.sim.hearsay import Hearsay, Run
 
 
 class Deed(enum.Enum):
@@ -85,17 +96,15 @@ class Difference(msgspec.Struct, frozen=True):
 
 #: The longest that a packet takes in the worst weather; less than this nobody can tell from it.
 LATE_MS = 30
-#: What is held back so shortly after or before packets got lost on the same link, or a session
-#: began, nobody can tell from what got lost.
-AFTER_LOSS_MS, BEFORE_LOSS_MS = PATIENCE_MS // 2, PATIENCE_MS
-
 _Word = tuple[AnyMessage, Bodies]
-#: A stream and the first number of a run; 0: any.
-_Run = tuple[Stream, int]
 #: Who showed what: the kind of message, the stream or log and regency, and the number.
 _Place = tuple[NodeId, str, object, int]
 #: Messages by which publishers show their runs.
 _SHOWN = (Publish, ChainRun, Offer)
+#: What is said once of one thing, and again only if it may have got lost.
+_SAID_ONCE = (Accept, ChainRun, Echo, Offer, Open, Propose, Publish, Ready, Vote, Write)
+#: What is asked, and who does not ask, or not now, need not want to know.
+_REQUESTS = (Attest, ChunkQuery, Fetch, LogQuery, Missed, Pull, Regain, Subscribe, Survey)
 #: What may be the doing of whoever comes before on a chain.
 _IN_TIME = (Deed.DELAYED, Deed.REORDERED)
 
@@ -106,13 +115,12 @@ class Deeds:
     __slots__ = (
         "_before",
         "_done",
-        "_learned",
-        "_lost",
         "_manifest",
         "_opened",
         "_put_off",
         "_reached",
         "_versions",
+        "heard",
     )
 
     def __init__(self, reached: Callable[[NodeId, NodeId], bool], manifest: Manifest) -> None:
@@ -125,12 +133,11 @@ class Deeds:
         self._versions: dict[_Place, dict[bytes, dict[NodeId, None]]] = {}
         #: Whether a peer is correct and can be reached by a node.
         self._reached = reached
-        #: When each deed was done, and which run of its own a publisher kept back, if it did.
-        self._done: dict[DeedKey, list[tuple[int, _Run | None]]] = {}
-        #: When nodes were told of runs by others than their publishers.
-        self._learned: dict[NodeId, dict[_Run, int]] = {}
-        #: When packets from a node to a peer got lost, or a session between them began.
-        self._lost: dict[tuple[NodeId, NodeId], list[int]] = {}
+        #: When each deed was done, to which words, and which run of its own a publisher kept back,
+        #: if it did.
+        self._done: dict[DeedKey, list[tuple[int, AnyMessage, Run | None]]] = {}
+        #: What reached whom.
+        self.heard = Hearsay()
         #: What is put off: until when, what, and about what.
         self._put_off: list[tuple[int, Send, tuple[NodeId, type, Stream | None]]] = []
 
@@ -297,6 +304,8 @@ class Deeds:
     def _add(
         self, node: NodeId, fault: str, deed: Deed, word: _Word, peer: NodeId, now: int
     ) -> None:
+        if deed in (Deed.DROPPED, *_IN_TIME) and isinstance(word[0], _REQUESTS):
+            return
         stream = stream_of(word[0]) or getattr(word[0], "stream", None)
         if isinstance(word[0], Checkpoint):
             statement = parse_statement(word[0].statement.payload)
@@ -321,45 +330,26 @@ class Deeds:
         if deed is Deed.DROPPED and isinstance(message, Open | Publish | ChainRun | Offer):
             first = 0 if isinstance(message, Open) else message.first
             run = (message.stream, first) if message.stream.publisher == node else None
-        self._done.setdefault(key, []).append((now, run))
-
-    def told(self, node: NodeId, sender: NodeId, message: AnyMessage, now: int) -> None:
-        """A node gets to know which runs there are."""
-        runs: list[_Run] = []
-        match message:
-            case Propose(batch=batch):
-                runs = [(item.stream, item.first) for item in batch]
-            case Echo() | Ready() | Offer() if message.stream.publisher != sender:
-                runs = [(message.stream, message.first)]
-            case _:
-                return
-        learned = self._learned.setdefault(node, {})
-        for stream, first in runs:
-            learned.setdefault((stream, first), now)
-            learned.setdefault((stream, 0), now)
-
-    def lost(self, node: NodeId, peer: NodeId, now: int) -> None:
-        """Packets of a node did not reach a peer, or the two have just met (again)."""
-        self._lost.setdefault((node, peer), []).append(now)
+        self._done.setdefault(key, []).append((now, message, run))
 
     def done(self, end: int) -> dict[DeedKey, int]:
-        """How often each deed was done, as far as the network did not do the like meanwhile.
-
-        What a publisher owes a node must have been owed for long enough before the end.
-        """
+        """How often each deed was done, as far as whom it was done to can tell."""
         found = {}
         for key, times in self._done.items():
-            lost = self._lost.get((key.node, key.towards), [])
-            if key.deed in (Deed.ALTERED, Deed.ADDED):
-                lost = []
-            learned = self._learned.get(key.towards, {})
-            count = sum(
-                not any(t - AFTER_LOSS_MS <= loss <= t + BEFORE_LOSS_MS for loss in lost)
-                and (run is None or learned.get(run, end) <= end - PATIENCE_MS)
-                for t, run in times
-            )
-            if count:
-                found[key] = count
+            plain = key.deed in (Deed.ALTERED, Deed.ADDED)
+            counted = [
+                message
+                for t, message, run in times
+                if (plain or self.heard.is_clear(key.node, key.towards, t))
+                and (run is None or self.heard.is_missed(key.towards, run, end))
+            ]
+            if key.deed is Deed.DROPPED:
+                # Who lacks one thing lacks it once, however often it might have been told.
+                once = [message for message in counted if isinstance(message, _SAID_ONCE)]
+                counted = [m for m in counted if not isinstance(m, _SAID_ONCE)]
+                counted += dict.fromkeys(once)
+            if counted:
+                found[key] = len(counted)
         return found
 
 

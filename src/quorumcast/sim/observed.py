@@ -78,9 +78,9 @@ class _Observers:
         if observer is not None:
             observer.on_event(event, now)
         if self.deeds is not None and isinstance(event, Connected):
-            self.deeds.lost(event.peer, node, now)
+            self.deeds.heard.lost(event.peer, node, now)
         if self.deeds is not None and isinstance(event, Receive):
-            self.deeds.told(node, event.sender, event.message, now)
+            self.deeds.heard.told(node, event.sender, event.message, now)
 
     def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
         observer = self._observer(node)
@@ -93,7 +93,7 @@ class _Observers:
             now = Millis(self.run.world.scheduler.now)
             observer.on_lost(peer, now)
             if self.deeds is not None:
-                self.deeds.lost(peer, node, now)
+                self.deeds.heard.lost(peer, node, now)
 
 
 def perform_observed(plan: Plan, linger_ms: int = LINGER_MS) -> ObservedRun:

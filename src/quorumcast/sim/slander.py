@@ -9,6 +9,7 @@ import msgspec
 
 from quorumcast.agents.observation import Kind, Observation
 from quorumcast.agents.observer import Document
+from quorumcast.agents.ordering_watch import UNSHOWN
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.statements import (
     Basis,
@@ -31,6 +32,7 @@ ACCUSATIONS = (
     (Kind.REFUSED, "bad-run", "Checkpoint"),
     (Kind.MISSING, "", "Vote"),
     (Kind.MISSING, "", "Ack"),
+    (Kind.MISSING, UNSHOWN, "Propose"),
     (Kind.SKIPPED, "", "Vote"),
     (Kind.BACKWARDS, "", "Vote"),
     (Kind.UNANSWERED, "", "Subscribe"),

@@ -73,7 +73,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     for_good: bool = False
     #: Whether a publisher that tells brokers different things may be behind it.
     publisher: bool = False
-    #: … even where it is settled in the end.
+    #: … even where it is settled in the end, if anybody has noticed that it does.
     always: bool = False
     #: Whether the stream's publisher has signed it, whoever passed it on.
     signed: bool = False
@@ -114,8 +114,8 @@ RULES = (
          why="votes and does not hand over the contents"),
     Rule(kind="missing", messages=("Offer", "Publish"), reasons=("",), deed="dropped", at_least=3,
          why="let others show what it should have shown itself"),
-    Rule(kind="missing", messages=("Propose",), deed="forged", at_least=2, publisher=True,
-         always=True, why="proposed what it cannot hand over"),
+    Rule(kind="missing", messages=("Propose",), reasons=("",), deed="forged", at_least=2,
+         publisher=True, always=True, why="proposed what it cannot hand over"),
     Rule(kind="refused", reasons=("bad-body",), deed="altered", at_least=2, share=0.05,
          why="sent contents that do not match their digest"),
     Rule(kind="refused", reasons=("bad-run",), deed="forged", at_least=2,
@@ -129,8 +129,9 @@ RULES = (
     Rule(kind="refused", reasons=("unknown-channel",), messages=("Open", "Publish", "Subscribe"),
          deed="forged", at_least=2, of_clients=True, why="used a channel that does not exist"),
     Rule(kind="refused", reasons=("unexpected-message",), deed="flooded", at_least=2,
-         messages=("Checkpoint", "Contents", "Echo", "Ready", "Positions", "Pull", "Vote",
-                   "Publish", "Open", "Subscribe"),
+         messages=("Accept", "ChainRun", "Checkpoint", "Contents", "Echo", "Open", "Positions",
+                   "Propose", "Publish", "Pull", "Ready", "Standing", "Subscribe", "Survey",
+                   "Taken", "Vote", "Write"),
          why="sent messages that nobody in its place sends"),
     Rule(kind="refused", reasons=("unknown-stream",), messages=("Contents",),
          deed="flooded", at_least=3, why="spoke of streams that do not exist"),
@@ -172,13 +173,21 @@ RULES = (
          why="claimed to know nothing long after the others"),
     Rule(kind="heard", reasons=("fresh", "unsynced"), messages=("Standing",), at_least=8,
          share=0.8, deed="misled", why="claimed to have just woken up, all the time"),
-    Rule(kind="backwards", reasons=("",), messages=("Vote", "Ack"), deed="reordered", at_least=2,
+    Rule(kind="backwards", reasons=("",), messages=("Vote",), deed="reordered", at_least=2,
          why="voted in another order than that of the numbers"),
+    Rule(kind="backwards", reasons=("",), messages=("Ack",), deed="reordered",
+         why="acknowledged less than before"),
     Rule(kind="backwards", reasons=("repeated",), deed="flooded", at_least=5,
          why="repeated itself word by word, unasked"),
-    Rule(kind="backwards", reasons=("decided", "fresh"), deed="misled", at_least=2,
+    Rule(kind="backwards", reasons=("decided", "fresh", "synced"), deed="misled",
          why="took back what it said of how far it is"),
 )  # fmt: skip
+
+#: What makes a publisher doubtful, beside these.
+_DOUBTS = (
+    Rule(kind="missing", messages=("Offer", "Publish"), deed="dropped", why=""),
+    Rule(kind="skipped", messages=("Publish",), deed="dropped", why=""),
+)
 
 
 class Case:
@@ -192,6 +201,13 @@ class Case:
         }
         self.clients = {client.id for client in manifest.clients}
         self.publishers = {feature.publisher for feature in self.features} & self.clients
+        #: Publishers of whom anybody says what correct ones give no cause for, be it once.
+        self.doubted = self.publishers & {
+            feature.publisher if rule.signed else feature.accused
+            for feature in self.features
+            for rule in (*RULES, *_DOUBTS)
+            if rule.covers(feature) and self.concerns(rule, feature)
+        }
         #: How many messages of a kind came from a node.
         self.heard: Counter[tuple[str, str, str]] = Counter()
         for feature in self.features:
@@ -238,6 +254,8 @@ class Case:
         if publisher and (always or unsettled):
             # A lie about a second publisher's stream would have to be a second publisher's.
             publishers = {f.publisher for f in features}
+        if not unsettled:
+            publishers &= self.doubted
         clause = {first.accused, first.observer}
         if len(publishers) == 1:
             clause |= publishers & self.clients

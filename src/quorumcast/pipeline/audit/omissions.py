@@ -13,12 +13,17 @@ from collections.abc import Collection
 
 import msgspec
 
+from quorumcast.agents.ordering_watch import UNSHOWN
 from quorumcast.agents.turnout import MENDED
+from quorumcast.core.ids import CELL
 from quorumcast.core.quorum import Broadcast
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 
 #: So many must be missing or late, and this share of what was due.
 LEAST, LEAST_SHARE = 5, 0.12
+#: Correct brokers say these of every run of a correct publisher, whatever gets lost meanwhile: so
+#: many missing are enough.
+CERTAIN, CERTAIN_LEAST = ("Contents", "Echo", "Ready"), 2
 #: Who left numbers out so often, in what it votes for, proposes or publishes, did not just catch up
 #: by another way.
 SKIPPED = {"Vote": 3, "Propose": 2, "Publish": 3}
@@ -32,6 +37,8 @@ OUT_OF_TURN = (15, 0.5)
 #: So much must be missing, or late, of what a link may still have to make up for, this share of
 #: what came, and in so many parts of the run: a single lost packet may have held several things.
 MENDED_LEAST = {"Pull": (1, 0.0, 1), "Offer": (3, 0.08, 2), "Publish": (3, 0.08, 2)}
+#: … but publishers offer again and again: so many offers are never all lost.
+NEVER_OFFERED = 8
 
 #: A leader has proposed so much, and of that this share later than this class, or is not slow.
 LED, SLOW_SHARE, SLOW_BUCKET = 10, 0.3, 80
@@ -45,7 +52,7 @@ OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept")
 LATE = {"Vote": 20, "Ack": 20, "Accept": 20, "Ready": 40}
 #: Requests that a correct node always answers; where packets get lost, requests do as well, and so
 #: many must have been in vain, of whatever kind, and none successful.
-ANSWERABLE, IN_VAIN = ("Subscribe",), 5
+ANSWERABLE, IN_VAIN = ("Subscribe", "Survey"), 5
 
 
 class Account:
@@ -124,6 +131,7 @@ def soft_charges(case: Case, lying: Collection[str]) -> list[Charge]:
             account.add(feature, failed=feature.bucket > LATE[feature.message])
     return [
         *_outstanding(case, missing, "dropped", "left out {} messages that the others sent"),
+        *_unsaid(case, features),
         *_outstanding(case, late, "delayed", "was late with its {} messages"),
         *_skipping(case, features),
         *_slow_leaders(case, led),
@@ -148,8 +156,39 @@ def _outstanding(case: Case, accounts: _Accounts, deed: str, why: str) -> list[C
                 and (account.steady or message == "Ready")
                 and alone
             ):
-                found += _charges(case, account.features, deed, why.format(message))
+                found += [
+                    _or_leaders(case, charge)
+                    for charge in _charges(case, account.features, deed, why.format(message))
+                ]
     return found
+
+
+def _or_leaders(case: Case, charge: Charge) -> Charge:
+    """The same charge, or one of leaders that kept from a broker what they proposed to others.
+
+    Whoever is not shown what is to be ordered cannot accept it, and votes for it late.
+    """
+    if CELL not in charge.publishers:
+        return charge
+    unshown: Counter[str] = Counter()
+    for feature in case.features:
+        if (feature.observer, feature.reason) == (charge.accused, UNSHOWN):
+            unshown[feature.accused] += feature.count
+    leaders = {leader for leader, count in unshown.items() if count >= LEAST}
+    return msgspec.structs.replace(charge, clause=charge.clause | leaders)
+
+
+def _unsaid(case: Case, features: list[Feature]) -> list[Charge]:
+    """What is said of every run in any weather, unless its publisher lies about it."""
+    about = [f for f in features if f.kind == "missing" and f.message in CERTAIN]
+    return [
+        charge
+        for pair in case.pairs(about)
+        if sum(f.count for f in pair) >= CERTAIN_LEAST
+        for charge in _charges(
+            case, pair, "dropped", "left out what must be said of every run", always=True
+        )
+    ]
 
 
 def _skipping(case: Case, features: list[Feature]) -> list[Charge]:
@@ -177,7 +216,9 @@ def _slow_leaders(case: Case, accounts: _Accounts) -> list[Charge]:
     ]
 
 
-def _charges(case: Case, features: list[Feature], deed: str, why: str) -> list[Charge]:
+def _charges(
+    case: Case, features: list[Feature], deed: str, why: str, *, always: bool = False
+) -> list[Charge]:
     """One per publisher: each of them may have kept its own publications from the accused.
 
     One or two things beside many are no charge of their own.
@@ -187,7 +228,7 @@ def _charges(case: Case, features: list[Feature], deed: str, why: str) -> list[C
         by.setdefault(feature.publisher, []).append(feature)
     least = min(3, sum(feature.count for feature in features))
     return [
-        case.charge(group, deed, why, publisher=True)
+        case.charge(group, deed, why, publisher=True, always=always)
         for group in by.values()
         if sum(feature.count for feature in group) >= least
     ]
@@ -251,6 +292,12 @@ def _after_loss(case: Case) -> list[Charge]:
             >= max(least, share * case.heard[pair[0].observer, pair[0].accused, message])
             and len({f.slot for f in pair}) >= parts
         ]
+    never = [f for f in case.features if (f.kind, f.message) == ("missing", "Offer")]
+    found += [
+        case.charge(pair, "dropped", "never offered what others offered for it")
+        for pair in case.pairs(never)
+        if sum(f.count for f in pair) >= NEVER_OFFERED
+    ]
     return found
 
 
@@ -259,6 +306,6 @@ def leader_charges(case: Case) -> list[Charge]:
     return [
         case.charge(pair, "dropped", GAVE_UP)
         for pair in case.pairs(
-            f for f in case.features if f.kind == "gave-up" and f.reason == "alive"
+            f for f in case.features if f.kind == "gave-up" and f.reason in ("alive", "idle")
         )
     ]

@@ -64,14 +64,16 @@ class Weights:
 
     def accused(self, charges: Iterable[Charge]) -> set[str]:
         """Whom more nodes accuse than may lie beside those who are known to."""
-        by: dict[str, set[str]] = {}
-        for charge in charges:
-            by.setdefault(charge.accused, set()).add(holder(charge.observer))
+        by = _accusers(charges)
         return {node for node, accusers in by.items() if self._many(accusers, self._others)}
 
     def many(self, accusers: Iterable[str]) -> bool:
         """Whether these are more than may lie together in any case."""
         return self._many(set(accusers), self._bounds)
+
+    def several(self, accusers: set[str]) -> bool:
+        """Whether at least two of these are not known to lie."""
+        return len(accusers - self._liars) > 1
 
     def behind(self, charges: Iterable[Charge]) -> set[str]:
         """Who may be behind what more nodes are accused of than may be faulty together."""
@@ -104,7 +106,9 @@ def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
     if not lying:
         # Publishers that lie about what is to be ordered stop correct leaders as well.
         soft += leader_charges(case)
-    soft = _weighty([_excused(charge, blamed) for charge in soft], firm, weights)
+    soft = [_excused(charge, blamed) for charge in soft]
+    together = _settle(model, proven, [*firm, *_of_several(soft, firm, weights)])[1]
+    soft = _weighty(soft, firm, weights, together)
     by_all, also = _settle(model, proven, (*firm, *soft))
     if not by_all.consistent:
         # Who gives up a leader says least of all why.
@@ -129,7 +133,8 @@ def _settle(
 ) -> tuple[Diagnosis, set[str]]:
     """What follows from charges, and whom it names.
 
-    Whoever is found out leaves fewer who may lie, so that fewer accusers are enough for the next.
+    Whoever is found out leaves fewer who may lie, so that fewer accusers are enough for the next;
+    and so do several that can only be found out together.
     """
     certain: list[Clause] = [frozenset((node,)) for node in proven]
     diagnosis = diagnose([*certain, *(charge.clause for charge in charges)], model)
@@ -138,6 +143,10 @@ def _settle(
         weights = Weights(model, named)
         accused = weights.accused(charges) | weights.behind(charges)
         more = {node for node in diagnosis.named if node in accused} - named
+        if not more:
+            by = _accusers(charges)
+            all_ = {n for n in diagnosis.named if weights.several(by.get(n, set()))} | named
+            more = {n for n in all_ if n in Weights(model, all_ - {n}).accused(charges)} - named
         if not more:
             return diagnosis, named
         named |= more
@@ -153,18 +162,32 @@ def _excused(charge: Charge, blamed: Sequence[Charge]) -> Charge:
     return msgspec.structs.replace(charge, clause=charge.clause | excuses)
 
 
-def _weighty(soft: Sequence[Charge], firm: Sequence[Charge], weights: Weights) -> list[Charge]:
-    """Soft charges against those whom more accuse, of whatever, than may lie together."""
+def _of_several(soft: Sequence[Charge], firm: Sequence[Charge], weights: Weights) -> list[Charge]:
+    """Soft charges against those whom at least two accuse who are not known to lie."""
+    by = _accusers((*firm, *soft))
+    return [charge for charge in soft if weights.several(by[charge.accused])]
+
+
+def _weighty(
+    soft: Sequence[Charge], firm: Sequence[Charge], weights: Weights, together: Collection[str]
+) -> list[Charge]:
+    """Soft charges against those whom more accuse, of whatever, than may lie together.
+
+    Two are enough where those who are known to lie, or are found out `together`, leave fewer.
+    """
+    by = _accusers((*firm, *soft))
+    return [c for c in soft if weights.many(by[c.accused]) or c.accused in together]
+
+
+def _accusers(charges: Iterable[Charge]) -> dict[str, set[str]]:
     by: dict[str, set[str]] = {}
-    for charge in (*firm, *soft):
+    for charge in charges:
         by.setdefault(charge.accused, set()).add(holder(charge.observer))
-    return [charge for charge in soft if weights.many(by[charge.accused])]
+    return by
 
 
 def _without_weakest(soft: Sequence[Charge]) -> list[Charge]:
-    by: dict[str, set[str]] = {}
-    for charge in soft:
-        by.setdefault(charge.accused, set()).add(holder(charge.observer))
+    by = _accusers(soft)
     fewest = min(map(len, by.values()))
     return [charge for charge in soft if len(by[charge.accused]) > fewest]
 

@@ -1,0 +1,66 @@
+"""What correct nodes could know: which runs they were told of, and what got lost on the way.
+
+A deed towards a node counts only as far as the node can tell it from what happens to everybody.
+What is held back while packets get lost is like what got lost. What a publisher keeps from a node
+is missed only if others speak of it, early enough, and before the publisher shows it after all.
+"""
+
+from __future__ import annotations
+
+from quorumcast.agents.turnout import PATIENCE_MS
+from quorumcast.core.ids import NodeId, Stream
+from quorumcast.core.messages import AnyMessage, ChainRun, Echo, Offer, Propose, Publish, Ready
+
+#: What is held back so shortly after or before packets got lost on the same link, or a session
+#: began, nobody can tell from what got lost.
+AFTER_LOSS_MS, BEFORE_LOSS_MS = PATIENCE_MS // 2, PATIENCE_MS
+
+#: A stream and the first number of a run; 0: any.
+Run = tuple[Stream, int]
+
+
+class Hearsay:
+    """What reached whom, and when."""
+
+    __slots__ = ("_learned", "_lost", "_shown")
+
+    def __init__(self) -> None:
+        #: When nodes were told of runs by others than their publishers, and by their publishers.
+        self._learned: dict[NodeId, dict[Run, int]] = {}
+        self._shown: dict[NodeId, dict[Run, int]] = {}
+        #: When packets from a node to a peer got lost, or a session between them began.
+        self._lost: dict[tuple[NodeId, NodeId], list[int]] = {}
+
+    def told(self, node: NodeId, sender: NodeId, message: AnyMessage, now: int) -> None:
+        """A node gets to know which runs there are."""
+        runs: list[Run] = []
+        match message:
+            case Propose(batch=batch):
+                runs = [(item.stream, item.first) for item in batch]
+            case Echo() | Ready() | Publish() | ChainRun() | Offer():
+                runs = [(message.stream, message.first)]
+            case _:
+                return
+        for stream, first in runs:
+            by_itself = stream.publisher == sender
+            if isinstance(message, Publish | ChainRun) and not by_itself:
+                continue  # whoever passes it on may have changed whose it is
+            times = (self._shown if by_itself else self._learned).setdefault(node, {})
+            times.setdefault((stream, first), now)
+            times.setdefault((stream, 0), now)
+
+    def lost(self, node: NodeId, peer: NodeId, now: int) -> None:
+        """Packets of a node did not reach a peer, or the two have just met (again)."""
+        self._lost.setdefault((node, peer), []).append(now)
+
+    def is_clear(self, node: NodeId, peer: NodeId, at: int) -> bool:
+        """Whether nothing that a node said to a peer around that time got lost."""
+        return not any(
+            at - AFTER_LOSS_MS <= loss <= at + BEFORE_LOSS_MS
+            for loss in self._lost.get((node, peer), ())
+        )
+
+    def is_missed(self, node: NodeId, run: Run, end: int) -> bool:
+        """Whether a node waits in vain, long enough before the end, for a run that there is."""
+        learned = self._learned.get(node, {}).get(run, end)
+        return learned <= min(end - PATIENCE_MS, self._shown.get(node, {}).get(run, end))
