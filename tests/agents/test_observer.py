@@ -33,6 +33,7 @@ from quorumcast.core.messages import (
     Contents,
     Echo,
     Item,
+    LogPart,
     Missed,
     Offer,
     Position,
@@ -324,6 +325,29 @@ def test_leader_that_never_hands_over_what_it_proposes_is_told() -> None:
     broker.now += PATIENCE_MS
     missing = [row for row in broker.rows("missing") if row.message == "Propose"]
     assert [(row.accused, row.number, row.count) for row in missing] == [(B1, 2, 1)]
+
+
+@pytest.mark.parametrize("how", ["decided", "logged"])
+def test_what_others_decide_can_be_had_from_somebody(how: str) -> None:
+    broker = Watched(B2, "broker", "total")
+    batch = (Item(STREAM, 1, digests(b"1")),)
+    broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, batch))
+    if how == "logged":
+        broker.hear(B3, LogPart(Protection.BYZANTINE, 1, (batch,)))
+    for member in (B1, B3, B4) if how == "decided" else ():
+        broker.hear(member, Accept(Protection.BYZANTINE, 0, 1, b"v" * 32))
+    broker.now += PATIENCE_MS
+    assert [row for row in broker.rows("missing") if row.message == "Propose"] == []
+
+
+def test_leader_that_hands_nothing_over_is_told_though_packets_got_lost() -> None:
+    broker = Watched(B2, "broker", "total")
+    broker.observer.on_lost(B1, Millis(broker.now))
+    item = Item(STREAM, 1, digests(b"1"))
+    broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, (item,)))
+    broker.now += PATIENCE_MS
+    missing = [row for row in broker.rows("missing") if row.message == "Propose"]
+    assert [(row.accused, row.reason) for row in missing] == [(B1, MENDED)]
 
 
 def test_two_signed_versions_of_an_offer_are_kept_and_prove_that_their_publisher_lies() -> None:

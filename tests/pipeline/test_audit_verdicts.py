@@ -330,6 +330,7 @@ def test_no_publisher_makes_a_leader_leave_numbers_out() -> None:
         ("backwards", "decided", "Standing", 1),
         ("backwards", "synced", "Standing", 1),
         ("refused", "unexpected-message", "Taken", 2),
+        ("missing", "", "Contents", 2),
     ],
 )
 def test_what_correct_brokers_never_do_is_charged_however_seldom(
@@ -348,10 +349,14 @@ def test_publisher_is_behind_what_is_settled_only_if_somebody_has_noticed_that_i
 
 
 def test_few_echoes_that_brokers_miss_are_charged_unless_the_publisher_is_doubtful() -> None:
-    features = [noticed(who, B1, "missing", message="Echo", count=2) for who in (B2, B3)]
-    assert judged(features).named == (B1,)
-    assert judged([*features, noticed(B1, ALICE, "skipped", message="Publish")]).named == ()
-    assert judged([msgspec.structs.replace(f, count=1) for f in features]).charges == ()
+    def unsaid(message: str, count: int = 2) -> list[Feature]:
+        return [noticed(who, B1, "missing", message=message, count=count) for who in (B2, B3)]
+
+    doubt = noticed(B1, ALICE, "missing", message="Publish", count=5)
+    assert judged(unsaid("Echo")).named == (B1,)
+    assert judged([*unsaid("Echo"), doubt]).named == ()
+    assert judged([*unsaid("Ready"), doubt]).named == (B1,)
+    assert judged(unsaid("Ready", 1)).charges == ()
 
 
 def test_publisher_that_never_offers_many_runs_is_charged_whatever_gets_lost() -> None:
@@ -400,3 +405,14 @@ def test_two_that_can_only_be_found_out_together_are() -> None:
     assert conclude(Case(cell.manifest, features), model, []).named == (b1, b2)
     alone = [feature for feature in features if feature.accused == b1]
     assert conclude(Case(cell.manifest, alone), model, []).named == ()
+
+
+def test_broker_that_passes_on_offers_of_a_client_without_a_right_does_not_use_it_itself() -> None:
+    cell = Cell(Policy.named("total"))
+
+    def refused(accused: str) -> tuple[str, ...]:
+        rows = [noticed(who, accused, "refused", "no-right", count=8) for who in (B2, B3)]
+        return judged(rows, cell).named
+
+    assert refused(B1) == ()
+    assert refused(BOB) == (BOB,)

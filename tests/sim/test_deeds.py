@@ -245,3 +245,15 @@ def test_run_that_its_publisher_shows_before_anybody_speaks_of_it_was_not_kept_b
     deeds.heard.told(B1, ALICE, run, shown_at)
     deeds.heard.told(B1, B2, Echo(STREAM, 1, b"r" * 32), 1)
     assert sum(deeds.done(END).values()) == count
+
+
+@pytest.mark.parametrize(("shown", "deeds_done"), [(True, 0), (False, 1)])
+def test_offer_that_a_broker_does_not_pass_on_is_missed_by_who_has_it_from_nobody_else(
+    shown: bool, deeds_done: int
+) -> None:
+    deeds = record()
+    offer = Offer(STREAM, 1, digests(b"1"), b"s" * 64)
+    deeds.compare(B2, "any", [Send((B1,), offer, (b"1",))], [], 1000)
+    if shown:
+        deeds.heard.told(B1, ALICE, offer, 0)
+    assert sum(deeds.done(END).values()) == deeds_done

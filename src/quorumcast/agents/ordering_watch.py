@@ -8,7 +8,7 @@ from collections.abc import Callable
 from quorumcast.agents.observation import MAX_REMEMBERED, Kind, Notes, remember
 from quorumcast.agents.sequences import Sequences
 from quorumcast.agents.showings import Showings
-from quorumcast.agents.turnout import PATIENCE_MS, Links, Turnout, bucket_of
+from quorumcast.agents.turnout import MENDED, PATIENCE_MS, Links, Turnout, bucket_of
 from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream, holder
 from quorumcast.core.messages import (
     Accept,
@@ -43,6 +43,10 @@ TIRED_MS, TIRED_OF_UNFAIRNESS_MS = 500, 5000
 LOOK_MS = 10
 #: The reason of what others decided and the leader did not show this broker.
 UNSHOWN = "unshown"
+
+
+#: A log, a regency and a number.
+_Instance = tuple[Protection, int, int]
 
 
 def log_stream(log: Protection) -> Stream:
@@ -111,8 +115,8 @@ class OrderingWatch:
         self._values: OrderedDict[tuple[type, Protection, int, int], dict[NodeId, bytes]] = (
             OrderedDict()
         )
-        #: What was proposed and is not known here: who proposed it, and when.
-        self._lacking: OrderedDict[Item, tuple[NodeId, int]] = OrderedDict()
+        #: What was proposed and is not known here: who proposed it, when, and in which instance.
+        self._lacking: OrderedDict[Item, tuple[NodeId, int, _Instance]] = OrderedDict()
         #: The first version of each offer.
         self._offered: OrderedDict[tuple[Stream, int], Offer] = OrderedDict()
         #: When each offer came that has not been proposed since.
@@ -125,7 +129,7 @@ class OrderingWatch:
         #: When something was last decided, by log.
         self._ordered_at: dict[Protection, int] = {}
         #: When each instance was proposed by the leader of a regency that others have not decided.
-        self._proposed: OrderedDict[tuple[Protection, int, int], int] = OrderedDict()
+        self._proposed: OrderedDict[_Instance, int] = OrderedDict()
         #: The highest regency that each member asked for.
         self._stops: dict[tuple[Protection, NodeId], int] = {}
         #: Where members say they are: regency and the highest instance decided.
@@ -243,13 +247,16 @@ class OrderingWatch:
             turnout.sweep(now)
         self._showings.sweep(now)
         while self._lacking:
-            item, (leader, since) = next(iter(self._lacking.items()))
+            item, (leader, since, _) = next(iter(self._lacking.items()))
             if now - since < PATIENCE_MS:
                 break
             del self._lacking[item]
-            if self._links.owed(leader, since):
+            if leader in self._links.up_since:
                 # Whoever proposes something holds it, and hands it over when asked.
-                self._notes.add(now, Kind.MISSING, leader, "", "Propose", item.stream, item.first)
+                state = "" if self._links.owed(leader, since) else MENDED
+                self._notes.add(
+                    now, Kind.MISSING, leader, state, "Propose", item.stream, item.first
+                )
 
     # ------------------------------------------------------------------ votes
 
@@ -282,7 +289,10 @@ class OrderingWatch:
         """So many accept a batch that it is decided; its leader ought to have shown it."""
         self._ordered_at[vote.log] = now
         leader = self._members[vote.regency % len(self._members)]
-        shown = self._proposed.pop((vote.log, vote.regency, vote.instance), None)
+        instance = (vote.log, vote.regency, vote.instance)
+        for item in [item for item, entry in self._lacking.items() if entry[2] == instance]:
+            del self._lacking[item]  # others hold it, and have it from somebody
+        shown = self._proposed.pop(instance, None)
         if shown is None and leader != self._me and self._links.owed(leader, now):
             stream = log_stream(vote.log)
             self._notes.add(now, Kind.MISSING, leader, UNSHOWN, "Propose", stream, vote.instance)
@@ -292,15 +302,16 @@ class OrderingWatch:
     def _on_propose(self, sender: NodeId, message: Propose, now: Millis) -> None:
         log = log_stream(message.log)
         self._sequences.proposed(now, sender, log, message.regency, message.instance)
+        instance = (message.log, message.regency, message.instance)
         if sender == self._members[message.regency % len(self._members)]:
-            remember(self._proposed, (message.log, message.regency, message.instance), now)
+            remember(self._proposed, instance, now)
         newest = -1
         for item in message.batch:
             place = (item.stream, item.first)
             self._showings.due(now, place)
             known = self._offered.get(place)
             if (known is None or known.item != item) and item not in self._lacking:
-                remember(self._lacking, item, (sender, now))
+                remember(self._lacking, item, (sender, now, instance))
             since = self._offers.pop((item.stream, item.first), None)
             if since is not None:
                 newest = max(newest, since)
@@ -316,6 +327,7 @@ class OrderingWatch:
     def _ordered(self, batch: Batch) -> None:
         for item in batch:
             self._offers.pop((item.stream, item.first), None)
+            self._lacking.pop(item, None)
 
     def _on_own_stop(self, log: Protection, regency: int, now: Millis) -> None:
         leader = self._members[(regency - 1) % len(self._members)]

@@ -133,8 +133,8 @@ class Deeds:
         self._versions: dict[_Place, dict[bytes, dict[NodeId, None]]] = {}
         #: Whether a peer is correct and can be reached by a node.
         self._reached = reached
-        #: When each deed was done, to which words, and which run of its own a publisher kept back,
-        #: if it did.
+        #: When each deed was done, to which words, and which run a publisher kept back, or a broker
+        #: did not pass on, if it did.
         self._done: dict[DeedKey, list[tuple[int, AnyMessage, Run | None]]] = {}
         #: What reached whom.
         self.heard = Hearsay()
@@ -329,7 +329,8 @@ class Deeds:
         message, run = word[0], None
         if deed is Deed.DROPPED and isinstance(message, Open | Publish | ChainRun | Offer):
             first = 0 if isinstance(message, Open) else message.first
-            run = (message.stream, first) if message.stream.publisher == node else None
+            if message.stream.publisher == node or isinstance(message, Offer):
+                run = (message.stream, first)
         self._done.setdefault(key, []).append((now, message, run))
 
     def done(self, end: int) -> dict[DeedKey, int]:
@@ -341,7 +342,7 @@ class Deeds:
                 message
                 for t, message, run in times
                 if (plain or self.heard.is_clear(key.node, key.towards, t))
-                and (run is None or self.heard.is_missed(key.towards, run, end))
+                and (run is None or self._is_missed(key, run, t, end))
             ]
             if key.deed is Deed.DROPPED:
                 # Who lacks one thing lacks it once, however often it might have been told.
@@ -351,6 +352,11 @@ class Deeds:
             if counted:
                 found[key] = len(counted)
         return found
+
+    def _is_missed(self, key: DeedKey, run: Run, at: int, end: int) -> bool:
+        if run[0].publisher == key.node:
+            return self.heard.is_missed(key.towards, run, end)
+        return not self.heard.has(key.towards, run, at)
 
 
 class _Recorded:

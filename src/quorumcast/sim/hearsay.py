@@ -2,7 +2,8 @@
 
 A deed towards a node counts only as far as the node can tell it from what happens to everybody.
 What is held back while packets get lost is like what got lost. What a publisher keeps from a node
-is missed only if others speak of it, early enough, and before the publisher shows it after all.
+is missed only if others speak of it, early enough, and before the publisher shows it after all; and
+whoever has it from its publisher does not miss it from a broker that might have passed it on.
 """
 
 from __future__ import annotations
@@ -64,3 +65,7 @@ class Hearsay:
         """Whether a node waits in vain, long enough before the end, for a run that there is."""
         learned = self._learned.get(node, {}).get(run, end)
         return learned <= min(end - PATIENCE_MS, self._shown.get(node, {}).get(run, end))
+
+    def has(self, node: NodeId, run: Run, at: int) -> bool:
+        """Whether a node has a run from its publisher, or will have it soon."""
+        return self._shown.get(node, {}).get(run, at + PATIENCE_MS) < at + PATIENCE_MS

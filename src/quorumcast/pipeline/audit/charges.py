@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from quorumcast.agents.turnout import MENDED
 from quorumcast.core.ids import holder
 from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.manifest.manifest import Manifest
@@ -112,9 +113,11 @@ RULES = (
          why="publishes and does not account for it"),
     Rule(kind="missing", messages=("Pull",), reasons=("",), deed="dropped",
          why="votes and does not hand over the contents"),
+    Rule(kind="missing", messages=("Contents",), deed="dropped", at_least=2,
+         why="votes without the contents that it agreed to send"),
     Rule(kind="missing", messages=("Offer", "Publish"), reasons=("",), deed="dropped", at_least=3,
          why="let others show what it should have shown itself"),
-    Rule(kind="missing", messages=("Propose",), reasons=("",), deed="forged", at_least=2,
+    Rule(kind="missing", messages=("Propose",), reasons=("", MENDED), deed="forged", at_least=2,
          publisher=True, always=True, why="proposed what it cannot hand over"),
     Rule(kind="refused", reasons=("bad-body",), deed="altered", at_least=2, share=0.05,
          why="sent contents that do not match their digest"),
@@ -122,7 +125,7 @@ RULES = (
          why="sent what is malformed or signed by somebody else"),
     Rule(kind="refused", reasons=("wrong-sender",), deed="forged",
          why="spoke in another's name"),
-    Rule(kind="refused", reasons=("no-right",), deed="forged", at_least=3,
+    Rule(kind="refused", reasons=("no-right",), deed="forged", at_least=3, of_clients=True,
          why="used a channel to which it has no right"),
     Rule(kind="refused", reasons=("conflict",), messages=_VOTES,
          deed="equivocated", why="said two different things of one"),
@@ -214,6 +217,10 @@ class Case:
             if feature.kind == "heard" and not feature.reason:
                 key = (feature.observer, feature.accused, feature.message)
                 self.heard[key] += feature.count
+
+    def doubt(self, liars: Iterable[str]) -> None:
+        """These are known to lie."""
+        self.doubted |= self.publishers.intersection(liars)
 
     def concerns(self, rule: Rule, feature: Feature) -> bool:
         """Whether an observation is about such nodes as the rule is about."""

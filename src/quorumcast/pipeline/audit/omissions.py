@@ -22,8 +22,8 @@ from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 #: So many must be missing or late, and this share of what was due.
 LEAST, LEAST_SHARE = 5, 0.12
 #: Correct brokers say these of every run of a correct publisher, whatever gets lost meanwhile: so
-#: many missing are enough.
-CERTAIN, CERTAIN_LEAST = ("Contents", "Echo", "Ready"), 2
+#: many missing are enough. Once enough are ready all are, whatever the publisher does.
+CERTAIN, CERTAIN_LEAST, WHOEVER_PUBLISHES = ("Echo", "Ready"), 2, "Ready"
 #: Who left numbers out so often, in what it votes for, proposes or publishes, did not just catch up
 #: by another way.
 SKIPPED = {"Vote": 3, "Propose": 2, "Publish": 3}
@@ -179,16 +179,20 @@ def _or_leaders(case: Case, charge: Charge) -> Charge:
 
 
 def _unsaid(case: Case, features: list[Feature]) -> list[Charge]:
-    """What is said of every run in any weather, unless its publisher lies about it."""
-    about = [f for f in features if f.kind == "missing" and f.message in CERTAIN]
-    return [
-        charge
-        for pair in case.pairs(about)
-        if sum(f.count for f in pair) >= CERTAIN_LEAST
-        for charge in _charges(
-            case, pair, "dropped", "left out what must be said of every run", always=True
-        )
-    ]
+    """What is said of every run in any weather."""
+    found = []
+    for message in CERTAIN:
+        why = f"did not say {message} of what all must say it of"
+        about = [f for f in features if (f.kind, f.message) == ("missing", message)]
+        for pair in case.pairs(about):
+            if sum(f.count for f in pair) < CERTAIN_LEAST:
+                continue
+            if message == WHOEVER_PUBLISHES:
+                charge = case.charge(pair, "dropped", why)
+                found.append(msgspec.structs.replace(charge, publishers=frozenset()))
+            else:
+                found += _charges(case, pair, "dropped", why, always=True)
+    return found
 
 
 def _skipping(case: Case, features: list[Feature]) -> list[Charge]:

@@ -92,6 +92,7 @@ class Weights:
 def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
     """Who is in every explanation."""
     proven = tuple(dict.fromkeys(proof.accused for proof in proofs))
+    case.doubt(proven)
     firm = firm_charges(case)
     by_firm, named = _settle(model, proven, firm)
     if not by_firm.consistent:
