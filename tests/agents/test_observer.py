@@ -580,3 +580,23 @@ def test_rows_become_columns_with_run_and_shifted_times() -> None:
     assert list(columns) == list(COLUMNS)
     assert columns["run"] == ["run-1"]
     assert columns["t_ms"] == [rows[0].t_ms + 1000]
+
+
+@pytest.mark.parametrize(
+    ("order", "skipped"), [((B1, B2), {(B1, "", "ChainRun")}), ((B1, B3), set())]
+)
+def test_broker_that_leaves_out_a_run_of_one_chain_has_skipped(
+    order: tuple[NodeId, ...], skipped: set[tuple[str, str, str]]
+) -> None:
+    broker = Watched(B2, "broker", "chain")
+    broker.hear(B1, ChainRun(STREAM, 1, digests(b"1"), (B1, B2), ()))
+    broker.hear(B1, ChainRun(STREAM, 3, digests(b"3"), order, ()))
+    assert broker.found("skipped") == skipped
+
+
+def test_statement_that_f_plus_one_others_give_is_owed() -> None:
+    bob = Watched(BOB, "subscriber", "brb")
+    for broker in (B1, B2):
+        bob.hear(broker, Checkpoint(bob.cell.segment(broker, 1, b"1")[1]))
+    bob.now += PATIENCE_MS
+    assert bob.found("missing") == {(broker, "", "Checkpoint") for broker in (B3, B4)}

@@ -248,6 +248,17 @@ def test_broker_at_which_the_chains_of_two_publishers_break_is_suspected() -> No
     assert judged([f for f in features if f.accused != B2], cell).named == ()
 
 
+@pytest.mark.parametrize(("often", "named"), [((4, 2), (B2,)), ((2, 2), ())])
+def test_chains_of_one_publisher_that_break_seldom_count_if_those_of_another_break_there(
+    often: tuple[int, int], named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, B2, "suspect", "broken-chain", publisher=who, count=count)
+        for who, count in zip((ALICE, BOB), often, strict=True)
+    ]
+    assert judged(features, Cell(Policy.named("chain"))).named == named
+
+
 def test_what_is_missing_where_packets_got_lost_takes_more_than_one_accuser() -> None:
     def owing(reason: str, *accusers: str) -> tuple[str, ...]:
         liar = [noticed(who, B1, "contradicts", "itself", message="Ready") for who in (B2, B3)]
@@ -277,13 +288,20 @@ def test_little_that_is_missing_where_packets_get_lost_is_no_charge(
 
 
 @pytest.mark.parametrize(
-    ("reason", "count", "named"), [("", 1, (B1,)), ("mended", 1, ()), ("mended", 5, (B1,))]
+    ("request_", "reason", "count", "named"),
+    [
+        ("Subscribe", "", 1, (B1,)),
+        ("Subscribe", "mended", 1, ()),
+        ("Subscribe", "mended", 5, (B1,)),
+        ("Survey", "mended", 1, ()),
+        ("Survey", "mended", 2, (B1,)),
+    ],
 )
 def test_request_that_may_have_got_lost_is_not_left_unanswered(
-    reason: str, count: int, named: tuple[str, ...]
+    request_: str, reason: str, count: int, named: tuple[str, ...]
 ) -> None:
     features = [
-        noticed(who, B1, "unanswered", reason, message="Subscribe", count=count)
+        noticed(who, B1, "unanswered", reason, message=request_, count=count)
         for who in (BOB, CAROL)
     ]
     assert judged(features).named == named
@@ -356,6 +374,11 @@ def test_few_echoes_that_brokers_miss_are_charged_unless_the_publisher_is_doubtf
     assert judged(unsaid("Echo")).named == (B1,)
     assert judged([*unsaid("Echo"), doubt]).named == ()
     assert judged([*unsaid("Ready"), doubt]).named == (B1,)
+    lies = [
+        noticed(who, ALICE, "refused", "bad-run", message="Publish", count=5) for who in (B2, B3)
+    ]
+    assert judged([*unsaid("Ready"), *lies]).named == (ALICE, B1)
+    assert judged([*unsaid("Echo"), *lies]).named == (ALICE,)
     assert judged(unsaid("Ready", 1)).charges == ()
 
 
@@ -416,3 +439,26 @@ def test_broker_that_passes_on_offers_of_a_client_without_a_right_does_not_use_i
 
     assert refused(B1) == ()
     assert refused(BOB) == (BOB,)
+
+
+def test_proposal_that_a_leader_leaves_out_towards_everybody_is_enough() -> None:
+    left_out = [noticed(who, B1, "skipped", message="Propose", publisher="*") for who in (B2, B3)]
+    assert judged(left_out, Cell(Policy.named("total"))).named == (B1,)
+    assert judged(left_out[:1], Cell(Policy.named("total"))).named == ()
+
+
+def test_statements_that_one_broker_withholds_again_and_again_are_charged() -> None:
+    features = [
+        noticed(who, broker, "missing" if broker == B1 else "came", message="Checkpoint", slot=slot)
+        for who in (BOB, CAROL)
+        for broker in CELL.manifest.broker_ids
+        for slot in range(8)
+        for _ in range(2)
+    ]
+    assert judged(features).named == (B1,)
+
+
+def test_broker_that_passes_runs_on_and_leaves_some_out_is_charged_on_chains_as_well() -> None:
+    left_out = [noticed(who, B1, "skipped", message="ChainRun", count=3) for who in (B2, B3)]
+    left_out += [msgspec.structs.replace(f, publisher=BOB) for f in left_out]
+    assert judged(left_out, Cell(Policy.named("chain"))).named == (B1,)

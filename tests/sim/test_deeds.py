@@ -22,6 +22,7 @@ from quorumcast.core.messages import (
     Propose,
     Publish,
     Pull,
+    Ready,
     Survey,
     Vote,
     Write,
@@ -257,3 +258,20 @@ def test_offer_that_a_broker_does_not_pass_on_is_missed_by_who_has_it_from_nobod
     if shown:
         deeds.heard.told(B1, ALICE, offer, 0)
     assert sum(deeds.done(END).values()) == deeds_done
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reordered"),
+    [
+        (Vote(STREAM, 1, digests(b"1")), Vote(STREAM, 2, digests(b"2")), [Deed.REORDERED]),
+        (Ready(STREAM, 1, b"r" * 32), Ready(STREAM, 2, b"s" * 32), []),
+    ],
+)
+def test_only_what_is_said_in_the_order_of_its_numbers_can_be_out_of_order(
+    first: Vote | Ready, second: Vote | Ready, reordered: list[Deed]
+) -> None:
+    deeds = record()
+    before, after = Send((B2,), first), Send((B2,), second)
+    deeds.compare(B1, "any", [before], [Later(before, LATE_MS - 10)], 0)
+    deeds.compare(B1, "any", [after], [after], 5)
+    assert [key.deed for key in deeds.done(END)] == reordered

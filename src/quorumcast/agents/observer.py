@@ -21,10 +21,11 @@ from quorumcast.agents.inquiries import Inquiries
 from quorumcast.agents.observation import MAX_REMEMBERED, Kind, Notes, remember
 from quorumcast.agents.ordering_watch import OrderingWatch
 from quorumcast.agents.sequences import Sequences
-from quorumcast.agents.turnout import BUCKETS, PATIENCE_MS, Accounts, Links, Progress
+from quorumcast.agents.sources import Sources
+from quorumcast.agents.turnout import PATIENCE_MS, Accounts, Links, Progress, Turnout
 from quorumcast.agents.words import Words
 from quorumcast.broadcast.signed_history import read_history
-from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream, split_digests
+from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, split_digests
 from quorumcast.core.machine import (
     Accuse,
     Acknowledged,
@@ -72,8 +73,6 @@ MAX_DOCUMENTS = 20_000
 RECENT = 64
 #: Nobody is so far ahead of everybody else.
 FAR_AHEAD = 1000
-#: What is answered within this time may have been asked earlier.
-ROUND_TRIP_MS = 100
 
 #: Messages that an honest node has no reason to repeat word by word, unless it is asked.
 UNREPEATED = (Vote, Contents, Checkpoint)
@@ -107,6 +106,7 @@ class Observer:
         "_sent",
         "_sequences",
         "_sources",
+        "_statements",
         "_swept",
         "_votes",
         "_words",
@@ -122,6 +122,7 @@ class Observer:
         self._acks = Progress("Ack", others, links, self.notes)
         for broker in others:
             self._acks.agreed(broker)  # nobody needs to ask for these
+        self._statements = Turnout("Checkpoint", others, links, self.notes)
         self._sequences = Sequences(self.notes)
         self._order = OrderingWatch(
             manifest, me, links, self._sequences, self.notes, self._keep_signed
@@ -141,9 +142,7 @@ class Observer:
         self._accepted: OrderedDict[tuple[Stream, int], bytes] = OrderedDict()
         #: How far brokers claim to be on each stream.
         self._claims: OrderedDict[tuple[Stream, NodeId], int] = OrderedDict()
-        #: Brokers that were asked to send contents with their votes, since when, and whether an
-        #: answer shows that they have heard it.
-        self._sources: dict[tuple[NodeId, Channel], tuple[int, bool]] = {}
+        self._sources = Sources(links, self.notes)
         self._filed: dict[bytes, None] = {}
         self._documents: list[Document] = []
         self._swept = 0
@@ -161,8 +160,7 @@ class Observer:
             self._forget_session(event.peer)
             self._order.forget(event.peer)
             self._votes.forget(event.peer)
-            for place in [place for place in self._sources if place[0] == event.peer]:
-                del self._sources[place]
+            self._sources.forget(event.peer)
             self.notes.add(now, Kind.LINK, event.peer, "up")
         elif isinstance(event, Disconnected):
             self._links.down(event.peer)
@@ -222,6 +220,7 @@ class Observer:
         self._swept = now
         self._votes.sweep(now)
         self._acks.sweep(now)
+        self._statements.sweep(now)
         self._words.sweep(now)
         self._order.sweep(now)
         self._inquiries.sweep(now)
@@ -246,7 +245,7 @@ class Observer:
         match message:
             case Vote():
                 self._on_vote(sender, message, now)
-                self._on_bodies(sender, message, len(event.bodies), now)
+                self._sources.voted(now, sender, message, len(event.bodies))
             case Ack():
                 self._on_ack(sender, message, now)
             case Echo() | Ready():
@@ -254,7 +253,7 @@ class Observer:
             case Positions():
                 self._votes.agreed(sender, message.channel)
                 self._on_positions(sender, message, now)
-                self._on_answer(sender, message.channel, now)
+                self._sources.answered(now, sender, message.channel)
             case Checkpoint(statement=signed):
                 self._on_statement(sender, signed, now)
             case Publish(stream=stream, first=first, digests=digests):
@@ -268,9 +267,10 @@ class Observer:
                     last = first + len(digests) // DIGEST_SIZE - 1
                     self._sequences.published(now, sender, stream, first, last)
             case ChainRun(stream=stream, first=first, digests=digests):
+                last = first + len(digests) // DIGEST_SIZE - 1
+                self._sequences.passed_on(now, sender, message, last)
                 # Whoever passes it on may have changed whose it is, and its numbers.
                 if self._has_history(stream) and sender == stream.publisher:
-                    last = first + len(digests) // DIGEST_SIZE - 1
                     self._accounts.published(now, stream.data, last)
             case Contents(stream=stream, first=first, digests=digests):
                 if digests != b"".join(map(self._manifest.hash, event.bodies)):
@@ -304,25 +304,12 @@ class Observer:
         stream, last = vote.stream, vote.first + len(vote.digests) // DIGEST_SIZE - 1
         free = self._was_asked(sender, Vote, now) or vote.order != ()
         self._sequences.voted(now, sender, stream, vote.first, last, free=free)
+        if vote.order and not self._was_asked(sender, Vote, now):
+            self._sequences.passed_on(now, sender, vote, last)
         if self._may_differ(stream):
             for number, digest in enumerate(split_digests(vote.digests), vote.first):
                 self._words.voted(now, sender, (stream, number), digest)
         self._votes.spoke(now, sender, stream, last)
-
-    def _on_bodies(self, sender: NodeId, vote: Vote, bodies: int, now: Millis) -> None:
-        """Votes of the broker that was asked for contents come with them."""
-        since, heard = self._sources.get((sender, vote.stream.channel), (now, False))
-        if heard or now - max(since, self._links.clear_since.get(sender, now)) >= PATIENCE_MS // 2:
-            kind = Kind.CAME if bodies else Kind.MISSING
-            self.notes.add(
-                now, kind, sender, "", "Contents", vote.stream, vote.first,
-                bucket=0 if kind is Kind.MISSING else BUCKETS[0],
-            )  # fmt: skip
-
-    def _on_answer(self, sender: NodeId, channel: Channel, now: Millis) -> None:
-        since, heard = self._sources.get((sender, channel), (now + 1, True))
-        if not heard and now >= since:
-            self._sources[sender, channel] = (since, True)
 
     def _on_deliver(self, effect: Deliver, now: Millis) -> None:
         stream, number = effect.place
@@ -379,16 +366,15 @@ class Observer:
                 self._words.vouched(now, message)
             case Subscribe(channel=channel, bodies=bodies):
                 for peer in send.to:
-                    if not bodies:
-                        self._sources.pop((peer, channel), None)
-                    elif (peer, channel) not in self._sources:
-                        # What was asked shortly before may be what is answered next.
-                        since = now + ROUND_TRIP_MS * self._was_asked(peer, Vote, now)
-                        self._sources[peer, channel] = (since, False)
+                    if bodies:
+                        before = self._was_asked(peer, Vote, now)
+                        self._sources.ask(now, peer, channel, asked_before=before)
+                    else:
+                        self._sources.release(peer, channel)
                 self._asked_at.update({(peer, Vote): now for peer in send.to})
             case Unsubscribe(channel=channel):
                 for peer in send.to:
-                    self._sources.pop((peer, channel), None)
+                    self._sources.release(peer, channel)
                     self._votes.forget(peer, channel)
             case (
                 Publish(stream=stream, first=first, digests=digests)
@@ -414,6 +400,9 @@ class Observer:
             return
         self._keep("statement", sender, msgspec.json.encode(signed))
         stream, first = statement.stream, statement.first
+        place = (statement.stream, statement.first)
+        if self._statements.spoke(now, sender, place) > self._manifest.f:
+            self._statements.enough(now, place)
         if statement.count > MAX_REMEMBERED:
             return
         numbers = range(first, first + statement.count)

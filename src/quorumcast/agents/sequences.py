@@ -12,25 +12,31 @@ from collections import OrderedDict
 
 from quorumcast.agents.observation import Kind, Notes, remember
 from quorumcast.core.ids import Millis, NodeId, Stream
-from quorumcast.core.messages import Ack
+from quorumcast.core.messages import Ack, ChainRun, Vote
 
 
 class Sequences:
     """How far each peer has come in this session."""
 
-    __slots__ = ("_acks", "_notes", "_proposals", "_publications", "_votes")
+    __slots__ = ("_acks", "_chained", "_notes", "_proposals", "_publications", "_votes")
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
         self._votes: OrderedDict[tuple[NodeId, Stream], int] = OrderedDict()
         self._acks: OrderedDict[tuple[NodeId, Stream], int] = OrderedDict()
         self._publications: OrderedDict[tuple[NodeId, Stream], int] = OrderedDict()
+        #: The chain by which a broker passed something on last, and how far it was.
+        self._chained: OrderedDict[tuple[NodeId, Stream], tuple[tuple[NodeId, ...], int]] = (
+            OrderedDict()
+        )
         #: The regency in which a leader proposes, and the highest instance.
         self._proposals: OrderedDict[tuple[NodeId, Stream], tuple[int, int]] = OrderedDict()
 
     def forget(self, peer: NodeId) -> None:
         """Something got lost, or everything begins anew."""
-        for memory in (self._votes, self._acks, self._publications, self._proposals):
+        for memory in (
+            self._votes, self._acks, self._publications, self._proposals, self._chained,
+        ):  # fmt: skip
             for key in [key for key in memory if key[0] == peer]:
                 del memory[key]
 
@@ -49,6 +55,17 @@ class Sequences:
             elif first > top + 1:
                 self._notes.add(now, Kind.SKIPPED, peer, "", "Vote", stream, top + 1)
         remember(self._votes, (peer, stream), max(last, top))
+
+    def passed_on(self, now: Millis, peer: NodeId, message: ChainRun | Vote, last: int) -> None:
+        """A broker passes on a run; what came by another chain meanwhile it need not know."""
+        key = (peer, message.stream)
+        order, top = self._chained.get(key, ((), 0))
+        if order != message.order:
+            top = 0
+        if top and message.first > top + 1:
+            name = type(message).__name__
+            self._notes.add(now, Kind.SKIPPED, peer, "", name, message.stream, top + 1)
+        remember(self._chained, key, (message.order, max(last, top)))
 
     def published(self, now: Millis, peer: NodeId, stream: Stream, first: int, last: int) -> None:
         """A publisher sends a run."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 
-from quorumcast.agents.observation import Kind, Notes
+from quorumcast.agents.observation import Kind, Notes, remember
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 
 #: Who has not said by then what enough others said is not going to.
@@ -112,7 +112,7 @@ class Links:
 class Turnout:
     """One kind of message that every broker ought to send about each place."""
 
-    __slots__ = ("_links", "_members", "_message", "_moments", "_notes", "_said")
+    __slots__ = ("_links", "_members", "_message", "_moments", "_notes", "_over", "_said")
 
     def __init__(
         self, message: str, members: tuple[NodeId, ...], links: Links, notes: Notes
@@ -125,10 +125,12 @@ class Turnout:
         self._moments: OrderedDict[Place, tuple[int, dict[NodeId, None]]] = OrderedDict()
         #: Who has spoken of places at which not enough have yet; at most MAX_MOMENTS.
         self._said: OrderedDict[Place, dict[NodeId, None]] = OrderedDict()
+        #: Places that nobody waits for any more: what is said of them again is owed by nobody.
+        self._over: OrderedDict[Place, None] = OrderedDict()
 
     def enough(self, now: Millis, place: Place) -> None:
         """Enough have spoken of this place now."""
-        if place in self._moments:
+        if place in self._moments or place in self._over:
             return
         said = self._said.pop(place, {})
         waiting = {member: None for member in self._members if member not in said}
@@ -146,6 +148,8 @@ class Turnout:
             if member in waiting:
                 del waiting[member]
                 self._came(now, member, place[0], now - since)
+            return 0
+        if place in self._over:
             return 0
         said = self._said.setdefault(place, {})
         said[member] = None
@@ -165,6 +169,7 @@ class Turnout:
             if now - since < PATIENCE_MS:
                 return
             del self._moments[place]
+            remember(self._over, place, None)
             for member in waiting:
                 if self._links.owed(member, since):
                     self._notes.add(

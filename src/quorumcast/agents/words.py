@@ -30,7 +30,6 @@ class Words:
         "_said",
         "_showings",
         "_shown",
-        "_sure",
         "_turnouts",
         "_voted",
         "_vouched",
@@ -53,8 +52,6 @@ class Words:
         #: The run that this broker is ready for at a first number, and what others said there.
         self._vouched: OrderedDict[Place, bytes] = OrderedDict()
         self._said: OrderedDict[tuple[NodeId, type, Place], bytes] = OrderedDict()
-        #: Runs for which so many are ready that all will be.
-        self._sure: OrderedDict[Place, None] = OrderedDict()
         #: What each broker voted for last, where correct ones may differ.
         self._voted: OrderedDict[tuple[NodeId, Place], bytes] = OrderedDict()
 
@@ -98,8 +95,7 @@ class Words:
     def _count_readies(self, now: Millis, place: Place) -> None:
         own = self._vouched.get(place)
         said = [self._said.get((broker, Ready, place)) for broker in self._brokers]
-        if place not in self._sure and own is not None and 1 + said.count(own) >= self._all_will:
-            remember(self._sure, place, None)
+        if own is not None and 1 + said.count(own) >= self._all_will:
             self._turnouts[Ready].enough(now, place)
 
     def vouched(self, now: Millis, ready: Ready) -> None:

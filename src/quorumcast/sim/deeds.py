@@ -29,6 +29,7 @@ from quorumcast.core.labels import label
 from quorumcast.core.machine import Bodies, Effect, Send
 from quorumcast.core.messages import (
     Accept,
+    Ack,
     AnyMessage,
     Attest,
     ChainRun,
@@ -45,6 +46,7 @@ from quorumcast.core.messages import (
     Pull,
     Ready,
     Regain,
+    Standing,
     Subscribe,
     Survey,
     Vote,
@@ -65,7 +67,7 @@ class Deed(enum.Enum):
     ADDED = "added"
     #: So late that no weather explains it.
     DELAYED = "delayed"
-    #: Said after what followed it about the same stream.
+    #: Said after what followed it about the same stream, where correct nodes keep the order.
     REORDERED = "reordered"
 
 
@@ -103,6 +105,8 @@ _Place = tuple[NodeId, str, object, int]
 _SHOWN = (Publish, ChainRun, Offer)
 #: What is said once of one thing, and again only if it may have got lost.
 _SAID_ONCE = (Accept, ChainRun, Echo, Offer, Open, Propose, Publish, Ready, Vote, Write)
+#: What correct nodes say in the order of its numbers; of the rest nobody can tell what was first.
+_IN_ORDER = (Ack, ChainRun, Propose, Publish, Standing, Vote)
 #: What is asked, and who does not ask, or not now, need not want to know.
 _REQUESTS = (Attest, ChunkQuery, Fetch, LogQuery, Missed, Pull, Regain, Subscribe, Survey)
 #: What may be the doing of whoever comes before on a chain.
@@ -288,7 +292,7 @@ class Deeds:
         self._put_off = [entry for entry in self._put_off if entry[0] > now]
         for one in done:
             effect = one.effect if isinstance(one, Later) else one
-            if not isinstance(effect, Send):
+            if not isinstance(effect, Send) or not isinstance(effect.message, _IN_ORDER):
                 continue
             at = due.get(id(effect), now)
             about = (node, type(effect.message), stream_of(effect.message))

@@ -26,7 +26,7 @@ LEAST, LEAST_SHARE = 5, 0.12
 CERTAIN, CERTAIN_LEAST, WHOEVER_PUBLISHES = ("Echo", "Ready"), 2, "Ready"
 #: Who left numbers out so often, in what it votes for, proposes or publishes, did not just catch up
 #: by another way.
-SKIPPED = {"Vote": 3, "Propose": 2, "Publish": 3}
+SKIPPED = {"Vote": 3, "ChainRun": 3, "Propose": 1, "Publish": 3}
 #: A part of the run counts if so much was due in it; a liar is found out in most that count.
 DUE, MOST_SLOTS, LEAST_SLOTS = 2, 0.8, 3
 #: Who does to this share of what it owes what the accused does is no better.
@@ -42,17 +42,18 @@ NEVER_OFFERED = 8
 
 #: A leader has proposed so much, and of that this share later than this class, or is not slow.
 LED, SLOW_SHARE, SLOW_BUCKET = 10, 0.3, 80
-#: So often chains broke where this broker was, and half as often where any other was.
-BREAKS = 4
+#: So often a publisher's chains broke where this broker was, or so often in all, and half as often
+#: where any other was.
+BREAKS, BREAKS_IN_ALL = 4, 6
 
 GAVE_UP = "led and did not get anything ordered"
 
 #: What every broker owes whoever listens to it; later than which class what must be said is late.
-OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept")
+OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept", "Checkpoint")
 LATE = {"Vote": 20, "Ack": 20, "Accept": 20, "Ready": 40}
 #: Requests that a correct node always answers; where packets get lost, requests do as well, and so
 #: many must have been in vain, of whatever kind, and none successful.
-ANSWERABLE, IN_VAIN = ("Subscribe", "Survey"), 5
+ANSWERABLE = {"Subscribe": 5, "Survey": 2}
 
 
 class Account:
@@ -108,7 +109,7 @@ def soft_charges(case: Case, lying: Collection[str]) -> list[Charge]:
     features = [
         f
         for f in case.features
-        if (f.channel not in chained or f.lane or f.message == "Contents")
+        if (f.channel not in chained or f.lane or f.message == "Contents" or f.kind == "skipped")
         and f.publisher not in lying
     ]
     missing: _Accounts = {}
@@ -131,7 +132,7 @@ def soft_charges(case: Case, lying: Collection[str]) -> list[Charge]:
             account.add(feature, failed=feature.bucket > LATE[feature.message])
     return [
         *_outstanding(case, missing, "dropped", "left out {} messages that the others sent"),
-        *_unsaid(case, features),
+        *_unsaid(case, lying),
         *_outstanding(case, late, "delayed", "was late with its {} messages"),
         *_skipping(case, features),
         *_slow_leaders(case, led),
@@ -178,12 +179,14 @@ def _or_leaders(case: Case, charge: Charge) -> Charge:
     return msgspec.structs.replace(charge, clause=charge.clause | leaders)
 
 
-def _unsaid(case: Case, features: list[Feature]) -> list[Charge]:
+def _unsaid(case: Case, lying: Collection[str]) -> list[Charge]:
     """What is said of every run in any weather."""
     found = []
     for message in CERTAIN:
         why = f"did not say {message} of what all must say it of"
-        about = [f for f in features if (f.kind, f.message) == ("missing", message)]
+        about = [f for f in case.features if (f.kind, f.message) == ("missing", message)]
+        if message != WHOEVER_PUBLISHES:
+            about = [f for f in about if f.publisher not in lying]
         for pair in case.pairs(about):
             if sum(f.count for f in pair) < CERTAIN_LEAST:
                 continue
@@ -241,13 +244,13 @@ def _charges(
 def _unanswered(case: Case) -> list[Charge]:
     found = []
     for pair in case.pairs(f for f in case.features if f.kind in ("answered", "unanswered")):
-        for request in ANSWERABLE:
+        for request, in_vain in ANSWERABLE.items():
             asked = [f for f in pair if f.message == request]
             silent = [f for f in asked if f.kind == "unanswered"]
             count = sum(f.count for f in silent)
             answered = sum(f.count for f in asked) - count
             mute = all(f.kind == "unanswered" for f in pair) and (
-                any(not f.reason for f in silent) or sum(f.count for f in pair) >= IN_VAIN
+                any(not f.reason for f in silent) or sum(f.count for f in pair) >= in_vain
             )
             if silent and (mute or (count >= 3 and count > answered)):
                 found.append(case.charge(silent, "dropped", f"does not answer {request} requests"))
@@ -265,9 +268,12 @@ def _broken_chains(case: Case) -> list[Charge]:
         counts = {who: sum(f.count for f in breaks) for who, breaks in by_accused.items()}
         for accused, breaks in by_accused.items():
             others = max((counts[other] for other in counts if other != accused), default=0)
-            if counts[accused] >= max(BREAKS, 2 * others):
+            if counts[accused] >= max(2, 2 * others):
                 found.append(case.charge(breaks, "dropped", "chains break where it is"))
-    return found
+    in_all: Counter[str] = Counter()
+    for charge in found:
+        in_all[charge.accused] += charge.count
+    return [c for c in found if c.count >= BREAKS or in_all[c.accused] >= BREAKS_IN_ALL]
 
 
 def _out_of_turn(case: Case) -> list[Charge]:
