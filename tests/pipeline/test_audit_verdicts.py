@@ -128,6 +128,15 @@ def test_dissent_on_an_unsettled_stream_may_be_its_publishers_doing() -> None:
     assert judged(features, cell).named == (ALICE,)
 
 
+def test_publisher_is_behind_dissent_where_no_other_broker_can_be_faulty() -> None:
+    cell = Cell(Policy.named("ab"))
+    known = [noticed(who, B1, "contradicts", "itself", message="Ready") for who in (B2, B3)]
+    dissent = [noticed(who, B2, "suspect", "dissent") for who in (BOB, CAROL)]
+    assert judged(dissent, cell).named == ()
+    assert judged([*known, *dissent], cell).named == (ALICE, B1)
+    assert judged([*known, dissent[0]], cell).named == (B1,)
+
+
 @pytest.mark.parametrize("liar", [B4, BOB])
 @pytest.mark.parametrize("victims", [(B1,), (B1, B2), (ALICE,), (B1, ALICE)])
 def test_false_witness_names_no_correct_node(liar: NodeId, victims: tuple[NodeId, ...]) -> None:
@@ -183,11 +192,15 @@ def test_leader_that_accuses_publishers_is_still_given_up() -> None:
 
 def test_broker_that_blames_the_only_publisher_for_not_ordering_is_disputed_with_it() -> None:
     cell = Cell(Policy.named("total"))
-    features = [noticed(who, B1, "gave-up", "alive", publisher="*") for who in (B2, B3, B4)]
-    features.append(noticed(B1, ALICE, "contradicts", "signature", message="Offer", count=5))
-    found = judged(features, cell)
+    blame = noticed(B1, ALICE, "contradicts", "signature", message="Offer", count=5)
+
+    def given_up(reason: str) -> list[Feature]:
+        return [noticed(who, B1, "gave-up", reason, publisher="*") for who in (B2, B3, B4)]
+
+    found = judged([*given_up("alive"), blame], cell)
     assert found.named == ()
     assert {v.node for v in verdicts(found) if v.standing == "disputed"} >= {B1, ALICE}
+    assert judged([*given_up("idle"), blame], cell).named == (B1,)
 
 
 def test_broker_that_is_late_with_a_stream_may_blame_the_publisher_of_that_stream() -> None:
@@ -442,9 +455,12 @@ def test_broker_that_passes_on_offers_of_a_client_without_a_right_does_not_use_i
 
 
 def test_proposal_that_a_leader_leaves_out_towards_everybody_is_enough() -> None:
-    left_out = [noticed(who, B1, "skipped", message="Propose", publisher="*") for who in (B2, B3)]
-    assert judged(left_out, Cell(Policy.named("total"))).named == (B1,)
-    assert judged(left_out[:1], Cell(Policy.named("total"))).named == ()
+    total = Cell(Policy.named("total"))
+    left_out = [
+        noticed(who, B1, "skipped", message="Propose", publisher="*") for who in (B2, B3, B4)
+    ]
+    assert judged(left_out, total).named == (B1,)
+    assert judged(left_out[:2], total).named == ()
 
 
 def test_statements_that_one_broker_withholds_again_and_again_are_charged() -> None:

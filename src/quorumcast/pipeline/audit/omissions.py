@@ -26,7 +26,7 @@ LEAST, LEAST_SHARE = 5, 0.12
 CERTAIN, CERTAIN_LEAST, WHOEVER_PUBLISHES = ("Echo", "Ready"), 2, "Ready"
 #: Who left numbers out so often, in what it votes for, proposes or publishes, did not just catch up
 #: by another way.
-SKIPPED = {"Vote": 3, "ChainRun": 3, "Propose": 1, "Publish": 3}
+SKIPPED = {"Vote": 3, "ChainRun": 3, "Propose": 2, "Publish": 3}
 #: A part of the run counts if so much was due in it; a liar is found out in most that count.
 DUE, MOST_SLOTS, LEAST_SLOTS = 2, 0.8, 3
 #: Who does to this share of what it owes what the accused does is no better.
@@ -199,11 +199,21 @@ def _unsaid(case: Case, lying: Collection[str]) -> list[Charge]:
 
 
 def _skipping(case: Case, features: list[Feature]) -> list[Charge]:
+    saw: dict[str, set[str]] = {}
+    for feature in features:
+        if (feature.kind, feature.message) == ("skipped", "Propose"):
+            saw.setdefault(feature.accused, set()).add(feature.observer)
+    brokers = case.manifest.broker_ids
+
+    def all_saw(pair: list[Feature]) -> bool:
+        """Whether every broker noticed it that need not lie: then once is enough."""
+        return len(saw[pair[0].accused]) >= len(brokers) - case.manifest.f
+
     found = [
         (message, charge)
         for message, least in SKIPPED.items()
         for pair in case.pairs(f for f in features if (f.kind, f.message) == ("skipped", message))
-        if sum(f.count for f in pair) >= least
+        if sum(f.count for f in pair) >= least or (message == "Propose" and all_saw(pair))
         for charge in _charges(case, pair, "dropped", "left numbers out and went on")
     ]
     # Leaders number their proposals themselves: no publisher makes them leave one out.
@@ -312,10 +322,15 @@ def _after_loss(case: Case) -> list[Charge]:
 
 
 def leader_charges(case: Case) -> list[Charge]:
-    """Leaders that are alive, and under whom nothing got ordered."""
-    return [
-        case.charge(pair, "dropped", GAVE_UP)
-        for pair in case.pairs(
-            f for f in case.features if f.kind == "gave-up" and f.reason in ("alive", "idle")
-        )
-    ]
+    """Leaders that are alive, and under whom nothing got ordered.
+
+    A leader that proposes nothing of what it was passed has no publisher to blame for it.
+    """
+    found = []
+    for reason in ("alive", "idle"):
+        given_up = [f for f in case.features if (f.kind, f.reason) == ("gave-up", reason)]
+        charges = [case.charge(pair, "dropped", GAVE_UP) for pair in case.pairs(given_up)]
+        if reason == "idle":
+            charges = [msgspec.structs.replace(c, publishers=frozenset()) for c in charges]
+        found += charges
+    return found

@@ -76,12 +76,23 @@ class Weights:
         return len(accusers - self._liars) > 1
 
     def behind(self, charges: Iterable[Charge]) -> set[str]:
-        """Who may be behind what more nodes are accused of than may be faulty together."""
+        """Who may be behind what more nodes are accused of than may be faulty together.
+
+        Several must say so where it is more only because others are known to lie.
+        """
         of: dict[str, set[str]] = {}
+        by: dict[str, set[str]] = {}
         for charge in charges:
             for node in charge.clause - {charge.accused, charge.observer}:
                 of.setdefault(node, set()).add(charge.accused)
-        return {node for node, accused in of.items() if self._many(accused, self._bounds)}
+                if charge.accused not in self._liars:
+                    by.setdefault(node, set()).add(holder(charge.observer))
+        return {
+            node
+            for node, accused in of.items()
+            if self._many(accused, self._bounds)
+            or (self._many(accused, self._others) and self.several(by[node]))
+        }
 
     def _many(self, nodes: set[str], bounds: tuple[int, int]) -> bool:
         heard = nodes - self._liars
