@@ -599,4 +599,18 @@ def test_statement_that_f_plus_one_others_give_is_owed() -> None:
     for broker in (B1, B2):
         bob.hear(broker, Checkpoint(bob.cell.segment(broker, 1, b"1")[1]))
     bob.now += PATIENCE_MS
-    assert bob.found("missing") == {(broker, "", "Checkpoint") for broker in (B3, B4)}
+    assert bob.found("missing") == {(broker, "mute", "Checkpoint") for broker in (B3, B4)}
+
+
+@pytest.mark.parametrize(("heard", "reason"), [(True, ""), (False, "mute")])
+def test_broker_that_says_nothing_at_all_may_stand_still(heard: bool, reason: str) -> None:
+    broker = Watched(B1, "broker", "brb")
+    broker.send(B2, Ready(STREAM, 1, b"a" * 32))
+    for member in (B2, B3):
+        broker.hear(member, Ready(STREAM, 1, b"a" * 32))
+    broker.now += 1
+    if heard:
+        broker.hear(B4, Positions(ORDERS, ()))
+    broker.now += PATIENCE_MS
+    rows = broker.rows("missing")
+    assert {(row.accused, row.reason) for row in rows if row.message == "Ready"} == {(B4, reason)}

@@ -393,6 +393,8 @@ def test_few_echoes_that_brokers_miss_are_charged_unless_the_publisher_is_doubtf
     assert judged([*unsaid("Ready"), *lies]).named == (ALICE, B1)
     assert judged([*unsaid("Echo"), *lies]).named == (ALICE,)
     assert judged(unsaid("Ready", 1)).charges == ()
+    still = [msgspec.structs.replace(f, reason="mute") for f in unsaid("Ready")]
+    assert judged(still).charges == ()
 
 
 def test_publisher_that_never_offers_many_runs_is_charged_whatever_gets_lost() -> None:

@@ -17,6 +17,8 @@ from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 PATIENCE_MS = 600
 #: The reason of what was noticed of a peer of which something had got lost before.
 MENDED = "mended"
+#: … and of a peer that has not been heard at all since then.
+MUTE = "mute"
 #: After so long without a loss everybody has had time to catch up.
 SETTLED_MS = 1000
 #: Brokers say every half second where they stand; who has said nothing for longer stands still.
@@ -172,10 +174,11 @@ class Turnout:
             remember(self._over, place, None)
             for member in waiting:
                 if self._links.owed(member, since):
+                    # Who has said nothing at all since then may merely stand still.
+                    state = "" if self._links.heard_at.get(member, since) > since else MUTE
                     self._notes.add(
-                        now, Kind.MISSING, member, message=self._message, stream=place[0],
-                        number=place[1],
-                    )  # fmt: skip
+                        now, Kind.MISSING, member, state, self._message, place[0], place[1]
+                    )
 
 
 class Progress:
