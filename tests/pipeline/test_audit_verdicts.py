@@ -402,6 +402,8 @@ def test_publisher_that_never_offers_many_runs_is_charged_whatever_gets_lost() -
         noticed(who, ALICE, "missing", "mended", message="Offer", count=8) for who in (B2, B3)
     ]
     assert judged(features, Cell(Policy.named("total"))).named == (ALICE,)
+    liar = [noticed(who, B1, "contradicts", "itself", message="Accept") for who in (B2, B3)]
+    assert judged([*liar, features[0]], Cell(Policy.named("total"))).named == (B1,)
 
 
 @pytest.mark.parametrize(("unshown", "named"), [(4, (B4,)), (5, ())])

@@ -117,8 +117,6 @@ RULES = (
          why="votes without the contents that it agreed to send"),
     Rule(kind="missing", messages=("Offer", "Publish"), reasons=("",), deed="dropped", at_least=3,
          why="let others show what it should have shown itself"),
-    Rule(kind="missing", messages=("Offer",), deed="dropped", at_least=8,
-         why="never offered what others offered for it"),
     Rule(kind="missing", messages=("Propose",), reasons=("", MENDED), deed="forged", at_least=2,
          publisher=True, always=True, why="proposed what it cannot hand over"),
     Rule(kind="refused", reasons=("bad-body",), deed="altered", at_least=2, share=0.05,

@@ -37,6 +37,8 @@ OUT_OF_TURN = (15, 0.5)
 #: So much must be missing, or late, of what a link may still have to make up for, this share of
 #: what came, and in so many parts of the run: a single lost packet may have held several things.
 MENDED_LEAST = {"Pull": (1, 0.0, 1), "Offer": (3, 0.08, 2), "Publish": (3, 0.08, 2)}
+#: … but publishers offer again and again: so many offers are seldom all lost.
+NEVER_OFFERED = 8
 
 #: A leader has proposed so much, and of that this share later than this class, or is not slow.
 LED, SLOW_SHARE, SLOW_BUCKET = 10, 0.3, 80
@@ -312,6 +314,12 @@ def _after_loss(case: Case) -> list[Charge]:
             >= max(least, share * case.heard[pair[0].observer, pair[0].accused, message])
             and len({f.slot for f in pair}) >= parts
         ]
+    never = [f for f in case.features if (f.kind, f.message) == ("missing", "Offer")]
+    found += [
+        case.charge(pair, "dropped", "never offered what others offered for it")
+        for pair in case.pairs(never)
+        if sum(f.count for f in pair) >= NEVER_OFFERED
+    ]
     return found
 
 
