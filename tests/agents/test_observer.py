@@ -408,6 +408,10 @@ def test_history_is_owed_for_chain_runs_that_their_publisher_sent_itself() -> No
         broker.hear(sender, ChainRun(stream, 1, digests(b"1"), (B2, B3, B4), ()))
     broker.now += PATIENCE_MS
     assert broker.found("missing") == {(ALICE, "", "History")}
+    broker.hear(ALICE, ChainRun(STREAM, 2, digests(b"2"), (B2, B3, B4), ()))
+    broker.observer.on_lost(B3, Millis(broker.now))
+    broker.now += PATIENCE_MS
+    assert broker.found("missing") == {(ALICE, MENDED, "History")}
 
 
 def leading(**changes: Standing) -> Watched:

@@ -390,7 +390,8 @@ def test_few_echoes_that_brokers_miss_are_charged_unless_the_publisher_is_doubtf
     lies = [
         noticed(who, ALICE, "refused", "bad-run", message="Publish", count=5) for who in (B2, B3)
     ]
-    assert judged([*unsaid("Ready"), *lies]).named == (ALICE, B1)
+    assert judged([*unsaid("Ready"), *lies]).named == (ALICE,)
+    assert judged([*unsaid("Ready"), msgspec.structs.replace(doubt, observer=B4)]).named == ()
     assert judged([*unsaid("Echo"), *lies]).named == (ALICE,)
     assert judged(unsaid("Ready", 1)).charges == ()
     still = [msgspec.structs.replace(f, reason="mute") for f in unsaid("Ready")]
@@ -482,3 +483,27 @@ def test_broker_that_passes_runs_on_and_leaves_some_out_is_charged_on_chains_as_
     left_out = [noticed(who, B1, "skipped", message="ChainRun", count=3) for who in (B2, B3)]
     left_out += [msgspec.structs.replace(f, publisher=BOB) for f in left_out]
     assert judged(left_out, Cell(Policy.named("chain"))).named == (B1,)
+
+
+def test_history_that_may_have_got_lost_takes_more_than_one_accuser() -> None:
+    liar = [noticed(who, B1, "contradicts", "itself", message="Ready") for who in (B2, B3)]
+
+    def owing(reason: str, *accusers: str) -> tuple[str, ...]:
+        owed = [
+            noticed(who, ALICE, "missing", reason, message="History", count=3) for who in accusers
+        ]
+        return judged([*liar, *owed]).named
+
+    assert owing("", B2) == (ALICE, B1)
+    assert owing("mended", B2) == (B1,)
+    assert owing("mended", B2, B3) == (ALICE, B1)
+
+
+def test_accuser_that_is_found_out_itself_does_not_count_beside_a_single_other() -> None:
+    soft = [
+        noticed(who, B1, "skipped", message="Vote", count=5, publisher=BOB) for who in (B2, B3, B4)
+    ]
+    owed = [
+        noticed(who, ALICE, "missing", "mended", message="History", count=3) for who in (B1, B2)
+    ]
+    assert judged([*soft, *owed]).named == (B1,)

@@ -11,6 +11,7 @@ from quorumcast.core.ids import NodeId
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.messages import (
+    Ack,
     Attest,
     ChainRun,
     Echo,
@@ -265,10 +266,12 @@ def test_offer_that_a_broker_does_not_pass_on_is_missed_by_who_has_it_from_nobod
     [
         (Vote(STREAM, 1, digests(b"1")), Vote(STREAM, 2, digests(b"2")), [Deed.REORDERED]),
         (Ready(STREAM, 1, b"r" * 32), Ready(STREAM, 2, b"s" * 32), []),
+        (Ack(STREAM, 1, 1, 9), Ack(STREAM, 2, 1, 9), [Deed.REORDERED]),
+        (Ack(STREAM, 1, 1, 9), Ack(STREAM, 1, 1, 10), []),
     ],
 )
 def test_only_what_is_said_in_the_order_of_its_numbers_can_be_out_of_order(
-    first: Vote | Ready, second: Vote | Ready, reordered: list[Deed]
+    first: Vote | Ready | Ack, second: Vote | Ready | Ack, reordered: list[Deed]
 ) -> None:
     deeds = record()
     before, after = Send((B2,), first), Send((B2,), second)

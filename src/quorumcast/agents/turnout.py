@@ -316,7 +316,8 @@ class Accounts:
             behind = last - self._accounted.get(stream, 0)
             if self._links.owed(stream.publisher, since):
                 kind = Kind.MISSING if behind > 0 else Kind.CAME
+                state = "" if behind <= 0 else self._links.state(stream.publisher)
                 self._notes.add(
-                    now, kind, stream.publisher, "", "History", stream, last,
+                    now, kind, stream.publisher, state, "History", stream, last,
                     count=min(max(behind, 1), MAX_MOMENTS),
                 )  # fmt: skip

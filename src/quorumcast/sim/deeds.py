@@ -296,7 +296,8 @@ class Deeds:
                 continue
             at = due.get(id(effect), now)
             about = (node, type(effect.message), stream_of(effect.message))
-            for entry in [e for e in self._put_off if e[0] > at and e[2] == about]:
+            overtaken = [e for e in self._put_off if e[0] > at and e[2] == about]
+            for entry in [e for e in overtaken if _says_less(e[1].message, effect.message)]:
                 for peer in entry[1].to:
                     if peer in effect.to and self._reached(node, peer):
                         word = (entry[1].message, entry[1].bodies)
@@ -401,6 +402,11 @@ def _before_on_chain(node: NodeId, message: AnyMessage) -> str:
     if not isinstance(message, ChainRun | Vote) or node not in message.order:
         return ""
     return (message.stream.publisher, *message.order)[message.order.index(node)]
+
+
+def _says_less(message: AnyMessage, than: AnyMessage) -> bool:
+    """Whether it can be told that it comes too late: equal acknowledgements have no order."""
+    return not isinstance(message, Ack) or not isinstance(than, Ack) or message.upto < than.upto
 
 
 def _delay_of(done: list[Effect | Later], word: _Word, peer: NodeId) -> int:

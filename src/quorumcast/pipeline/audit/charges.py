@@ -109,7 +109,8 @@ RULES = (
          why="signed what others contradict"),
     Rule(kind="suspect", reasons=("without-history",), deed="dropped",
          why="publishes and does not account for it"),
-    Rule(kind="missing", messages=("History",), deed="dropped", at_least=3, for_good=True,
+    Rule(kind="missing", messages=("History",), reasons=("",), deed="dropped", at_least=3,
+         for_good=True,
          why="publishes and does not account for it"),
     Rule(kind="missing", messages=("Pull",), reasons=("",), deed="dropped",
          why="votes and does not hand over the contents"),
@@ -204,13 +205,14 @@ class Case:
         }
         self.clients = {client.id for client in manifest.clients}
         self.publishers = {feature.publisher for feature in self.features} & self.clients
-        #: Publishers of whom anybody says what correct ones give no cause for, be it once.
-        self.doubted = self.publishers & {
-            feature.publisher if rule.signed else feature.accused
-            for feature in self.features
-            for rule in (*RULES, *_DOUBTS)
-            if rule.covers(feature) and self.concerns(rule, feature)
-        }
+        #: Who says of publishers, be it once, what correct ones give no cause for.
+        self.doubts: dict[str, set[str]] = {publisher: set() for publisher in self.publishers}
+        for feature in self.features:
+            for rule in (*RULES, *_DOUBTS):
+                if rule.covers(feature) and self.concerns(rule, feature):
+                    accused = feature.publisher if rule.signed else feature.accused
+                    self.doubts.get(accused, set()).add(feature.observer)
+        self.doubted = {publisher for publisher, by in self.doubts.items() if by}
         #: How many messages of a kind came from a node.
         self.heard: Counter[tuple[str, str, str]] = Counter()
         for feature in self.features:

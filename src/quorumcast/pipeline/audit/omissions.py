@@ -22,7 +22,7 @@ from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 #: So many must be missing or late, and this share of what was due.
 LEAST, LEAST_SHARE = 5, 0.12
 #: Correct brokers say these of every run of a correct publisher, whatever gets lost meanwhile: so
-#: many missing are enough. Once enough are ready all are, whatever the publisher does.
+#: many missing are enough. Once enough are ready all are, unless they cannot know the stream.
 CERTAIN, CERTAIN_LEAST, WHOEVER_PUBLISHES = ("Echo", "Ready"), 2, "Ready"
 #: Who left numbers out so often, in what it votes for, proposes or publishes, did not just catch up
 #: by another way.
@@ -36,7 +36,12 @@ USUAL = 0.4
 OUT_OF_TURN = (15, 0.5)
 #: So much must be missing, or late, of what a link may still have to make up for, this share of
 #: what came, and in so many parts of the run: a single lost packet may have held several things.
-MENDED_LEAST = {"Pull": (1, 0.0, 1), "Offer": (3, 0.08, 2), "Publish": (3, 0.08, 2)}
+MENDED_LEAST = {
+    "Pull": (1, 0.0, 1),
+    "Offer": (3, 0.08, 2),
+    "Publish": (3, 0.08, 2),
+    "History": (3, 0.0, 1),
+}
 #: … but publishers offer again and again: so many offers are seldom all lost.
 NEVER_OFFERED = 8
 
@@ -187,17 +192,22 @@ def _unsaid(case: Case, lying: Collection[str]) -> list[Charge]:
         about = [f for f in case.features if (f.kind, f.message) == ("missing", message)]
         # Who stands still for a while says nothing; that is for shares to judge.
         about = [f for f in about if f.reason != MUTE]
-        if message != WHOEVER_PUBLISHES:
-            about = [f for f in about if f.publisher not in lying]
+        about = [f for f in about if f.publisher not in lying]
         for pair in case.pairs(about):
             if sum(f.count for f in pair) < CERTAIN_LEAST:
                 continue
+            charges = _charges(case, pair, "dropped", why, always=True)
             if message == WHOEVER_PUBLISHES:
-                charge = case.charge(pair, "dropped", why)
-                found.append(msgspec.structs.replace(charge, publishers=frozenset()))
-            else:
-                found += _charges(case, pair, "dropped", why, always=True)
+                charges = [_but_for_itself(case, charge) for charge in charges]
+            found += charges
     return found
+
+
+def _but_for_itself(case: Case, charge: Charge) -> Charge:
+    """The same charge without publishers whom the accused alone doubts."""
+    doubted = {p for p in charge.publishers if case.doubts[p] - {charge.accused}}
+    clause = {charge.accused, charge.observer, *(doubted & charge.clause)}
+    return msgspec.structs.replace(charge, clause=frozenset(clause), publishers=frozenset(doubted))
 
 
 def _skipping(case: Case, features: list[Feature]) -> list[Charge]:
@@ -305,6 +315,8 @@ def _after_loss(case: Case) -> list[Charge]:
     found: list[Charge] = []
     for message, (least, share, parts) in MENDED_LEAST.items():
         about = [f for f in case.features if (f.kind, f.message) == ("missing", message)]
+        if message == "History":
+            about = [f for f in about if not case.made_good(f)]
         late = [f for f in case.features if (f.kind, f.message) == ("came", message)]
         late = [f for f in late if f.reason == MENDED and f.bucket > SLOW_BUCKET]
         found += [

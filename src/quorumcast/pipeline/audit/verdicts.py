@@ -130,6 +130,11 @@ def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
         # What fewest say is left out first.
         soft = _without_weakest(soft)
         by_all, also = _settle(model, proven, (*firm, *soft))
+    # Whoever is found out by now says nothing of others that counts.
+    heard = _of_several(soft, firm, Weights(model, also))
+    if len(heard) < len(soft):
+        soft = heard
+        by_all, also = _settle(model, proven, (*firm, *soft))
     return Conclusion(
         proven=proven,
         named=tuple(sorted({*named, *also})),
