@@ -278,3 +278,20 @@ def test_only_what_is_said_in_the_order_of_its_numbers_can_be_out_of_order(
     deeds.compare(B1, "any", [before], [Later(before, LATE_MS - 10)], 0)
     deeds.compare(B1, "any", [after], [after], 5)
     assert [key.deed for key in deeds.done(END)] == reordered
+
+
+def test_what_is_done_to_a_liar_or_to_who_cannot_be_reached_is_no_deed() -> None:
+    deeds = Deeds(lambda node, peer: peer == B3, CELL.manifest)
+    vote = Vote(STREAM, 1, digests(b"1"))
+    deeds.compare(B1, "any", [Send((B2, B3), vote)], [], 0)
+    assert [key.towards for key in deeds.done(END)] == [B3]
+
+
+@pytest.mark.parametrize(("delay_ms", "late"), [(LATE_MS - 1, 0), (LATE_MS, 1)])
+def test_what_is_put_off_no_longer_than_the_worst_weather_is_no_deed(
+    delay_ms: int, late: int
+) -> None:
+    deeds = record()
+    vote = Send((B2,), Vote(STREAM, 1, digests(b"1")))
+    deeds.compare(B1, "any", [vote], [Later(vote, delay_ms)], 0)
+    assert sum(deeds.done(END).values()) == late
