@@ -7,9 +7,10 @@ import pytest
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, ORDERS, STREAM, Cell, digests
 
 from quorumcast.agents import observation
+from quorumcast.agents.claims import FAR_AHEAD, PROBATION_MS
 from quorumcast.agents.observation import COLUMNS, Observation, columns_of
 from quorumcast.agents.observer import Observer
-from quorumcast.agents.ordering_watch import FAR_AHEAD, TIRED_MS, UNSHOWN
+from quorumcast.agents.ordering_watch import TIRED_MS, UNSHOWN
 from quorumcast.agents.turnout import BUCKETS, MENDED, PATIENCE_MS, STILL_MS, bucket_of
 from quorumcast.core.ids import Channel, Digest, Millis, NodeId
 from quorumcast.core.machine import (
@@ -523,6 +524,20 @@ def test_position_far_from_all_others_is_a_boast() -> None:
     for broker, end in ((B1, 5), (B2, 6), (B3, 10**6)):
         bob.hear(broker, Positions(ORDERS, (Position(STREAM, 1, end),)))
     assert bob.found("boasts") == {(B3, "ahead", "Positions")}
+
+
+@pytest.mark.parametrize(("reached", "boasts"), [(3000, {"boasts"}), (4900, set())])
+def test_position_is_no_boast_if_others_come_near_it_in_time(
+    reached: int, boasts: set[str]
+) -> None:
+    broker = Watched(B4, "broker")
+    for other, end in ((B1, 5), (B2, 6), (B3, 5000)):
+        broker.hear(other, Positions(ORDERS, (Position(STREAM, 1, end),)))
+    broker.hear(ALICE, Publish(STREAM, reached, digests(b"1")))
+    broker.now += PROBATION_MS
+    broker.hear(B1, vote(1))
+    broker.hear(ALICE, Publish(STREAM, 5000, digests(b"1")))
+    assert {row.kind for row in broker.rows("boasts")} == boasts
 
 
 def test_ready_for_another_run_than_this_broker_contradicts() -> None:

@@ -112,6 +112,29 @@ def test_equal_observations_are_added_up_and_parts_of_the_run_told_apart(
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("strained", [(BOB,), (BOB, CAROL)])
+def test_what_strain_of_many_may_have_caused_is_not_counted(
+    spark: SparkSession, strained: tuple[str, ...]
+) -> None:
+    def at(second: int, observer: str, kind: str, reason: str = "") -> tuple[object, ...]:
+        return row(
+            observer, B1, kind=kind, reason=reason, t_ms=1000 * second, until_ms=1000 * second
+        )
+
+    rows = [at(5, who, "strained") for who in strained]
+    rows += [at(second, BOB, "missing") for second in (1, 2, 8, 9)]
+    rows += [at(6, CAROL, "suspect", "silent"), at(6, CAROL, "suspect", "dissent")]
+    rows += [at(6, B2, "refused", "bad-mac"), at(6, ALICE, "heard")]
+    found = features(spark.createDataFrame(rows, OBSERVATIONS)).collect()
+    missing = sum(r["count"] for r in found if r["kind"] == "missing")
+    suspected = {r["reason"] for r in found if r["kind"] == "suspect"}
+    if len(strained) == 1:
+        assert (missing, suspected) == (4, {"silent", "dissent"}), "one of four may be a liar"
+    else:
+        assert (missing, suspected) == (2, {"dissent"})
+    assert not [r for r in found if r["kind"] == "strained"]
+
+
 def test_only_statements_that_contradict_something_reach_the_judge(spark: SparkSession) -> None:
     rows = [
         # What a node says is the manifest is no document of the audit's.

@@ -73,6 +73,8 @@ def remember(memory: OrderedDict[_K, _V], key: _K, value: _V) -> None:
 class Kind(enum.Enum):
     """What was noticed."""
 
+    #: The observer itself had more to do than it could.
+    STRAINED = "strained"
     #: A link came up, went down, or lost packets.
     LINK = "link"
     #: The machine suspects the accused.

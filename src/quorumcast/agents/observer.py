@@ -17,6 +17,7 @@ from collections import OrderedDict
 
 import msgspec
 
+from quorumcast.agents.claims import FAR_AHEAD, Claims
 from quorumcast.agents.inquiries import Inquiries
 from quorumcast.agents.observation import MAX_REMEMBERED, Kind, Notes, remember
 from quorumcast.agents.ordering_watch import OrderingWatch
@@ -71,8 +72,6 @@ SWEEP_MS = 100
 MAX_DOCUMENTS = 20_000
 #: Messages of a peer among which a repetition is looked for.
 RECENT = 64
-#: Nobody is so far ahead of everybody else.
-FAR_AHEAD = 1000
 
 #: Messages that an honest node has no reason to repeat word by word, unless it is asked.
 UNREPEATED = (Vote, Contents, Checkpoint)
@@ -140,8 +139,7 @@ class Observer:
         self._sent: OrderedDict[Stream, int] = OrderedDict()
         #: What was accepted last.
         self._accepted: OrderedDict[tuple[Stream, int], bytes] = OrderedDict()
-        #: How far brokers claim to be on each stream.
-        self._claims: OrderedDict[tuple[Stream, NodeId], int] = OrderedDict()
+        self._claims = Claims(manifest, self._sequences, self.notes)
         self._sources = Sources(links, self.notes)
         self._filed: dict[bytes, None] = {}
         self._documents: list[Document] = []
@@ -210,6 +208,7 @@ class Observer:
     def close(self, now: Millis) -> None:
         """Nothing more will happen."""
         self._sweep(now)
+        self._claims.sweep(now, last=True)
 
     def take_documents(self) -> list[Document]:
         """The documents that have come since the last time."""
@@ -225,6 +224,7 @@ class Observer:
         self._order.sweep(now)
         self._inquiries.sweep(now)
         self._accounts.sweep(now)
+        self._claims.sweep(now)
 
     def _forget_session(self, peer: NodeId) -> None:
         self._sequences.forget(peer)
@@ -252,7 +252,7 @@ class Observer:
                 self._words.said(now, sender, message)
             case Positions():
                 self._votes.agreed(sender, message.channel)
-                self._on_positions(sender, message, now)
+                self._claims.hear(now, sender, message)
                 self._sources.answered(now, sender, message.channel)
             case Checkpoint(statement=signed):
                 self._on_statement(sender, signed, now)
@@ -266,12 +266,15 @@ class Observer:
                     self._words.shown(now, stream, first, digests)
                     last = first + len(digests) // DIGEST_SIZE - 1
                     self._sequences.published(now, sender, stream, first, last)
+                    self._claims.shown(stream, last)
             case ChainRun(stream=stream, first=first, digests=digests):
                 last = first + len(digests) // DIGEST_SIZE - 1
                 self._sequences.passed_on(now, sender, message, last)
                 # Whoever passes it on may have changed whose it is, and its numbers.
-                if self._has_history(stream) and sender == stream.publisher:
-                    self._accounts.published(now, stream.data, last)
+                if sender == stream.publisher:
+                    self._claims.shown(stream, last)
+                    if self._has_history(stream):
+                        self._accounts.published(now, stream.data, last)
             case Contents(stream=stream, first=first, digests=digests):
                 if digests != b"".join(map(self._manifest.hash, event.bodies)):
                     self.notes.add(
@@ -340,21 +343,6 @@ class Observer:
             self.notes.add(now, Kind.BOASTS, sender, "credit", "Ack", ack.stream, ack.credit)
         self._acks.spoke(now, sender, ack.stream, ack.upto)
         self._sequences.acknowledged(now, sender, ack)
-
-    def _on_positions(self, sender: NodeId, message: Positions, now: Millis) -> None:
-        for position in message.positions:
-            stream = position.stream
-            known = [self._sequences.reached(b, stream) for b in self._manifest.broker_ids]
-            others = [
-                claim
-                for (s, broker), claim in self._claims.items()
-                if s == stream and broker != sender
-            ]
-            remember(self._claims, (stream, sender), position.next)
-            if len(others) > self._manifest.f and position.next > FAR_AHEAD + max(*others, *known):
-                self.notes.add(
-                    now, Kind.BOASTS, sender, "ahead", "Positions", stream, position.next
-                )
 
     # ------------------------------------------------------------ what is sent
 

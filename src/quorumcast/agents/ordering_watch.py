@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
+from quorumcast.agents.claims import FAR_AHEAD
 from quorumcast.agents.observation import MAX_REMEMBERED, Kind, Notes, remember
 from quorumcast.agents.sequences import Sequences
 from quorumcast.agents.showings import Showings
@@ -30,8 +31,6 @@ from quorumcast.core.statements import OfferStatement, Signed, canonical
 from quorumcast.crypto.identity import signature_holds
 from quorumcast.manifest.manifest import Manifest
 
-#: Nobody is so far ahead of everybody else.
-FAR_AHEAD = 1000
 #: An offer that has waited so long was passed over if a later one is taken.
 LONG_MS = 250
 #: Who has been heard so lately is alive.

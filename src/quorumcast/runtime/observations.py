@@ -20,6 +20,7 @@ from quorumcast.agents.observation import (
     BY_OBSERVER,
     COLUMNS,
     DOCUMENT_COLUMNS,
+    Kind,
     Observation,
     columns_of,
 )
@@ -28,6 +29,7 @@ from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Effect, Event
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
+from quorumcast.runtime.strain import Strain
 
 #: Rows that are kept before they are written, and for how long.
 MOST_ROWS, LONGEST_MS = 10_000, 5_000
@@ -57,6 +59,7 @@ class ObservationLog:
         self._node = node
         self._role = role
         self._observer = Observer(manifest, node, role)
+        self._strain = Strain()
         self._rows: list[Observation] = []
         self._documents: list[Document] = []
         self._files = 0
@@ -70,6 +73,8 @@ class ObservationLog:
     def on_handled(self, event: Event, effects: list[Effect], now: Millis) -> None:
         """The machine took an event and asks for these effects."""
         self._now = now
+        if self._strain.look(now):
+            self._observer.notes.add(now, Kind.STRAINED, self._node)
         self._observer.on_event(event, now)
         for effect in effects:
             self._observer.on_effect(effect, now)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quorumcast.agents.observation import BY_OBSERVER, DOCUMENT_COLUMNS
+from quorumcast.agents.observation import BY_OBSERVER, DOCUMENT_COLUMNS, Kind
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.files import epoch_path, read_epoch, read_manifest
 from quorumcast.pipeline.audit.charges import Case, Feature
 from quorumcast.pipeline.audit.diagnosis import Model
 from quorumcast.pipeline.audit.proofs import find_proofs, place_of, read_signed
-from quorumcast.pipeline.audit.sifting import readable, sound
+from quorumcast.pipeline.audit.sifting import calm, readable, sound
 from quorumcast.pipeline.audit.tables import (
     CELLS,
     DOCUMENTS,
@@ -156,7 +156,8 @@ def features(observations: DataFrame) -> DataFrame:
     part = F.floor(SLOTS * (F.col("t_ms") - F.col("began")) / (F.col("ended") - F.col("began") + 1))
     part = F.least(F.greatest(part, F.lit(0)), F.lit(SLOTS - 1))
     return (
-        observations.where(F.col("kind") != "link")
+        calm(observations)
+        .where(~F.col("kind").isin(Kind.LINK.value, Kind.STRAINED.value))
         .join(F.broadcast(whole), "run")
         .withColumn("bucket", classed)
         .withColumn("slot", F.when(F.col("kind").isin(*_TIMED), part).otherwise(0))

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quorumcast.agents.observation import COLUMNS, DOCUMENT_COLUMNS
+from quorumcast.agents.observation import COLUMNS, DOCUMENT_COLUMNS, Kind
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import MAX_SEATS
+from quorumcast.core.machine import Suspicion
 from quorumcast.manifest.files import parse_manifest
 from quorumcast.manifest.manifest import Manifest
 
@@ -33,6 +34,26 @@ INCOMPLETE = "without all values, or not in a directory of their observer"
 STRANGERS = "by or about nodes that the manifest does not name"
 BEYOND = "with impossible times or counts"
 UNREADABLE = "files that hold nothing that can be read"
+
+#: What correct nodes are noted for, too, while everybody has more to do than can be done.
+PATIENT = (
+    Kind.CAME,
+    Kind.MISSING,
+    Kind.SKIPPED,
+    Kind.BACKWARDS,
+    Kind.ANSWERED,
+    Kind.UNANSWERED,
+    Kind.GAVE_UP,
+    Kind.PASSES_OVER,
+)
+PATIENT_SUSPICIONS = (
+    Suspicion.SILENT,
+    Suspicion.WITHHOLDS,
+    Suspicion.BROKEN_CHAIN,
+    Suspicion.WITHOUT_HISTORY,
+)
+#: So many seconds before and after count as well: patience is lost later than there was cause.
+STRAIN_REACHES_S = 3
 
 _SEAT = rf"#(?:{'|'.join(map(str, range(1, MAX_SEATS + 1)))})\z"
 
@@ -114,6 +135,31 @@ def marked(rows: DataFrame, cells: DataFrame, manifests: Sequence[bytes]) -> Dat
 def sound(rows: DataFrame, cells: DataFrame, manifests: Sequence[bytes]) -> DataFrame:
     """Those observations or documents that can be judged."""
     return marked(rows, cells, manifests).where("flaw is null").drop("flaw")
+
+
+def calm(observations: DataFrame) -> DataFrame:
+    """Observations without what is due to strain: when half of all observers had too much to do.
+
+    A few liars cannot say so for the others.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    second = F.floor(F.col("t_ms") / 1000)
+    reach = F.sequence(second - STRAIN_REACHES_S, second + STRAIN_REACHES_S)
+    strained = (
+        observations.where(F.col("kind") == Kind.STRAINED.value)
+        .select("run", "observer", F.explode(reach).alias("second"))
+        .groupBy("run", "second")
+        .agg(F.count_distinct("observer").alias("strained"))
+    )
+    observers = observations.groupBy("run").agg(F.count_distinct("observer").alias("observers"))
+    full = strained.join(observers, "run").where("2 * strained >= observers")
+    patient = F.col("kind").isin(*(kind.value for kind in PATIENT)) | (
+        (F.col("kind") == Kind.SUSPECT.value)
+        & F.col("reason").isin(*(reason.value for reason in PATIENT_SUSPICIONS))
+    )
+    rows = observations.withColumn("second", F.when(patient, F.floor(F.col("until_ms") / 1000)))
+    return rows.join(full.select("run", "second"), ["run", "second"], "left_anti").drop("second")
 
 
 def census(

@@ -1,0 +1,67 @@
+"""Claims: how far brokers say that they are, held against how far anybody got.
+
+Brokers tell their positions seldom, and a node that has much to do knows little of where the others
+are by now. So a claim that lies far beyond everybody is judged only after a while: a true one has
+been reached by then.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from quorumcast.agents.observation import Kind, Notes, remember
+from quorumcast.agents.sequences import Sequences
+from quorumcast.core.ids import Millis, NodeId, Stream
+from quorumcast.core.messages import Positions
+from quorumcast.manifest.manifest import Manifest
+
+#: Nobody is so far ahead of everybody else.
+FAR_AHEAD = 1000
+#: How long others have to get where somebody claims to be.
+PROBATION_MS = 10_000
+
+
+class Claims:
+    """Where brokers claim to be on each stream."""
+
+    __slots__ = ("_doubtful", "_heard", "_manifest", "_notes", "_sequences", "_shown")
+
+    def __init__(self, manifest: Manifest, sequences: Sequences, notes: Notes) -> None:
+        self._manifest = manifest
+        self._sequences = sequences
+        self._notes = notes
+        self._heard: OrderedDict[tuple[Stream, NodeId], int] = OrderedDict()
+        #: How far publishers showed their streams to this node.
+        self._shown: OrderedDict[Stream, int] = OrderedDict()
+        #: Claims on probation, and since when.
+        self._doubtful: OrderedDict[tuple[Stream, NodeId, int], int] = OrderedDict()
+
+    def shown(self, stream: Stream, last: int) -> None:
+        """A publisher has shown so much of its stream."""
+        remember(self._shown, stream, max(last, self._shown.get(stream, 0)))
+
+    def hear(self, now: Millis, broker: NodeId, message: Positions) -> None:
+        """A broker says where it is."""
+        for position in message.positions:
+            claim = (position.stream, broker, position.next)
+            remember(self._heard, claim[:2], position.next)
+            if claim not in self._doubtful and self._is_alone(*claim):
+                remember(self._doubtful, claim, now)
+
+    def sweep(self, now: Millis, *, last: bool = False) -> None:
+        """Judge claims whose time is over; all of them, if nothing more will happen."""
+        while self._doubtful:
+            claim, since = next(iter(self._doubtful.items()))
+            if not last and now - since < PROBATION_MS:
+                return
+            del self._doubtful[claim]
+            stream, broker, place = claim
+            if self._is_alone(*claim):
+                self._notes.add(now, Kind.BOASTS, broker, "ahead", "Positions", stream, place)
+
+    def _is_alone(self, stream: Stream, broker: NodeId, place: int) -> bool:
+        """Whether more than f others are there, and all of them far behind."""
+        others = [at for (of, who), at in self._heard.items() if of == stream and who != broker]
+        reached = [self._sequences.reached(other, stream) for other in self._manifest.broker_ids]
+        known = max(*others, *reached, self._shown.get(stream, 0), 0)
+        return len(others) > self._manifest.f and place > FAR_AHEAD + known
