@@ -106,13 +106,11 @@ class Recovery:
         self._up: dict[NodeId, None] = {}
         #: For how many ticks an answer has been awaited, by channel and peer.
         self._surveyed: dict[tuple[Channel, NodeId], int] = {}
-        #: Streams with which nothing more can be done, before or after (True) what is held, until a
-        #: peer says something new.
+        #: Streams with which nothing can be done before, or after (True), what is held, for now.
         self._done: dict[tuple[Stream, bool], None] = {}
         #: Where a stream stood, and for how many ticks.
         self._seen: dict[Stream, tuple[int, int]] = {}
-        #: Streams of which too few peers knew enough when they were last asked, and for how many
-        #: ticks: what they hold of them cannot be judged yet.
+        #: Streams of which too few peers knew enough to judge by, and for how many ticks.
         self._outpaced: dict[Stream, int] = {}
         self._job: Job | None = None
         #: A range that the journal does not hold yet; channels without one need not wait for it.
@@ -122,8 +120,7 @@ class Recovery:
         #: Whose turn it is to send contents.
         self._turn = 0
         #: Whether RecoveryTick is set, and whether it is the one after a long while.
-        self._set = False
-        self._idle = False
+        self._set = self._idle = False
 
     def adopt(self, manifest: Manifest) -> None:
         """Go on in a new epoch, in which a channel may be gone."""
@@ -273,8 +270,11 @@ class Recovery:
             job.first, split_digests(digests), bodies
         ):
             self._done[job.stream, after] = None
-        vouched: list[Effect] = [Vouch(job.stream, job.first, digests)] if after else []
-        return vouched + self._next()
+        effects: list[Effect] = [Vouch(job.stream, job.first, digests)] if after else []
+        if after and self._ahead(job.stream) is None:
+            # It was behind, and the others have gone on meanwhile.
+            effects += self._survey(tuple(self._up), [job.stream.channel])
+        return effects + self._next()
 
     def _give_up(self, job: Job) -> list[Effect]:
         """Perhaps a part of it can be had: the newest, or the oldest after what is held."""
