@@ -296,7 +296,8 @@ def test_source_nonsense_fills_no_more_than_a_batch(
         *(bytes([number]) * 5000 for number in range(40)),
         b"sense again",
     ]
-    assert max(batch.nbytes for batch in batches) < 100_000
+    # A batch, and what was on its way when it was full; all of it is more than 200,000.
+    assert max(batch.nbytes for batch in batches) < 150_000
 
 
 def test_line_that_nobody_uses_gives_way_to_whoever_waits_for_its_seat(cell: LocalCluster) -> None:
