@@ -50,8 +50,10 @@ check-python:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "This Python cannot make virtual environments yet: run 'sudo apt install python3-venv' and try again."; exit 1; }
 
-test: lint types ## everything CI checks: lint, types, tests
-	@$(BIN)/pytest -n $(WORKERS) $(ARGS)
+test: lint ## everything CI checks: lint, types, tests
+	@$(BIN)/mypy --no-error-summary & types=$$!; \
+	$(BIN)/pytest -n $(WORKERS) $(ARGS); tests=$$?; \
+	wait $$types && exit $$tests
 
 lint: install ## ruff: rules and format
 	@$(BIN)/ruff check --quiet
