@@ -371,6 +371,14 @@ def test_what_correct_brokers_never_do_is_charged_however_seldom(
     assert judged(features).named == (B1,)
 
 
+def test_answer_that_comes_twice_because_it_was_asked_for_twice_is_nobodys_fault() -> None:
+    features = [
+        noticed(who, B1, "refused", "unexpected-message", message="Positions", count=2)
+        for who in (B2, B3, B4)
+    ]
+    assert judged(features).named == ()
+
+
 def test_publisher_is_behind_what_is_settled_only_if_somebody_has_noticed_that_it_lies() -> None:
     cell = Cell(Policy.named("total"))
     features = [noticed(who, B1, "missing", message="Propose", count=2) for who in (B2, B3, B4)]
