@@ -34,12 +34,12 @@ def archive_options(java_home: Path) -> str:
         folder = caches()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         archive = folder / f"spark-{_kind(java_home)}.jsa"
-        is_made = _take_up_drafts(archive)
+        at_work = _take_up_drafts(archive)
         if archive.exists():
             os.utime(archive)
             _forget_others(folder)
             return f"{shlex.quote(f'-XX:SharedArchiveFile={archive}')} {_QUIET}"
-        if not is_made:
+        if not at_work:
             draft = archive.with_name(f"{archive.name}.{os.getpid()}")
             draft.touch()
             return f"{shlex.quote(f'-XX:ArchiveClassesAtExit={draft}')} {_QUIET}"

@@ -140,7 +140,7 @@ def _audit(
         write_proofs(Path(directory), rows, run_manifests(tables[2]))
     if output:
         # Where Java began need not be where we are.
-        place = output if "://" in output else Path(output).absolute()
+        place = Path(directory).absolute() if directory else output
         verdicts.write.mode("overwrite").parquet(f"{place}/verdicts")
     if html is not None:
         text = page(rows, directory=directory, manifest=str(path or ""), runs=runs)
