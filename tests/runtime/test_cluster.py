@@ -365,10 +365,12 @@ def test_trace_notes_what_was_published_forwarded_and_accepted(tmp_path: Path) -
     assert accepted.keys() == published.keys() == {1, 2, 3, 4, 5}
     # One broker may have heard of the subscription late, or of the end early: a quorum had not.
     forwarders: Counter[int] = Counter()
+    peers: set[str] = set()
     for broker in cluster.brokers:
         forwarded = [row for row in rows(broker) if row["kind"] == "forwarded"]
         forwarders.update({row["number"] for row in forwarded})
-        assert {row["peer"] for row in forwarded} == {"bob"}
+        peers.update(row["peer"] for row in forwarded)
         assert all(row["t_ns"] > published[row["number"]] for row in forwarded)
+    assert peers == {"bob"}
     assert forwarders.keys() == published.keys()
     assert min(forwarders.values()) >= 3
