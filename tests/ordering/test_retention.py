@@ -8,6 +8,8 @@ from tests.support.ordering import Disk, Hall, agree, offer
 from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Forget, Receive
+from quorumcast.core.messages import LogQuery
+from quorumcast.core.quorum import Protection
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.offers import Stored
 
@@ -55,6 +57,65 @@ def test_publications_that_are_not_retained_leave_the_disk_with_the_next_checkpo
         hall.offer(first, *(b"a%d" % number for number in range(first, first + 8)))
         hall.run(300)
     assert len(kept(hall, B2)) <= 6  # those retained, and those since the checkpoint
+
+
+# ----------------------------------------------------------------------- late
+
+
+def run_short(*, checkpoint: int) -> Hall:
+    """While the fourth broker is away, more is ordered than the others retain."""
+    limits = Limits(retained_publications=8, window=8, segment=4, vote_window=8, pipeline=4)
+    hall = Hall(Policy.named("total", limits=limits), checkpoint=checkpoint).begin()
+    hall.stop(B4)
+    for first in range(1, 41, 8):
+        hall.offer(first, *(b"a%d" % number for number in range(first, first + 8)))
+        hall.run(300)
+    assert hall.sequencer(B1).executed == 5
+    return hall
+
+
+def test_late_broker_gets_a_state_where_nobody_retains_what_it_would_have_to_execute() -> None:
+    hall = run_short(checkpoint=64)
+    hall.start(B4)
+    hall.run(5000)
+    assert hall.sequencer(B4).executed == 5
+    assert hall.order(B4) == hall.order(B1)
+    # It was for handing out alone: nobody says that a checkpoint was due.
+    assert hall.sequencer(B1).standing().checkpoint == 0
+
+
+def test_state_out_of_turn_is_made_for_whoever_is_stuck_and_only_by_the_clock() -> None:
+    hall = run_short(checkpoint=64)
+    catch_up = hall.sequencer(B1).catch_up
+
+    def made() -> int | None:
+        return None if catch_up.spare is None else catch_up.spare.instance
+
+    def ask(first: int, *, stuck: bool) -> None:
+        query = LogQuery(Protection.BYZANTINE, first, stuck)
+        hall.carry_out(B1, hall.sequencer(B1).handle(Receive(B2, query), Millis(hall.now)))
+
+    ask(1, stuck=False)
+    ask(5, stuck=True)  # of this everything is retained
+    ask(6, stuck=True)  # nothing was decided there
+    hall.run(1000)
+    assert made() is None
+    ask(1, stuck=True)
+    assert made() is None
+    hall.run(1000)
+    assert made() == 5
+    assert catch_up.held == {}
+
+
+def test_state_out_of_turn_goes_when_a_later_checkpoint_is_stable() -> None:
+    hall = run_short(checkpoint=6)
+    hall.start(B4)
+    hall.run(5000)
+    catch_up = hall.sequencer(B1).catch_up
+    assert list(catch_up.offered()) == [5]
+    hall.offer(41, b"a41")
+    hall.run(1000)
+    assert list(catch_up.offered()) == [6]
 
 
 # ------------------------------------------------------------------------ age

@@ -10,6 +10,10 @@ A broker holds every checkpoint from the last stable one on, and offers all of t
 checkpoint that any correct broker knows to be stable, f+1 correct brokers have got as far, and none
 of them has let go of it: so there is always one that enough brokers offer alike, however far apart
 they are otherwise.
+
+What lies between two checkpoints is executed again by whoever is late, who needs the contents for
+it. Where brokers retain little, those may be gone at everybody who has executed them; then these
+brokers make a state out of turn, for nothing but to hand it out.
 """
 
 from __future__ import annotations
@@ -69,6 +73,7 @@ class CatchUp:
         "_reports",
         "_source",
         "held",
+        "spare",
         "standings",
         "wanted",
     )
@@ -99,6 +104,8 @@ class CatchUp:
         self._source = 0
         #: The states that this broker can hand out, by instance: from the last stable one on.
         self.held: dict[int, Checkpoint] = {}
+        #: The newest state that was made out of turn, while nobody has got further in common.
+        self.spare: Checkpoint | None = None
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -113,6 +120,12 @@ class CatchUp:
         """Nobody needs an older state than this."""
         for stale in [instance for instance in self.held if instance < below]:
             del self.held[stale]
+        if self.spare is not None and self.spare.instance <= below:
+            self.spare = None
+
+    def offered(self) -> dict[int, Checkpoint]:
+        """Every state that others may have."""
+        return self.held if self.spare is None else {self.spare.instance: self.spare, **self.held}
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
@@ -173,7 +186,7 @@ class CatchUp:
         consensus, log = self._consensus, self._consensus.log
         if query.first > consensus.decided:
             return [Drop(DropReason.NOT_HELD, sender)]
-        later = [held for held in self.held.values() if held.instance >= query.first]
+        later = [held for held in self.offered().values() if held.instance >= query.first]
         heads: list[Effect] = [
             Send((sender,), StateHead(log, held.instance, held.digests)) for held in later
         ]
@@ -199,7 +212,7 @@ class CatchUp:
 
     def on_chunk_query(self, sender: NodeId, query: ChunkQuery) -> list[Effect]:
         """One chunk of the state."""
-        checkpoint = self.held.get(query.checkpoint)
+        checkpoint = self.offered().get(query.checkpoint)
         if checkpoint is None:
             return [Drop(DropReason.NOT_HELD, sender)]
         if query.index >= len(checkpoint.chunks):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Effect, Record, Send, Suspect, Suspicion
-from quorumcast.core.messages import Standing
+from quorumcast.core.messages import LogQuery, Standing
 from quorumcast.core.quorum import OrderQuorums
 from quorumcast.ordering.catchup import CatchUp, Checkpoint
 from quorumcast.ordering.consensus import Consensus
@@ -33,6 +33,7 @@ class Checkpoints:
         "_made",
         "_quorums",
         "_succession",
+        "_wanted",
     )
 
     def __init__(
@@ -56,6 +57,8 @@ class Checkpoints:
         self._every = every
         #: What is to be written for the newest one.
         self._made: list[Effect] = []
+        #: Whether somebody needs a state although no checkpoint is due.
+        self._wanted = False
 
     def make(self) -> bool:
         """Make a checkpoint if one is due."""
@@ -65,6 +68,23 @@ class Checkpoints:
         made, self._made = self._execution.checkpoint()
         self._catch_up.hold(made)
         return True
+
+    def on_log_query(self, sender: NodeId, query: LogQuery) -> list[Effect]:
+        """Somebody is behind, perhaps for want of contents that went when they had been ordered."""
+        if query.stuck and query.first <= self._execution.executed:
+            batch = self._consensus.batch(query.first)
+            self._wanted |= batch is not None and self._execution.let_go(batch)
+        return self._catch_up.on_log_query(sender, query)
+
+    def provide(self) -> None:
+        """Have a state for whoever cannot go on without one; not more often than the clock ticks.
+
+        It is not announced and not kept on disk, so nothing is forgotten because of it.
+        """
+        wanted, self._wanted = self._wanted, False
+        newest = max(self._catch_up.offered(), default=0)
+        if wanted and newest < self._execution.executed:
+            self._catch_up.spare = self._execution.present()
 
     def announce(self, standing: Standing) -> list[Effect]:
         """Tell the others of the newest checkpoint."""

@@ -195,6 +195,12 @@ class Execution:
         log = self._around.log_of(stream.channel)
         return None if log is None else log.find(stream, first)
 
+    def let_go(self, batch: Batch) -> bool:
+        """Whether some of a batch that was executed can be had here no longer."""
+        return any(
+            item.stream != EPOCHS and self.find(item.stream, item.first) is None for item in batch
+        )
+
     def ack(self, stream: Stream, to: NodeId | None = None) -> Send:
         """How far a stream has been ordered, for whoever asks or spoke for it last."""
         served = self.state.served.get(stream, 0)
@@ -304,8 +310,12 @@ class Execution:
 
     # ------------------------------------------------------------ checkpoints
 
-    def checkpoint(self) -> tuple[Checkpoint, list[Effect]]:
+    def present(self) -> Checkpoint:
         """The state right now, ready to be compared and handed out."""
+        return Checkpoint(self.executed, self.state.image())
+
+    def checkpoint(self) -> tuple[Checkpoint, list[Effect]]:
+        """The state right now, and what is to be written for it."""
         image = self.state.image()
         return Checkpoint(self.executed, image), self._keep(image)
 

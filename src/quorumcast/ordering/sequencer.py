@@ -303,7 +303,7 @@ class Sequencer:
                 self._fetching.on_fetched(message)
                 return [] if self._succession.lacking() else self._succession.begin(now)
             case LogQuery():
-                return self.catch_up.on_log_query(sender, message)
+                return self._checkpoints.on_log_query(sender, message)
             case LogPart():
                 return self.catch_up.on_log_part(sender, message)
             case StateHead():
@@ -391,6 +391,7 @@ class Sequencer:
             if not consensus.synced:
                 self._execution.offers.unname(consensus.named())
         self._seen = consensus.decided
+        self._checkpoints.provide()
         effects += self.catch_up.ask()
         effects += self._fetching.ask()
         self._caution.relent(now)
