@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.support.progress import heard
 
 from quorumcast.cli.main import main
 
@@ -22,14 +23,12 @@ def test_sim_seeds_print_the_account_of_a_campaign(capsys: pytest.CaptureFixture
     assert {"simulated_s", "messages", "faults_injected", "false_accusations"} <= report.keys()
 
 
-def test_sim_counts_on_standard_error_when_it_takes_long(
+def test_sim_counts_its_scenarios(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quorumcast.cli.sim.QUIET_S", 0.0)
-    assert main(["sim", "--seeds", "3", "--workers", "1", "--json"]) == 0
-    captured = capsys.readouterr()
-    assert json.loads(captured.out)["scenarios"] == 3
-    assert captured.err == "1 of 3 scenarios\n"
+    said = heard(monkeypatch, "quorumcast.cli.sim")
+    assert answer(capsys, "sim", "--seeds", "3", "--workers", "1")["scenarios"] == 3
+    assert said == ["1 of 3 scenarios", "2 of 3 scenarios", "3 of 3 scenarios"]
 
 
 def test_bench_prints_the_figures_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:

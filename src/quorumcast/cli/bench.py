@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quorumcast.cli.common import JsonOption, console, print_json
+from quorumcast.cli.progress import Progress
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
     from quorumcast.bench import faults, fit, freeman, soak
     from quorumcast.bench.plan import Plan, Report
     from quorumcast.bench.replay import ReplayReport
-    from quorumcast.bench.run import Progress
+    from quorumcast.bench.run import Progress as Stages
 
 EXAMPLE = "Example:  quorumcast bench --policy ab+history --alpha 100 --batch 0 --seconds 5 --json"
 
@@ -148,12 +149,11 @@ def _single(plan: Plan, json_: bool) -> None:
 
     from quorumcast.bench.run import run_bench
 
+    with Progress() as shown:
+        report = run_bench(plan, shown)
     if json_:
-        report = run_bench(plan)
         print_json(msgspec.to_builtins(report))
     else:
-        with console(stderr=True).status("") as shown:
-            report = run_bench(plan, lambda stage: shown.update(stage))
         _print(report)
     if not report.sound(plan):
         raise typer.Exit(1)
@@ -172,8 +172,8 @@ def _replay(plan: Plan, workload: Path, processes: int, events: int, json_: bool
         rate=plan.rate,
         window=plan.window or WINDOW,
     )
-    with console(stderr=True).status("") as shown:
-        report = run_replay(replay, lambda stage: shown.update(stage))
+    with Progress() as shown:
+        report = run_replay(replay, shown)
     if json_:
         print_json(msgspec.to_builtins(report))
     else:
@@ -238,14 +238,11 @@ def _suite(name: str, plan: Plan, runs: int, json_: bool) -> None:
     if runs < 1:
         raise UsageError("--runs must be 1 or more")
     suite = {FREEMAN: _freeman, FIT: _fit, SOAK: _soak}.get(name, _faults)
-    if json_:
-        suite(plan, runs, True, lambda stage: console(stderr=True).print(stage, highlight=False))
-        return
-    with console(stderr=True).status("") as shown:
-        suite(plan, runs, False, lambda stage: shown.update(stage))
+    with Progress() as shown:
+        suite(plan, runs, json_, shown)
 
 
-def _freeman(plan: Plan, runs: int, json_: bool, progress: Progress) -> None:
+def _freeman(plan: Plan, runs: int, json_: bool, progress: Stages) -> None:
     import msgspec
 
     from quorumcast.bench.freeman import run_freeman
@@ -277,7 +274,7 @@ def _freeman_table(lines: list[freeman.Line]) -> Any:
     return table
 
 
-def _fit(plan: Plan, runs: int, json_: bool, progress: Progress) -> None:
+def _fit(plan: Plan, runs: int, json_: bool, progress: Stages) -> None:
     import msgspec
 
     from quorumcast.bench.fit import run_fit
@@ -314,7 +311,7 @@ def _fit_table(lines: list[fit.Line]) -> Any:
     return table
 
 
-def _soak(plan: Plan, runs: int, json_: bool, progress: Progress) -> None:
+def _soak(plan: Plan, runs: int, json_: bool, progress: Stages) -> None:
     import tempfile
 
     import msgspec
@@ -363,7 +360,7 @@ def _soak_table(report: soak.Report) -> Any:
     return table
 
 
-def _faults(plan: Plan, runs: int, json_: bool, progress: Progress) -> None:
+def _faults(plan: Plan, runs: int, json_: bool, progress: Stages) -> None:
     import msgspec
 
     from quorumcast.bench.faults import run_faults

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-import time
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quorumcast.cli.common import JsonOption, console, print_json
+from quorumcast.cli.progress import Progress
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,36 +21,6 @@ EXAMPLE = "Example:  quorumcast sim --seeds 200 --policy ab+history --adversary 
 ALL = "all"
 #: Failing seeds that are shown to people.
 SHOWN = 10
-
-
-#: Work shorter than this needs no counter; without a terminal a line comes so much more rarely.
-QUIET_S, LINE_S = 2.0, 20.0
-
-
-class Progress:
-    """Counts on standard error what is done, for work that takes its time."""
-
-    def __init__(self, total: int, what: str) -> None:
-        self._total = total
-        self._what = what
-        self._done = 0
-        self._terminal = sys.stderr.isatty()
-        self._every_s = 0.2 if self._terminal else LINE_S
-        self._due = time.monotonic() + QUIET_S
-        self._shown = False
-
-    def __call__(self, outcome: object = None) -> None:
-        """One more is done."""
-        self._done += 1
-        last = self._done == self._total
-        if last and self._shown and self._terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-        elif not last and time.monotonic() >= self._due:
-            self._due = time.monotonic() + self._every_s
-            self._shown = True
-            line = f"{self._done:,} of {self._total:,} {self._what}"
-            start, end = ("\r\x1b[K", "") if self._terminal else ("", "\n")
-            print(f"{start}{line}", end=end, file=sys.stderr, flush=True)
 
 
 def sim(
@@ -150,7 +120,7 @@ def _workload(
     )
     with (
         planted(variant),
-        console(stderr=True).status(f"{len(some):,} events of {workload.header.name}"),
+        Progress(f"{len(some):,} events of {workload.header.name}"),
     ):
         found = replay(plan, expected(some, workload.subscribers))
     outcome = found.outcome
@@ -195,16 +165,18 @@ def _campaign(
     if seeds < 1 or start < 0 or workers < 0:
         raise UsageError("--seeds is 1 or more, --start and --workers 0 or more")
     planted(variant)
-    report = run_campaign(
-        seeds,
-        start,
-        _named(policy),
-        _named(adversary),
-        variant=variant,
-        workers=workers or None,
-        progress=Progress(seeds, "scenarios"),
-        trace=trace,
-    )
+    done = count(1)
+    with Progress() as shown:
+        report = run_campaign(
+            seeds,
+            start,
+            _named(policy),
+            _named(adversary),
+            variant=variant,
+            workers=workers or None,
+            progress=lambda _: shown(f"{next(done):,} of {seeds:,} scenarios"),
+            trace=trace,
+        )
     if json_:
         print_json(msgspec.to_builtins(report))
     else:
@@ -237,10 +209,10 @@ def _known_bad(json_: bool) -> None:
     from quorumcast.sim.variants import VARIANTS, run_known_bad
 
     catches = []
-    progress = Progress(len(VARIANTS), "variants")
-    for variant in VARIANTS:
-        catches += run_known_bad([variant.name])
-        progress()
+    with Progress() as shown:
+        for variant in VARIANTS:
+            catches += run_known_bad([variant.name])
+            shown(f"{len(catches)} of {len(VARIANTS)} variants")
     missed = [catch for catch in catches if not (catch.caught and catch.clean)]
     if json_:
         print_json(

@@ -6,9 +6,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from tests.support.progress import heard
 
 from quorumcast.cli.main import main
-from quorumcast.cli.pipeline import campaign as command
 from quorumcast.pipeline.campaign.scenarios import OK, VIOLATED
 
 
@@ -18,14 +18,14 @@ def test_planted_mistake_is_found_made_small_and_replayed(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(command, "LINE_S", 0.0)
+    said = heard(monkeypatch, "quorumcast.cli.pipeline.campaign")
     output = tmp_path / "campaign"
     arguments = ["pipeline", "campaign", "--scenarios", "8", "--start", "7", "-o", str(output)]
     narrow = ["--policy", "direct", "--adversary", "none", "--known-bad", "no-dedup"]
     assert main([*arguments, *narrow, "--json"]) == 0
     captured = capsys.readouterr()
     report = json.loads(captured.out)
-    assert "of 8 scenarios" in captured.err
+    assert any(line.startswith("8 of 8 scenarios, ") for line in said)
     assert "looking into 1 of 1 ways to fail" in captured.err
     assert report["scenarios"] == 8
     assert report["scenarios_per_s"] > 0

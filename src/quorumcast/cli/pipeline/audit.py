@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +9,7 @@ import typer
 
 from quorumcast.cli.common import JsonOption, console, manifest_path, print_json
 from quorumcast.cli.pipeline import MasterOption
+from quorumcast.cli.progress import Progress
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -228,29 +225,19 @@ def _print_score(scored: dict[str, Any]) -> None:
             out.print(f"  {title}: {row['node']} in {row['run']}", markup=False)
 
 
-@contextmanager
-def _progress(spark: SparkSession, what: str) -> Iterator[None]:
-    """Say on standard error how far Spark's tasks are, while this lasts."""
-    over = threading.Event()
-    terminal = sys.stderr.isatty()
+def _progress(spark: SparkSession, what: str) -> Progress:
+    """How far Spark's tasks are."""
+    from py4j.protocol import Py4JError
 
-    def watch() -> None:
-        tracker = spark.sparkContext.statusTracker()
-        while not over.wait(TERMINAL_S if terminal else LINE_S):
+    tracker = spark.sparkContext.statusTracker()
+
+    def look() -> str:
+        try:
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-            done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
-            total = sum(stage.numTasks for stage in stages if stage is not None)
-            if total:
-                begin, end = ("\r\x1b[K", "") if terminal else ("", "\n")
-                line = f"{begin}{what}: {done:,} of {total:,} tasks"
-                print(line, end=end, file=sys.stderr, flush=True)
-        if terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        except Py4JError:
+            return what  # whoever works there says what is wrong
+        done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
+        total = sum(stage.numTasks for stage in stages if stage is not None)
+        return f"{what}: {done:,} of {total:,} tasks" if total else what
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    return Progress(look=look)

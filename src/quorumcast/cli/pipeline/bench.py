@@ -8,6 +8,7 @@ import typer
 
 from quorumcast.cli.common import JsonOption, console, print_json
 from quorumcast.cli.pipeline import MasterOption
+from quorumcast.cli.progress import Progress
 from quorumcast.core.errors import UsageError
 
 EXAMPLE = "Example:  quorumcast pipeline bench --events 1000000"
@@ -30,12 +31,11 @@ def bench(
 
     if events < 1 or batch < 1 or written < 1:
         raise UsageError("--events, --batch and --written are 1 or more")
-    terminal = console(stderr=True)
-    with terminal.status("starting Spark") as status:
+    with Progress("starting Spark") as shown:
         spark = spark_session("quorumcast bench", master=master, brief=False)
         try:
-            report = measure(spark, events, batch, status.update)
-            sink = measure_sink(spark, written, status.update)
+            report = measure(spark, events, batch, shown)
+            sink = measure_sink(spark, written, shown)
         finally:
             spark.stop()
     rates = (report.published, report.verified, report.parquet, report.parquet_stream, sink)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +9,7 @@ import typer
 
 from quorumcast.cli.common import JsonOption, console, print_json
 from quorumcast.cli.pipeline import MasterOption
+from quorumcast.cli.progress import Progress
 
 if TYPE_CHECKING:
     from quorumcast.pipeline.campaign.run import Report
@@ -18,39 +17,8 @@ if TYPE_CHECKING:
 EXAMPLE = "Example:  quorumcast pipeline campaign --scenarios 20000 --output nightly --json"
 
 ALL = "all"
-#: How often a line of progress comes: on a terminal, and elsewhere.
-TERMINAL_S, LINE_S = 0.5, 20.0
 #: Failures that are shown to people.
 SHOWN = 10
-
-
-class Counter:
-    """How far a campaign is, on standard error."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._terminal = sys.stderr.isatty()
-        self._due = time.monotonic() + (TERMINAL_S if self._terminal else LINE_S)
-
-    def __call__(self, done: int, bad: int, seconds: float) -> None:
-        """So far."""
-        if time.monotonic() < self._due:
-            return
-        self._due = time.monotonic() + (TERMINAL_S if self._terminal else LINE_S)
-        rate = done / seconds if seconds else 0.0
-        line = f"{done:,} of {self._total:,} scenarios, {rate:,.1f}/s, {bad:,} violations"
-        start, end = ("\r\x1b[K", "") if self._terminal else ("", "\n")
-        print(f"{start}{line}", end=end, file=sys.stderr, flush=True)
-
-    def say(self, sentence: str) -> None:
-        """Something else has begun."""
-        start = "\r\x1b[K" if self._terminal else ""
-        print(f"{start}{sentence}", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Leave no half line behind."""
-        if self._terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def campaign(
@@ -86,11 +54,15 @@ def campaign(
     chosen = Campaign(scenarios=scenarios, start=start, wanted=wanted)
     chosen.check()
     prepare_directory(output)
-    counter = Counter(scenarios)
-    # Brief, however long it takes: the simulator is Python, and Java hands out seeds.
-    spark = spark_session("campaign", master=master)
-    report = run_campaign(spark, chosen, output, counter, counter.say)
-    counter.close()
+    with Progress("starting Spark") as shown:
+
+        def tell(done: int, bad: int, seconds: float) -> None:
+            rate = done / seconds if seconds else 0.0
+            shown(f"{done:,} of {scenarios:,} scenarios, {rate:,.1f}/s, {bad:,} violations")
+
+        # Brief, however long it takes: the simulator is Python, and Java hands out seeds.
+        spark = spark_session("campaign", master=master)
+        report = run_campaign(spark, chosen, output, tell, shown.say)
     if json_:
         print_json(msgspec.to_builtins(report))
     else:

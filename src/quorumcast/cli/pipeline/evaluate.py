@@ -9,6 +9,7 @@ import typer
 
 from quorumcast.cli.common import JsonOption, console, print_json
 from quorumcast.cli.pipeline import MasterOption
+from quorumcast.cli.progress import Progress
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ def evaluate(
         raise UsageError(f"{output} cannot be written: name a file in a directory that exists")
     found = find_traces(traces)
     rows = sum(trace.rows for trace in found)
-    with console(stderr=True).status("starting Spark") as shown:
+    with Progress("starting Spark") as shown:
         spark = spark_session("quorumcast evaluate", master=master)
-        shown.update(f"reading {rows:,} rows of {len(found):,} traces")
+        shown(f"reading {rows:,} rows of {len(found):,} traces")
         evaluation = evaluate(spark, found)
     if output is not None:
         from quorumcast.pipeline.evaluation.page import page

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from quorumcast.cli.common import console, print_json
 from quorumcast.cli.pipeline.sentences import sentences
+from quorumcast.cli.progress import Progress
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def watch_cell(
     cell, names = read_manifest(manifest), Names.under(prefix)
     for name, columns in names.columns.items():
         check_channel(cell, name, columns)
-    with _alone(store), console(stderr=True).status("starting Spark") as shown, sentences():
+    with _alone(store), Progress("starting Spark") as shown, sentences():
         _claim(store, f"{cell.cell} {names.metrics}")
         from quorumcast.pipeline.session import ROCKSDB, spark_session
 
@@ -75,12 +76,12 @@ def watch_cell(
         )
         run = _Run(monitor, cell, report, json_)
         if until is None:
-            shown.update("reading what there is")
+            shown("reading what there is")
             monitor.once()
             run.tell_alarms()
         else:
-            shown.update(f"watching {cell.cell}; Ctrl-C stops")
-            run.watch(until, shown.update)
+            shown(f"watching {cell.cell}; Ctrl-C stops")
+            run.watch(until, shown)
         run.end()
 
 

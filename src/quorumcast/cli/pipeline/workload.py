@@ -10,6 +10,7 @@ import typer
 from quorumcast.cli.common import JsonOption, console, print_json
 from quorumcast.cli.pipeline import MasterOption
 from quorumcast.cli.pipeline.sentences import sentences
+from quorumcast.cli.progress import Progress
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -118,9 +119,9 @@ def prepare(
     if chosen is not None:
         settings.check(chosen)
     prepare_directory(output, overwrite=overwrite)
-    with console(stderr=True).status("starting Spark") as shown:
+    with Progress("starting Spark") as shown:
         spark = spark_session("workload", master=master)
-        shown.update("reading, cleaning and writing")
+        shown("reading, cleaning and writing")
         if chosen is None:
             header = prepare_published(spark, sources, output, seed=seed, partitions=partitions)
         else:
@@ -202,7 +203,7 @@ def generate(
             shape, events=events or 10_000, nodes=nodes, seed=seed, rate=rate
         )
         prepare_directory(output, overwrite=overwrite)
-        with console(stderr=True).status("making publications, counting matches"):
+        with Progress("making publications, counting matches"):
             spark = spark_session("workload", master=master)
             header = write_content(spark, by_content, output, partitions)
         _tell(header, output, json_)
@@ -222,7 +223,7 @@ def generate(
         size=size,
     )
     prepare_directory(output, overwrite=overwrite)
-    with console(stderr=True).status("making events"):
+    with Progress("making events"):
         spark = spark_session("workload", master=master)
         header = write_generated(spark, generator, output, partitions)
     _tell(header, output, json_)
@@ -269,7 +270,7 @@ def describe(
     from quorumcast.pipeline.workload.picture import picture as draw
 
     read_header(workload)
-    with console(stderr=True).status("counting"):
+    with Progress("counting"):
         found = count(spark_session("workload", master=master), workload)
     if picture is not None:
         picture.write_text(draw(found), encoding="utf-8")

@@ -1,0 +1,20 @@
+"""What a command says of how far it is, all of it, and not only what there is time to show."""
+
+from __future__ import annotations
+
+import pytest
+
+from quorumcast.cli.progress import Progress
+
+
+def heard(monkeypatch: pytest.MonkeyPatch, module: str) -> list[str]:
+    """Everything that commands of this module say of how far they are."""
+    said: list[str] = []
+
+    class Heard(Progress):
+        def __call__(self, doing: str) -> None:
+            said.append(doing)
+            super().__call__(doing)
+
+    monkeypatch.setattr(f"{module}.Progress", Heard)
+    return said
