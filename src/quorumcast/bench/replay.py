@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import mmap
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -30,6 +29,7 @@ from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Role
 from quorumcast.manifest.policy import Policy
 from quorumcast.testing.cluster import LocalCluster
+from quorumcast.testing.processes import PROCESSES, Child
 
 #: A hundred clients with four links each take their time on a small machine.
 READY_TIMEOUT_S = 180.0
@@ -187,7 +187,7 @@ class Replay:
         self._directory = directory
         self._progress = progress
         self._workload = read_workload(Path(plan.workload))
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Child] = []
         trace = plan.cell.trace
         if trace:
             Path(trace).mkdir(parents=True, exist_ok=True)
@@ -230,18 +230,8 @@ class Replay:
     def _start(self) -> None:
         for index in range(self.plan.processes):
             with (self._directory / f"share-{index}.log").open("wb") as log:
-                process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "quorumcast.bench.replayer",
-                        self._directory,
-                        str(index),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
+                process = PROCESSES.start(
+                    "quorumcast.bench.replayer", str(self._directory), str(index), output=log
                 )
             self._processes.append(process)
 

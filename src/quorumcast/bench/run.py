@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -35,6 +34,7 @@ from quorumcast.bench.tracing import header_of
 from quorumcast.core.errors import UsageError
 from quorumcast.runtime.digests import choose_digest
 from quorumcast.testing.cluster import LocalCluster
+from quorumcast.testing.processes import PROCESSES, Child
 from quorumcast.traces.form import Header, place_for, write_header
 
 READY_TIMEOUT_S = 40.0
@@ -101,7 +101,7 @@ class Bench:
         self._directory = directory
         self._progress = progress
         self._processes = Processes()
-        self._workers: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._workers: list[tuple[str, Child]] = []
         policy = plan.channel_policy()
         self._cluster = LocalCluster(
             brokers=plan.brokers,
@@ -164,13 +164,7 @@ class Bench:
             name = self.plan.name_of(role, index)
             arguments = [str(self._directory), role, str(index)]
             with (self._directory / f"{name}.log").open("wb") as log:
-                worker = subprocess.Popen(
-                    [sys.executable, "-m", "quorumcast.bench.worker", *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+                worker = PROCESSES.start("quorumcast.bench.worker", *arguments, output=log)
             self._workers.append((name, worker))
             self._processes.watch(role, worker.pid)
 

@@ -16,7 +16,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -40,6 +39,7 @@ from quorumcast.runtime.identities import next_identity
 from quorumcast.runtime.process import encode_settings
 from quorumcast.runtime.tls import make_certificate
 from quorumcast.testing.cells import CHANNELS, CLIENTS, CellPlan
+from quorumcast.testing.processes import PROCESSES, Child
 
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
@@ -96,7 +96,7 @@ class LocalCluster:
         self._trace = trace
         self._observe = observe
         self._log_level = log_level
-        self._processes: dict[NodeId, subprocess.Popen[bytes]] = {}
+        self._processes: dict[NodeId, Child] = {}
         self._status_ports: dict[NodeId, int] = {}
         #: Held open as long as we live; brokers stop when it closes, even if we are killed.
         self._lifeline = os.pipe()
@@ -197,13 +197,11 @@ class LocalCluster:
             log_level=self._log_level,
         )
         with self.log_path(broker).open("ab") as log:
-            self._processes[broker] = subprocess.Popen(
-                [sys.executable, "-m", "quorumcast.runtime.process", encode_settings(settings)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[writing, self._lifeline[0]],
-                start_new_session=True,
+            self._processes[broker] = PROCESSES.start(
+                "quorumcast.runtime.process",
+                encode_settings(settings),
+                output=log,
+                keep=[writing, self._lifeline[0]],
             )
         os.close(writing)
         return reading

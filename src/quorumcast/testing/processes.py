@@ -1,0 +1,123 @@
+"""Processes of this package, started in milliseconds (`nursery`) and held as `Popen` holds one."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from io import BufferedWriter
+from pathlib import Path
+
+import msgspec
+
+from quorumcast.testing.nursery import Request
+
+_NURSERY = "from quorumcast.testing.nursery import main; main()"
+
+
+class Child:
+    """A process that was started here."""
+
+    __slots__ = ("_report", "args", "pid", "returncode")
+
+    def __init__(self, args: Sequence[str], pid: int, report: int) -> None:
+        self.args = args
+        self.pid = pid
+        self.returncode: int | None = None
+        #: Its exit code comes here.
+        self._report = report
+
+    def poll(self) -> int | None:
+        """Its exit code, if it has ended."""
+        return self._look(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, when it has ended."""
+        code = self._look(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """A signal, if it has not ended."""
+        if self.poll() is None:
+            # It may have ended just now.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _look(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._report], [], [], timeout)[0]:
+            # Nothing there means that nobody is left to know.
+            self.returncode = int(os.read(self._report, 16) or -signal.SIGKILL)
+            os.close(self._report)
+        return self.returncode
+
+
+class Processes:
+    """Starts processes, all of them from one nursery that lives until `close`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asking: socket.socket | None = None
+        self._nursery: subprocess.Popen[bytes] | None = None
+
+    def start(
+        self, module: str, *arguments: str, output: BufferedWriter, keep: Sequence[int] = ()
+    ) -> Child:
+        """Run the `main` of a module in a process, and a session, of its own.
+
+        What it prints goes to `output`; it keeps the descriptors in `keep` under their numbers.
+        """
+        reading, writing = os.pipe()
+        request = Request(module, arguments, str(Path.cwd()), dict(os.environ), tuple(keep))
+        handed = [output.fileno(), writing, *keep]
+        with self._lock:
+            asking = self._open()
+            socket.send_fds(asking, [msgspec.json.encode(request)], handed)
+            answer = asking.recv(32)
+        os.close(writing)
+        if not answer:
+            os.close(reading)
+            raise RuntimeError(f"the process that {module} is forked from has ended")
+        return Child([module, *arguments], int(answer), reading)
+
+    def _open(self) -> socket.socket:
+        if self._nursery is not None and self._nursery.poll() is not None:
+            self.close()
+        if self._asking is None:
+            self._asking, theirs = socket.socketpair()
+            self._nursery = subprocess.Popen(
+                [sys.executable, "-c", _NURSERY, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+            theirs.close()
+        return self._asking
+
+    def close(self) -> None:
+        """End the nursery; its children go on."""
+        if self._asking is not None and self._nursery is not None:
+            self._asking.close()
+            self._nursery.wait()
+            self._asking = self._nursery = None
+
+
+#: Those of this process.
+PROCESSES = Processes()
+atexit.register(PROCESSES.close)
