@@ -146,10 +146,12 @@ def test_bench_that_is_killed_leaves_no_process_behind() -> None:
         start_new_session=True,
     )
     parent = psutil.Process(bench.pid)
-    # Four brokers, a publisher, a subscriber, and the process that they are forked from.
-    assert eventually(lambda: len(parent.children(recursive=True)) == 7)
-    started = parent.children(recursive=True)
-    bench.kill()
-    bench.wait()
+    try:
+        # Four brokers, a publisher, a subscriber, and the process that they are forked from.
+        assert eventually(lambda: len(parent.children(recursive=True)) == 7)
+        started = parent.children(recursive=True)
+    finally:
+        bench.kill()
+        bench.wait()
     _, left = psutil.wait_procs(started, timeout=30)
     assert left == []
