@@ -1,11 +1,13 @@
 """Links over real sockets: greeting, coalescing, bounds, strangers, coming back."""
 
 import asyncio
+import contextlib
 import random
 
 import msgspec
 import pytest
-from tests.runtime.world import Heard, RawPeer, keyring, plan, run, until
+from msgspec.structs import replace
+from tests.runtime.world import PATIENCE_S, Heard, RawPeer, keyring, plan, run, until
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId
@@ -24,7 +26,15 @@ from quorumcast.testing.cells import CellPlan
 
 BROKER = NodeId("broker-1")
 ALICE = NodeId("alice")
-QUICK = TransportLimits(retry_first_s=0.01, retry_longest_s=0.05, connect_timeout_s=1.0)
+#: Calls again at once, and takes nobody who is slow for somebody who is gone.
+QUICK = TransportLimits(
+    retry_first_s=0.01,
+    retry_longest_s=0.05,
+    connect_timeout_s=PATIENCE_S,
+    greeting_timeout_s=PATIENCE_S,
+    displaced_first_s=PATIENCE_S,
+    displaced_longest_s=PATIENCE_S,
+)
 
 
 def transport(
@@ -142,7 +152,7 @@ def test_link_large_messages_and_many_messages_arrive_whole_and_in_order() -> No
 
 def test_outbox_peer_that_does_not_read_messages_are_dropped_within_the_bounds() -> None:
     cell = plan(1)
-    limits = TransportLimits(outbox_messages=50, outbox_bytes=1_000_000)
+    limits = replace(QUICK, outbox_messages=50, outbox_bytes=1_000_000)
 
     async def main() -> None:
         heard = Heard()
@@ -267,19 +277,35 @@ def test_impostor_that_only_knows_a_name_neither_replaces_nor_announces_itself()
     run(main())
 
 
-def test_strangers_beyond_the_limit_are_refused_and_slow_ones_expire() -> None:
+@pytest.mark.parametrize("limits", [{"strangers": 5}, {"strangers_per_address": 5}])
+def test_strangers_beyond_the_limit_are_refused(limits: dict[str, int]) -> None:
     cell = plan(1)
-    limits = TransportLimits(strangers_per_address=5, strangers=8, greeting_timeout_s=0.3)
 
     async def main() -> None:
-        broker = await listening(cell, Heard(), limits)
+        broker = await listening(cell, Heard(), replace(QUICK, **limits))
         port = cell.manifest.brokers[0].port
         connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
         await until(lambda: broker.telemetry.drops["too-many-connections"] == 7)
         assert broker.sizes()["links.strangers"] == 5
+        for _, writer in connections:
+            writer.close()
+        await broker.close()
+
+    run(main())
+
+
+def test_strangers_that_do_not_greet_expire() -> None:
+    cell = plan(1)
+
+    async def main() -> None:
+        broker = await listening(cell, Heard(), replace(QUICK, greeting_timeout_s=0.05))
+        port = cell.manifest.brokers[0].port
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
         await until(lambda: broker.telemetry.drops["greeting-timeout"] == 5)
         await until(lambda: broker.sizes()["links.strangers"] == 0)
-        for _, writer in connections:
+        for reader, writer in connections:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
             writer.close()
         await broker.close()
 
@@ -381,14 +407,35 @@ def test_farewell_reason_and_newer_epoch_reach_the_caller() -> None:
             limits=QUICK, on_other_epoch=epochs.append,
         )  # fmt: skip
         alice.call_peers()
-        await until(lambda: bool(epochs))
+        await until(lambda: "fetch the current manifest" in alice.troubles()[BROKER].sentence)
         assert epochs[0] == 2
-        assert "fetch the current manifest" in alice.troubles()[BROKER].sentence
         assert heard.up == []
         alice.renew(later, later.keyring(cell.identities[ALICE]))
         await until(lambda: heard.up == [ALICE])
         await alice.close()
         await broker.close()
+
+    run(main())
+
+
+def test_broker_of_an_earlier_epoch_refuses_for_now_and_one_of_a_later_for_good() -> None:
+    """A client whose epoch is newer than the brokers' waits until they have read it."""
+    cell = plan(1)
+    later = add_client(cell.manifest, NodeId("erin"), Identity.generate(NodeId("erin")))
+
+    async def main() -> None:
+        for ours, theirs, for_good in ((later, cell.manifest, False), (cell.manifest, later, True)):
+            broker = transport(cell, "broker-1", Heard(), manifest=theirs)
+            await broker.listen("127.0.0.1", theirs.brokers[0].port)
+            heard = Heard()
+            alice = transport(cell, "alice", heard, manifest=ours)
+            alice.call_peers()
+            await until(lambda a=alice: "refused" in a.troubles()[BROKER].sentence)  # type: ignore[misc]
+            assert alice.troubles()[BROKER].refused is for_good
+            broker.renew(ours, ours.keyring(cell.identities[BROKER]))
+            await until(lambda h=heard: h.up == [BROKER])  # type: ignore[misc]
+            await alice.close()
+            await broker.close()
 
     run(main())
 

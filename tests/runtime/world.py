@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Coroutine
@@ -19,8 +20,11 @@ from quorumcast.testing.cluster import free_ports
 
 T = TypeVar("T")
 
+#: How long anything may take. A machine that others use as well may stand still for half a minute.
+PATIENCE_S = 200.0
 
-def run(main: Coroutine[Any, Any, T], timeout_s: float = 30.0) -> T:
+
+def run(main: Coroutine[Any, Any, T], timeout_s: float = PATIENCE_S) -> T:
     """Run on the loop of production."""
 
     async def bounded() -> T:
@@ -37,7 +41,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.002)
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+def eventually(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> bool:
     """The same without a loop; False if it never happens."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -81,7 +85,7 @@ class RawPeer:
     """A peer that speaks bytes: for saying what no honest program says."""
 
     def __init__(self, port: int, keys: Keyring) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         self.greeter = Greeter(keys)
         self.session: Session | None = None
 
@@ -118,6 +122,12 @@ class RawPeer:
         if prove:
             self.send_frame(session.seal([]))
         return session
+
+    def finish(self) -> None:
+        """Say no more, and wait until the other side has read all of it and hangs up."""
+        with contextlib.suppress(OSError):  # it has hung up already
+            self.socket.shutdown(socket.SHUT_WR)
+        self.wait_closed()
 
     def wait_closed(self) -> None:
         """Until the other side hangs up."""

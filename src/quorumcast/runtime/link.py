@@ -133,7 +133,7 @@ class Link(asyncio.BufferedProtocol):
         self.peer = NodeId("") if to is None else to
         #: Why the link ended, in a sentence, as far as anybody knows.
         self.farewell = ""
-        #: Whether the called side would not have us.
+        #: Whether the called side will not have us, however often we ask.
         self.refused = False
         #: Whether another process with our identity took our place.
         self.displaced = False
@@ -319,7 +319,8 @@ class Link(asyncio.BufferedProtocol):
         if isinstance(answer, Farewell):
             self.farewell_epoch = answer.epoch
             self.proof = answer.proof
-            self.refused = True
+            # A broker that is behind us reads the manifest soon: the word is not its last one.
+            self.refused = not 0 < answer.epoch < self._greeter.epoch
             self.close(f"{self.peer} refused: {sentence_of(answer)}")
             return
         session = None
