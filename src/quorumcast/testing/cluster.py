@@ -8,6 +8,7 @@ the demonstration and `quorumcast up`.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import random
@@ -41,8 +42,11 @@ from quorumcast.runtime.tls import make_certificate
 from quorumcast.testing.cells import CHANNELS, CLIENTS, CellPlan
 from quorumcast.testing.processes import PROCESSES, Child
 
-START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 5.0
+#: How long brokers may take for anything: whoever shares a machine may have to wait for half a
+#: minute until it gets to run.
+PATIENCE_S = 90.0
+#: For one answer of a status page; a broker that stood still hangs up, and is asked again.
+ANSWER_S = 10.0
 #: Below the range from which the system takes ports for outgoing connections.
 _PORTS = range(15_000, 32_000)
 
@@ -143,7 +147,7 @@ class LocalCluster:
         """The next epoch has one broker less; its process ends by itself (`wait_left`)."""
         self.write_manifest(build.remove_broker(self.manifest, NodeId(name)))
 
-    def wait_left(self, name: str, timeout_s: float = START_TIMEOUT_S) -> int:
+    def wait_left(self, name: str, timeout_s: float = PATIENCE_S) -> int:
         """Until a removed broker has ended; its exit code."""
         return self._processes.pop(NodeId(name)).wait(timeout_s)
 
@@ -153,7 +157,7 @@ class LocalCluster:
         write_identity(next_identity(self.identity_path(name)), identity)
         self.write_manifest(build.rotate(self.manifest, identity.name, identity))
 
-    def wait_for_epoch(self, *names: str, timeout_s: float = START_TIMEOUT_S) -> None:
+    def wait_for_epoch(self, *names: str, timeout_s: float = PATIENCE_S) -> None:
         """Until these brokers, or all that run, have taken the manifest's epoch."""
         deadline = time.monotonic() + timeout_s
         wanted = names or tuple(broker for broker in self.brokers if self.running(broker))
@@ -208,7 +212,7 @@ class LocalCluster:
 
     def _wait_ready(self, broker: NodeId, pipe: int) -> None:
         try:
-            readable, _, _ = select.select([pipe], [], [], START_TIMEOUT_S)
+            readable, _, _ = select.select([pipe], [], [], PATIENCE_S)
             line = os.read(pipe, 64) if readable else b""
         finally:
             os.close(pipe)
@@ -240,8 +244,9 @@ class LocalCluster:
         if process is None:
             return 0
         process.send_signal(number)
+        process.send_signal(signal.SIGCONT)  # a paused one would never hear of it
         try:
-            return process.wait(STOP_TIMEOUT_S)
+            return process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
@@ -278,13 +283,12 @@ class LocalCluster:
 
     def status(self, name: str) -> dict[str, Any]:
         """What a broker says of itself."""
-        return self._request(name, "GET", "/status")
+        result: dict[str, Any] = json.loads(self._request(name, "GET", "/status"))
+        return result
 
     def metrics(self, name: str) -> str:
         """A broker's Prometheus page."""
-        with urllib.request.urlopen(f"{self.status_url(name)}/metrics", timeout=5) as answer:
-            text: str = answer.read().decode()
-            return text
+        return self._request(name, "GET", "/metrics").decode()
 
     def make_lie(self, name: str, fault: str, **options: Any) -> None:
         """Make a broker misbehave by a name of the catalogue."""
@@ -313,23 +317,28 @@ class LocalCluster:
 
     def _request(
         self, name: str, method: str, path: str, body: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+    ) -> bytes:
+        """What a broker answers; asking twice for anything here is as good as once."""
         request = urllib.request.Request(
             self.status_url(name) + path,
             method=method,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        try:
-            with urllib.request.urlopen(request, timeout=5) as answer:
-                result: dict[str, Any] = json.load(answer)
-                return result
-        except urllib.error.HTTPError as error:
-            raise UsageError(json.load(error).get("error", str(error))) from None
-        except OSError as error:
-            raise UsageError(f"{name} does not answer ({error}); is it running?") from None
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+                    result: bytes = answer.read()
+                    return result
+            except urllib.error.HTTPError as error:
+                raise UsageError(json.load(error).get("error", str(error))) from None
+            except (OSError, http.client.HTTPException) as error:
+                if not self.running(name) or time.monotonic() > deadline:
+                    raise UsageError(f"{name} does not answer ({error}); is it running?") from None
+                time.sleep(0.05)
 
-    def wait_for_links(self, timeout_s: float = 10.0) -> None:
+    def wait_for_links(self, timeout_s: float = PATIENCE_S) -> None:
         """Until every running broker is connected to every other running one."""
         deadline = time.monotonic() + timeout_s
         running = [broker for broker in self.brokers if self.running(broker)]
