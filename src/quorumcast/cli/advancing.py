@@ -30,7 +30,7 @@ OperatorOption = Annotated[
 Change = Callable[["Manifest"], "Manifest"]
 
 #: How long running brokers get to take an epoch, and how long nobody is told of the wait.
-PATIENCE_S = 15.0
+PATIENCE_S = 30.0
 QUIET_S = 2.0
 PAUSE_S = 0.1
 

@@ -55,7 +55,7 @@ def publish(
     urgent: Annotated[
         bool, typer.Option("--urgent", help="Overtake what waits at subscribers.")
     ] = False,
-    timeout: TimeoutOption = 10.0,
+    timeout: TimeoutOption = 30.0,
     json_: JsonOption = False,
 ) -> None:
     """Publish events and wait until enough brokers hold them.

@@ -28,7 +28,7 @@ OPERATOR = "operator"
 
 #: A broker's status page is on its own port plus this, unless it is told otherwise.
 STATUS_OFFSET = 1000
-STATUS_TIMEOUT_S = 2.0
+STATUS_TIMEOUT_S = 5.0
 #: Columns where nobody's terminal says how many there are.
 PLAIN_WIDTH = 160
 

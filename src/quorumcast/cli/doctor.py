@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example:  quorumcast doctor cell"
 
-GREETING_S = 3.0
+GREETING_S = 5.0
 #: Brokers that differ may be about to agree: they are asked again so often, after so long.
 LOOKS = 3
 PAUSE_S = 1.0

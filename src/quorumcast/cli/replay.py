@@ -66,8 +66,8 @@ def replay(
     count: Annotated[int, typer.Option(help="End after so many events; 0 is no limit.")] = 0,
     idle: Annotated[
         float, typer.Option(help="Give up when nothing comes for so many seconds.")
-    ] = 10.0,
-    timeout: TimeoutOption = 10.0,
+    ] = 30.0,
+    timeout: TimeoutOption = 30.0,
     json_: JsonOption = False,
 ) -> None:
     """Print what the cell holds of a channel, and end.

@@ -85,7 +85,7 @@ def subscribe(
     evidence: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Save proofs that a broker lied here.")
     ] = None,
-    timeout: TimeoutOption = 10.0,
+    timeout: TimeoutOption = 30.0,
     json_: JsonOption = False,
 ) -> None:
     """Print accepted events, one per line, from now on or from the past on.

@@ -39,7 +39,7 @@ def list_subscriptions(
     channel: Annotated[str, typer.Argument(help="The channel.")],
     manifest: ManifestOption = Path(),
     identity: IdentityOption = "",
-    timeout: TimeoutOption = 10.0,
+    timeout: TimeoutOption = 30.0,
     json_: JsonOption = False,
 ) -> None:
     """Show each subscription: who works on it, how far it is, what failed.

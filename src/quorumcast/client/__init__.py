@@ -32,7 +32,7 @@ async def connect(
     manifest: str | Path,
     identity: str | Path,
     *,
-    timeout_s: float = 10.0,
+    timeout_s: float = 30.0,
     seat: int = 0,
     recorder: Recorder | None = None,
 ) -> Node:

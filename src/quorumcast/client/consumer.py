@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 RECENT_BYTES = 16 * 1024 * 1024
 #: Acknowledgements wait this long for company.
 LINGER_S = 0.005
-CLOSE_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 30.0
 
 
 class Work:

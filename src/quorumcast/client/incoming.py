@@ -46,7 +46,7 @@ from quorumcast.manifest.patterns import is_pattern
 from quorumcast.named.ranges import spans
 from quorumcast.runtime.telemetry import Telemetry
 
-RECEIPT_TIMEOUT_S = 10.0
+RECEIPT_TIMEOUT_S = 30.0
 #: Positions recalled at once.
 MOST_RECALLED = 256
 #: What a held subscriber did not hear, in `telemetry.drops`.

@@ -365,7 +365,7 @@ class SyncNode(Closes):
 
 
 def connect(
-    manifest: str | Path, identity: str | Path, *, timeout_s: float = 10.0, seat: int = 0
+    manifest: str | Path, identity: str | Path, *, timeout_s: float = 30.0, seat: int = 0
 ) -> SyncNode:
     """Connect to a cell; see `quorumcast.client.connect`."""
     thread = LoopThread()

@@ -185,7 +185,7 @@ def probe(
     buffer: Annotated[int, typer.Option(help="Rows that may wait for the cell.")] = 10_000,
     prefix: PrefixOption = "",
     seconds: Annotated[float, typer.Option(help="Stop after so many; 0 runs on.")] = 0.0,
-    timeout: TimeoutOption = 10.0,
+    timeout: TimeoutOption = 30.0,
     json_: JsonOption = False,
 ) -> None:
     """Publish what this host measures and logs, until Ctrl-C.
