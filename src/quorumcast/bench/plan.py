@@ -39,6 +39,8 @@ AIMS = {"drop-kind": ("Vote",), "censor-node": ("subscriber-1",)}
 WINDOW = 512
 #: … and events, where the client packs them into publications by itself.
 NATURAL_WINDOW = 32_768
+#: Seconds without progress after which what has not come is lost, unless told otherwise.
+PROMISED_S, UNPROMISED_S = 60.0, 4.0
 
 
 def lie_of(policy: str) -> str:
@@ -81,8 +83,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     trace: str = ""
     #: Where everybody notes what others do; its name is that of the run.
     observe: str = ""
-    #: Without progress for so long after the end, what has not come is lost.
-    patience: float = 4.0
+    #: Without progress for so long after the end, what has not come is lost; 0 chooses.
+    patience: float = 0.0
 
     def check(self) -> None:
         """Refuse what cannot be measured, in a sentence."""
@@ -123,6 +125,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if self.window:
             return self.window
         return self.batch * WINDOW if self.batch else NATURAL_WINDOW
+
+    @property
+    def patience_s(self) -> float:
+        """How long to wait for what may come: longer for what is promised on a busy machine."""
+        return self.patience or (PROMISED_S if self.promises_delivery() else UNPROMISED_S)
 
     def promises_delivery(self) -> bool:
         """Whether the policy promises that everything arrives although this goes wrong."""

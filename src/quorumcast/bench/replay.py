@@ -33,11 +33,11 @@ from quorumcast.testing.processes import PROCESSES, Child
 
 #: A hundred clients with four links each take their time on a small machine.
 READY_TIMEOUT_S = 180.0
-EXIT_TIMEOUT_S = 60.0
+EXIT_TIMEOUT_S = 90.0
 #: Deliveries under way at most.
 WINDOW = 20_000
 #: Without a delivery for so long, what has not come is lost: one event may mean a hundred votes.
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):

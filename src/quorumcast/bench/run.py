@@ -37,8 +37,8 @@ from quorumcast.testing.cluster import LocalCluster
 from quorumcast.testing.processes import PROCESSES, Child
 from quorumcast.traces.form import Header, place_for, write_header
 
-READY_TIMEOUT_S = 40.0
-EXIT_TIMEOUT_S = 15.0
+READY_TIMEOUT_S = 120.0
+EXIT_TIMEOUT_S = 60.0
 #: After everything has come: time for what would come twice.
 GRACE_S = 0.15
 TICK_S = 0.02
@@ -200,8 +200,8 @@ class Bench:
         self._progress("measuring")
         board.signal(Signal.START, time.monotonic_ns())
         time.sleep(plan.warmup)
-        self._wait_for_events()
-        warm = self._sample()
+        self._wait_for_events([0] * len(self._counts()))
+        warm, before = self._sample(), self._counts()
         board.signal(Signal.WARM, warm.at_ns)
         killing = self._kill() if plan.fault in CRASHES else iter(())
         end = time.monotonic() + plan.seconds
@@ -211,19 +211,26 @@ class Bench:
             time.sleep(min(left, TICK_S * 5))
         for _ in killing:
             time.sleep(TICK_S)
+        self._wait_for_events(before)
         stop = self._sample()
         board.signal(Signal.STOP, time.monotonic_ns())
         return warm, stop
 
-    def _wait_for_events(self) -> None:
-        """Where the machine is busy with others, the warm-up may be over before anything moves."""
-        patience = self.plan.patience if self.plan.promises_delivery() else 0.0
-        deadline = time.monotonic() + patience
-        while not all(self._board.accepted(i)[0] for i in range(self.plan.subscribers)):
+    def _wait_for_events(self, before: list[int]) -> None:
+        """Where the machine is busy with others, the time may be over before anything moves."""
+        if not self.plan.promises_delivery():
+            return
+        deadline = time.monotonic() + self.plan.patience_s
+        while not all(new > old for new, old in zip(self._counts(), before, strict=True)):
             self._check_workers()
             if time.monotonic() > deadline:
                 return
             time.sleep(TICK_S)
+
+    def _counts(self) -> list[int]:
+        """Events so far: what each publisher posted on each channel, what each subscriber took."""
+        posted = [self._board.posted(lane) for lane in range(self.plan.counted_lanes)]
+        return posted + [self._board.accepted(i)[0] for i in range(self.plan.subscribers)]
 
     def _kill(self) -> Iterator[None]:
         """Kill f brokers after a third of the time, and start them again; a step per tick."""
@@ -254,7 +261,7 @@ class Bench:
             total = sum(board.accepted(i)[0] for i in range(self.plan.subscribers))
             if total != seen:
                 seen, since = total, time.monotonic()
-            elif time.monotonic() - since > self.plan.patience:
+            elif time.monotonic() - since > self.plan.patience_s:
                 break
             time.sleep(TICK_S)
         time.sleep(GRACE_S)

@@ -33,7 +33,7 @@ HARMS = ("kill", "pause", "cut", "wipe")
 #: Few enough for a run of minutes to go round many times.
 LIMITS = Limits(retained_publications=2048, retained_bytes=8 * 1024 * 1024)
 #: Without progress for so long after the last harm, what has not come is lost.
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 #: Seconds a victim suffers, and seconds between two of them.
 SUFFERING_S = (0.5, 6.0)
 CALM_S = (0.5, 4.0)
@@ -139,7 +139,7 @@ class Soak:
 
     async def _connect(self, name: str) -> Node:
         return await connect(
-            self.cluster.manifest_path, self.cluster.identity_path(name), timeout_s=30
+            self.cluster.manifest_path, self.cluster.identity_path(name), timeout_s=PATIENCE_S
         )
 
     # ---------------------------------------------------------------- the clients
@@ -216,8 +216,9 @@ class Soak:
 
     def _caught_up(self, victim: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        other = next(b for b in self.cluster.brokers if b != victim and self.cluster.running(b))
-        frontier = self._frontier(other)
+        # By the word of whoever is furthest: another may itself have just come back.
+        others = [b for b in self.cluster.brokers if b != victim and self.cluster.running(b)]
+        frontier = max(map(self._frontier, others))
         while time.monotonic() < deadline and self._frontier(victim) < frontier:
             time.sleep(0.1)
 

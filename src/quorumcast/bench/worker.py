@@ -41,7 +41,7 @@ from quorumcast.faults.contract import Fault, FaultContext
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import Manifest
 
-CONNECT_TIMEOUT_S = 20.0
+CONNECT_TIMEOUT_S = 90.0
 POLL_S = 0.002
 #: How long a publisher whose window is full looks away.
 PAUSE_S = 0.002
