@@ -18,7 +18,7 @@ def main(cluster: LocalCluster) -> None:
             for number in range(1, 4):
                 orders.publish(f"order {number}".encode())
         for _ in range(3):
-            print(incoming.next(timeout_s=10).payload.decode())
+            print(incoming.next(timeout_s=30).payload.decode())
 
 
 if __name__ == "__main__":

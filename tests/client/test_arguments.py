@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.client.test_publishing import CHANNEL, Toy
-from tests.runtime.world import run
+from tests.runtime.world import PATIENCE_S, run
 
 import quorumcast
 from quorumcast.client.packing import Packer
@@ -56,4 +56,4 @@ def test_sync_timeout_that_is_no_number_is_refused_before_anything_happens(
     with alice.publisher("events") as outbox:
         with pytest.raises(UsageError, match="timeout_s is nan: give a finite number"):
             outbox.publish(b"x", timeout_s=math.nan)
-        outbox.publish(b"y", timeout_s=10)
+        outbox.publish(b"y", timeout_s=PATIENCE_S)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from tests.client.test_total_order import in_a_loop, publish
-from tests.runtime.world import until
+from tests.runtime.world import PATIENCE_S, until
 
 from quorumcast.client import DeadLetter, Delivery, GapError, NamedSubscription, Node
 from quorumcast.client.companion import Past
@@ -192,7 +192,7 @@ async def test_without_a_dead_letter_channel_it_is_recorded_alone() -> None:
 
 @in_a_loop
 async def test_members_share_the_work_and_miss_nothing() -> None:
-    patient = replace(ORDERS, groups=(replace(GROUP, ack_timeout_ms=20_000),))
+    patient = replace(ORDERS, groups=(replace(GROUP, ack_timeout_ms=3_600_000),))
     async with MemoryCell(channels={**CHANNELS, "orders": patient}) as cell:
         alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
         found: dict[str, list[int]] = {"bob": [], "carol": []}
@@ -201,6 +201,8 @@ async def test_members_share_the_work_and_miss_nothing() -> None:
             async with node.subscribe_as("orders", "billing", start=1, prefetch=4) as mine:
                 async for delivery in mine:
                     found[node.name].append(delivery.position)
+                    # Whoever was first holds a few of them and leaves the rest to the other.
+                    await until(lambda: bool(found["bob"] and found["carol"]))
                     await delivery.ack()
 
         async def share() -> None:
@@ -213,8 +215,6 @@ async def test_members_share_the_work_and_miss_nothing() -> None:
             task.cancel()
         await asyncio.gather(*working, return_exceptions=True)
     assert sorted(found["bob"] + found["carol"]) == list(range(1, 61))
-    assert found["bob"]
-    assert found["carol"]
 
 
 @in_a_loop
@@ -264,9 +264,12 @@ async def test_group_without_work_is_silent() -> None:
             await done.result().ack()
             await until(lambda: one.state().cursor == other.state().cursor == 2)
             idle.cancel()
-            before = operations.end
-            await asyncio.sleep(3 * GROUP.ack_timeout_ms / 1000)  # nothing comes: no event to await
-            assert operations.end == before
+            # What was on its way may still come. Then nothing does: there is no event to await.
+            ends = [operations.end]
+            while len(ends) < 5 and ends[-1:] != ends[-2:-1]:
+                await asyncio.sleep(3 * GROUP.ack_timeout_ms / 1000)
+                ends.append(operations.end)
+            assert ends[-1] == ends[-2]
 
 
 @in_a_loop
@@ -490,12 +493,14 @@ def test_named_subscription_without_an_event_loop() -> None:
             for number in range(3):
                 out.publish(b"%d" % number)
         with bob.subscribe_as("orders", "mine", start="earliest") as mine:
-            first = mine.next(timeout_s=10)
+            first = mine.next(timeout_s=PATIENCE_S)
             mine.nack(next(mine))
             mine.ack(first)
-            mine.flush(timeout_s=10)
+            mine.flush(timeout_s=PATIENCE_S)
         with bob.subscribe_as("orders", "mine") as mine:
-            again = [(d.position, d.attempt) for d in (mine.next(10), mine.next(10))]
+            again = [
+                (d.position, d.attempt) for d in (mine.next(PATIENCE_S), mine.next(PATIENCE_S))
+            ]
             with pytest.raises(TimeoutError):
                 mine.next(timeout_s=0.1)
         assert again == [(2, 2), (3, 1)]

@@ -2,7 +2,7 @@
 
 import pytest
 from tests.client.test_times import in_a_loop
-from tests.runtime.world import eventually, until
+from tests.runtime.world import PATIENCE_S, eventually, until
 
 from quorumcast.client import Batch, Gap, GapError, GapReason, Node
 from quorumcast.core.errors import UsageError
@@ -130,11 +130,11 @@ def test_without_an_event_loop_the_same_parameters_and_counts() -> None:
                 for i in range(1, 6):
                     outbox.publish(b"%d" % i)
             assert eventually(lambda: inbox.discarded == 3)
-            assert [inbox.next(10).payload for _ in range(2)] == [b"1", b"2"]
+            assert [inbox.next(PATIENCE_S).payload for _ in range(2)] == [b"1", b"2"]
             with pytest.raises(GapError, match="publications 3 to 5 of plant/1"):
-                inbox.next(10)
+                inbox.next(PATIENCE_S)
             with alice.publisher("plant/2", urgent=True) as alarm:
                 alarm.publish(b"fire")
-            event = inbox.next(10)
+            event = inbox.next(PATIENCE_S)
             assert (event.channel, event.payload, event.batch.urgent) == ("plant/2", b"fire", True)
             assert (inbox.expired, inbox.undecodable) == (0, 0)

@@ -114,15 +114,26 @@ def test_post_busy_cell_what_waits_grows_into_larger_publications() -> None:
 
 
 def test_post_linger_waits_for_company_when_idle() -> None:
-    async def act(publisher: Publisher, toy: Toy) -> None:
+    async def patient(publisher: Publisher, toy: Toy) -> None:
         publisher.post(b"1")
         await turn()
         publisher.post(b"2")
+        await turn()
         assert toy.submits == []
-        await until(lambda: bool(toy.submits))
+        flush = asyncio.ensure_future(publisher.flush())
+        await turn()
         assert toy.rows() == [[b"1", b"2"]]
+        publisher.acknowledged(1)
+        await flush
 
-    with_publisher(act, linger_ms=20)
+    with_publisher(patient, linger_ms=3_600_000)
+
+    async def alone(publisher: Publisher, toy: Toy) -> None:
+        publisher.post(b"1")
+        await until(lambda: bool(toy.submits))
+        assert toy.rows() == [[b"1"]]
+
+    with_publisher(alone, linger_ms=20)
 
 
 def test_post_full_buffer_raises_and_ready_waits_for_room() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.runtime.world import run
+from tests.runtime.world import PATIENCE_S, run
 
 from quorumcast import Node, Resumption, UsageError
 from quorumcast.testing import MemoryCell
@@ -42,7 +42,7 @@ def in_a_cell(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 async def publish(
     node: Node, resume: Resumption, *payloads: bytes, channel: str = "orders"
 ) -> None:
-    async with node.publisher(channel, resume=resume, timeout_s=20) as out:
+    async with node.publisher(channel, resume=resume, timeout_s=PATIENCE_S) as out:
         for payload in payloads:
             out.post(payload)
 
@@ -87,7 +87,7 @@ async def test_publish_may_be_awaited_one_by_one_where_brokers_are_ahead(cell: M
     """What was ordered is acknowledged before the brokers' word can be compared."""
     alice = await cell.connect("alice")
     await publish(alice, epoch(1), b"a", b"b", b"c")
-    async with alice.publisher("orders", resume=epoch(1), timeout_s=20) as out:
+    async with alice.publisher("orders", resume=epoch(1), timeout_s=PATIENCE_S) as out:
         for payload in (b"a", b"b", b"c", b"d"):
             await out.publish(payload)
     assert await held(cell) == [b"a", b"b", b"c", b"d"]
@@ -98,7 +98,7 @@ async def test_many_at_once_are_acknowledged_where_brokers_are_ahead(cell: Memor
     alice = await cell.connect("alice")
     payloads = [b"%d" % number for number in range(200)]
     await publish(alice, epoch(1), *payloads)
-    out = alice.publisher("orders", resume=epoch(1), timeout_s=20)
+    out = alice.publisher("orders", resume=epoch(1), timeout_s=PATIENCE_S)
     await out.publish(payloads[0])  # brokers have said how far they are
     for payload in payloads[1:150]:
         out.post(payload)
@@ -134,7 +134,7 @@ async def test_other_contents_at_the_very_end_are_told_by_close(cell: MemoryCell
     """Brokers were ahead, so all of it was acknowledged before it could be compared."""
     alice = await cell.connect("alice")
     await publish(alice, epoch(1), b"a", b"b")
-    out = alice.publisher("orders", resume=epoch(1), timeout_s=20)
+    out = alice.publisher("orders", resume=epoch(1), timeout_s=PATIENCE_S)
     await out.publish(b"a")
     out.post(b"B")
     await out.flush()
@@ -156,7 +156,7 @@ async def test_fewer_publications_than_before_are_refused(cell: MemoryCell) -> N
 async def test_earlier_epoch_is_over_once_a_later_one_has_begun(cell: MemoryCell) -> None:
     alice = await cell.connect("alice")
     await publish(alice, epoch(1), b"a")
-    late = alice.publisher("orders", resume=epoch(1), timeout_s=20)
+    late = alice.publisher("orders", resume=epoch(1), timeout_s=PATIENCE_S)
     await late.publish(b"a")
     await publish(alice, epoch(2), b"b")
     with pytest.raises(UsageError, match="a later epoch has been published than 'import', epoch 1"):

@@ -1,11 +1,10 @@
 """One identity in several processes: each at a seat of its own, none displaces another."""
 
-import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from tests.runtime.world import run
+from tests.runtime.world import PATIENCE_S, run, until
 
 import quorumcast
 from quorumcast.core.errors import UsageError
@@ -49,7 +48,10 @@ def test_seats_of_one_identity_publish_and_listen_side_by_side() -> None:
 
             async def sit(name: str, seat: int) -> quorumcast.Node:
                 connecting = quorumcast.connect(
-                    cluster.manifest_path, cluster.identity_path(name), seat=seat
+                    cluster.manifest_path,
+                    cluster.identity_path(name),
+                    seat=seat,
+                    timeout_s=PATIENCE_S,
                 )
                 return await stack.enter_async_context(await connecting)
 
@@ -66,7 +68,8 @@ def test_seats_of_one_identity_publish_and_listen_side_by_side() -> None:
                     events = [await anext(subscription) for _ in alices]
                     assert {event.publisher for event in events} == {"alice", "alice#1", "alice#2"}
                     assert all(event.publisher.encode() == event.payload for event in events)
-            assert all(len(node.connected) == 4 for node in (*alices, *bobs))
+            nodes = (*alices, *bobs)
+            await until(lambda: all(len(node.connected) == 4 for node in nodes))
 
     with LocalCluster(channels={policy: policy for policy in POLICIES}) as cluster:
-        run(asyncio.wait_for(main(cluster), 60))
+        run(main(cluster))

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.runtime.world import PATIENCE_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SRC = Path(__file__).parents[2] / "src"
@@ -28,7 +29,7 @@ def run_python(*arguments: str) -> str:
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env=environment,
         cwd=EXAMPLES.parent,
         check=False,
