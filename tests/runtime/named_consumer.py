@@ -15,7 +15,7 @@ from quorumcast.client import connect
 async def main(directory: str, who: str, channel: str, name: str, hold: str) -> None:
     cell = Path(directory)
     async with (
-        await connect(cell / "manifest.json", cell / f"{who}.identity", timeout_s=20) as node,
+        await connect(cell / "manifest.json", cell / f"{who}.identity", timeout_s=120) as node,
         node.subscribe_as(channel, name, start=1, prefetch=4) as mine,
     ):
         count = 0

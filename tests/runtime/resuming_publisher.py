@@ -11,8 +11,8 @@ RESUME = Resumption("import", 7, datetime(2026, 11, 15, tzinfo=UTC))
 
 
 async def main(manifest: str, identity: str, seat: int, pause_after: int) -> None:
-    async with await quorumcast.connect(manifest, identity, seat=seat) as node:
-        async with node.publisher("orders", resume=RESUME, timeout_s=60) as out:
+    async with await quorumcast.connect(manifest, identity, seat=seat, timeout_s=120) as node:
+        async with node.publisher("orders", resume=RESUME, timeout_s=120) as out:
             for number in range(PUBLICATIONS):
                 out.post(b"%d" % number)
                 if number == pause_after:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import msgspec
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from tests.runtime.world import eventually, run, until
+from tests.runtime.world import PATIENCE_S, eventually, run, until
 
 import quorumcast
 from quorumcast.core.errors import UsageError
@@ -39,7 +40,9 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 async def connect(cluster: LocalCluster, name: str) -> quorumcast.Node:
-    return await quorumcast.connect(cluster.manifest_path, cluster.identity_path(name))
+    return await quorumcast.connect(
+        cluster.manifest_path, cluster.identity_path(name), timeout_s=PATIENCE_S
+    )
 
 
 @contextlib.asynccontextmanager
@@ -93,7 +96,7 @@ def test_cluster_kill_9_and_restart_of_f_brokers_nothing_lost_nothing_twice() ->
             assert got == [b"%d" % i for i in range(count)]
 
     with LocalCluster() as cluster:
-        run(main(cluster), 60)
+        run(main(cluster))
 
 
 def test_cluster_tls_between_all_parties() -> None:
@@ -147,21 +150,24 @@ def test_cluster_manifest_that_is_not_newer_or_forged_changes_nothing(
 
 def test_cluster_lies_on_request_and_status_tells(cluster: LocalCluster) -> None:
     cluster.wait_for_links()
-    cluster.make_lie("broker-2", "alter", percent=100)
+    cluster.make_lie("broker-2", "alter", percent=100, victims=["contents"])
 
     async def main() -> None:
         async with pair(cluster) as (_alice, bob, pub, sub):
             for i in range(20):
                 await pub.publish(b"%d" % i)
             assert [(await anext(sub)).payload for _ in range(20)] == [b"%d" % i for i in range(20)]
-            await until(lambda: "broker-2" in bob.suspicions)
-            assert set(bob.suspicions) == {"broker-2"}
-            loop = asyncio.get_running_loop()
+            await until(lambda: "dissent" in bob.suspicions.get(NodeId("broker-2"), ()))
+            # Whoever is slow may be suspected of that, and of nothing else.
+            others = [why for node, why in bob.suspicions.items() if node != "broker-2"]
+            assert {reason for why in others for reason in why} <= {"silent", "withholds-body"}
             # The liar may invent streams, and n-f brokers acknowledge: this one may be the last.
-            status: dict[str, Any] = {"streams": []}
-            while 21 not in [stream["next"] for stream in status["streams"]]:
-                status = await loop.run_in_executor(None, cluster.status, "broker-1")
-            assert status["clients"] == ["alice", "bob"]
+            assert await asyncio.to_thread(eventually, told)
+
+    def told() -> bool:
+        status = cluster.status("broker-1")
+        positions = [stream["next"] for stream in status["streams"]]
+        return 21 in positions and sorted(status["clients"]) == ["alice", "bob"]
 
     run(main())
     status = cluster.status("broker-2")
@@ -180,16 +186,22 @@ def test_cluster_broker_that_may_not_lie_refuses_to() -> None:
         assert cluster.stop_broker("broker-1") == 0
 
 
-def test_connect_brokers_down_is_one_sentence_that_names_them(cluster: LocalCluster) -> None:
-    async def main(other: LocalCluster) -> None:
-        with pytest.raises(UsageError, match=r"only 0 of 4 .*broker-1: 127.0.0.1:.*refuses conn"):
+async def refused(cluster: LocalCluster, why: str) -> None:
+    """`connect` always says that it cannot, and given enough time why."""
+    said, timeout_s = "", 0.5
+    while not re.search(why, said):
+        with pytest.raises(UsageError) as caught:
             await quorumcast.connect(
-                other.manifest_path, other.identity_path("alice"), timeout_s=0.5
+                cluster.manifest_path, cluster.identity_path("alice"), timeout_s=timeout_s
             )
+        said, timeout_s = str(caught.value), 2 * timeout_s
+        assert re.match("only 0 of 4 brokers can be reached and 3 are needed", said)
 
+
+def test_connect_brokers_down_is_one_sentence_that_names_them(cluster: LocalCluster) -> None:
     other = LocalCluster()
     try:
-        run(main(other))
+        run(refused(other, r"broker-1: 127.0.0.1:\d+ refuses connections .*broker-4: 127.0.0.1"))
     finally:
         other.stop()
 
@@ -213,10 +225,7 @@ def test_connect_unknown_identity_and_wrong_cell_are_told_before_the_timeout(
             await quorumcast.connect(cluster.manifest_path, other.identity_path("alice"))
         same_name = msgspec.structs.replace(other.manifest, cell="test")
         other.write_manifest(same_name)
-        with pytest.raises(UsageError, match="does not hold the key of broker-1"):
-            await quorumcast.connect(
-                other.manifest_path, other.identity_path("alice"), timeout_s=1.0
-            )
+        await refused(other, "does not hold the key of broker-1")
 
     try:
         run(main())
@@ -247,7 +256,7 @@ def test_process_users_mistake_is_one_sentence_and_exit_code_2(
         [sys.executable, "-m", "quorumcast.runtime.process", encode_settings(settings)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 2
@@ -272,9 +281,14 @@ def test_cluster_supervisor_that_dies_takes_its_brokers_along(tmp_path: Path) ->
     child.kill()
     child.wait()
     child.communicate()
-    assert eventually(
-        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    )
+    assert eventually(lambda: not alive(pid))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_cluster_next_epoch_of_a_broker_left_behind_is_taken_when_peers_say_so() -> None:
@@ -298,6 +312,9 @@ def test_cluster_journal_is_written_before_votes_and_read_after_kill_9() -> None
 
     with LocalCluster(channels={"events": policy}) as cluster:
         run(publish(cluster, 20))
+        # n-f brokers acknowledged: this one may be the last.
+        assert eventually(lambda: 21 in [s["next"] for s in cluster.status("broker-1")["streams"]])
+        assert eventually(lambda: cluster.status("broker-1")["store"]["waiting_bytes"] == 0)
         cluster.kill("broker-1")
         path = cluster.directory / "data" / "broker-1.store"
         with contextlib.closing(sqlite3.connect(path)) as store:
@@ -324,12 +341,13 @@ def test_sync_client_over_real_brokers(cluster: LocalCluster) -> None:
         dave.subscribe("brb") as sub,
         carol.publisher("brb") as pub,
     ):
-        pub.publish(b"one", timeout_s=10)
+        pub.publish(b"one", timeout_s=PATIENCE_S)
         for i in range(2000):
             pub.post(b"%d" % i)
-        pub.flush(timeout_s=20)
-        assert sub.next(10).payload == b"one"
-        assert [sub.next(10).payload for _ in range(2000)] == [b"%d" % i for i in range(2000)]
+        pub.flush(timeout_s=PATIENCE_S)
+        assert sub.next(PATIENCE_S).payload == b"one"
+        got = [sub.next(PATIENCE_S).payload for _ in range(2000)]
+        assert got == [b"%d" % i for i in range(2000)]
 
 
 def test_trace_notes_what_was_published_forwarded_and_accepted(tmp_path: Path) -> None:

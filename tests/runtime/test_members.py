@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests.runtime.world import eventually, run, until
+from tests.runtime.world import PATIENCE_S, eventually, run, until
 
 from quorumcast.client import Node, connect
 from quorumcast.core.errors import UsageError
@@ -26,7 +26,7 @@ LAST = 1_000_000
 
 
 async def node(cell: LocalCluster, name: str) -> Node:
-    return await connect(cell.manifest_path, cell.identity_path(name), timeout_s=20)
+    return await connect(cell.manifest_path, cell.identity_path(name), timeout_s=PATIENCE_S)
 
 
 class Load:
@@ -105,7 +105,7 @@ def test_brokers_are_added_removed_replaced_and_rotated_under_load(
             cell.rotate_broker(cell.brokers[1])
             cell.wait_for_epoch()
 
-        run(load.run(act), 90)
+        run(load.run(act))
         assert cell.manifest.epoch == 4
         assert run(load.read_all("carol")) == load.expected
 
@@ -121,7 +121,7 @@ def test_more_than_f_brokers_are_replaced_and_the_order_goes_on(tmp_path: Path) 
                 cell.remove_broker(old)
                 cell.wait_for_epoch()
 
-        run(load.run(act), 90)
+        run(load.run(act))
         assert run(load.read_all("carol")) == load.expected
 
 
@@ -147,7 +147,7 @@ def test_broker_that_restarts_before_its_new_keys_are_decided_has_its_old_ones(
             assert new.verify_key != old.verify_key
             cell.restart("broker-2")
 
-        run(load.run(act), 90)
+        run(load.run(act))
 
 
 def test_epochs_faster_than_brokers_look_are_taken_all_the_same(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_broker_that_was_away_for_two_epochs_catches_up(
             # It takes part again: without it there are too few.
             cell.kill("broker-5")
 
-        run(load.run(act, without=1), 90)
+        run(load.run(act, without=1))
         assert run(load.read_all("carol")) == load.expected
 
 
@@ -225,4 +225,4 @@ def test_manifests_that_no_broker_should_follow_are_refused_and_the_cell_goes_on
             assert {cell.status(broker)["epoch"] for broker in cell.brokers} == {1}
             cell.write_manifest(good)
 
-        run(load.run(act), 60)
+        run(load.run(act))

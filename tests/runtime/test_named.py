@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests.runtime.world import eventually, run, until
+from tests.runtime.world import PATIENCE_S, eventually, run, until
 
 from quorumcast.client import DeadLetter, NamedSubscription, Node, connect
 from quorumcast.core.errors import UsageError
@@ -37,7 +37,7 @@ def cluster(directory: Path, policy: Policy = DURABLE, group: Group = GROUP) -> 
 
 
 async def node(cell: LocalCluster, name: str) -> Node:
-    return await connect(cell.manifest_path, cell.identity_path(name), timeout_s=20)
+    return await connect(cell.manifest_path, cell.identity_path(name), timeout_s=PATIENCE_S)
 
 
 async def publish(cell: LocalCluster, first: int, last: int) -> None:
@@ -143,7 +143,7 @@ def test_two_members_share_all_of_it_although_a_broker_lies(tmp_path: Path, faul
     patient = replace(GROUP, ack_timeout_ms=30_000)
     with cluster(tmp_path, Policy.named("total"), patient) as cell:
         cell.make_lie("broker-2", fault)
-        found = run(share(cell), timeout_s=60)
+        found = run(share(cell))
     # No work changed hands: each was handed out once.
     assert sorted(found["bob"] + found["carol"]) == list(range(1, 41))
 
@@ -216,7 +216,7 @@ def test_consumer_goes_on_when_all_brokers_come_back(tmp_path: Path) -> None:
 
     with cluster(tmp_path) as cell:
         run(publish(cell, 1, 3))
-        assert run(outlive(cell), timeout_s=60) == [1, 2, 3, 4, 5, 6]
+        assert run(outlive(cell)) == [1, 2, 3, 4, 5, 6]
 
 
 def test_operator_changes_the_members_while_they_work(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_operator_changes_the_members_while_they_work(tmp_path: Path) -> None:
 
     with cluster(tmp_path) as cell:
         run(publish(cell, 1, 6))
-        found = run(change(cell), timeout_s=60)
+        found = run(change(cell))
     assert sorted(value for _, _, value in found) == [1, 2, 3, 4, 5, 6]
 
 
@@ -258,7 +258,7 @@ def test_seats_of_one_client_share_its_subscription(tmp_path: Path) -> None:
         async def work(seat: int) -> None:
             manifest, identity = cell.manifest_path, cell.identity_path("dave")
             async with (
-                await connect(manifest, identity, seat=seat, timeout_s=20) as member,
+                await connect(manifest, identity, seat=seat, timeout_s=PATIENCE_S) as member,
                 member.subscribe_as("orders", "mine", start=1, prefetch=2) as mine,
             ):
                 async for delivery in mine:
@@ -274,5 +274,5 @@ def test_seats_of_one_client_share_its_subscription(tmp_path: Path) -> None:
         return found
 
     with cluster(tmp_path) as cell:
-        found = run(share(cell), timeout_s=60)
+        found = run(share(cell))
     assert sorted(found[1] + found[2]) == list(range(1, 31))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.runtime.resuming_publisher import PUBLICATIONS
-from tests.runtime.world import run
+from tests.runtime.world import PATIENCE_S, run
 
 import quorumcast
 from quorumcast.client import Batch
@@ -35,7 +35,9 @@ async def held(cluster: LocalCluster) -> list[tuple[str, bytes]]:
     """Everything on the channel: who published it, and what it is."""
     found: list[tuple[str, bytes]] = []
     async with (
-        await quorumcast.connect(cluster.manifest_path, cluster.identity_path("bob")) as node,
+        await quorumcast.connect(
+            cluster.manifest_path, cluster.identity_path("bob"), timeout_s=PATIENCE_S
+        ) as node,
         node.subscribe("orders", start="earliest") as events,
     ):
         async for item in events.held():

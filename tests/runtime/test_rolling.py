@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.runtime.world import eventually, run
+from tests.runtime.world import PATIENCE_S, eventually, run
 
 import quorumcast
 from quorumcast.client import Gap
@@ -16,7 +16,9 @@ COUNT = 300
 
 
 async def connect(cluster: LocalCluster, name: str) -> quorumcast.Node:
-    return await quorumcast.connect(cluster.manifest_path, cluster.identity_path(name))
+    return await quorumcast.connect(
+        cluster.manifest_path, cluster.identity_path(name), timeout_s=PATIENCE_S
+    )
 
 
 async def publish(node: quorumcast.Node, channel: str, name: str) -> None:
@@ -59,7 +61,7 @@ def test_rolling_restart_of_all_brokers_loses_nothing_that_is_retained() -> None
                 return {channel: await read(carol, channel, 2 * COUNT) for channel in CHANNELS}
 
     with LocalCluster(channels={name: name for name in CHANNELS}) as cluster:
-        found = run(scenario(), timeout_s=120)
+        found = run(scenario())
     for channel in CHANNELS:
         for name in (b"alice", b"bob"):
             mine = [payload for payload in found[channel] if payload.startswith(name)]

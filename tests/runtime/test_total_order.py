@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.runtime.world import run
+from tests.runtime.world import PATIENCE_S, run
 
 from quorumcast.client import Node, connect
 from quorumcast.manifest.policy import Policy
@@ -26,7 +26,7 @@ def cluster(policy: str, directory: Path, *, durable: bool = True) -> LocalClust
 
 
 async def node(cell: LocalCluster, name: str) -> Node:
-    return await connect(cell.manifest_path, cell.identity_path(name), timeout_s=20)
+    return await connect(cell.manifest_path, cell.identity_path(name), timeout_s=PATIENCE_S)
 
 
 async def publish(cell: LocalCluster, name: str, first: int, last: int) -> None:
@@ -34,7 +34,7 @@ async def publish(cell: LocalCluster, name: str, first: int, last: int) -> None:
     async with await node(cell, name) as publisher, publisher.publisher("trades") as out:
         for number in range(first, last + 1):
             out.post(b"%d" % number)
-        await asyncio.wait_for(out.flush(), 30)
+        await out.flush()
 
 
 async def read(cell: LocalCluster, name: str, count: int) -> list[tuple[int | None, int]]:
@@ -44,7 +44,7 @@ async def read(cell: LocalCluster, name: str, count: int) -> list[tuple[int | No
         subscriber.subscribe("trades", start="earliest") as events,
     ):
         while len(found) < count:
-            event = await asyncio.wait_for(anext(events), 30)
+            event = await anext(events)
             found.append((event.position, int(event.payload)))
     return found
 
@@ -81,12 +81,11 @@ def test_a_broker_that_lost_its_disk_fetches_everything_from_the_others(tmp_path
 
 
 async def _has_executed(cell: LocalCluster, one: str, other: str) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            mine, theirs = cell.status(one), cell.status(other)
-            if mine["streams"] == theirs["streams"]:
-                return
-            await asyncio.sleep(0.1)
+    while True:
+        mine, theirs = cell.status(one), cell.status(other)
+        if mine["streams"] == theirs["streams"]:
+            return
+        await asyncio.sleep(0.1)
 
 
 def test_a_damaged_store_is_set_aside_and_does_not_spread(tmp_path: Path) -> None:
