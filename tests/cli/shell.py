@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.world import PATIENCE_S
 from tests.support.ports import IN_A_ROW, ROWS
 
 from quorumcast.cli.main import main
@@ -78,6 +79,16 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
     return json.loads(capsys.readouterr().out)
 
 
+def brokers_up(capsys: pytest.CaptureFixture[str], cell: Path) -> dict[str, Any]:
+    """What `status` says of each broker, as soon as all of them answer."""
+    while True:
+        code = main(["status", "-m", str(cell), "--json"])
+        said = capsys.readouterr().out
+        rows: dict[str, Any] = {} if code else json.loads(said)["brokers"]
+        if rows and all(row["up"] for row in rows.values()):
+            return rows
+
+
 @contextmanager
 def running(
     directory: Path, channels: Sequence[str], clients: str = "alice,bob", *options: object
@@ -91,6 +102,6 @@ def running(
             pass
         yield directory
         up.send_signal(signal.SIGINT)
-        _, errors = up.communicate(timeout=30)
+        _, errors = up.communicate(timeout=PATIENCE_S)
     assert up.returncode == 130
     assert errors == ""

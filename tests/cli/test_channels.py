@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.shell import QUORUMCAST, answer, running
-from tests.runtime.world import eventually, run, until
+from tests.cli.shell import QUORUMCAST, answer, brokers_up, running
+from tests.runtime.world import PATIENCE_S, eventually, run, until
 
 from quorumcast.cli.main import main
 from quorumcast.client import Node, Publisher, connect
@@ -63,7 +63,7 @@ class Traffic:
 
     async def __aenter__(self) -> "Traffic":
         self._inbox = self._bob.subscribe("orders")
-        await self._inbox.wait_joined(20)
+        await self._inbox.wait_joined(PATIENCE_S)
         self._tasks = [asyncio.create_task(self._publish()), asyncio.create_task(self._take())]
         return self
 
@@ -79,7 +79,7 @@ class Traffic:
 
     async def __aexit__(self, *error: object) -> None:
         self._stop = True
-        await asyncio.wait_for(self._tasks[0], 30)
+        await asyncio.wait_for(self._tasks[0], PATIENCE_S)
         await until(lambda: len(self.got) >= self.sent)
         self._inbox.close()
         await self._tasks[1]
@@ -98,8 +98,8 @@ def test_channel_is_created_and_used_while_others_go_on(
 ) -> None:
     async def main() -> None:
         manifest = cell / "manifest.json"
-        alice = await connect(manifest, cell / "alice.identity", timeout_s=20)
-        bob = await connect(manifest, cell / "bob.identity", timeout_s=20)
+        alice = await connect(manifest, cell / "alice.identity", timeout_s=PATIENCE_S)
+        bob = await connect(manifest, cell / "bob.identity", timeout_s=PATIENCE_S)
         async with alice, bob, Traffic(alice, bob) as traffic:
             done = await command("channel", "create", "trades:total+durable", "-m", cell)
             assert done["channel"]["durable"]
@@ -114,20 +114,19 @@ def test_channel_is_created_and_used_while_others_go_on(
             await traffic.go_on()
         traffic.check()
 
-    run(main(), 120)
+    run(main())
     # It is on disk, although brokers had no store when they started.
-    brokers = answer(capsys, "status", "-m", cell)["brokers"]
-    for row in brokers.values():
+    for row in brokers_up(capsys, cell).values():
         os.kill(row["pid"], signal.SIGKILL)
 
     def whole() -> bool:
         rows = answer(capsys, "channel", "show", "trades", "-m", cell, "--live")["channel"]["live"]
         return all(row is not None and row["last"] == 20 for row in rows.values())
 
-    assert eventually(whole, 60)
+    assert eventually(whole)
     done = subprocess.run(
         [*QUORUMCAST, "replay", "trades", "-m", str(cell), "-i", "bob", "--json"],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=True,
     )  # fmt: skip
     events = [json.loads(text) for text in done.stdout.splitlines()]
     assert [(e["position"], e["payload"]) for e in events] == [
@@ -138,8 +137,8 @@ def test_channel_is_created_and_used_while_others_go_on(
 def test_rights_change_while_others_go_on(cell: Path) -> None:
     async def main() -> None:
         manifest = cell / "manifest.json"
-        alice = await connect(manifest, cell / "alice.identity", timeout_s=20)
-        bob = await connect(manifest, cell / "bob.identity", timeout_s=20)
+        alice = await connect(manifest, cell / "alice.identity", timeout_s=PATIENCE_S)
+        bob = await connect(manifest, cell / "bob.identity", timeout_s=PATIENCE_S)
         async with alice, bob, Traffic(alice, bob) as traffic:
             async with alice.publisher("audit") as out:
                 await out.publish(b"mine")
@@ -147,11 +146,11 @@ def test_rights_change_while_others_go_on(cell: Path) -> None:
                 with pytest.raises(UsageError, match="has no right"):
                     await refused(out)
             async with bob.publisher("audit") as other:
-                await asyncio.wait_for(other.publish(b"his"), 20)
+                await other.publish(b"his")
             await traffic.go_on()
         traffic.check()
 
-    run(main(), 120)
+    run(main())
 
 
 def test_columns_are_added_and_what_was_published_before_has_nulls(cell: Path) -> None:
@@ -162,8 +161,8 @@ def test_columns_are_added_and_what_was_published_before_has_nulls(cell: Path) -
         )  # fmt: skip
         assert [column["name"] for column in created["channel"]["schema"]] == ["symbol", "price"]
         manifest = cell / "manifest.json"
-        alice = await connect(manifest, cell / "alice.identity", timeout_s=20)
-        bob = await connect(manifest, cell / "bob.identity", timeout_s=20)
+        alice = await connect(manifest, cell / "alice.identity", timeout_s=PATIENCE_S)
+        bob = await connect(manifest, cell / "bob.identity", timeout_s=PATIENCE_S)
         async with alice, bob, alice.publisher("prices") as out, bob.subscribe("prices") as inbox:
             await out.publish({"symbol": "CTT", "price": 9.5})
             assert (await anext(inbox)).row == {"symbol": "CTT", "price": 9.5}
@@ -186,7 +185,7 @@ def test_columns_are_added_and_what_was_published_before_has_nulls(cell: Path) -
             {"symbol": "CTT", "price": 9.6, "at": None},
         ], errors
 
-    run(main(), 120)
+    run(main())
 
 
 def test_channel_is_deleted_and_its_name_used_again(
@@ -195,8 +194,8 @@ def test_channel_is_deleted_and_its_name_used_again(
     async def main() -> None:
         manifest = cell / "manifest.json"
         await command("channel", "create", "news:ab", "-m", cell)
-        alice = await connect(manifest, cell / "alice.identity", timeout_s=20)
-        bob = await connect(manifest, cell / "bob.identity", timeout_s=20)
+        alice = await connect(manifest, cell / "alice.identity", timeout_s=PATIENCE_S)
+        bob = await connect(manifest, cell / "bob.identity", timeout_s=PATIENCE_S)
         async with alice, bob, Traffic(alice, bob) as traffic:
             async with alice.publisher("news") as out:
                 await out.publish(b"old")
@@ -209,14 +208,18 @@ def test_channel_is_deleted_and_its_name_used_again(
             await known(bob, "news")
             async with bob.subscribe("news", start="earliest") as inbox:
                 async with bob.publisher("news") as other:
-                    await asyncio.wait_for(other.publish(b"new"), 20)
-                event = await asyncio.wait_for(anext(inbox), 20)
+                    await other.publish(b"new")
+                event = await anext(inbox)
                 assert (event.position, event.payload) == (1, b"new")
         traffic.check()
 
-    run(main(), 120)
-    live = answer(capsys, "channel", "show", "news", "-m", cell, "--live")["channel"]["live"]
-    assert {row["last"] for row in live.values()} == {1}
+    run(main())
+
+    def last() -> list[Any]:
+        live = answer(capsys, "channel", "show", "news", "-m", cell, "--live")["channel"]["live"]
+        return [row and row["last"] for row in live.values()]
+
+    assert eventually(lambda: last() == [1] * 4)  # n-f have it, and the others soon
 
 
 def test_channels_and_members_at_a_glance(cell: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,9 +229,16 @@ def test_channels_and_members_at_a_glance(cell: Path, capsys: pytest.CaptureFixt
     assert names["orders"]["policy"] == "ab+history"
     assert set(names["orders"]["live"]) == {f"broker-{number}" for number in range(1, 5)}
     assert names["orders"]["limits"]["window"] == 1024
-    members = answer(capsys, "members", "list", "-m", cell, "--live")["members"]
+
+    def members_now() -> list[Any]:
+        found: list[Any] = answer(capsys, "members", "list", "-m", cell, "--live")["members"]
+        return found
+
+    assert eventually(
+        lambda: all(m["up"] and m["epoch"] == listed["epoch"] for m in members_now()[:4])
+    )
+    members = members_now()
     assert [m["name"] for m in members[:4]] == [f"broker-{number}" for number in range(1, 5)]
-    assert all(m["up"] and m["epoch"] == listed["epoch"] for m in members[:4])
     assert {m["name"] for m in members[4:]} == {"alice", "bob", "carol"}
     assert len({m["fingerprint"] for m in members}) == len(members)
     for arguments in (
@@ -265,8 +275,8 @@ def test_deleting_a_channel_says_who_uses_it(
     async def main_() -> None:
         await command("channel", "create", "busy:brb", "-m", cell)
         manifest = cell / "manifest.json"
-        alice = await connect(manifest, cell / "alice.identity", timeout_s=20)
-        bob = await connect(manifest, cell / "bob.identity", timeout_s=20)
+        alice = await connect(manifest, cell / "alice.identity", timeout_s=PATIENCE_S)
+        bob = await connect(manifest, cell / "bob.identity", timeout_s=PATIENCE_S)
         async with alice, bob, bob.subscribe("busy"):
             out = alice.publisher("busy")
             await out.publish(b"one")
@@ -278,7 +288,7 @@ def test_deleting_a_channel_says_who_uses_it(
             told = "channel busy was in use: alice publishes and bob subscribes there"
             assert told in capsys.readouterr().err
 
-    run(main_(), 120)
+    run(main_())
 
 
 def test_change_that_changes_nothing_makes_no_epoch(

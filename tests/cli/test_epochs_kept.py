@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.shell import answer, running, said, started
+from tests.runtime.world import PATIENCE_S
 
 from quorumcast.cli.main import main
 from quorumcast.manifest.files import read_manifest
@@ -23,7 +24,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         with started("subscribe", "audit", "-m", directory, "-i", "bob", *options) as listener:
             said(listener, "subscribed to audit")
             assert main(["publish", "audit", "one", "-m", str(directory), "-i", "alice"]) == 0
-            assert listener.wait(30) == 0
+            assert listener.wait(PATIENCE_S) == 0
     return directory, receipt
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import typer
 from tests.cli.shell import base_port
+from tests.runtime.world import PATIENCE_S
 
 from quorumcast.cli.main import app, main
 
@@ -175,7 +176,7 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
             [sys.executable, "-m", "quorumcast", "up", str(tmp_path), "--only", "broker-1"],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=PATIENCE_S,
             check=False,
         )
     assert done.returncode == 2
@@ -373,7 +374,7 @@ def test_argument_that_is_not_utf_8(cell: Path, arguments: list[str | bytes]) ->
     done = subprocess.run(
         [sys.executable, "-m", "quorumcast", *arguments, *manifest,
          *(["--timeout", "0.3"] if arguments[0] in ("publish", "subscribe") else [])],
-        capture_output=True, timeout=30, check=False,
+        capture_output=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
@@ -444,7 +445,7 @@ def test_help_imports_nothing_heavy() -> None:
         "print([m for m in ('pyarrow', 'cryptography', 'asyncio', 'uvloop') if m in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     loaded = done.stdout.splitlines()[-1]
     assert "pyarrow" not in loaded

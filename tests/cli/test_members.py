@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.shell import STATUS_OFFSET, answer, base_port, free, running
+from tests.cli.shell import answer, base_port, running
 from tests.runtime.world import eventually
 
 from quorumcast.cli.main import main
@@ -21,17 +21,11 @@ def cell(tmp_path: Path) -> Iterator[Path]:
         yield made
 
 
-def port(directory: Path) -> int:
-    """One that nobody uses, nor its status page."""
-    used = read_manifest(directory / "manifest.json").brokers[-1].port
-    return next(p for p in range(used + 10, used + 900) if free(p) and free(p + STATUS_OFFSET))
-
-
 def test_members_replace_a_broker_of_a_running_cell(
     cell: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where = ["--host", "127.0.0.1", "--port", str(port(cell)), "-m", str(cell), "--json"]
-    code = main(["members", "replace", "broker-1", "broker-5", *where, "--timeout", "40"])
+    where = ["--host", "127.0.0.1", "--port", str(base_port()), "-m", str(cell), "--json"]
+    code = main(["members", "replace", "broker-1", "broker-5", *where, "--timeout", "200"])
     captured = capsys.readouterr()
     assert code == 0, captured.err
     facts = json.loads(captured.out)
@@ -48,7 +42,7 @@ def test_members_replace_a_broker_of_a_running_cell(
     log = cell / "logs" / "broker-1.log"
     assert eventually(lambda: "has left the cell" in log.read_text())
     rotated = answer(
-        capsys, "members", "rotate", "broker-2", "-m", cell, "--wait", "--timeout", "40"
+        capsys, "members", "rotate", "broker-2", "-m", cell, "--wait", "--timeout", "200"
     )
     assert (rotated["epoch"], rotated["done"]) == (4, True)
 

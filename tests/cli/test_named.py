@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.cli.shell import QUORUMCAST, answer, line, running, said, started
+from tests.runtime.world import PATIENCE_S
 
 from quorumcast.cli.main import main
 
@@ -24,9 +25,14 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def subscribed(cell: Path, who: str, *options: object) -> list[dict[str, Any]]:
     """What `subscribe --json` prints, in a process of its own."""
-    arguments = ["subscribe", "orders", "-m", cell, "-i", who, "--json", "--no-follow", *options]
+    waiting = ["--no-follow", "--idle", PATIENCE_S]
+    arguments = ["subscribe", "orders", "-m", cell, "-i", who, "--json", *waiting, *options]
     done = subprocess.run(
-        [*QUORUMCAST, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=True
+        [*QUORUMCAST, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     return [json.loads(text) for text in done.stdout.splitlines()]
 
@@ -109,7 +115,7 @@ def test_looking_does_not_displace_the_client_that_is_at_work(
         assert rows["work"]["members"] == ["bob"]
         assert main(["publish", "orders", "more", "-m", str(cell), "-i", "alice"]) == 0
         assert line(bob)["payload"] == "more"
-        _, told = bob.communicate(timeout=30)
+        _, told = bob.communicate(timeout=PATIENCE_S)
         assert (bob.returncode, told) == (0, "")
 
 

@@ -1,12 +1,13 @@
 """Patterns over real brokers: channels that come and go while somebody listens to them."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.cli.shell import answer, line, running, said, started
 from tests.cli.test_channels import command
-from tests.runtime.world import run, until
+from tests.runtime.world import PATIENCE_S, run, until
 
 from quorumcast.client import Node, connect
 
@@ -80,9 +81,9 @@ def test_pattern_on_the_command_line(cell: Path, capsys: pytest.CaptureFixture[s
         answer(capsys, "publish", "plant/1/temp", "21.5", "-m", cell, "-i", "alice")
         event = line(listener)
         assert (event["channel"], event["payload"]) == ("plant/1/temp", "21.5")
-        assert listener.wait(20) == 0
+        assert listener.wait(PATIENCE_S) == 0
     for read in ("replay", "subscribe"):  # people are told the channel, too
         past = [read, "plant/*/temp", "-m", cell, "-i", "carol", "--from", "earliest"]
         with started(*past, "--count", 1) as reader:
-            printed, _ = reader.communicate(timeout=30)
-            assert printed.startswith("plant/1/temp\t")
+            printed, _ = reader.communicate(timeout=PATIENCE_S)
+            assert re.match(r"plant/[12]/temp\t", printed)  # none of them comes first

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.cli.shell import QUORUMCAST, answer, line, running, said, started, summary_of
+from tests.runtime.world import PATIENCE_S
 
 pytestmark = pytest.mark.runtime
 
@@ -23,7 +24,7 @@ def quorumcast(*arguments: object, code: int = 0) -> tuple[list[Any], str]:
     """What a command prints as JSON, and what it says beside it."""
     done = subprocess.run(
         [*QUORUMCAST, *map(str, arguments)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     return [json.loads(text) for text in done.stdout.splitlines()], done.stderr
@@ -46,7 +47,7 @@ def test_replay_shows_what_has_expired_and_marks_it(
         said(listener, "subscribed to trades")
         assert line(listener)["payload"] == "fresh"
         said(listener, "publications not printed: 1 had expired")
-        assert listener.wait(20) == 0
+        assert listener.wait(PATIENCE_S) == 0
 
 
 def test_urgent_publications_are_marked(cell: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +60,7 @@ def test_urgent_publications_are_marked(cell: Path, capsys: pytest.CaptureFixtur
         events = {event["payload"]: event for event in (line(listener), line(listener))}
         assert "urgent" not in events["apples"]
         assert events["fire"]["urgent"] is True
-        assert listener.wait(20) == 0
+        assert listener.wait(PATIENCE_S) == 0
 
 
 def test_channel_says_what_happens_when_a_queue_is_full(
