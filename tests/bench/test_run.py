@@ -6,12 +6,13 @@ or chain alone nothing arrives; with history everything does, exactly once.
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from tests.runtime.world import eventually
+from tests.runtime.world import PATIENCE_S, eventually
 
 from quorumcast.bench.plan import CRASHES, Plan
 from quorumcast.bench.run import latency, run_bench
@@ -96,14 +97,22 @@ def test_bench_trace_tells_the_way_of_every_publication_and_a_second_goes_beside
     assert report.trace == str(tmp_path)
     rows = pq.read_table(sorted(tmp_path.glob("*.parquet"))).to_pylist()
     nodes = {"publisher-1", "subscriber-1", *(f"broker-{i}" for i in range(1, 5))}
-    assert {row["node"] for row in rows} == nodes
+    assert {path.name.partition(".")[0] for path in tmp_path.glob("*.parquet")} == nodes
     numbers: dict[tuple[str, str], set[int]] = {}
     for row in rows:
         numbers.setdefault((row["node"], row["kind"]), set()).add(row["number"])
     everything = set(range(1, report.published + 1))
     assert numbers["publisher-1", "published"] == everything
     assert numbers["subscriber-1", "accepted"] == everything
-    assert numbers["broker-1", "forwarded"] == everything
+    # One broker may come late with any of them: three others had it before it was accepted.
+    forwarders = Counter(
+        number
+        for (_, kind), forwarded in numbers.items()
+        for number in forwarded
+        if kind == "forwarded"
+    )
+    assert forwarders.keys() == everything
+    assert min(forwarders.values()) >= 3
     header = read_header(tmp_path)
     assert {row["run"] for row in rows} == {header.run}
     assert (header.policy, header.brokers, header.f, header.rate) == ("ab", 4, 1, 100)
@@ -153,5 +162,14 @@ def test_bench_that_is_killed_leaves_no_process_behind() -> None:
     finally:
         bench.kill()
         bench.wait()
-    _, left = psutil.wait_procs(started, timeout=30)
+    _, left = psutil.wait_procs(started, timeout=PATIENCE_S)
     assert left == []
+
+
+def test_bench_worker_that_starts_as_an_orphan_ends() -> None:
+    code = (
+        "import os, time; from quorumcast.bench.worker import end_with; "
+        "lifeline, held = os.pipe(); os.close(held); end_with(lifeline); time.sleep(3600)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, check=False)
+    assert done.returncode == 1

@@ -1,11 +1,13 @@
 """The bad hour, shortened to seconds: real brokers are harmed while work goes on."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from quorumcast.bench.soak import Plan, Report, run_soak
+from quorumcast.bench.soak import Plan, Report, Soak, run_soak
 from quorumcast.core.errors import UsageError
 
 GOOD = Report(
@@ -36,6 +38,21 @@ def test_report_with_anything_wrong_is_not_sound() -> None:
 def test_plan_without_total_order_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="total order"):
         run_soak(Plan(policy="ab"), tmp_path)
+
+
+def test_wiped_broker_has_caught_up_when_it_is_as_far_as_the_furthest_other(
+    tmp_path: Path,
+) -> None:
+    soak = Soak(Plan(), tmp_path, lambda stage: None)
+    behind = {"broker-1": iter((5, 9)), "broker-2": iter((4,)), "broker-3": iter((9,))}
+
+    def status(broker: str) -> dict[str, Any]:
+        return {"streams": [{"next": next(behind[broker])}]}
+
+    cluster: Any = SimpleNamespace(brokers=list(behind), running=lambda broker: True, status=status)
+    soak.cluster = cluster
+    soak._caught_up("broker-1")
+    assert [list(left) for left in behind.values()] == [[], [], []]
 
 
 @pytest.mark.runtime

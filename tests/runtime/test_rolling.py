@@ -46,7 +46,16 @@ def test_rolling_restart_of_all_brokers_loses_nothing_that_is_retained() -> None
             jobs = [publish(alice, c, "alice") for c in CHANNELS]
             await asyncio.gather(*jobs, *(publish(bob, c, "bob") for c in CHANNELS))
 
+    def held(broker: str) -> dict[str, int]:
+        return {held["stream"]: held["next"] for held in cluster.status(broker)["streams"]}
+
+    def level() -> bool:
+        first, *others = (held(broker) for broker in cluster.brokers)
+        return all(first == other for other in others)
+
     def roll() -> None:
+        # n-f brokers acknowledged. Before one of them forgets, the others must have it as well.
+        assert eventually(level)
         for broker in cluster.brokers:
             cluster.restart(broker)
             cluster.wait_for_links()

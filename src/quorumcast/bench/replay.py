@@ -231,7 +231,12 @@ class Replay:
         for index in range(self.plan.processes):
             with (self._directory / f"share-{index}.log").open("wb") as log:
                 process = PROCESSES.start(
-                    "quorumcast.bench.replayer", str(self._directory), str(index), output=log
+                    "quorumcast.bench.replayer",
+                    str(self._directory),
+                    str(index),
+                    str(self._cluster.lifeline),
+                    output=log,
+                    keep=[self._cluster.lifeline],
                 )
             self._processes.append(process)
 

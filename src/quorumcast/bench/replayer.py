@@ -1,4 +1,4 @@
-"""`python -m quorumcast.bench.replayer DIRECTORY INDEX`: the process of a share of the nodes.
+"""`python -m quorumcast.bench.replayer DIRECTORY INDEX PARENT`: a process with its nodes.
 
 Every event says who published it on which topic, its place among those, its length and when it was
 sent, with a checksum: `bench.events` with the length under the checksum, since workloads have
@@ -26,7 +26,7 @@ from quorumcast.bench.worker import (
     PAUSE_S,
     POLL_S,
     TAKE,
-    end_with_parent,
+    end_with,
 )
 from quorumcast.bench.workload import Event, read_workload
 from quorumcast.client import run
@@ -258,7 +258,7 @@ class Share:
 
 def main() -> None:
     """Run one share."""
-    end_with_parent()
+    end_with(int(sys.argv[3]))
     pa.set_cpu_count(1)
     run(Share(Path(sys.argv[1]), int(sys.argv[2])).work())
 

@@ -162,9 +162,12 @@ class Bench:
     def _start_workers(self) -> None:
         for role, index in self.plan.workers():
             name = self.plan.name_of(role, index)
-            arguments = [str(self._directory), role, str(index)]
+            lifeline = self._cluster.lifeline
+            arguments = [str(self._directory), role, str(index), str(lifeline)]
             with (self._directory / f"{name}.log").open("wb") as log:
-                worker = PROCESSES.start("quorumcast.bench.worker", *arguments, output=log)
+                worker = PROCESSES.start(
+                    "quorumcast.bench.worker", *arguments, output=log, keep=[lifeline]
+                )
             self._workers.append((name, worker))
             self._processes.watch(role, worker.pid)
 

@@ -1,4 +1,4 @@
-"""`python -m quorumcast.bench.worker DIRECTORY ROLE INDEX`: one publisher or subscriber process.
+"""`python -m quorumcast.bench.worker DIRECTORY ROLE INDEX PARENT`: one publisher or subscriber.
 
 The directory holds the cell's files, the plan and the board. A worker connects like any program,
 says on the board that it is ready, and works from the start signal to the end; what it found is
@@ -316,13 +316,14 @@ def _contents(batch: Batch) -> bytes | pa.Buffer:
     return values.slice(start, stop - start)
 
 
-def end_with_parent() -> None:
-    """End this process when whoever started it is gone: an orphan measures for nobody."""
-    parent = os.getppid()
+def end_with(lifeline: int) -> None:
+    """End this process when whoever started it is gone: an orphan measures for nobody.
+
+    The other end of the descriptor is closed then, even if that was before we began.
+    """
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+        os.read(lifeline, 1)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -330,7 +331,7 @@ def end_with_parent() -> None:
 
 def main() -> None:
     """Run one worker."""
-    end_with_parent()
+    end_with(int(sys.argv[4]))
     pa.set_cpu_count(1)
     directory, role, index = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     kind = Publishing if role == "publisher" else Subscribing

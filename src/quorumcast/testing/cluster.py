@@ -131,6 +131,11 @@ class LocalCluster:
         """Where a broker logs."""
         return self.directory / f"{name}.log"
 
+    @property
+    def lifeline(self) -> int:
+        """A descriptor for reading, whose other end is closed when this process is gone."""
+        return self._lifeline[0]
+
     # -------------------------------------------------------------------- members
 
     def add_broker(self, name: str) -> None:
@@ -197,7 +202,7 @@ class LocalCluster:
             trace=self._trace,
             observe=self._observe,
             ready_fd=writing,
-            lifeline_fd=self._lifeline[0],
+            lifeline_fd=self.lifeline,
             log_level=self._log_level,
         )
         with self.log_path(broker).open("ab") as log:
@@ -205,7 +210,7 @@ class LocalCluster:
                 "quorumcast.runtime.process",
                 encode_settings(settings),
                 output=log,
-                keep=[writing, self._lifeline[0]],
+                keep=[writing, self.lifeline],
             )
         os.close(writing)
         return reading
