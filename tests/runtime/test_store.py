@@ -77,19 +77,23 @@ def model(made: list[Step]) -> list[Record]:
     """What a store holds after these steps, told as plainly as can be."""
     kept: list[Record] = []
     for step in made:
-        if isinstance(step, Record):
-            address = (type(step), step.owner, step.place)
-            if step.place is not None:
-                kept = [r for r in kept if (type(r), r.owner, r.place) != address]
-            kept.append(step)
-        else:
-            kind, owner, below = step
-            kept = [
-                r
-                for r in kept
-                if type(r) is not kind or r.owner != owner or r.place is None or r.place >= below
-            ]
+        kept = after(kept, step)
     return kept
+
+
+def after(kept: list[Record], step: Step) -> list[Record]:
+    """What a store that held this holds after one more step."""
+    if not isinstance(step, Record):
+        kind, owner, below = step
+        return [
+            r
+            for r in kept
+            if type(r) is not kind or r.owner != owner or r.place is None or r.place >= below
+        ]
+    address = (type(step), step.owner, step.place)
+    if step.place is not None:
+        kept = [r for r in kept if (type(r), r.owner, r.place) != address]
+    return [*kept, step]
 
 
 def give(to: DiskStore, step: Step, done: Callable[[], None] = nothing) -> None:
@@ -263,7 +267,7 @@ def test_store_files_do_not_grow_under_retention(
 
 
 #: What the process that is killed would write.
-STEPS = 20_000
+STEPS = 10_000
 CHILD = """
 import asyncio, os, sys
 from pathlib import Path
@@ -278,6 +282,7 @@ async def main():
             await asyncio.sleep(0)
         if number % 100 == 0:
             await asyncio.sleep(0.001)
+    await asyncio.Event().wait()  # for the one that kills it
 
 asyncio.run(main())
 """
@@ -302,7 +307,7 @@ def test_store_after_kill_9_everything_promised_is_there(tmp_path: Path, promise
     for step in made[told[-1] + 1 :]:
         if kept == found:
             break
-        kept = model([*kept, step])
+        kept = after(kept, step)
     assert kept == found
 
 
