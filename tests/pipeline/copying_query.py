@@ -1,25 +1,27 @@
-"""A query for tests that kill it: copies the channel "in" to the channel "out", and ends.
+"""A query for tests that kill it: copies the channel "in" to the channel "out".
 
-python -m tests.pipeline.copying_query DIRECTORY CHECKPOINT
+python -m tests.pipeline.copying_query DIRECTORY CHECKPOINT            what is there, and ends
+python -m tests.pipeline.copying_query DIRECTORY CHECKPOINT forever    whatever comes
 """
 
 import sys
 
+from tests.pipeline.numbered import PATIENCE_S
+
 from quorumcast.pipeline.session import spark_session
 
 
-def main(directory: str, checkpoint: str) -> None:
-    cell = {"manifest": directory, "identity": "carol"}
+def main(directory: str, checkpoint: str, how_long: str = "") -> None:
+    cell = {"manifest": directory, "identity": "carol", "timeout": str(PATIENCE_S)}
     session = spark_session("copy", master="local[2]")
-    query = (
+    writer = (
         session.readStream.format("quorumcast")
         .options(**cell, channel="in", maxEventsPerTrigger="1500", partitions="2")
         .load()
         .writeStream.format("quorumcast")
         .options(**cell, channel="out", eventsPerPublication="100", checkpointLocation=checkpoint)
-        .trigger(availableNow=True)
-        .start()
     )
+    query = (writer if how_long else writer.trigger(availableNow=True)).start()
     query.awaitTermination()
     session.stop()
 

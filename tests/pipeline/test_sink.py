@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from tests.pipeline.numbered import entry, held
+from tests.pipeline.numbered import PATIENCE_S, entry, held
 
-from quorumcast.client import run
 from quorumcast.testing import LocalCluster
 
 
@@ -25,8 +24,14 @@ def rows(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
     return spark.range(0, count, 1, partitions).selectExpr("id AS n", "'x' AS name")
 
 
+def cell_of(cluster: LocalCluster, channel: str) -> dict[str, str]:
+    """The options that every query has."""
+    options = {"manifest": str(cluster.directory), "identity": "alice", "channel": channel}
+    return {**options, "timeout": str(PATIENCE_S)}
+
+
 def write(frame: DataFrame, cluster: LocalCluster, channel: str, **options: str) -> None:
-    cell = {"manifest": str(cluster.directory), "identity": "alice", "channel": channel}
+    cell = cell_of(cluster, channel)
     frame.write.format("quorumcast").mode("append").options(**cell, **options).save()
 
 
@@ -37,9 +42,9 @@ def test_rows_of_a_frame_are_published_and_again_with_the_same_id_only_once(
     write(frame, cluster, "one", eventsPerPublication="64", **again)
     write(frame, cluster, "one", eventsPerPublication="64", **again)
     wanted = [(number, "x") for number in range(1000)]
-    assert sorted(run(held(cluster, "one"))) == wanted
+    assert sorted(held(cluster, "one")) == wanted
     write(frame, cluster, "one")  # a write of its own
-    assert sorted(run(held(cluster, "one"))) == sorted(wanted * 2)
+    assert sorted(held(cluster, "one")) == sorted(wanted * 2)
     with pytest.raises(PySparkException, match=r"'today/\d', epoch 0, .* with other contents"):
         write(rows(spark, 900), cluster, "one", eventsPerPublication="64", **again)
 
@@ -49,7 +54,7 @@ def test_micro_batch_that_runs_again_publishes_nothing_twice(
 ) -> None:
     """Spark forgets that a micro-batch is done, as if it had been killed just before the note."""
     source, checkpoint = tmp_path / "rows", tmp_path / "checkpoint"
-    cell = {"manifest": str(cluster.directory), "identity": "alice", "channel": "two"}
+    cell = cell_of(cluster, "two")
 
     def stream() -> None:
         frame = spark.readStream.schema("n LONG, name STRING").json(str(source))
@@ -67,7 +72,7 @@ def test_micro_batch_that_runs_again_publishes_nothing_twice(
         stream()
         (checkpoint / "commits" / str(batch)).unlink()
         stream()
-    assert sorted(run(held(cluster, "two"))) == sorted([(n, "x") for n in range(300)] * 2)
+    assert sorted(held(cluster, "two")) == sorted([(n, "x") for n in range(300)] * 2)
 
 
 def test_columns_that_do_not_fit_are_refused_by_name(
@@ -77,8 +82,8 @@ def test_columns_that_do_not_fit_are_refused_by_name(
         write(spark.range(3).selectExpr("id AS n"), cluster, "three")
     with pytest.raises(PySparkException, match="column 'n' is string in the query and int64"):
         write(spark.range(3).selectExpr("'a' AS n", "'b' AS name"), cluster, "three")
-    cell = {"manifest": str(cluster.directory), "identity": "alice", "channel": "three"}
+    cell = cell_of(cluster, "three")
     replacing = rows(spark, 3).write.format("quorumcast").mode("overwrite").options(**cell)
     with pytest.raises(PySparkException, match="what is published stays published"):
         replacing.save()
-    assert run(held(cluster, "three")) == []
+    assert held(cluster, "three") == []

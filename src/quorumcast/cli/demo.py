@@ -10,6 +10,7 @@ installed, what data engineers and auditors make of it (`finale`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shlex
 import sys
 import tempfile
@@ -90,6 +91,7 @@ def demo(
             cluster.make_honest(LIAR)
             # It says something again, and something else.
             cluster.make_lie(LIAR, "alter", victims=["contents"])
+            cluster.wait_executed()
             summary["spark"] = finale.run(cluster, READER, _say_nothing if json_ else _say)
             summary["ok"] &= _sound(summary)
             if not json_:
@@ -127,6 +129,8 @@ class Show:
         self._quiet = json_
         self._start = 0.0
         self._scene = "starting"
+        #: Set once somebody has a proof.
+        self._proven = asyncio.Event()
         self._published: Counter[str] = Counter()
         #: By subscriber: the next number of each publisher, events, repeated and missing ones.
         self._expected: dict[str, Counter[str]] = {name: Counter() for name in SUBSCRIBERS}
@@ -177,6 +181,7 @@ class Show:
             trace=None if finale is None else finale.traces,
             observe=None if finale is None else finale.observations,
         )
+        node.on_evidence = lambda evidence: self._proven.set()
         await node.start(CONNECT_S)
         return node
 
@@ -226,6 +231,10 @@ class Show:
         await asyncio.to_thread(self._cluster.make_lie, LIAR, "alter")
         self._scene = f"{LIAR} alters what it forwards, and signs for it"
         await self._sleep_until(DROPS_AT)
+        # On a slow machine it may not have said anything yet that convicts it.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EVIDENCE_S):
+                await self._proven.wait()
         await asyncio.to_thread(self._cluster.make_lie, LIAR, "drop")
         self._scene = f"{LIAR} alters and drops"
 

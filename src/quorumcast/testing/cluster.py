@@ -21,7 +21,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -354,6 +354,31 @@ class LocalCluster:
             if time.monotonic() > deadline:
                 raise UsageError(f"the brokers did not find each other within {timeout_s} s")
             time.sleep(0.02)
+
+    def wait_executed(self, timeout_s: float = 90.0) -> None:
+        """Until every running broker has executed what any of them has, on channels with an order.
+
+        A publication is acknowledged when f+1 brokers have executed it. Whoever reads then may be
+        answered by others first, and not find it yet.
+        """
+        deadline = time.monotonic() + timeout_s
+        running = [broker for broker in self.brokers if self.running(broker)]
+        furthest = self._executed(running, max)
+        while any(self._executed(running, min)[log] < place for log, place in furthest.items()):
+            if time.monotonic() > deadline:
+                raise UsageError(f"the brokers did not come to one place within {timeout_s} s")
+            time.sleep(0.02)
+
+    def _executed(
+        self, brokers: Sequence[NodeId], choose: Callable[[list[int]], int]
+    ) -> dict[str, int]:
+        """How far brokers are in each log, of all of them the least or the most."""
+        views = [self.status(broker)["logs"] for broker in brokers]
+        logs = {log for view in views for log in view}
+        return {
+            log: choose([view[log]["executed"] if log in view else 0 for view in views])
+            for log in logs
+        }
 
     def __enter__(self) -> LocalCluster:
         try:

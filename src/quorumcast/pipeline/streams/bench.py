@@ -81,6 +81,7 @@ def measure(spark: SparkSession, events: int, per_publication: int, progress: Pr
         cell.wait_for_links()
         progress(f"publishing {events:,} events")
         published = client.run(_publish(cell, events, per_publication))
+        cell.wait_executed()
         bench = _Bench(spark, cell, Path(folder))
         progress("storing them as Parquet")
         bench.verified_rows().write.parquet(bench.table)

@@ -1,0 +1,36 @@
+"""A cell of processes, for those who test against one."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.runtime.world import run
+
+import quorumcast
+from quorumcast.testing import LocalCluster
+
+
+@pytest.mark.runtime
+def test_brokers_are_waited_for_until_all_have_executed_what_was_acknowledged() -> None:
+    async def publish(cluster: LocalCluster) -> None:
+        async with (
+            await quorumcast.connect(cluster.manifest_path, cluster.identity_path("alice")) as node,
+            node.publisher("orders") as out,
+        ):
+            await out.publish(b"one")
+
+    with (
+        LocalCluster(channels={"orders": "total"}) as cluster,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        cluster.wait_for_links()
+        cluster.pause("broker-4")
+        try:
+            run(publish(cluster))
+            waiting = threads.submit(cluster.wait_executed)
+            assert not waiting.done()
+        finally:
+            cluster.resume("broker-4")
+        waiting.result()
+        places = [cluster.status(name)["logs"]["byzantine"]["executed"] for name in cluster.brokers]
+    assert len(set(places)) == 1
+    assert places[0] > 0
