@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.shell import answer, line, running, started
+from tests.runtime.world import eventually
 
 from quorumcast.cli.main import main
 from quorumcast.manifest.files import read_manifest
@@ -59,11 +60,11 @@ def test_init_refuses_what_it_cannot_keep(cell: Path, capsys: pytest.CaptureFixt
 def test_probe_publishes_from_a_process_and_stops_when_asked(
     cell: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = tmp_path / "app.log"
+    log, state = tmp_path / "app.log", tmp_path / "state.json"
     log.write_text("ERROR one\n")
     with started(
         *MONITOR, "probe", "-m", cell, "-i", "alice", "--metrics", "--interval", "0.1",
-        "--logs", log, "--from-start", "--state", tmp_path / "state.json",
+        "--logs", log, "--from-start", "--state", state,
         "--syslog", "127.0.0.1:0", "--host", "web-1", "--json",
     ) as probe:  # fmt: skip
         ready = line(probe)
@@ -74,6 +75,8 @@ def test_probe_publishes_from_a_process_and_stops_when_asked(
             "subscribe", "logs", "-m", cell, "-i", "bob", "--from", "1", "--count", "2", "--json"
         ) as reader:
             found = [line(reader), line(reader)]
+        # A probe that is stopped waits for the cell's word, but not for long.
+        assert eventually(state.exists, timeout_s=120)
         probe.send_signal(signal.SIGTERM)
         last = line(probe)
     assert {json.dumps(row).count("refused") for row in found} == {0, 1}
@@ -81,7 +84,7 @@ def test_probe_publishes_from_a_process_and_stops_when_asked(
     assert last["published"]["syslog"] == 1
     assert last["published"]["metrics"] > 0
     assert last["dropped"] == {"metrics": 0, "syslog": 0, "connections": 0}
-    places = json.loads((tmp_path / "state.json").read_text())
+    places = json.loads(state.read_text())
     assert places[str(log)]["offset"] == len("ERROR one\n")
 
 

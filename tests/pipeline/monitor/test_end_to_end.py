@@ -1,6 +1,8 @@
 """From probes through a real cell with a liar to the store, the alarms and the page, twice."""
 
+import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,12 +10,17 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from tests.pipeline.numbered import PATIENCE_S
+from tests.runtime.world import until
 
 from quorumcast.cli.main import main
+from quorumcast.client import connect, run
 from quorumcast.core.ids import Channel
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
+from quorumcast.pipeline.monitor import probes
 from quorumcast.pipeline.monitor.channels import Names
+from quorumcast.pipeline.monitor.probes import Probe, ProbeSettings
 from quorumcast.pipeline.session import ROCKSDB
 from quorumcast.testing.cluster import LocalCluster
 
@@ -66,13 +73,31 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict[st
     return [json.loads(text) for text in capsys.readouterr().out.splitlines()]
 
 
+async def probed(cell: LocalCluster, settings: ProbeSettings, lines: int) -> Counter[str]:
+    """What a probe has published when it has read so many lines and measured twice."""
+    alice = cell.identity_path("alice")
+    async with await connect(cell.manifest_path, alice, timeout_s=PATIENCE_S) as node:
+        probe = Probe(node, settings)
+        published = probe.published
+        async with asyncio.TaskGroup() as group:
+            group.create_task(probe.run())
+            await until(lambda: published["logs"] == lines and published["metrics"] > 0)
+            once = published["metrics"]
+            await until(lambda: published["metrics"] > once)
+            probe.stop()
+        return published
+
+
 @pytest.mark.slow
 @pytest.mark.runtime
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("settings_put_back")
 def test_monitor_stores_all_and_tells_once_although_a_broker_lies(
-    cell: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cell: LocalCluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(probes, "LAST_WAIT_S", PATIENCE_S)
     rules, store, page = tmp_path / "rules.toml", tmp_path / "store", tmp_path / "report.html"
     rules.write_text(RULES)
     at = ("-m", cell.directory)
@@ -83,13 +108,14 @@ def test_monitor_stores_all_and_tells_once_although_a_broker_lies(
         log = tmp_path / f"{host}.log"
         with log.open("a") as out:
             out.write(text)
-        (last,) = told(
-            capsys, "pipeline", "monitor", "probe", *at, "-i", "alice", "--metrics", "--host", host,
-            "--logs", log, "--from-start", "--state", tmp_path / f"{host}.json",
-            "--interval", "0.2", "--seconds", "2",
-        )[1:]  # fmt: skip
-        assert last["published"]["logs"] == text.count("\n")
-        published += sum(last["published"].values())
+        settings = ProbeSettings(
+            host=host, interval_s=0.2, files=(log,), from_start=True,
+            state=tmp_path / f"{host}.json",
+        )  # fmt: skip
+        found = run(probed(cell, settings, text.count("\n")))
+        assert found["logs"] == text.count("\n")
+        published += found.total()
+        cell.wait_executed()
 
     def watch() -> tuple[list[tuple[str, str, str]], dict[str, Any]]:
         *alarms, last = told(
@@ -121,6 +147,7 @@ def test_monitor_stores_all_and_tells_once_although_a_broker_lies(
     assert messages == ["ERROR here as well", "ERROR not fine", "ERROR still", "INFO fine"]
     assert "broker-2" in page.read_text()
     cell.make_honest("broker-2")
+    cell.wait_executed()
     events = [one for one in told(capsys, "replay", "alarms", *at, "-i", "carol") if "row" in one]
     ids = [one["row"]["id"] for one in events]
     assert len(ids) == len(set(ids)) == len(raised) + 1

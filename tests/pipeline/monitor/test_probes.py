@@ -27,6 +27,12 @@ CHANNELS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe that ends waits for the cell as long as it takes, unless a test says otherwise."""
+    monkeypatch.setattr(probes, "LAST_WAIT_S", 120.0)
+
+
 @asynccontextmanager
 async def probing(node: Node, **settings: Any) -> AsyncIterator[Probe]:
     """A probe that runs as long as the block."""
