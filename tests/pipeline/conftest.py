@@ -1,17 +1,26 @@
 """One Spark session for the tests of the pipeline that take one, all of them in one process."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.support.together import SPARK, piece
+from tests.support.together import ROOT, SPARK, piece
 
 from quorumcast.pipeline.session import register, spark_session
 
 HERE = Path(__file__).parent
 
 
+#: Every query here is another one and small: to plan it once and not to compile it costs less than
+#: it saves. The demonstration and the examples run with what Spark has by itself.
+SETTINGS = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.python.daemon.module": "tests.support.worker_daemon",
+}
 #: Java and Python processes start one after the other, on a machine that may be busy.
 TIMEOUT_S = 900
 
@@ -33,7 +42,9 @@ def _format(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    session = spark_session("tests", master="local[2]")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)  # for those workers
+        session = spark_session("tests", master="local[2]", settings=SETTINGS)
     yield session
     gateway = session.sparkContext._gateway
     assert gateway is not None

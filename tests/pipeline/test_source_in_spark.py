@@ -13,8 +13,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from tests.pipeline.numbered import PATIENCE_S
 
-from quorumcast import client, sync
+from quorumcast import sync
+from quorumcast.client.sync import SyncNode
 from quorumcast.core.ids import Channel
 from quorumcast.core.limits import Limits
 from quorumcast.manifest.manifest import ChannelEntry
@@ -27,19 +29,23 @@ from quorumcast.testing.cluster import LocalCluster
 COLUMNS = (("id", "int64"), ("site", "string"))
 PUBLICATIONS, EVENTS = 60, 50
 
-#: Reads a stream in small micro-batches, says when three of them are done, and goes on.
-VICTIM = """
+PER_BATCH, STORED = 300, 600
+
+#: Reads a stream in small micro-batches, says when some are done, and is in the middle of the next.
+VICTIM = f"""
 import sys
 from quorumcast.pipeline.session import spark_session
 
 cell, output = sys.argv[1:]
 query = (
     spark_session("victim", master="local[2]").readStream.format("quorumcast")
-    .options(manifest=cell, identity="spark", channel="orders", maxEventsPerTrigger="300").load()
+    .options(manifest=cell, identity="spark", channel="orders", timeout="{PATIENCE_S}")
+    .options(maxEventsPerTrigger="{PER_BATCH}").load()
+    .where("if(id < {STORED}, true, reflect('java.lang.Thread', 'sleep', 1000000L) is null)")
     .writeStream.format("parquet").option("checkpointLocation", output + "/checkpoint")
     .start(output + "/table")
 )
-while len(query.recentProgress) < 3:
+while sum(progress.numInputRows for progress in query.recentProgress) < {STORED}:
     query.awaitTermination(0.05)
 print("under way", flush=True)
 query.awaitTermination()
@@ -54,25 +60,28 @@ def cell() -> Iterator[LocalCluster]:
     channels: dict[str, ChannelEntry | Policy] = {"orders": orders, "short": short}
     with LocalCluster(clients=("alice", "spark"), channels=channels) as cluster:
         cluster.wait_for_links()
-        client.run(publish(cluster, range(PUBLICATIONS)))
+        publish(cluster, range(PUBLICATIONS))
         yield cluster
 
 
-async def publish(cell: LocalCluster, publications: range) -> None:
+def publish(cell: LocalCluster, publications: range) -> None:
     schema = cell.manifest.channels[0].arrow_schema()
-    async with (
-        await client.connect(cell.manifest_path, cell.identity_path("alice")) as node,
-        node.publisher("orders") as publisher,
-    ):
+    with alice(cell) as node, node.publisher("orders") as publisher:
         for number in publications:
             ids = range(number * EVENTS, (number + 1) * EVENTS)
             rows = [{"id": id_, "site": f"site-{id_ % 3}"} for id_ in ids]
             publisher.post_batch(pa.RecordBatch.from_pylist(rows, schema))
-        await publisher.flush()
+        publisher.flush()
+    cell.wait_executed()
+
+
+def alice(cell: LocalCluster) -> SyncNode:
+    return sync.connect(cell.manifest_path, cell.identity_path("alice"), timeout_s=PATIENCE_S)
 
 
 def said(cell: LocalCluster, **options: str) -> dict[str, str]:
-    return {"manifest": str(cell.directory), "identity": "spark", "channel": "orders", **options}
+    usual = {"identity": "spark", "channel": "orders", "timeout": str(PATIENCE_S)}
+    return {"manifest": str(cell.directory), **usual, **options}
 
 
 def stored(stream: DataFrame, output: Path) -> StreamingQuery:
@@ -83,7 +92,7 @@ def stored(stream: DataFrame, output: Path) -> StreamingQuery:
         .trigger(availableNow=True)
         .start(str(output / "table"))
     )
-    assert query.awaitTermination(120)
+    query.awaitTermination()
     return query
 
 
@@ -113,7 +122,6 @@ def test_wrong_option_is_named_in_what_spark_says(spark: SparkSession, cell: Loc
     assert reason_of(raised.value) == sentence
 
 
-@pytest.mark.timeout(300)
 def test_driver_killed_in_the_middle_goes_on_and_every_event_is_there_once(
     spark: SparkSession, cell: LocalCluster, tmp_path: Path
 ) -> None:
@@ -131,7 +139,7 @@ def test_driver_killed_in_the_middle_goes_on_and_every_event_is_there_once(
         victim.wait()
         victim.stdout.close()
     table = spark.read.parquet(str(tmp_path / "table"))
-    assert 0 < table.count() < PUBLICATIONS * EVENTS
+    assert table.count() == STORED
     stream = spark.readStream.format("quorumcast").options(**said(cell)).load()
     stored(stream, tmp_path)
     check_once(spark.read.parquet(str(tmp_path / "table")), PUBLICATIONS * EVENTS)
@@ -146,17 +154,14 @@ def test_bench_accounts_for_every_event(spark: SparkSession) -> None:
     assert steps[0] == "publishing 5,000 events"
 
 
-@pytest.mark.timeout(300)
 def test_first_rows_are_not_passed_over_when_they_are_gone_before_they_are_read_again(
     spark: SparkSession, cell: LocalCluster, tmp_path: Path
 ) -> None:
     def publish_short(first: int) -> None:
-        with (
-            sync.connect(cell.manifest_path, cell.identity_path("alice")) as alice,
-            alice.publisher("short") as publisher,
-        ):
+        with alice(cell) as node, node.publisher("short") as publisher:
             for number in range(first, first + 8):
                 publisher.publish(b"%d" % number)
+        cell.wait_executed()
 
     def read(rows: DataFrame, batch: int) -> None:
         seen.append([int(row.payload) for row in rows.collect()])
@@ -175,7 +180,6 @@ def test_first_rows_are_not_passed_over_when_they_are_gone_before_they_are_read_
         query.trigger(availableNow=True).start().awaitTermination()
 
 
-@pytest.mark.timeout(300)
 def test_stream_ends_where_it_was_and_goes_on_from_there_with_a_liar_in_the_cell(
     spark: SparkSession, cell: LocalCluster, tmp_path: Path
 ) -> None:
@@ -189,7 +193,7 @@ def test_stream_ends_where_it_was_and_goes_on_from_there_with_a_liar_in_the_cell
     assert lag(first[-1]) == {"orders": 0}
     cell.make_lie("broker-3", "alter", victims=["contents"])
     try:
-        client.run(publish(cell, range(PUBLICATIONS, PUBLICATIONS + 5)))
+        publish(cell, range(PUBLICATIONS, PUBLICATIONS + 5))
         (second,) = [p for p in stored(stream, tmp_path).recentProgress if p.numInputRows]
     finally:
         cell.make_honest("broker-3")
