@@ -1,4 +1,4 @@
-"""`python -m quorumcast.bench.replayer DIRECTORY INDEX PARENT`: a process with its nodes.
+"""`python -m quorumcast.bench.replayer DIRECTORY INDEX LIFELINE`: a process with its nodes.
 
 Every event says who published it on which topic, its place among those, its length and when it was
 sent, with a checksum: `bench.events` with the length under the checksum, since workloads have

@@ -1,4 +1,4 @@
-"""`python -m quorumcast.bench.worker DIRECTORY ROLE INDEX PARENT`: one publisher or subscriber.
+"""`python -m quorumcast.bench.worker DIRECTORY ROLE INDEX LIFELINE`: one publisher or subscriber.
 
 The directory holds the cell's files, the plan and the board. A worker connects like any program,
 says on the board that it is ready, and works from the start signal to the end; what it found is
