@@ -18,6 +18,7 @@ from pathlib import Path
 
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.archive import caches
+from quorumcast.traces.drafts import replacing
 
 OLDEST_JAVA = 17
 
@@ -85,9 +86,7 @@ def _packaged_home() -> Path:
     text = _WRAPPER.format(java=shlex.quote(str(JAVA)))
     if not wrapper.is_file() or wrapper.read_text() != text:
         wrapper.parent.mkdir(parents=True, exist_ok=True)
-        # Put in place at once: another process may be about to start it.
-        draft = wrapper.with_name(f"java.{os.getpid()}")
-        draft.write_text(text)
-        draft.chmod(0o755)
-        draft.replace(wrapper)
+        with replacing(wrapper) as draft:
+            draft.write_text(text)
+            draft.chmod(0o755)
     return home

@@ -16,6 +16,7 @@ from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import Signed
 from quorumcast.manifest.files import parse_manifest
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.traces.drafts import replacing
 
 #: A farewell with a manifest and the words on it is no longer than this.
 MAX_PROOF_BYTES = MAX_MANIFEST_BYTES + 64 * 1024
@@ -60,14 +61,12 @@ def decode_proof(proof: bytes) -> Passage | None:
 
 def keep(path: Path, kept: Kept) -> None:
     """Write it in one step, and have it on disk before anything is said in that epoch."""
-    beside = path.with_name(f"{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        with replacing(path) as draft, draft.open("wb") as file:
             file.write(msgspec.json.encode(kept))
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
     except OSError as error:
         raise UsageError(
             f"the epoch cannot be kept at {path} ({error.strerror or error}): make room, or name "

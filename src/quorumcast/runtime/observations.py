@@ -30,6 +30,7 @@ from quorumcast.core.machine import Effect, Event
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.strain import Strain
+from quorumcast.traces.drafts import replacing
 
 #: Rows that are kept before they are written, and for how long.
 MOST_ROWS, LONGEST_MS = 10_000, 5_000
@@ -126,6 +127,5 @@ def write_table(path: Path, kinds: dict[str, str], columns: dict[str, list[objec
     import pyarrow.parquet as pq
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}")
-    pq.write_table(pa.table(columns, schema=pa.schema(list(kinds.items()))), unfinished)
-    unfinished.replace(path)
+    with replacing(path) as draft:
+        pq.write_table(pa.table(columns, schema=pa.schema(list(kinds.items()))), draft)

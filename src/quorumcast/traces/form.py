@@ -16,12 +16,12 @@ Nodes of one machine share its monotonic clock; a simulated run has virtual time
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from quorumcast.core.errors import UsageError
+from quorumcast.traces.drafts import replacing
 
 #: The columns of a trace and their Arrow types.
 COLUMNS = {
@@ -105,9 +105,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 def write_header(directory: Path, header: Header) -> None:
     """Put the header in place, or another in place of it."""
     text = msgspec.json.format(msgspec.json.encode(header), indent=2)
-    draft = directory / f".{HEADER}.{os.getpid()}"
-    draft.write_bytes(text + b"\n")
-    draft.replace(directory / HEADER)
+    with replacing(directory / HEADER) as draft:
+        draft.write_bytes(text + b"\n")
 
 
 def read_header(directory: Path) -> Header:

@@ -8,7 +8,6 @@ or not there at all, so that a process that is killed spoils nothing and loses t
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from quorumcast.core.ids import DIGEST_SIZE, Channel, NodeId, Stream
 from quorumcast.core.machine import Deliver, Send
 from quorumcast.core.messages import ChainRun, Offer, Publish, Vote
 from quorumcast.crypto.session import encode_parcel
+from quorumcast.traces.drafts import replacing
 from quorumcast.traces.form import COLUMNS
 
 if TYPE_CHECKING:
@@ -214,14 +214,12 @@ def write_rows(path: Path, run: str, notes: Sequence[Note]) -> None:
     import pyarrow.parquet as pq
 
     schema = pa.schema(list(COLUMNS.items()))
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with pq.ParquetWriter(draft, schema) as writer:
+    with replacing(path) as draft, pq.ParquetWriter(draft, schema) as writer:
         for kind in KINDS:
             for broker in (False, True):
                 chosen = [n for n in notes if n[1] == kind and (n[2] == "broker") == broker]
                 if chosen:
                     writer.write_table(_table(schema, run, chosen))
-    draft.replace(path)
 
 
 def _table(schema: pa.Schema, run: str, notes: list[Note]) -> pa.Table:

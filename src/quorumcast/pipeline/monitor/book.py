@@ -19,9 +19,9 @@ from typing import TypeVar
 import msgspec
 
 from quorumcast.core.errors import UsageError
-from quorumcast.pipeline.monitor.drafts import replacing
 from quorumcast.pipeline.monitor.rules import Rules
 from quorumcast.pipeline.monitor.watch import Alarm, Memory, Watch
+from quorumcast.traces.drafts import replacing
 
 T = TypeVar("T")
 

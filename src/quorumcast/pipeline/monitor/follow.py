@@ -25,8 +25,8 @@ from typing import BinaryIO
 import msgspec
 
 from quorumcast.core.errors import UsageError
-from quorumcast.pipeline.monitor.drafts import replacing
 from quorumcast.pipeline.monitor.lines import MAX_LINE_BYTES
+from quorumcast.traces.drafts import replacing
 
 #: How much of a file's beginning tells it from another.
 HEAD_BYTES = 256

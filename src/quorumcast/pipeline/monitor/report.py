@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from quorumcast.pipeline.monitor.drafts import replacing
 from quorumcast.pipeline.monitor.signals import DISSENT, DRAWN_SIGNALS, LINES
 from quorumcast.pipeline.monitor.watch import Alarm, Bucket, Series, Watch
+from quorumcast.traces.drafts import replacing
 
 #: What fits on a page that people read.
 MAX_HOSTS, MAX_ALARMS = 200, 100

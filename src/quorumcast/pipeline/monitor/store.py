@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from quorumcast.pipeline.monitor.drafts import replacing
+from quorumcast.traces.drafts import replacing
 
 PARTITIONS = ("channel", "host", "day")
 #: Rows of a day may still come late: its files become one so many days after it.
