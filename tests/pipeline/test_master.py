@@ -17,11 +17,11 @@ def port() -> Iterator[int]:
 
 
 @pytest.fixture
-def silent() -> int:
-    """A port at which nobody answers."""
+def silent() -> Iterator[int]:
+    """A port at which nobody answers, and nobody else will."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
+        yield held.getsockname()[1]
 
 
 @pytest.mark.parametrize(
