@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shlex
 import sys
 import tempfile
 import time
@@ -22,7 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorumcast.cli.common import JsonOption, console, print_json, this_command
+from quorumcast.cli.account import print_account, print_finale
+from quorumcast.cli.common import JsonOption, console, print_json
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def demo(
         show = Show(cluster, seconds, rate, finale, live=live, json_=json_)
         summary = run(show.run())
         if not json_:
-            _print_summary(summary)
+            print_account(summary)
         if finale is not None:
             cluster.make_honest(LIAR)
             # It says something again, and something else.
@@ -95,7 +95,7 @@ def demo(
             summary["spark"] = finale.run(cluster, READER, _say_nothing if json_ else _say)
             summary["ok"] &= _sound(summary)
             if not json_:
-                _print_finale(summary["spark"])
+                print_finale(summary["spark"])
     if json_:
         print_json(summary)
     if not summary["ok"]:
@@ -197,8 +197,7 @@ class Show:
 
     def _goes_on(self, elapsed: float) -> bool:
         """Until the time is up; on a machine that stood still, until the liar had its chance."""
-        late = elapsed < self._seconds + EVIDENCE_S and not self._convicted()
-        return elapsed < self._seconds or late
+        return elapsed < self._seconds + (0 if self._proven.is_set() else EVIDENCE_S)
 
     async def _subscribe(self, name: str) -> asyncio.Task[None]:
         subscription = self._nodes[name].subscribe(CHANNEL)
@@ -231,12 +230,15 @@ class Show:
         await asyncio.to_thread(self._cluster.make_lie, LIAR, "alter")
         self._scene = f"{LIAR} alters what it forwards, and signs for it"
         await self._sleep_until(DROPS_AT)
-        # On a slow machine it may not have said anything yet that convicts it.
+        await self._wait_for_proof()
+        await asyncio.to_thread(self._cluster.make_lie, LIAR, "drop")
+        self._scene = f"{LIAR} alters and drops"
+
+    async def _wait_for_proof(self) -> None:
+        """On a slow machine the liar may not have said anything yet that convicts it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EVIDENCE_S):
                 await self._proven.wait()
-        await asyncio.to_thread(self._cluster.make_lie, LIAR, "drop")
-        self._scene = f"{LIAR} alters and drops"
 
     async def _sleep_until(self, share: float) -> None:
         await asyncio.sleep(self._start + share * self._seconds - time.monotonic())
@@ -254,14 +256,11 @@ class Show:
         """The first proof that a subscriber found, as a file."""
         import msgspec
 
-        deadline = time.monotonic() + EVIDENCE_S
-        while time.monotonic() < deadline:
-            for node in self._nodes.values():
-                if node.evidence:
-                    path = self._cluster.directory / f"{node.evidence[0].accused}.evidence.json"
-                    path.write_bytes(msgspec.json.encode(node.evidence[0]) + b"\n")
-                    return path
-            await asyncio.sleep(0.1)
+        await self._wait_for_proof()
+        for evidence in [one for node in self._nodes.values() for one in node.evidence]:
+            path = self._cluster.directory / f"{evidence.accused}.evidence.json"
+            path.write_bytes(msgspec.json.encode(evidence) + b"\n")
+            return path
         return None
 
     async def _receipt(self) -> Path | None:
@@ -402,53 +401,9 @@ class Show:
         }
 
 
-def _print_summary(summary: dict[str, Any]) -> None:
-    out = console()
-    out.print()
-    out.print(f"[bold]published[/]   {summary['published']:,} events")
-    for name, count in summary["accepted"].items():
-        out.print(f"[bold]accepted[/]    {count:,} by {name}")
-    out.print(
-        f"[bold]lost[/] {summary['lost']}, [bold]duplicated[/] {summary['duplicated']}, "
-        f"[bold]altered[/] {summary['altered']}"
-    )
-    out.print(f"[bold]liar[/]        {', '.join(summary['liars']) or 'nobody was convicted'}")
-    for kind in ("evidence", "receipt"):
-        if proof := summary.get(kind):
-            verdict = f"[red]not valid: {proof['reason']}[/]"
-            if proof["valid"]:
-                verdict = f"[green]valid[/]: {proof['says']}"
-            out.print(f"[bold]{kind:11}[/] {verdict}", soft_wrap=True)
-            file, manifest = shlex.quote(proof["file"]), shlex.quote(summary["manifest"])
-            command = f"{this_command()} verify {file} -m {manifest}"
-            out.print(f"            {command}", markup=False, soft_wrap=True)
-
-
 def _say(what: str) -> None:
     console().print(f"… {what}", highlight=False)
 
 
 def _say_nothing(what: str) -> None:
     pass
-
-
-def _print_finale(found: dict[str, Any]) -> None:
-    out = console()
-    table, evaluation, audit = found["table"], found["evaluation"], found["audit"]
-    dissent = ", ".join(f"{node} on {rows:,}" for node, rows in sorted(table["dissent"].items()))
-    out.print(
-        f"[bold]table[/]       {table['rows']:,} rows, {table['distinct']:,} different ones, each "
-        f"with {table['fewest_votes']} votes or more; dissent: {dissent or 'none'}",
-        soft_wrap=True,
-    )
-    out.print(f"            {table['file']}", markup=False, soft_wrap=True)
-    out.print(
-        f"[bold]evaluation[/]  {evaluation['coverage']:.2%} of what was owed arrived, half of it "
-        f"within {evaluation['latency_p50_ms']:.1f} ms",
-        soft_wrap=True,
-    )
-    out.print(f"            {evaluation['file']}", markup=False, soft_wrap=True)
-    for node, deeds in sorted(audit["named"].items()):
-        said = ", ".join(f"{deed} ({standing})" for deed, standing in sorted(deeds.items()))
-        out.print(f"[bold]audit[/]       {node}: {said}", soft_wrap=True)
-    out.print(f"            {audit['file']}", markup=False, soft_wrap=True)
