@@ -4,6 +4,7 @@ Freeman's scenarios (§7.3.4) are here: one liar, and publishers that skip anoth
 or chain alone nothing arrives; with history everything does, exactly once.
 """
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -166,10 +167,26 @@ def test_bench_that_is_killed_leaves_no_process_behind() -> None:
     assert left == []
 
 
-def test_bench_worker_that_starts_as_an_orphan_ends() -> None:
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_bench_worker_ends_with_whoever_holds_its_lifeline(when: str) -> None:
+    lifeline, held = os.pipe()
+    # As brokers have it that hold the same one.
+    os.set_blocking(lifeline, False)
     code = (
-        "import os, time; from quorumcast.bench.worker import end_with; "
-        "lifeline, held = os.pipe(); os.close(held); end_with(lifeline); time.sleep(3600)"
+        f"import time; from quorumcast.bench.worker import end_with; end_with({lifeline}); "
+        "print('begun', flush=True); time.sleep(3600)"
     )
-    done = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, check=False)
-    assert done.returncode == 1
+    if when == "before":
+        os.close(held)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, pass_fds=[lifeline]
+    ) as worker:
+        assert worker.stdout is not None
+        if when == "after":
+            assert worker.stdout.readline() == b"begun\n"
+            os.close(held)
+        try:
+            assert worker.wait(PATIENCE_S) == 1
+        finally:
+            worker.kill()
+            os.close(lifeline)
