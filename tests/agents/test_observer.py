@@ -41,6 +41,7 @@ from quorumcast.core.messages import (
     Positions,
     Propose,
     Publish,
+    Pull,
     Ready,
     Standing,
     Stop,
@@ -180,6 +181,19 @@ def test_answer_to_an_earlier_request_promises_no_contents() -> None:
     assert bob.found("missing") == set()
 
 
+@pytest.mark.parametrize(("lost", "missing"), [(False, {(B1, "", "Contents")}), (True, set())])
+def test_source_that_has_not_answered_may_not_have_heard_where_packets_get_lost(
+    lost: bool, missing: set[tuple[str, str, str]]
+) -> None:
+    bob = Watched(BOB, "subscriber")
+    bob.send(B1, Subscribe(ORDERS, (), bodies=True))
+    if lost:
+        bob.observer.on_lost(B3, Millis(bob.now))
+    bob.now += PATIENCE_MS // 2
+    bob.hear(B1, vote(1))
+    assert bob.found("missing") == missing
+
+
 def test_broker_that_does_not_say_what_it_is_sure_of_leaves_a_request_unanswered() -> None:
     broker = Watched(B1, "broker")
     for peer in (B2, B3):
@@ -232,6 +246,20 @@ def test_leader_that_does_not_show_what_others_decide_is_told(
     assert {row.accused for row in rows if row.reason == UNSHOWN} == unshown
 
 
+@pytest.mark.parametrize(("awake", "state"), [((B2, B3), "idle"), ((B3,), "young")])
+def test_leader_that_proposes_nothing_is_to_blame_while_others_lose_packets_if_it_may_lead(
+    awake: tuple[NodeId, ...], state: str
+) -> None:
+    broker = leading()
+    broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
+    item = Item(STREAM, 1, digests(b"1"))
+    broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, (item,)))
+    broker.now += TIRED_MS
+    broker.observer.on_lost(B3, Millis(broker.now))
+    standing = msgspec.structs.replace(STANDING, decided=1, awake=awake)
+    assert given_up(broker, standing) == {(B1, state, "Stop")}
+
+
 @pytest.mark.parametrize("proposed", [True, False])
 def test_leader_that_proposes_nothing_is_to_blame_even_while_a_voter_is_away(
     proposed: bool,
@@ -258,9 +286,48 @@ def test_votes_out_of_order_are_backwards_unless_they_were_asked_for() -> None:
     for number in (1, 3, 2):
         bob.hear(B1, vote(number))
     bob.send(B2, Subscribe(ORDERS, (), bodies=False))
-    for number in (1, 3, 2):
+    for number in (1, 3):
         bob.hear(B2, vote(number))
-    assert bob.found("backwards") == {(B1, "", "Vote")}
+    bob.hear(B2, Positions(ORDERS, ()))
+    for number in (2, 4, 9, 1, 10):
+        bob.hear(B2, vote(number))
+    assert bob.found("backwards") == {(B1, "", "Vote"), (B2, "repeated-when-asked", "Vote")}
+
+
+def test_who_votes_again_as_it_was_asked_to_does_not_come_back_to_what_it_left_out() -> None:
+    bob = Watched(BOB, "subscriber")
+    bob.send(B1, Subscribe(ORDERS, (), bodies=False))
+    bob.hear(B1, Positions(ORDERS, ()))
+    for number in (4, 7, 5, 6):
+        bob.hear(B1, vote(number))
+    (row,) = bob.rows("backwards")
+    assert (row.accused, row.reason, row.number, row.count) == (B1, "", 5, 2)
+
+
+@pytest.mark.parametrize(("voted", "reason"), [(2, ""), (3, "voted")])
+def test_contents_are_owed_by_whoever_voted_for_them(voted: int, reason: str) -> None:
+    bob = Watched(BOB, "subscriber")
+    for broker in (B1, B2):
+        bob.hear(broker, vote(voted))
+        bob.send(broker, Pull(STREAM, 3, 1))
+    bob.hear(B2, Contents(STREAM, 3, digests(b"3")))
+    bob.now += PATIENCE_MS
+    assert bob.found("unanswered") == {(B1, reason, "Pull")}
+
+
+@pytest.mark.parametrize("regency", [0, 4])
+def test_leader_proposes_nothing_only_where_its_predecessors_left_something_open(
+    regency: int,
+) -> None:
+    broker = Watched(B2, "broker", "total")
+    left_open = 2 * broker.cell.manifest.channels[0].policy.limits.pipeline if regency else 0
+    for instance in (*range(1, left_open + 1), left_open, 1):
+        broker.hear(B1, Propose(Protection.BYZANTINE, regency, instance, ()))
+    assert broker.found("passes-over") == ({(B1, "hollow", "Propose")} if not regency else set())
+    for instance in (left_open + 2, left_open + 2, left_open + 3):
+        broker.hear(B1, Propose(Protection.BYZANTINE, regency, instance, ()))
+    (row,) = broker.rows("passes-over")
+    assert (row.accused, row.reason, row.count) == (B1, "hollow", 2)
 
 
 def test_votes_that_leave_numbers_out_are_counted_by_how_often() -> None:
@@ -423,8 +490,8 @@ def leading(**changes: Standing) -> Watched:
     return broker
 
 
-def given_up(broker: Watched) -> set[tuple[str, str, str]]:
-    broker.hear(B1, STANDING)
+def given_up(broker: Watched, standing: Standing = STANDING) -> set[tuple[str, str, str]]:
+    broker.hear(B1, standing)
     broker.send(B1, Stop(Protection.BYZANTINE, 1))
     return broker.found("gave-up")
 

@@ -398,8 +398,13 @@ def test_few_echoes_that_brokers_miss_are_charged_unless_the_publisher_is_doubtf
     lies = [
         noticed(who, ALICE, "refused", "bad-run", message="Publish", count=5) for who in (B2, B3)
     ]
-    assert judged([*unsaid("Ready"), *lies]).named == (ALICE,)
-    assert judged([*unsaid("Ready"), msgspec.structs.replace(doubt, observer=B4)]).named == ()
+    # Once enough are ready all are, whatever the publisher does …
+    assert judged([*unsaid("Ready"), *lies]).named == (ALICE, B1)
+    once = msgspec.structs.replace(doubt, observer=B4, count=1)
+    assert judged([*unsaid("Ready"), once]).named == (B1,)
+    # … unless it has opened so many streams that this one had to go.
+    flood = noticed(B4, ALICE, "refused", "unknown-stream", message="Open")
+    assert judged([*unsaid("Ready"), flood]).charges == ()
     assert judged([*unsaid("Echo"), *lies]).named == (ALICE,)
     assert judged(unsaid("Ready", 1)).charges == ()
     still = [msgspec.structs.replace(f, reason="mute") for f in unsaid("Ready")]
@@ -429,6 +434,79 @@ def test_broker_that_a_leader_left_out_need_not_accept_what_it_was_not_shown(
     ]
     features.append(noticed(B4, B1, "missing", "unshown", message="Propose", count=unshown))
     assert judged(features, Cell(Policy.named("total"))).named == named
+
+
+def test_broker_that_a_leader_left_out_still_votes_for_what_it_fetched() -> None:
+    features = [
+        noticed(who, broker, kind, message="Vote", slot=slot, count=10, publisher="*")
+        for who in (BOB, CAROL)
+        for broker in CELL.manifest.broker_ids
+        for slot in range(8)
+        for kind in ("missing" if broker == B4 else "came",)
+    ]
+    features.append(noticed(B4, B1, "missing", "unshown", message="Propose", count=9))
+    assert judged(features, Cell(Policy.named("total"))).named == (B4,)
+
+
+def test_what_is_not_about_a_blamed_publisher_must_be_enough_by_itself() -> None:
+    def late(by_publisher: dict[str, int]) -> list[Feature]:
+        return [
+            noticed(who, broker, "came", message="Vote", slot=slot, count=count,
+                    bucket=80 if broker == B4 and publisher in by_publisher else 5,
+                    publisher=publisher)
+            for who in (BOB, CAROL)
+            for broker in CELL.manifest.broker_ids
+            for slot in range(8)
+            for publisher, count in {ALICE: 5, CAROL: 5, **by_publisher}.items()
+        ]  # fmt: skip
+
+    blamed = noticed(B4, ALICE, "contradicts", "others", message="Publish", count=9)
+    assert judged([*late({ALICE: 5}), blamed]).named == ()
+    few = [
+        noticed(who, B4, "came", message="Vote", bucket=80, count=4, publisher=CAROL)
+        for who in (BOB, CAROL)
+    ]
+    assert judged([*late({ALICE: 5}), *few, blamed]).named == ()
+    assert judged([*late({ALICE: 5, CAROL: 5}), blamed]).named == (B4,)
+
+
+def test_leader_that_proposes_nothing_is_charged_by_whoever_sees_it() -> None:
+    features = [
+        noticed(who, B1, "passes-over", "hollow", message="Propose", count=2) for who in (B2, B3)
+    ]
+    assert judged(features, Cell(Policy.named("total"))).named == (B1,)
+    assert judged(features[:1], Cell(Policy.named("total"))).named == ()
+
+
+def test_proposals_that_nobody_hands_over_while_packets_get_lost_must_go_on() -> None:
+    def unfetched(slots: range, reason: str) -> list[Feature]:
+        return [
+            noticed(who, B1, "missing", reason, message="Propose", count=3, slot=slot)
+            for who in (B2, B3)
+            for slot in slots
+        ]
+
+    total = Cell(Policy.named("total"))
+    assert judged(unfetched(range(1), "mended"), total).named == ()
+    assert judged(unfetched(range(2), "mended"), total).named == (B1,)
+    assert judged(unfetched(range(1), ""), total).named == (B1,)
+
+
+def test_contents_that_two_ask_for_in_vain_of_who_voted_for_them_are_charged() -> None:
+    asked = [
+        noticed(who, B1, "unanswered", "voted", message="Pull", count=2) for who in (BOB, CAROL)
+    ]
+    assert judged(asked).named == (B1,)
+    assert judged([*asked, noticed(CAROL, B1, "answered", message="Pull")]).named == ()
+
+
+def test_bad_contents_of_a_publisher_count_however_much_it_sends() -> None:
+    features = [
+        noticed(who, ALICE, kind, reason, message="ChainRun", count=count)
+        for who in (B1, B2)
+        for kind, reason, count in (("refused", "bad-body", 2), ("heard", "", 500))
+    ]
+    assert judged(features).named == (ALICE,)
 
 
 def test_two_accusers_of_omissions_are_enough_once_a_client_is_known_to_lie() -> None:

@@ -8,7 +8,7 @@ hold what they are asked for: what that means is for the audit to judge.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 from quorumcast.agents.observation import Kind, Notes
 from quorumcast.agents.turnout import PATIENCE_MS, Links, bucket_of
@@ -36,6 +36,8 @@ from quorumcast.core.statements import parse_statement
 
 #: Requests that are remembered.
 MAX_PENDING = 4096
+#: The reason of what was asked of who had voted for it, and does hold it.
+VOTED = "voted"
 
 _Request = tuple[NodeId, str, Hashable]
 
@@ -86,24 +88,35 @@ def answers(message: AnyMessage) -> list[tuple[str, Hashable]]:
 class Inquiries:
     """What one node has asked and not been told."""
 
-    __slots__ = ("_links", "_notes", "_pending")
+    __slots__ = ("_links", "_notes", "_pending", "_voted")
 
     def __init__(self, links: Links, notes: Notes) -> None:
         self._links = links
         self._notes = notes
         #: When each request was first sent and not answered since; at most MAX_PENDING.
         self._pending: OrderedDict[_Request, int] = OrderedDict()
+        #: Those of them that are about what the other one voted for.
+        self._voted: set[_Request] = set()
 
-    def asked(self, now: Millis, peers: tuple[NodeId, ...], message: AnyMessage) -> None:
-        """A message was sent."""
+    def asked(
+        self,
+        now: Millis,
+        peers: tuple[NodeId, ...],
+        message: AnyMessage,
+        voted: Collection[NodeId] = (),
+    ) -> None:
+        """A message was sent, perhaps about what some of the peers `voted` for."""
         found = asks(message)
         if found is None:
             return
         for peer in peers:
-            if peer in self._links.up_since:
-                self._pending.setdefault((peer, *found), now)
+            request = (peer, *found)
+            if peer in self._links.up_since and request not in self._pending:
+                self._pending[request] = now
+                if peer in voted:
+                    self._voted.add(request)
         while len(self._pending) > MAX_PENDING:
-            self._pending.popitem(last=False)
+            self._voted.discard(self._pending.popitem(last=False)[0])
 
     def told(self, now: Millis, peer: NodeId, message: AnyMessage) -> None:
         """A message came."""
@@ -112,6 +125,7 @@ class Inquiries:
             found = [("Fetch", key[2]) for key in self._pending if key[:2] == (peer, "Fetch")]
         for request, about in found:
             since = self._pending.pop((peer, request, about), None)
+            self._voted.discard((peer, request, about))
             if since is not None:
                 self._notes.add(
                     now, Kind.ANSWERED, peer, message=request, bucket=bucket_of(now - since)
@@ -123,7 +137,9 @@ class Inquiries:
             if now - since < PATIENCE_MS:
                 break
             del self._pending[key]
+            reason = VOTED if key in self._voted else ""
+            self._voted.discard(key)
             clear = self._links.clear_since.get(key[0])
             if clear is not None and clear <= since:
                 state = self._links.state(key[0])
-                self._notes.add(now, Kind.UNANSWERED, key[0], state, key[1])
+                self._notes.add(now, Kind.UNANSWERED, key[0], state or reason, key[1])

@@ -254,6 +254,7 @@ class Observer:
                 self._votes.agreed(sender, message.channel)
                 self._claims.hear(now, sender, message)
                 self._sources.answered(now, sender, message.channel)
+                self._sequences.begin_anew(sender, message.channel)
             case Checkpoint(statement=signed):
                 self._on_statement(sender, signed, now)
             case Publish(stream=stream, first=first, digests=digests):
@@ -305,9 +306,11 @@ class Observer:
 
     def _on_vote(self, sender: NodeId, vote: Vote, now: Millis) -> None:
         stream, last = vote.stream, vote.first + len(vote.digests) // DIGEST_SIZE - 1
-        free = self._was_asked(sender, Vote, now) or vote.order != ()
-        self._sequences.voted(now, sender, stream, vote.first, last, free=free)
-        if vote.order and not self._was_asked(sender, Vote, now):
+        asked = self._was_asked(sender, Vote, now)
+        self._sequences.voted(now, sender, stream, vote.first, last, free=asked or bool(vote.order))
+        if not vote.order:
+            self._sequences.voted_again(now, sender, stream, vote.first, last, note=asked)
+        if vote.order and not asked:
             self._sequences.passed_on(now, sender, vote, last)
         if self._may_differ(stream):
             for number, digest in enumerate(split_digests(vote.digests), vote.first):
@@ -348,7 +351,7 @@ class Observer:
 
     def _on_send(self, send: Send, now: Millis) -> None:
         message = send.message
-        self._inquiries.asked(now, send.to, message)
+        self._inquiries.asked(now, send.to, message, self._voters(send))
         match message:
             case Ready():
                 self._words.vouched(now, message)
@@ -379,6 +382,14 @@ class Observer:
                 self._asked_at.update({(peer, kind): now for peer in send.to})
             case _:
                 self._order.on_own(message, now)
+
+    def _voters(self, send: Send) -> list[NodeId]:
+        """Who is asked for contents that it has voted for."""
+        message = send.message
+        if not isinstance(message, Pull):
+            return []
+        reached = self._sequences.reached
+        return [peer for peer in send.to if reached(peer, message.stream) >= message.first]
 
     # --------------------------------------------------------------- documents
 

@@ -71,6 +71,7 @@ class OrderingWatch:
         "_notes",
         "_offered",
         "_offers",
+        "_open",
         "_ordered_at",
         "_proposed",
         "_quorum",
@@ -129,6 +130,10 @@ class OrderingWatch:
         self._ordered_at: dict[Protection, int] = {}
         #: When each instance was proposed by the leader of a regency that others have not decided.
         self._proposed: OrderedDict[_Instance, int] = OrderedDict()
+        #: So many instances a new leader may have to fill with nothing: those left open before it.
+        self._open = 2 * max(
+            (c.policy.limits.pipeline for c in manifest.channels if c.policy.total), default=0
+        )
         #: The highest regency that each member asked for.
         self._stops: dict[tuple[Protection, NodeId], int] = {}
         #: Where members say they are: regency and the highest instance decided.
@@ -304,6 +309,11 @@ class OrderingWatch:
         instance = (message.log, message.regency, message.instance)
         if sender == self._members[message.regency % len(self._members)]:
             remember(self._proposed, instance, now)
+            if not message.batch:
+                left_open = self._open if message.regency else 0  # the first has no predecessor
+                self._sequences.proposed_nothing(
+                    now, sender, log, message.regency, message.instance, left_open
+                )
         newest = -1
         for item in message.batch:
             place = (item.stream, item.first)
@@ -350,18 +360,21 @@ class OrderingWatch:
         """Whether a leader that is up to date, and holds what this broker does, leaves it.
 
         Half of its patience ago this broker has passed on what it holds. Who waits for others to
-        vote has proposed something that they have not decided.
+        vote has proposed something, and has not decided it.
         """
         held = now - min(self._waiting.values(), default=now)
         standing = self._standings.get((log, leader))
         return (
             held >= TIRED_MS
             and now - self._ordered_at.get(log, 0) >= TIRED_MS
-            and self._links.calm(now)
-            and self._links.awake(leader, now)
+            and self._links.awake(leader, now, TIRED_MS)
             and standing is not None
             and (standing.regency, standing.synced, standing.fresh) == (regency, True, False)
-            and not any(key[:2] == (log, regency) for key in self._proposed)
+            # Nobody leads before it knows that enough are awake, which it may not have heard.
+            and (self._links.calm(now) or len(standing.awake) >= len(self._members) - self._f - 1)
+            and not any(
+                key[:2] == (log, regency) and key[2] > standing.decided for key in self._proposed
+            )
         )
 
     def _of_its_own(self, log: Protection, regency: int, now: Millis) -> bool:

@@ -11,18 +11,37 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from quorumcast.agents.observation import Kind, Notes, remember
-from quorumcast.core.ids import Millis, NodeId, Stream
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.messages import Ack, ChainRun, Vote
+
+#: The reason of proposals with nothing in them.
+HOLLOW = "hollow"
+#: Gaps that are remembered of one broker's votes for one stream.
+MAX_GAPS = 16
 
 
 class Sequences:
     """How far each peer has come in this session."""
 
-    __slots__ = ("_acks", "_chained", "_notes", "_proposals", "_publications", "_votes")
+    __slots__ = (
+        "_acks",
+        "_chained",
+        "_hollow",
+        "_notes",
+        "_proposals",
+        "_publications",
+        "_replayed",
+        "_votes",
+    )
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
         self._votes: OrderedDict[tuple[NodeId, Stream], int] = OrderedDict()
+        #: How far votes went since a broker last said what it holds, and what they left out: first
+        #: and last numbers, at most MAX_GAPS of a stream.
+        self._replayed: OrderedDict[
+            tuple[NodeId, Stream], tuple[int, tuple[tuple[int, int], ...]]
+        ] = OrderedDict()
         self._acks: OrderedDict[tuple[NodeId, Stream], int] = OrderedDict()
         self._publications: OrderedDict[tuple[NodeId, Stream], int] = OrderedDict()
         #: The chain by which a broker passed something on last, and how far it was.
@@ -31,11 +50,14 @@ class Sequences:
         )
         #: The regency in which a leader proposes, and the highest instance.
         self._proposals: OrderedDict[tuple[NodeId, Stream], tuple[int, int]] = OrderedDict()
+        #: The regency in which a leader proposed nothing, the last such instance, and their number.
+        self._hollow: OrderedDict[tuple[NodeId, Stream], tuple[int, int, int]] = OrderedDict()
 
     def forget(self, peer: NodeId) -> None:
         """Something got lost, or everything begins anew."""
         for memory in (
-            self._votes, self._acks, self._publications, self._proposals, self._chained,
+            self._votes, self._replayed, self._acks, self._publications, self._proposals,
+            self._chained,
         ):  # fmt: skip
             for key in [key for key in memory if key[0] == peer]:
                 del memory[key]
@@ -55,6 +77,26 @@ class Sequences:
             elif first > top + 1:
                 self._notes.add(now, Kind.SKIPPED, peer, "", "Vote", stream, top + 1)
         remember(self._votes, (peer, stream), max(last, top))
+
+    def voted_again(
+        self, now: Millis, peer: NodeId, stream: Stream, first: int, last: int, *, note: bool
+    ) -> None:
+        """A broker votes for a run, perhaps because it was asked to vote again.
+
+        Also then it votes in the order of the numbers, from wherever it was asked to, and goes on
+        with what is new. What it left out since it said what it holds it does not come back to.
+        """
+        top, gaps = self._replayed.get((peer, stream), (0, ()))
+        if note and any(first <= end and begin <= last for begin, end in gaps):
+            self._notes.add(now, Kind.BACKWARDS, peer, "", "Vote", stream, first)
+        if top and first > top + 1:
+            gaps = (*gaps, (top + 1, first - 1))[-MAX_GAPS:]
+        remember(self._replayed, (peer, stream), (max(last, top), gaps))
+
+    def begin_anew(self, peer: NodeId, channel: Channel) -> None:
+        """A broker says what it holds; what follows begins wherever it was asked to begin."""
+        for key in [k for k in self._replayed if k[0] == peer and k[1].channel == channel]:
+            del self._replayed[key]
 
     def passed_on(self, now: Millis, peer: NodeId, message: ChainRun | Vote, last: int) -> None:
         """A broker passes on a run; what came by another chain meanwhile it need not know."""
@@ -89,3 +131,19 @@ class Sequences:
         if top and instance > top + 1:
             self._notes.add(now, Kind.SKIPPED, peer, "", "Propose", log, top + 1)
         remember(self._proposals, (peer, log), (regency, max(instance, top)))
+
+    def proposed_nothing(
+        self, now: Millis, peer: NodeId, log: Stream, regency: int, instance: int, left_open: int
+    ) -> None:
+        """A leader proposes an empty batch.
+
+        It has to where its predecessors `left_open` an instance, and nowhere else: whoever has
+        nothing to propose waits.
+        """
+        led, last, count = self._hollow.get((peer, log), (regency, 0, 0))
+        if led != regency:
+            last = count = 0
+        if instance > last:
+            remember(self._hollow, (peer, log), (regency, instance, count + 1))
+            if count >= left_open:
+                self._notes.add(now, Kind.PASSES_OVER, peer, HOLLOW, "Propose", log, instance)

@@ -50,7 +50,8 @@ class Sources:
         """A broker votes, with so many contents."""
         since, heard = self._asked.get((peer, vote.stream.channel), (now, False))
         clear = now - max(since, self._links.clear_since.get(peer, now))
-        if heard or clear >= PATIENCE_MS // 2:
+        # Where packets get lost, what asked it may have been among them.
+        if heard or (clear >= PATIENCE_MS // 2 and not self._links.state(peer)):
             self._notes.add(
                 now, Kind.CAME if bodies else Kind.MISSING, peer, "", "Contents", vote.stream,
                 vote.first, bucket=BUCKETS[0] if bodies else 0,

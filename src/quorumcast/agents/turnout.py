@@ -71,16 +71,16 @@ class Links:
             self.woke_at[peer] = now
         self.heard_at[peer] = now
 
-    def awake(self, peer: NodeId, now: Millis) -> bool:
+    def awake(self, peer: NodeId, now: Millis, settled_ms: int = SETTLED_MS) -> bool:
         """Whether a broker is there, and has been for long enough to have caught up.
 
-        Who stood still itself finds that everybody did.
+        Nothing has got lost for `settled_ms`. Who stood still itself finds that everybody did.
         """
         return (
             peer in self.clear_since
             and now - self.heard_at.get(peer, self.up_since[peer]) < STILL_MS
             and now - self.woke_at.get(peer, -SETTLED_MS) >= SETTLED_MS
-            and (self.unbroken(peer) or now - self.clear_since[peer] >= SETTLED_MS)
+            and (self.unbroken(peer) or now - self.clear_since[peer] >= settled_ms)
         )
 
     def owed(self, peer: NodeId, since: int) -> bool:

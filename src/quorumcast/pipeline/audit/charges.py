@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from quorumcast.agents.turnout import MENDED
+from quorumcast.agents.sequences import HOLLOW
 from quorumcast.core.ids import holder
 from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.manifest.manifest import Manifest
@@ -118,9 +118,9 @@ RULES = (
          why="votes without the contents that it agreed to send"),
     Rule(kind="missing", messages=("Offer", "Publish"), reasons=("",), deed="dropped", at_least=3,
          why="let others show what it should have shown itself"),
-    Rule(kind="missing", messages=("Propose",), reasons=("", MENDED), deed="forged", at_least=2,
+    Rule(kind="missing", messages=("Propose",), reasons=("",), deed="forged", at_least=2,
          publisher=True, always=True, why="proposed what it cannot hand over"),
-    Rule(kind="refused", reasons=("bad-body",), deed="altered", at_least=2, share=0.05,
+    Rule(kind="refused", reasons=("bad-body",), deed="altered", at_least=2,
          why="sent contents that do not match their digest"),
     Rule(kind="refused", reasons=("bad-run",), deed="forged", at_least=2,
          why="sent what is malformed or signed by somebody else"),
@@ -178,6 +178,8 @@ RULES = (
          why="claimed to know nothing long after the others"),
     Rule(kind="heard", reasons=("fresh", "unsynced"), messages=("Standing",), at_least=8,
          share=0.8, deed="misled", why="claimed to have just woken up, all the time"),
+    Rule(kind="passes-over", reasons=(HOLLOW,), messages=("Propose",), deed="dropped", at_least=2,
+         why="proposed nothing, again and again"),
     Rule(kind="backwards", reasons=("",), messages=("Vote",), deed="reordered", at_least=2,
          why="voted in another order than that of the numbers"),
     Rule(kind="backwards", reasons=("",), messages=("Ack",), deed="reordered",

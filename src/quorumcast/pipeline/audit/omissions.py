@@ -9,10 +9,11 @@ bad line is late with some things; a liar is late with most, and nobody else is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 
+from quorumcast.agents.inquiries import VOTED
 from quorumcast.agents.ordering_watch import UNSHOWN
 from quorumcast.agents.turnout import MENDED, MUTE
 from quorumcast.core.ids import CELL
@@ -28,7 +29,7 @@ CERTAIN, CERTAIN_LEAST, WHOEVER_PUBLISHES = ("Echo", "Ready"), 2, "Ready"
 #: by another way.
 SKIPPED = {"Vote": 3, "ChainRun": 3, "Propose": 2, "Publish": 3}
 #: A part of the run counts if so much was due in it; a liar is found out in most that count.
-DUE, MOST_SLOTS, LEAST_SLOTS = 2, 0.8, 3
+DUE, MOST_SLOTS, LEAST_SLOTS = 2, 0.66, 3
 #: Who does to this share of what it owes what the accused does is no better.
 USUAL = 0.4
 
@@ -41,6 +42,7 @@ MENDED_LEAST = {
     "Offer": (3, 0.08, 2),
     "Publish": (3, 0.08, 2),
     "History": (3, 0.0, 1),
+    "Propose": (3, 0.0, 2),
 }
 #: … but publishers offer again and again: so many offers are seldom all lost.
 NEVER_OFFERED = 8
@@ -64,20 +66,29 @@ ANSWERABLE = {"Subscribe": 5, "Survey": 2}
 class Account:
     """What one node owed one observer, of one kind of message."""
 
-    __slots__ = ("due", "failed", "features")
+    __slots__ = ("due", "failed", "features", "of")
 
     def __init__(self) -> None:
         #: By part of the run: what was due, and what did not come, or came late.
         self.due: Counter[int] = Counter()
         self.failed: Counter[int] = Counter()
+        #: What was due of each publisher.
+        self.of: Counter[str] = Counter()
         self.features: list[Feature] = []
 
     def add(self, feature: Feature, *, failed: bool) -> None:
         """Take in what came, or did not."""
         self.due[feature.slot] += feature.count
+        self.of[feature.publisher] += feature.count
         if failed:
             self.failed[feature.slot] += feature.count
             self.features.append(feature)
+
+    def fails_without(self, publishers: Collection[str], least: int) -> bool:
+        """Whether enough failed of what is not about these."""
+        due = sum(count for publisher, count in self.of.items() if publisher not in publishers)
+        failed = sum(f.count for f in self.features if f.publisher not in publishers)
+        return failed >= max(least, LEAST_SHARE * due)
 
     @property
     def share(self) -> float:
@@ -98,11 +109,12 @@ class Account:
 _Accounts = dict[tuple[str, str], dict[str, Account]]
 
 
-def soft_charges(case: Case, lying: Collection[str]) -> list[Charge]:
+def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()) -> list[Charge]:
     """Who left unsaid, or said late, what the others said in time.
 
     What is about the streams of publishers that may be `lying` is left out: their lies keep correct
-    brokers from speaking, too.
+    brokers from speaking, too. A publisher that the accused itself holds something `firm` against
+    may be behind what is about that publisher, and nothing else.
     """
     chained = {
         channel.name
@@ -128,7 +140,7 @@ def soft_charges(case: Case, lying: Collection[str]) -> list[Charge]:
         if feature.message in OWED:
             account = missing.setdefault(key, {}).setdefault(feature.accused, Account())
             account.add(feature, failed=gone)
-        timely = feature.message == "Accept" or feature.channel not in ordered
+        timely = feature.message == "Accept" or not case.doubted or feature.channel not in ordered
         if feature.message == "Propose" and not gone and not lying:
             account = led.setdefault(key, {}).setdefault(feature.accused, Account())
             account.add(feature, failed=feature.bucket > SLOW_BUCKET)
@@ -136,9 +148,9 @@ def soft_charges(case: Case, lying: Collection[str]) -> list[Charge]:
             account = late.setdefault(key, {}).setdefault(feature.accused, Account())
             account.add(feature, failed=feature.bucket > LATE[feature.message])
     return [
-        *_outstanding(case, missing, "dropped", "left out {} messages that the others sent"),
+        *_outstanding(case, missing, "dropped", "left out {} messages that the others sent", firm),
         *_unsaid(case, lying),
-        *_outstanding(case, late, "delayed", "was late with its {} messages"),
+        *_outstanding(case, late, "delayed", "was late with its {} messages", firm),
         *_skipping(case, features),
         *_slow_leaders(case, led),
         *_unanswered(case),
@@ -148,7 +160,12 @@ def soft_charges(case: Case, lying: Collection[str]) -> list[Charge]:
     ]
 
 
-def _outstanding(case: Case, accounts: _Accounts, deed: str, why: str) -> list[Charge]:
+def _outstanding(
+    case: Case, accounts: _Accounts, deed: str, why: str, firm: Sequence[Charge]
+) -> list[Charge]:
+    blamed: dict[str, set[str]] = {}
+    for charge in firm:
+        blamed.setdefault(charge.observer, set()).add(charge.accused)
     found = []
     for (_, message), by_accused in accounts.items():
         for accused, account in by_accused.items():
@@ -156,15 +173,20 @@ def _outstanding(case: Case, accounts: _Accounts, deed: str, why: str) -> list[C
             # Up to f of them may be in it together.
             usual = others[: max(1, len(others) - case.manifest.f + 1)]
             alone = message == "Contents" or (usual and usual[-1] <= USUAL * account.share)
+            least = LEAST if message != "Ready" else 3
             if (
-                account.failed.total() >= (LEAST if message != "Ready" else 3)
+                account.failed.total() >= least
                 and account.share >= LEAST_SHARE
                 and (account.steady or message == "Ready")
                 and alone
             ):
+                # What it was not shown a broker fetches: it is late with it, and no more.
+                excused = deed == "delayed" or message == "Accept"
                 found += [
-                    _or_leaders(case, charge)
+                    _or_leaders(case, charge) if excused else charge
                     for charge in _charges(case, account.features, deed, why.format(message))
+                    if charge.publishers & blamed.get(accused, set())
+                    or account.fails_without(blamed.get(accused, ()), least)
                 ]
     return found
 
@@ -186,28 +208,33 @@ def _or_leaders(case: Case, charge: Charge) -> Charge:
 
 def _unsaid(case: Case, lying: Collection[str]) -> list[Charge]:
     """What is said of every run in any weather."""
+    # Of a stream that had to give way to others nobody can be ready.
+    flooding = {
+        f.accused
+        for f in case.features
+        if f.reason == "unknown-stream" and f.message in ("Open", "Publish")
+    }
     found = []
     for message in CERTAIN:
         why = f"did not say {message} of what all must say it of"
-        about = [f for f in case.features if (f.kind, f.message) == ("missing", message)]
+        left_out = flooding if message == WHOEVER_PUBLISHES else lying
         # Who stands still for a while says nothing; that is for shares to judge.
-        about = [f for f in about if f.reason != MUTE]
-        about = [f for f in about if f.publisher not in lying]
+        about = [
+            f
+            for f in case.features
+            if (f.kind, f.message) == ("missing", message)
+            and f.reason != MUTE
+            and f.publisher not in left_out
+        ]
         for pair in case.pairs(about):
             if sum(f.count for f in pair) < CERTAIN_LEAST:
                 continue
-            charges = _charges(case, pair, "dropped", why, always=True)
             if message == WHOEVER_PUBLISHES:
-                charges = [_but_for_itself(case, charge) for charge in charges]
-            found += charges
+                charge = case.charge(pair, "dropped", why)
+                found.append(msgspec.structs.replace(charge, publishers=frozenset()))
+            else:
+                found += _charges(case, pair, "dropped", why, always=True)
     return found
-
-
-def _but_for_itself(case: Case, charge: Charge) -> Charge:
-    """The same charge without publishers whom the accused alone doubts."""
-    doubted = {p for p in charge.publishers if case.doubts[p] - {charge.accused}}
-    clause = {charge.accused, charge.observer, *(doubted & charge.clause)}
-    return msgspec.structs.replace(charge, clause=frozenset(clause), publishers=frozenset(doubted))
 
 
 def _skipping(case: Case, features: list[Feature]) -> list[Charge]:
@@ -266,16 +293,20 @@ def _charges(
 def _unanswered(case: Case) -> list[Charge]:
     found = []
     for pair in case.pairs(f for f in case.features if f.kind in ("answered", "unanswered")):
-        for request, in_vain in ANSWERABLE.items():
+        for request, most in ANSWERABLE.items():
             asked = [f for f in pair if f.message == request]
             silent = [f for f in asked if f.kind == "unanswered"]
             count = sum(f.count for f in silent)
             answered = sum(f.count for f in asked) - count
             mute = all(f.kind == "unanswered" for f in pair) and (
-                any(not f.reason for f in silent) or sum(f.count for f in pair) >= in_vain
+                any(not f.reason for f in silent) or sum(f.count for f in pair) >= most
             )
             if silent and (mute or (count >= 3 and count > answered)):
                 found.append(case.charge(silent, "dropped", f"does not answer {request} requests"))
+        pulled = [f for f in pair if f.message == "Pull"]
+        in_vain = [f for f in pulled if f.reason == VOTED]
+        if sum(f.count for f in in_vain) >= 2 and all(f.kind == "unanswered" for f in pulled):
+            found.append(case.charge(in_vain, "dropped", "does not hand over what it votes for"))
     return found
 
 

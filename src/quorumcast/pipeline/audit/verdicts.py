@@ -113,7 +113,7 @@ def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
         by_firm, named = _settle(model, proven, firm)
     weights = Weights(model, named)
     lying = (weights.accused(firm) | named) & case.clients
-    soft = soft_charges(case, lying)
+    soft = soft_charges(case, lying, firm)
     blamed = [c for c in (*firm, *soft) if c.accused in case.publishers - lying]
     if not lying:
         # Publishers that lie about what is to be ordered stop correct leaders as well.
