@@ -28,8 +28,9 @@ CERTAIN, CERTAIN_LEAST, WHOEVER_PUBLISHES = ("Echo", "Ready"), 2, "Ready"
 #: Who left numbers out so often, in what it votes for, proposes or publishes, did not just catch up
 #: by another way.
 SKIPPED = {"Vote": 3, "ChainRun": 3, "Propose": 2, "Publish": 3}
-#: A part of the run counts if so much was due in it; a liar is found out in most that count.
-DUE, MOST_SLOTS, LEAST_SLOTS = 2, 0.66, 3
+#: A part of the run counts if so much was due in it; a liar is found out in most that count, and
+#: who does some things and not others, in so many parts, need not be in quite so many.
+DUE, MOST_SLOTS, LEAST_SLOTS, MANY_SLOTS = 2, 0.8, 3, 0.66
 #: Who does to this share of what it owes what the accused does is no better.
 USUAL = 0.4
 
@@ -42,8 +43,9 @@ MENDED_LEAST = {
     "Offer": (3, 0.08, 2),
     "Publish": (3, 0.08, 2),
     "History": (3, 0.0, 1),
-    "Propose": (3, 0.0, 2),
 }
+#: So many proposals nobody could hand over, in so many parts of the run.
+UNFETCHED = (3, 2)
 #: … but publishers offer again and again: so many offers are seldom all lost.
 NEVER_OFFERED = 8
 
@@ -103,7 +105,10 @@ class Account:
             return True  # nothing came any more
         counted = [slot for slot in since if self.due[slot] >= DUE]
         failed = [slot for slot in counted if self.failed[slot]]
-        return len(failed) >= LEAST_SLOTS and len(failed) >= MOST_SLOTS * len(counted)
+        # Who stands still for a while does nothing at all meanwhile.
+        mixed = [slot for slot in failed if self.failed[slot] < self.due[slot]]
+        most = MANY_SLOTS if len(mixed) >= LEAST_SLOTS else MOST_SLOTS
+        return len(failed) >= LEAST_SLOTS and len(failed) >= most * len(counted)
 
 
 _Accounts = dict[tuple[str, str], dict[str, Account]]
@@ -156,6 +161,7 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
         *_unanswered(case),
         *_broken_chains(case),
         *_after_loss(case),
+        *_unfetchable(case, lying),
         *_out_of_turn(case),
     ]
 
@@ -173,11 +179,13 @@ def _outstanding(
             # Up to f of them may be in it together.
             usual = others[: max(1, len(others) - case.manifest.f + 1)]
             alone = message == "Contents" or (usual and usual[-1] <= USUAL * account.share)
-            least = LEAST if message != "Ready" else 3
+            # Nothing keeps a broker from being ready once the others are, but it may be late.
+            owed = deed == "dropped" and message == "Ready"
+            least = 3 if owed else LEAST
             if (
                 account.failed.total() >= least
                 and account.share >= LEAST_SHARE
-                and (account.steady or message == "Ready")
+                and (owed or account.steady)
                 and alone
             ):
                 # What it was not shown a broker fetches: it is late with it, and no more.
@@ -364,6 +372,24 @@ def _after_loss(case: Case) -> list[Charge]:
         if sum(f.count for f in pair) >= NEVER_OFFERED
     ]
     return found
+
+
+def _unfetchable(case: Case, lying: Collection[str]) -> list[Charge]:
+    """Leaders whose proposals nobody can hand over, whatever gets lost."""
+    about = [
+        f
+        for f in case.features
+        if (f.kind, f.message) == ("missing", "Propose")
+        and f.reason in ("", MENDED)
+        and f.publisher not in lying
+    ]
+    least, parts = UNFETCHED
+    return [
+        charge
+        for pair in case.pairs(about)
+        if sum(f.count for f in pair) >= least and len({f.slot for f in pair}) >= parts
+        for charge in _charges(case, pair, "forged", "proposed what nobody has", always=True)
+    ]
 
 
 def leader_charges(case: Case) -> list[Charge]:
