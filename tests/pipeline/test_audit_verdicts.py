@@ -287,7 +287,7 @@ def test_what_is_missing_where_packets_got_lost_takes_more_than_one_accuser() ->
     assert owing("mended", B2, B3) == (ALICE, B1)
 
 
-@pytest.mark.parametrize(("slots", "heard"), [((0,), 10), ((0, 1), 100)])
+@pytest.mark.parametrize(("slots", "heard"), [((0,), 10), ((0, 1), 101)])
 def test_little_that_is_missing_where_packets_get_lost_is_no_charge(
     slots: tuple[int, ...], heard: int
 ) -> None:
@@ -412,12 +412,16 @@ def test_few_echoes_that_brokers_miss_are_charged_unless_the_publisher_is_doubtf
 
 
 def test_publisher_that_never_offers_many_runs_is_charged_whatever_gets_lost() -> None:
+    total = Cell(Policy.named("total"))
     features = [
         noticed(who, ALICE, "missing", "mended", message="Offer", count=8) for who in (B2, B3)
     ]
-    assert judged(features, Cell(Policy.named("total"))).named == (ALICE,)
+    heard = [noticed(who, ALICE, "heard", message="Offer") for who in (B2, B3)]
+    assert judged([*features, *heard], total).named == (ALICE,)
     liar = [noticed(who, B1, "contradicts", "itself", message="Accept") for who in (B2, B3)]
-    assert judged([*liar, features[0]], Cell(Policy.named("total"))).named == (B1,)
+    assert judged([*liar, features[0], *heard], total).named == (B1,)
+    # Not everything gets lost: one witness of nothing at all is enough where nobody else may lie.
+    assert judged([*liar, features[0]], total).named == (ALICE, B1)
 
 
 @pytest.mark.parametrize(("unshown", "named"), [(4, (B4,)), (5, ())])
@@ -425,15 +429,21 @@ def test_broker_that_a_leader_left_out_need_not_accept_what_it_was_not_shown(
     unshown: int, named: tuple[str, ...]
 ) -> None:
     features = [
-        noticed(who, broker, kind, message="Accept", slot=slot, count=10, publisher="*")
+        noticed(
+            who, broker, kind, message="Accept", slot=slot, count=10, publisher="*",
+            channel="*crash",
+        )
         for who in (B1, B2, B3)
         for broker in CELL.manifest.broker_ids
         for slot in range(8)
         for kind in ("missing" if broker == B4 else "came",)
         if who != broker
-    ]
+    ]  # fmt: skip
     features.append(noticed(B4, B1, "missing", "unshown", message="Propose", count=unshown))
     assert judged(features, Cell(Policy.named("total"))).named == named
+    # Where brokers lie, who sees that enough others write it accepts what it was not shown.
+    others = [msgspec.structs.replace(f, channel="*byzantine") for f in features]
+    assert judged(others, Cell(Policy.named("total"))).named == (B4,)
 
 
 def test_broker_that_a_leader_left_out_still_votes_for_what_it_fetched() -> None:
@@ -478,18 +488,109 @@ def test_leader_that_proposes_nothing_is_charged_by_whoever_sees_it() -> None:
     assert judged(features[:1], Cell(Policy.named("total"))).named == ()
 
 
-def test_proposals_that_nobody_hands_over_while_packets_get_lost_must_go_on() -> None:
-    def unfetched(slots: range, reason: str) -> list[Feature]:
-        return [
-            noticed(who, B1, "missing", reason, message="Propose", count=3, slot=slot)
-            for who in (B2, B3)
-            for slot in slots
-        ]
+@pytest.mark.parametrize(
+    ("reason", "count", "named"), [("mended", 2, ()), ("mended", 3, (B1,)), ("", 2, (B1,))]
+)
+def test_proposals_that_nobody_hands_over_are_charged_the_more_of_them_the_more_gets_lost(
+    reason: str, count: int, named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, B1, "missing", reason, message="Propose", count=count) for who in (B2, B3)
+    ]
+    assert judged(features, Cell(Policy.named("total"))).named == named
 
-    total = Cell(Policy.named("total"))
-    assert judged(unfetched(range(1), "mended"), total).named == ()
-    assert judged(unfetched(range(2), "mended"), total).named == (B1,)
-    assert judged(unfetched(range(1), ""), total).named == (B1,)
+
+@pytest.mark.parametrize(("asked", "named"), [("LogQuery", (B4,)), ("ChunkQuery", ())])
+def test_who_takes_the_state_of_others_says_nothing_of_what_lies_before(
+    asked: str, named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, broker, kind, message="Checkpoint", slot=slot, count=10, publisher="*")
+        for who in (BOB, CAROL)
+        for broker in CELL.manifest.broker_ids
+        for slot in range(8)
+        for kind in ("missing" if broker == B4 else "came",)
+    ]
+    features.append(noticed(B2, B4, "heard", message=asked, publisher=""))
+    assert judged(features, Cell(Policy.named("total"))).named == named
+
+
+@pytest.mark.parametrize(("jumps", "named"), [(1, (B4,)), (2, ())])
+def test_who_takes_the_state_of_others_goes_on_where_they_are(
+    jumps: int, named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, B4, "skipped", message="Vote", count=4, publisher="*") for who in (BOB, CAROL)
+    ]
+    features.append(noticed(B2, B4, "heard", message="ChunkQuery", count=jumps, publisher=""))
+    assert judged(features, Cell(Policy.named("total"))).named == named
+
+
+@pytest.mark.parametrize(("breaks", "named"), [(3, (B1,)), (4, ())])
+def test_who_was_left_out_of_chains_has_not_seen_everything(
+    breaks: int, named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, B1, "skipped", message="ChainRun", count=4, publisher=publisher)
+        for who in (B2, B3)
+        for publisher in (ALICE, CAROL)
+    ]
+    features += [
+        noticed(publisher, broker, "suspect", "broken-chain", message="Ack", count=breaks)
+        for publisher in (ALICE, CAROL)
+        for broker in (B2, B3)
+    ]
+    assert judged(features, Cell(Policy.named("chain"))).named == named
+
+
+def test_who_lets_everybody_wait_for_answers_is_slow_to_answer() -> None:
+    def answers(late: tuple[str, ...], count: int = 3) -> list[Feature]:
+        return [
+            noticed(who, broker, "answered", message="Subscribe", count=count, publisher="",
+                    bucket=320 if broker in late else 20)
+            for who in (BOB, CAROL)
+            for broker in CELL.manifest.broker_ids
+        ]  # fmt: skip
+
+    assert judged(answers((B1,))).named == (B1,)
+    assert judged(answers((B1,), 2)).charges == ()
+    assert judged(answers((B1, B2))).named == ()
+
+
+@pytest.mark.parametrize("excuse", ["", "doubt", "query"])
+def test_late_votes_of_a_log_are_charged_where_nothing_explains_them(excuse: str) -> None:
+    features = [
+        noticed(who, broker, "came", message="Vote", slot=slot, count=5, publisher="*",
+                bucket=80 if broker == B4 else 5)
+        for who in (BOB, CAROL)
+        for broker in CELL.manifest.broker_ids
+        for slot in range(8)
+    ]  # fmt: skip
+    features += {
+        "": [],
+        "doubt": [noticed(B2, ALICE, "missing", "mended", message="Offer")],
+        "query": [noticed(B2, B4, "heard", message="Fetch", publisher="")],
+    }[excuse]
+    assert judged(features, Cell(Policy.named("total"))).named == (() if excuse else (B4,))
+
+
+def test_who_stands_still_in_half_of_the_run_is_not_charged_for_it() -> None:
+    def left_out(missing: dict[int, int]) -> tuple[str, ...]:
+        features = [
+            noticed(who, broker, kind, message="Vote", slot=slot, count=count)
+            for who in (BOB, CAROL)
+            for broker in CELL.manifest.broker_ids
+            for slot in range(1, 8)
+            for kind, count in (
+                ("missing", missing.get(slot, 0) if broker == B4 else 0),
+                ("came", 6 - missing.get(slot, 0) if broker == B4 else 6),
+            )
+            if count
+        ]
+        return judged(features).named
+
+    assert left_out(dict.fromkeys((3, 4, 5), 6)) == ()
+    assert left_out(dict.fromkeys((3, 4, 6, 7), 2)) == (B4,)
 
 
 def test_contents_that_two_ask_for_in_vain_of_who_voted_for_them_are_charged() -> None:

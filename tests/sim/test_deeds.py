@@ -147,6 +147,15 @@ def test_who_keeps_runs_back_on_a_chain_is_told_from_its_neighbours_by_other_cha
     assert named(deeds) == plain
 
 
+def test_acknowledgement_of_a_run_on_a_chain_may_lack_because_of_whoever_comes_before() -> None:
+    deeds = record()
+    run = ChainRun(STREAM, 1, digests(b"1"), (B3, B1, B2), ())
+    deeds.compare(B1, "any", [Send((B2,), run), Send((ALICE,), Ack(STREAM, 1, 10))], [], 0)
+    deeds.compare(B1, "any", [Send((ALICE,), Ack(STREAM.history, 1, 10))], [], 0)
+    lacking = {(key.towards, key.history, key.before) for key in deeds.done(END)}
+    assert lacking == {(B2, False, B3), (ALICE, False, B3), (ALICE, True, "")}
+
+
 def test_who_is_late_on_a_chain_may_have_been_handed_it_late() -> None:
     deeds = record()
     for number in (1, 2, 3):

@@ -43,7 +43,6 @@ LOOK_MS = 10
 #: The reason of what others decided and the leader did not show this broker.
 UNSHOWN = "unshown"
 
-
 #: A log, a regency and a number.
 _Instance = tuple[Protection, int, int]
 
@@ -58,6 +57,7 @@ class OrderingWatch:
 
     __slots__ = (
         "_cell",
+        "_decided_upto",
         "_f",
         "_is_new",
         "_keep",
@@ -126,7 +126,8 @@ class OrderingWatch:
         self._is_new = False
         #: When each offer came that this broker has not seen ordered.
         self._waiting: OrderedDict[tuple[Stream, int], int] = OrderedDict()
-        #: When something was last decided, by log.
+        #: What was decided last, and when, by log.
+        self._decided_upto: dict[Protection, int] = {}
         self._ordered_at: dict[Protection, int] = {}
         #: When each instance was proposed by the leader of a regency that others have not decided.
         self._proposed: OrderedDict[_Instance, int] = OrderedDict()
@@ -250,17 +251,19 @@ class OrderingWatch:
         for turnout in self._turnouts.values():
             turnout.sweep(now)
         self._showings.sweep(now)
+        told: _Instance | None = None
         while self._lacking:
-            item, (leader, since, _) = next(iter(self._lacking.items()))
+            item, (leader, since, instance) = next(iter(self._lacking.items()))
             if now - since < PATIENCE_MS:
                 break
             del self._lacking[item]
-            if leader in self._links.up_since:
+            if leader in self._links.up_since and instance != told:
                 # Whoever proposes something holds it, and hands it over when asked.
                 state = "" if self._links.owed(leader, since) else MENDED
                 self._notes.add(
                     now, Kind.MISSING, leader, state, "Propose", item.stream, item.first
                 )
+                told = instance
 
     # ------------------------------------------------------------------ votes
 
@@ -291,7 +294,9 @@ class OrderingWatch:
 
     def _decided(self, vote: Accept, now: Millis) -> None:
         """So many accept a batch that it is decided; its leader ought to have shown it."""
-        self._ordered_at[vote.log] = now
+        if vote.instance > self._decided_upto.get(vote.log, 0):
+            self._decided_upto[vote.log] = vote.instance
+            self._ordered_at[vote.log] = now
         leader = self._members[vote.regency % len(self._members)]
         instance = (vote.log, vote.regency, vote.instance)
         for item in [item for item, entry in self._lacking.items() if entry[2] == instance]:
@@ -311,9 +316,7 @@ class OrderingWatch:
             remember(self._proposed, instance, now)
             if not message.batch:
                 left_open = self._open if message.regency else 0  # the first has no predecessor
-                self._sequences.proposed_nothing(
-                    now, sender, log, message.regency, message.instance, left_open
-                )
+                self._sequences.proposed_nothing(now, sender, log, message, left_open)
         newest = -1
         for item in message.batch:
             place = (item.stream, item.first)
@@ -343,10 +346,10 @@ class OrderingWatch:
         if leader == self._me:
             return
         heard = self._links.heard_at.get(leader, -ALIVE_MS)
-        if now - heard >= ALIVE_MS or leader not in self._links.up_since:
-            state = "mute"
-        elif self._proposes_nothing(log, regency - 1, leader, now):
+        if self._proposes_nothing(log, regency - 1, leader, now):
             state = "idle"
+        elif now - heard >= ALIVE_MS or leader not in self._links.up_since:
+            state = "mute"
         elif not self._links.calm(now) or not all(
             self._links.awake(member, now) for member in self._members if member != self._me
         ):
@@ -368,6 +371,8 @@ class OrderingWatch:
             held >= TIRED_MS
             and now - self._ordered_at.get(log, 0) >= TIRED_MS
             and self._links.awake(leader, now, TIRED_MS)
+            # Who has restarted does not lead again in the same regency.
+            and self._links.sessions.get(leader) == 1
             and standing is not None
             and (standing.regency, standing.synced, standing.fresh) == (regency, True, False)
             # Nobody leads before it knows that enough are awake, which it may not have heard.

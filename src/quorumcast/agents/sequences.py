@@ -12,7 +12,7 @@ from collections import OrderedDict
 
 from quorumcast.agents.observation import Kind, Notes, remember
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
-from quorumcast.core.messages import Ack, ChainRun, Vote
+from quorumcast.core.messages import Ack, ChainRun, Propose, Vote
 
 #: The reason of proposals with nothing in them.
 HOLLOW = "hollow"
@@ -133,13 +133,14 @@ class Sequences:
         remember(self._proposals, (peer, log), (regency, max(instance, top)))
 
     def proposed_nothing(
-        self, now: Millis, peer: NodeId, log: Stream, regency: int, instance: int, left_open: int
+        self, now: Millis, peer: NodeId, log: Stream, message: Propose, left_open: int
     ) -> None:
         """A leader proposes an empty batch.
 
         It has to where its predecessors `left_open` an instance, and nowhere else: whoever has
         nothing to propose waits.
         """
+        regency, instance = message.regency, message.instance
         led, last, count = self._hollow.get((peer, log), (regency, 0, 0))
         if led != regency:
             last = count = 0

@@ -9,8 +9,8 @@ its machine's are a lie only where two correct nodes were shown different ones. 
 *versions*, by who was shown which. What it keeps from a node is a deed towards that node only if
 the node learns from others that there is such a run, or stream, before it is shown it after all: of
 what is nowhere nobody can say who has it. On a chain, too, who gets nothing, or gets it late,
-cannot tell whether its neighbour kept it or the one *before*. What a node does not ask is no deed:
-it need not want to know.
+cannot tell whether its neighbour kept it or the one *before*; nor can who waits in vain to be told
+what became of it. What a node does not ask is no deed: it need not want to know.
 
 A leader is as free to propose what it likes, and votes for it: if it tells brokers different things
 of one instance, no broker can say which of them is the altered one. These are versions, too.
@@ -130,7 +130,7 @@ class Deeds:
     def __init__(self, reached: Callable[[NodeId, NodeId], bool], manifest: Manifest) -> None:
         self._manifest = manifest
         #: Who is before a node on the chain of a stream.
-        self._before: dict[tuple[NodeId, Stream], str] = {}
+        self._before: dict[tuple[NodeId, Stream | None], str] = {}
         #: The streams that a publisher opened beside its own, by peer and channel.
         self._opened: dict[tuple[NodeId, NodeId, str], set[Stream]] = {}
         #: What publishers showed of each run of theirs, and leaders of each instance, and to whom.
@@ -199,9 +199,7 @@ class Deeds:
 
     def _show(self, node: NodeId, word: _Word, peer: NodeId) -> None:
         message, bodies = word
-        before = _before_on_chain(node, message)
-        if before and isinstance(message, ChainRun | Vote):
-            self._before[node, message.stream.data] = before
+        self._before_on_chain(node, message)
         if not isinstance(message, _SHOWN) or message.stream.publisher != node:
             return
         stream = message.stream
@@ -217,6 +215,14 @@ class Deeds:
         for kind, number, said in shown:
             place = (node, kind, stream, number)
             self._versions.setdefault(place, {}).setdefault(said, {})[peer] = None
+
+    def _before_on_chain(self, node: NodeId, message: AnyMessage) -> str:
+        """Who hands a node what it passes on, if it does so on a chain."""
+        if not isinstance(message, ChainRun | Vote) or node not in message.order:
+            return ""
+        before = (message.stream.publisher, *message.order)[message.order.index(node)]
+        self._before[node, message.stream.data] = before
+        return before
 
     def _led(self, node: NodeId, message: AnyMessage) -> _Place | None:
         """What a leader says of an instance."""
@@ -318,9 +324,7 @@ class Deeds:
         about = stream if isinstance(stream, Stream) else None
         before = ""
         if deed is Deed.DROPPED or deed in _IN_TIME:
-            before = _before_on_chain(node, word[0])
-        if not before and deed in _IN_TIME and about is not None:
-            before = self._before.get((node, about), "")
+            before = self._before_on_chain(node, word[0]) or self._before.get((node, about), "")
         key = DeedKey(
             node=node,
             fault=fault,
@@ -395,13 +399,6 @@ def _by_peer(effects: list[Effect] | list[Effect | Later]) -> dict[NodeId, list[
             for peer in effect.to:
                 words.setdefault(peer, []).append((effect.message, effect.bodies))
     return words
-
-
-def _before_on_chain(node: NodeId, message: AnyMessage) -> str:
-    """Who hands a node what it passes on, if it does so on a chain."""
-    if not isinstance(message, ChainRun | Vote) or node not in message.order:
-        return ""
-    return (message.stream.publisher, *message.order)[message.order.index(node)]
 
 
 def _says_less(message: AnyMessage, than: AnyMessage) -> bool:

@@ -70,8 +70,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     at_least: int = 1
     #: … and this share of all such messages that came from the accused.
     share: float = 0.0
-    #: Only where it was not made good later.
+    #: Only where it was not made good later; only where no such message came at all.
     for_good: bool = False
+    unheard: bool = False
     #: Whether a publisher that tells brokers different things may be behind it.
     publisher: bool = False
     #: … even where it is settled in the end, if anybody has noticed that it does.
@@ -117,6 +118,8 @@ RULES = (
     Rule(kind="missing", messages=("Contents",), deed="dropped", at_least=2,
          why="votes without the contents that it agreed to send"),
     Rule(kind="missing", messages=("Offer", "Publish"), reasons=("",), deed="dropped", at_least=3,
+         why="let others show what it should have shown itself"),
+    Rule(kind="missing", messages=("Offer", "Publish"), deed="dropped", at_least=8, unheard=True,
          why="let others show what it should have shown itself"),
     Rule(kind="missing", messages=("Propose",), reasons=("",), deed="forged", at_least=2,
          publisher=True, always=True, why="proposed what it cannot hand over"),
@@ -308,6 +311,8 @@ def firm_charges(case: Case) -> list[Charge]:
             covered = [msgspec.structs.replace(f, accused=f.publisher) for f in covered]
         if rule.for_good:
             covered = [f for f in covered if not case.made_good(f)]
+        if rule.unheard:
+            covered = [f for f in covered if not case.heard[f.observer, f.accused, f.message]]
         for features in case.pairs(covered):
             groups = [features]
             if rule.publisher:

@@ -13,26 +13,27 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from quorumcast.agents.inquiries import VOTED
-from quorumcast.agents.ordering_watch import UNSHOWN
+from quorumcast.agents.ordering_watch import UNSHOWN, log_stream
 from quorumcast.agents.turnout import MENDED, MUTE
 from quorumcast.core.ids import CELL
-from quorumcast.core.quorum import Broadcast
+from quorumcast.core.quorum import Broadcast, Protection
+from quorumcast.pipeline.audit.accounts import (
+    LEAST,
+    LEAST_SHARE,
+    SLOW_BUCKET,
+    Account,
+    Accounts,
+    is_alone,
+)
+from quorumcast.pipeline.audit.answers import slow_to_answer, unanswered
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 
-#: So many must be missing or late, and this share of what was due.
-LEAST, LEAST_SHARE = 5, 0.12
 #: Correct brokers say these of every run of a correct publisher, whatever gets lost meanwhile: so
 #: many missing are enough. Once enough are ready all are, unless they cannot know the stream.
 CERTAIN, CERTAIN_LEAST, WHOEVER_PUBLISHES = ("Echo", "Ready"), 2, "Ready"
 #: Who left numbers out so often, in what it votes for, proposes or publishes, did not just catch up
 #: by another way.
 SKIPPED = {"Vote": 3, "ChainRun": 3, "Propose": 2, "Publish": 3}
-#: A part of the run counts if so much was due in it; a liar is found out in most that count, and
-#: who does some things and not others, in so many parts, need not be in quite so many.
-DUE, MOST_SLOTS, LEAST_SLOTS, MANY_SLOTS = 2, 0.8, 3, 0.66
-#: Who does to this share of what it owes what the accused does is no better.
-USUAL = 0.4
 
 #: So much must be out of turn, and this share of what was published.
 OUT_OF_TURN = (15, 0.5)
@@ -40,17 +41,17 @@ OUT_OF_TURN = (15, 0.5)
 #: what came, and in so many parts of the run: a single lost packet may have held several things.
 MENDED_LEAST = {
     "Pull": (1, 0.0, 1),
-    "Offer": (3, 0.08, 2),
-    "Publish": (3, 0.08, 2),
+    "Offer": (3, 0.06, 2),
+    "Publish": (3, 0.06, 2),
     "History": (3, 0.0, 1),
 }
-#: So many proposals nobody could hand over, in so many parts of the run.
-UNFETCHED = (3, 2)
+#: So many proposals nobody could hand over.
+UNFETCHED = 3
 #: … but publishers offer again and again: so many offers are seldom all lost.
 NEVER_OFFERED = 8
 
-#: A leader has proposed so much, and of that this share later than this class, or is not slow.
-LED, SLOW_SHARE, SLOW_BUCKET = 10, 0.3, 80
+#: A leader has proposed so much, and of that this share late, or is not slow.
+LED, SLOW_SHARE = 10, 0.3
 #: So often a publisher's chains broke where this broker was, or so often in all, and half as often
 #: where any other was.
 BREAKS, BREAKS_IN_ALL = 4, 6
@@ -60,58 +61,10 @@ GAVE_UP = "led and did not get anything ordered"
 #: What every broker owes whoever listens to it; later than which class what must be said is late.
 OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept", "Checkpoint")
 LATE = {"Vote": 20, "Ack": 20, "Accept": 20, "Ready": 40}
-#: Requests that a correct node always answers; where packets get lost, requests do as well, and so
-#: many must have been in vain, of whatever kind, and none successful.
-ANSWERABLE = {"Subscribe": 5, "Survey": 2}
-
-
-class Account:
-    """What one node owed one observer, of one kind of message."""
-
-    __slots__ = ("due", "failed", "features", "of")
-
-    def __init__(self) -> None:
-        #: By part of the run: what was due, and what did not come, or came late.
-        self.due: Counter[int] = Counter()
-        self.failed: Counter[int] = Counter()
-        #: What was due of each publisher.
-        self.of: Counter[str] = Counter()
-        self.features: list[Feature] = []
-
-    def add(self, feature: Feature, *, failed: bool) -> None:
-        """Take in what came, or did not."""
-        self.due[feature.slot] += feature.count
-        self.of[feature.publisher] += feature.count
-        if failed:
-            self.failed[feature.slot] += feature.count
-            self.features.append(feature)
-
-    def fails_without(self, publishers: Collection[str], least: int) -> bool:
-        """Whether enough failed of what is not about these."""
-        due = sum(count for publisher, count in self.of.items() if publisher not in publishers)
-        failed = sum(f.count for f in self.features if f.publisher not in publishers)
-        return failed >= max(least, LEAST_SHARE * due)
-
-    @property
-    def share(self) -> float:
-        """How much of what was due."""
-        return self.failed.total() / max(1, self.due.total())
-
-    @property
-    def steady(self) -> bool:
-        """Whether it happened again and again, and not once for a while."""
-        since = [slot for slot in sorted(self.due) if slot >= min(self.failed, default=0)]
-        if len(since) > 1 and all(self.failed[slot] == self.due[slot] for slot in since):
-            return True  # nothing came any more
-        counted = [slot for slot in since if self.due[slot] >= DUE]
-        failed = [slot for slot in counted if self.failed[slot]]
-        # Who stands still for a while does nothing at all meanwhile.
-        mixed = [slot for slot in failed if self.failed[slot] < self.due[slot]]
-        most = MANY_SLOTS if len(mixed) >= LEAST_SLOTS else MOST_SLOTS
-        return len(failed) >= LEAST_SLOTS and len(failed) >= most * len(counted)
-
-
-_Accounts = dict[tuple[str, str], dict[str, Account]]
+#: By which a broker asks for state, for what was decided, and for what is in it.
+ASKING = ("ChunkQuery", "LogQuery", "Fetch")
+#: Where brokers accept what they are shown, and not what others write.
+CRASH_LOG = log_stream(Protection.CRASH).channel
 
 
 def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()) -> list[Charge]:
@@ -128,15 +81,20 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
     }
     # A publisher that lies about what is to be ordered makes correct brokers late with it.
     ordered = {channel.name for channel in case.manifest.channels if channel.policy.total}
+    # Who was so late that it asked for the state does not say what it has not lived through, and
+    # who asks what there is has reasons to be late.
+    asking = {f.accused for f in case.features if f.kind == "heard" and f.message in ASKING}
+    jumping = {f.accused for f in case.features if f.kind == "heard" and f.message == ASKING[0]}
     features = [
         f
         for f in case.features
         if (f.channel not in chained or f.lane or f.message == "Contents" or f.kind == "skipped")
         and f.publisher not in lying
+        and not (f.message == "Checkpoint" and f.channel in ordered and f.accused in jumping)
     ]
-    missing: _Accounts = {}
-    late: _Accounts = {}
-    led: _Accounts = {}
+    missing: Accounts = {}
+    delayed: Accounts = {}
+    led: Accounts = {}
     for feature in features:
         if feature.kind not in ("came", "missing"):
             continue
@@ -145,20 +103,25 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
         if feature.message in OWED:
             account = missing.setdefault(key, {}).setdefault(feature.accused, Account())
             account.add(feature, failed=gone)
-        timely = feature.message == "Accept" or not case.doubted or feature.channel not in ordered
+        timely = (
+            feature.message == "Accept"
+            or feature.channel not in ordered
+            or not (case.doubted or feature.accused in asking)
+        )
         if feature.message == "Propose" and not gone and not lying:
             account = led.setdefault(key, {}).setdefault(feature.accused, Account())
             account.add(feature, failed=feature.bucket > SLOW_BUCKET)
         if feature.message in LATE and timely and not gone:
-            account = late.setdefault(key, {}).setdefault(feature.accused, Account())
+            account = delayed.setdefault(key, {}).setdefault(feature.accused, Account())
             account.add(feature, failed=feature.bucket > LATE[feature.message])
     return [
         *_outstanding(case, missing, "dropped", "left out {} messages that the others sent", firm),
         *_unsaid(case, lying),
-        *_outstanding(case, late, "delayed", "was late with its {} messages", firm),
+        *_outstanding(case, delayed, "delayed", "was late with its {} messages", firm),
         *_skipping(case, features),
         *_slow_leaders(case, led),
-        *_unanswered(case),
+        *unanswered(case),
+        *slow_to_answer(case),
         *_broken_chains(case),
         *_after_loss(case),
         *_unfetchable(case, lying),
@@ -167,7 +130,7 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
 
 
 def _outstanding(
-    case: Case, accounts: _Accounts, deed: str, why: str, firm: Sequence[Charge]
+    case: Case, accounts: Accounts, deed: str, why: str, firm: Sequence[Charge]
 ) -> list[Charge]:
     blamed: dict[str, set[str]] = {}
     for charge in firm:
@@ -175,10 +138,7 @@ def _outstanding(
     found = []
     for (_, message), by_accused in accounts.items():
         for accused, account in by_accused.items():
-            others = sorted(other.share for name, other in by_accused.items() if name != accused)
-            # Up to f of them may be in it together.
-            usual = others[: max(1, len(others) - case.manifest.f + 1)]
-            alone = message == "Contents" or (usual and usual[-1] <= USUAL * account.share)
+            alone = message == "Contents" or is_alone(case, by_accused, accused)
             # Nothing keeps a broker from being ready once the others are, but it may be late.
             owed = deed == "dropped" and message == "Ready"
             least = 3 if owed else LEAST
@@ -189,7 +149,7 @@ def _outstanding(
                 and alone
             ):
                 # What it was not shown a broker fetches: it is late with it, and no more.
-                excused = deed == "delayed" or message == "Accept"
+                excused = deed == "delayed" or account.features[0].channel == CRASH_LOG
                 found += [
                     _or_leaders(case, charge) if excused else charge
                     for charge in _charges(case, account.features, deed, why.format(message))
@@ -256,12 +216,22 @@ def _skipping(case: Case, features: list[Feature]) -> list[Charge]:
         """Whether every broker noticed it that need not lie: then once is enough."""
         return len(saw[pair[0].accused]) >= len(brokers) - case.manifest.f
 
+    # Whoever is left out of a chain for a while has not seen what came by others; and who takes
+    # the state of others goes on where they are.
+    breaks: Counter[str] = Counter()
+    for (publisher, _), count in _breaks(case).items():
+        breaks[publisher] = max(breaks[publisher], count)
+    jumps: Counter[str] = Counter(
+        {who: sum(case.heard[by, who, ASKING[0]] for by in brokers) for who in brokers}
+    )
     found = [
         (message, charge)
         for message, least in SKIPPED.items()
         for pair in case.pairs(f for f in features if (f.kind, f.message) == ("skipped", message))
         if sum(f.count for f in pair) >= least or (message == "Propose" and all_saw(pair))
         for charge in _charges(case, pair, "dropped", "left numbers out and went on")
+        if charge.count > max((breaks[p] for p in charge.publishers), default=0)
+        and (message != "Vote" or charge.count >= least + jumps[charge.accused])
     ]
     # Leaders number their proposals themselves: no publisher makes them leave one out.
     return [
@@ -270,7 +240,7 @@ def _skipping(case: Case, features: list[Feature]) -> list[Charge]:
     ]
 
 
-def _slow_leaders(case: Case, accounts: _Accounts) -> list[Charge]:
+def _slow_leaders(case: Case, accounts: Accounts) -> list[Charge]:
     """Leaders under whom most of what is offered waits, all the time."""
     return [
         case.charge(account.features, "delayed", "proposed late what had long been offered")
@@ -298,23 +268,12 @@ def _charges(
     ]
 
 
-def _unanswered(case: Case) -> list[Charge]:
-    found = []
-    for pair in case.pairs(f for f in case.features if f.kind in ("answered", "unanswered")):
-        for request, most in ANSWERABLE.items():
-            asked = [f for f in pair if f.message == request]
-            silent = [f for f in asked if f.kind == "unanswered"]
-            count = sum(f.count for f in silent)
-            answered = sum(f.count for f in asked) - count
-            mute = all(f.kind == "unanswered" for f in pair) and (
-                any(not f.reason for f in silent) or sum(f.count for f in pair) >= most
-            )
-            if silent and (mute or (count >= 3 and count > answered)):
-                found.append(case.charge(silent, "dropped", f"does not answer {request} requests"))
-        pulled = [f for f in pair if f.message == "Pull"]
-        in_vain = [f for f in pulled if f.reason == VOTED]
-        if sum(f.count for f in in_vain) >= 2 and all(f.kind == "unanswered" for f in pulled):
-            found.append(case.charge(in_vain, "dropped", "does not hand over what it votes for"))
+def _breaks(case: Case) -> Counter[tuple[str, str]]:
+    """How often chains broke: by publisher and broker."""
+    found: Counter[tuple[str, str]] = Counter()
+    for feature in case.features:
+        if feature.kind == "suspect" and feature.reason == "broken-chain":
+            found[feature.observer, feature.accused] += feature.count
     return found
 
 
@@ -383,11 +342,10 @@ def _unfetchable(case: Case, lying: Collection[str]) -> list[Charge]:
         and f.reason in ("", MENDED)
         and f.publisher not in lying
     ]
-    least, parts = UNFETCHED
     return [
         charge
         for pair in case.pairs(about)
-        if sum(f.count for f in pair) >= least and len({f.slot for f in pair}) >= parts
+        if sum(f.count for f in pair) >= UNFETCHED
         for charge in _charges(case, pair, "forged", "proposed what nobody has", always=True)
     ]
 

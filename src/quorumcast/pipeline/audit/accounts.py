@@ -1,0 +1,79 @@
+"""Accounts: what nodes owed one observer, and how much of it did not come, or came late.
+
+Whether that is a reason to charge somebody depends on its share, on how steadily it went on, and on
+what everybody else did towards the same observer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from quorumcast.pipeline.audit.charges import Case, Feature
+
+#: So many must be missing or late, and this share of what was due.
+LEAST, LEAST_SHARE = 5, 0.12
+#: A part of the run counts if so much was due in it; a liar is found out in most that count, and
+#: who does some things and not others, in so many parts, need not be in quite so many.
+DUE, MOST_SLOTS, LEAST_SLOTS, MANY_SLOTS = 2, 0.8, 3, 0.66
+#: Who does to this share of what it owes what the accused does is no better.
+USUAL = 0.4
+#: What is later than this class makes everybody wait.
+SLOW_BUCKET = 80
+
+
+class Account:
+    """What one node owed one observer, of one kind of message."""
+
+    __slots__ = ("due", "failed", "features", "of")
+
+    def __init__(self) -> None:
+        #: By part of the run: what was due, and what did not come, or came late.
+        self.due: Counter[int] = Counter()
+        self.failed: Counter[int] = Counter()
+        #: What was due of each publisher.
+        self.of: Counter[str] = Counter()
+        self.features: list[Feature] = []
+
+    def add(self, feature: Feature, *, failed: bool) -> None:
+        """Take in what came, or did not."""
+        self.due[feature.slot] += feature.count
+        self.of[feature.publisher] += feature.count
+        if failed:
+            self.failed[feature.slot] += feature.count
+            self.features.append(feature)
+
+    def fails_without(self, publishers: Collection[str], least: int) -> bool:
+        """Whether enough failed of what is not about these."""
+        due = sum(count for publisher, count in self.of.items() if publisher not in publishers)
+        failed = sum(f.count for f in self.features if f.publisher not in publishers)
+        return failed >= max(least, LEAST_SHARE * due)
+
+    @property
+    def share(self) -> float:
+        """How much of what was due."""
+        return self.failed.total() / max(1, self.due.total())
+
+    @property
+    def steady(self) -> bool:
+        """Whether it happened again and again, and not once for a while."""
+        since = [slot for slot in sorted(self.due) if slot >= min(self.failed, default=0)]
+        if len(since) > 1 and all(self.failed[slot] == self.due[slot] for slot in since):
+            return True  # nothing came any more
+        counted = [slot for slot in since if self.due[slot] >= DUE]
+        failed = [slot for slot in counted if self.failed[slot]]
+        # Who stands still for a while does nothing at all meanwhile.
+        mixed = [slot for slot in failed if self.failed[slot] < self.due[slot]]
+        most = MANY_SLOTS if len(mixed) >= LEAST_SLOTS else MOST_SLOTS
+        return len(failed) >= LEAST_SLOTS and len(failed) >= most * len(counted)
+
+
+#: By observer and kind of message, and by who owes it.
+Accounts = dict[tuple[str, str], dict[str, Account]]
+
+
+def is_alone(case: Case, by_accused: dict[str, Account], accused: str) -> bool:
+    """Whether the others do much better; up to f of them may be in it together."""
+    others = sorted(other.share for name, other in by_accused.items() if name != accused)
+    usual = others[: max(1, len(others) - case.manifest.f + 1)]
+    return bool(usual) and usual[-1] <= USUAL * by_accused[accused].share

@@ -1,0 +1,55 @@
+"""Charges of leaving requests unanswered, or of letting whoever asks wait."""
+
+from __future__ import annotations
+
+from quorumcast.agents.inquiries import VOTED
+from quorumcast.pipeline.audit.accounts import SLOW_BUCKET, Account, Accounts, is_alone
+from quorumcast.pipeline.audit.charges import Case, Charge
+
+#: Requests that a correct node always answers; where packets get lost, requests do as well, and so
+#: many must have been in vain, of whatever kind, and none successful.
+ANSWERABLE = {"Subscribe": 5, "Survey": 2}
+#: So many answers must have come, and this share of them late, before somebody is slow to answer.
+ANSWERS, LATE_ANSWERS = 3, 0.8
+#: So often contents were asked for in vain of who had voted for them.
+WITHHELD = 2
+
+
+def unanswered(case: Case) -> list[Charge]:
+    found = []
+    for pair in case.pairs(f for f in case.features if f.kind in ("answered", "unanswered")):
+        for request, most in ANSWERABLE.items():
+            asked = [f for f in pair if f.message == request]
+            silent = [f for f in asked if f.kind == "unanswered"]
+            count = sum(f.count for f in silent)
+            answered = sum(f.count for f in asked) - count
+            mute = all(f.kind == "unanswered" for f in pair) and (
+                any(not f.reason for f in silent) or sum(f.count for f in pair) >= most
+            )
+            if silent and (mute or (count >= 3 and count > answered)):
+                found.append(case.charge(silent, "dropped", f"does not answer {request} requests"))
+        pulled = [f for f in pair if f.message == "Pull"]
+        in_vain = [f for f in pulled if f.reason == VOTED]
+        if sum(f.count for f in in_vain) >= WITHHELD and all(
+            f.kind == "unanswered" for f in pulled
+        ):
+            found.append(case.charge(in_vain, "dropped", "does not hand over what it votes for"))
+    return found
+
+
+def slow_to_answer(case: Case) -> list[Charge]:
+    """Brokers that let whoever asks wait, every time, and alone."""
+    accounts: Accounts = {}
+    for feature in case.features:
+        if feature.kind == "answered" and feature.message in ANSWERABLE:
+            by_accused = accounts.setdefault((feature.observer, feature.message), {})
+            account = by_accused.setdefault(feature.accused, Account())
+            account.add(feature, failed=feature.bucket > SLOW_BUCKET)
+    return [
+        case.charge(account.features, "delayed", f"is slow to answer {message} requests")
+        for (_, message), by_accused in accounts.items()
+        for accused, account in by_accused.items()
+        if account.due.total() >= ANSWERS
+        and account.share >= LATE_ANSWERS
+        and is_alone(case, by_accused, accused)
+    ]
