@@ -66,8 +66,8 @@ STANDING = Standing(Protection.BYZANTINE, 0, 0, 0)
 class Watched:
     """An observer of one node, and the time."""
 
-    def __init__(self, me: NodeId, role: str, policy: str = "ab") -> None:
-        self.cell = Cell(Policy.named(policy))
+    def __init__(self, me: NodeId, role: str, policy: str = "ab", n: int = 4) -> None:
+        self.cell = Cell(Policy.named(policy), n)
         self.observer = Observer(self.cell.manifest, me, role)
         self.now = 0
         for broker in BROKERS:
@@ -272,6 +272,82 @@ def test_leader_that_proposes_nothing_is_to_blame_even_while_a_voter_is_away(
         broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, (item,)))
     broker.now += TIRED_MS
     assert given_up(broker) == {(B1, "young" if proposed else "idle", "Stop")}
+
+
+def test_leader_that_restarted_does_not_lead_again_in_the_same_regency() -> None:
+    broker = leading()
+    broker.event(Disconnected(B1))
+    broker.event(Connected(B1))
+    broker.hear(B1, STANDING)
+    broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
+    broker.now += TIRED_MS
+    assert given_up(broker) == {(B1, "young", "Stop")}
+
+
+def test_leader_that_proposes_nothing_is_to_blame_between_two_signs_of_life() -> None:
+    broker = leading()
+    broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
+    broker.now += TIRED_MS
+    broker.send(B1, Stop(Protection.BYZANTINE, 1))
+    assert broker.found("gave-up") == {(B1, "idle", "Stop")}
+
+
+def test_what_was_decided_long_ago_and_is_told_again_is_no_progress() -> None:
+    broker = leading()
+    broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
+    for instance in (2, 1):
+        for member in (B1, B3, B4):
+            broker.hear(member, Accept(Protection.BYZANTINE, 0, instance, b"v" * 32))
+        broker.now += TIRED_MS
+        if instance == 2:
+            broker.now -= 1
+    assert given_up(broker) == {(B1, "idle", "Stop")}
+
+
+@pytest.mark.parametrize(("own", "missing"), [(True, {B3}), (False, set())])
+def test_own_vote_counts_where_one_other_makes_it_a_quorum(own: bool, missing: set[NodeId]) -> None:
+    broker = Watched(B1, "broker", "total-crash", n=3)
+    if own:
+        broker.send(B2, Accept(Protection.CRASH, 0, 1, b"v" * 32))
+    broker.hear(B2, Accept(Protection.CRASH, 0, 1, b"v" * 32))
+    broker.now += 1
+    broker.hear(B3, STANDING)
+    broker.now += PATIENCE_MS
+    rows = broker.rows("missing")
+    assert {row.accused for row in rows if row.message == "Accept"} == missing
+    assert B1 not in {row.accused for row in rows}
+
+
+@pytest.mark.parametrize(("settled", "missing"), [((1,), set()), ((1, 1), {B3, B4})])
+def test_history_that_one_correct_broker_settled_all_of_them_acknowledge(
+    settled: tuple[int, ...], missing: set[NodeId]
+) -> None:
+    alice = Watched(ALICE, "publisher", "chain+history")
+    for broker, number in zip((B1, B2), settled, strict=False):
+        alice.hear(broker, Ack(STREAM.history, 3, 10, number))
+    alice.now += PATIENCE_MS
+    rows = alice.rows("missing")
+    assert {(row.accused, row.lane) for row in rows} == {(broker, 1) for broker in missing}
+
+
+def test_requests_are_told_by_channel() -> None:
+    broker = Watched(B1, "broker")
+    for channel in (ORDERS, Channel("quotes")):
+        broker.send(B2, Survey(channel))
+    broker.hear(B2, Positions(ORDERS, ()))
+    broker.now += PATIENCE_MS
+    rows = [*broker.rows("unanswered")]
+    assert [(row.accused, row.channel, row.publisher) for row in rows] == [(B2, "quotes", "")]
+
+
+def test_proposal_that_nobody_hands_over_counts_once_whatever_is_in_it() -> None:
+    broker = Watched(B4, "broker", "total")
+    for instance in (1, 2):
+        items = [Item(STREAM, 3 * instance + n, digests(b"%d" % n)) for n in range(3)]
+        broker.hear(B1, Propose(Protection.BYZANTINE, 0, instance, tuple(items)))
+    broker.now += PATIENCE_MS
+    rows = [row for row in broker.rows("missing") if row.message == "Propose"]
+    assert sum(row.count for row in rows) == 2
 
 
 def test_nobody_leaves_a_regency_that_it_has_begun_but_for_the_next() -> None:

@@ -303,7 +303,8 @@ def test_little_that_is_missing_where_packets_get_lost_is_no_charge(
 @pytest.mark.parametrize(
     ("request_", "reason", "count", "named"),
     [
-        ("Subscribe", "", 1, (B1,)),
+        ("Subscribe", "", 1, ()),
+        ("Subscribe", "", 2, (B1,)),
         ("Subscribe", "mended", 1, ()),
         ("Subscribe", "mended", 5, (B1,)),
         ("Survey", "mended", 1, ()),
@@ -555,6 +556,74 @@ def test_who_lets_everybody_wait_for_answers_is_slow_to_answer() -> None:
     assert judged(answers((B1,))).named == (B1,)
     assert judged(answers((B1,), 2)).charges == ()
     assert judged(answers((B1, B2))).named == ()
+
+
+@pytest.mark.parametrize(("count", "named"), [(2, (B1,)), (1, ())])
+def test_who_answers_for_some_channels_only_censors_the_others(
+    count: int, named: tuple[str, ...]
+) -> None:
+    features = [
+        feature
+        for who in (B2, B3)
+        for feature in (
+            noticed(who, B1, "unanswered", message="Survey", count=count, publisher=""),
+            noticed(who, B1, "answered", message="Survey", channel="quotes", publisher=""),
+        )
+    ]
+    assert judged(features).named == named
+
+
+@pytest.mark.parametrize(("soon", "named"), [(0, (B1,)), (1, ())])
+def test_leader_that_is_slow_where_everybody_waits_is_slow_every_time(
+    soon: int, named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, B1, "came", "mended", message="Propose", bucket=bucket, count=count,
+                publisher="*")
+        for who in (B2, B3)
+        for bucket, count in ((320, 10), (5, soon))
+        if count
+    ]  # fmt: skip
+    assert judged(features, Cell(Policy.named("total"))).named == named
+
+
+def test_what_never_comes_is_late_unless_its_sender_stands_still() -> None:
+    def judge(reason: str) -> tuple[str, ...]:
+        features = [
+            noticed(who, broker, kind, reason if kind == "missing" else "", message="Vote",
+                    slot=slot, count=count, bucket=bucket)
+            for who in (BOB, CAROL)
+            for broker in CELL.manifest.broker_ids
+            for slot in range(3)
+            for kind, bucket, count in (
+                [("came", 80, 1), ("missing", 0, 1), ("came", 5, 4)]
+                if broker == B4
+                else [("came", 5, 6)]
+            )
+        ]  # fmt: skip
+        return judged(features).named
+
+    assert judge("") == (B4,)
+    assert judge("mute") == ()
+
+
+@pytest.mark.parametrize("message", ["Ready", "Ack"])
+def test_broker_has_no_publisher_to_blame_for_what_all_say_in_the_end(message: str) -> None:
+    features = [
+        noticed(who, broker, "missing" if broker == B4 else "came", "mute" if broker == B4 else "",
+                message=message, count=3, lane=1)
+        for who in ((B1, B2, B3) if message == "Ready" else (ALICE, CAROL))
+        for broker in CELL.manifest.broker_ids
+        if who != broker
+    ]  # fmt: skip
+    blamed = [
+        noticed(B4, ALICE, "missing", "mended", message="Publish", count=3, slot=slot)
+        for slot in (0, 1)
+    ]
+    assert judged([*features, *blamed]).named == (B4,)
+    if message == "Ready":
+        flood = noticed(B1, ALICE, "refused", "unknown-stream", message="Open")
+        assert judged([*features, *blamed, flood]).named == ()
 
 
 @pytest.mark.parametrize("excuse", ["", "doubt", "query"])

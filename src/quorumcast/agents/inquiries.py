@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable
 
 from quorumcast.agents.observation import Kind, Notes
 from quorumcast.agents.turnout import PATIENCE_MS, Links, bucket_of
-from quorumcast.core.ids import Millis, NodeId
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.messages import (
     AnyMessage,
     Attest,
@@ -85,6 +85,13 @@ def answers(message: AnyMessage) -> list[tuple[str, Hashable]]:
             return []
 
 
+def _stream(about: Hashable) -> Stream | None:
+    """What a request is about: a stream, or all streams of a channel."""
+    if isinstance(about, str):
+        return Stream(Channel(about), NodeId(""), 0)
+    return about if isinstance(about, Stream) else None
+
+
 class Inquiries:
     """What one node has asked and not been told."""
 
@@ -128,8 +135,9 @@ class Inquiries:
             self._voted.discard((peer, request, about))
             if since is not None:
                 self._notes.add(
-                    now, Kind.ANSWERED, peer, message=request, bucket=bucket_of(now - since)
-                )
+                    now, Kind.ANSWERED, peer, message=request, stream=_stream(about),
+                    bucket=bucket_of(now - since),
+                )  # fmt: skip
 
     def sweep(self, now: Millis) -> None:
         """What was not answered by now is not going to be."""
@@ -142,4 +150,6 @@ class Inquiries:
             clear = self._links.clear_since.get(key[0])
             if clear is not None and clear <= since:
                 state = self._links.state(key[0])
-                self._notes.add(now, Kind.UNANSWERED, key[0], state or reason, key[1])
+                self._notes.add(
+                    now, Kind.UNANSWERED, key[0], state or reason, key[1], _stream(key[2])
+                )

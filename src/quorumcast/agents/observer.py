@@ -253,7 +253,7 @@ class Observer:
             case Positions():
                 self._votes.agreed(sender, message.channel)
                 self._claims.hear(now, sender, message)
-                self._sources.answered(now, sender, message.channel)
+                self._sources.answered(sender, message.channel)
                 self._sequences.begin_anew(sender, message.channel)
             case Checkpoint(statement=signed):
                 self._on_statement(sender, signed, now)
@@ -344,7 +344,11 @@ class Observer:
             self.notes.add(now, Kind.BOASTS, sender, "unsent", "Ack", ack.stream, ack.upto)
         if ack.credit > sent + FAR_AHEAD * FAR_AHEAD:
             self.notes.add(now, Kind.BOASTS, sender, "credit", "Ack", ack.stream, ack.credit)
-        self._acks.spoke(now, sender, ack.stream, ack.upto)
+        if lane is Lane.DATA:
+            self._acks.spoke(now, sender, ack.stream, ack.upto)
+        elif self._acks.spoke(now, sender, ack.stream, ack.settled) == self._manifest.f + 1:
+            # One of them is correct, so all that are correct will settle it.
+            self._acks.enough(now, ack.stream, ack.settled)
         self._sequences.acknowledged(now, sender, ack)
 
     # ------------------------------------------------------------ what is sent
@@ -357,11 +361,7 @@ class Observer:
                 self._words.vouched(now, message)
             case Subscribe(channel=channel, bodies=bodies):
                 for peer in send.to:
-                    if bodies:
-                        before = self._was_asked(peer, Vote, now)
-                        self._sources.ask(now, peer, channel, asked_before=before)
-                    else:
-                        self._sources.release(peer, channel)
+                    self._sources.ask(now, peer, channel, bodies=bodies)
                 self._asked_at.update({(peer, Vote): now for peer in send.to})
             case Unsubscribe(channel=channel):
                 for peer in send.to:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from quorumcast.agents.claims import FAR_AHEAD
 from quorumcast.agents.observation import MAX_REMEMBERED, Kind, Notes, remember
 from quorumcast.agents.sequences import Sequences
 from quorumcast.agents.showings import Showings
+from quorumcast.agents.standings import Standings, log_stream
 from quorumcast.agents.turnout import MENDED, PATIENCE_MS, Links, Turnout, bucket_of
-from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream, holder
+from quorumcast.core.ids import Millis, NodeId, Stream, holder
 from quorumcast.core.messages import (
     Accept,
     Ack,
@@ -47,11 +47,6 @@ UNSHOWN = "unshown"
 _Instance = tuple[Protection, int, int]
 
 
-def log_stream(log: Protection) -> Stream:
-    """The name under which the instances of a log are numbered in observations."""
-    return Stream(Channel(f"*{log.value}"), CELL, 0)
-
-
 class OrderingWatch:
     """The part of an observer that looks at consensus."""
 
@@ -73,7 +68,9 @@ class OrderingWatch:
         "_offers",
         "_open",
         "_ordered_at",
+        "_own",
         "_proposed",
+        "_quorate",
         "_quorum",
         "_sequences",
         "_showings",
@@ -109,8 +106,12 @@ class OrderingWatch:
         self._turnouts = {
             kind: Turnout(kind.__name__, others, links, notes) for kind in (Write, Accept)
         }
-        #: So many others must have spoken for it to be enough; one of them is correct.
+        #: So many others must have spoken for it to be enough, or so many with this broker itself;
+        #: one of them is correct.
         self._quorum = max(manifest.f + 1, len(self._members) - manifest.f - 1)
+        self._quorate = max(manifest.f + 1, len(self._members) - manifest.f)
+        #: What this broker said itself.
+        self._own: OrderedDict[tuple[type, Stream, int], None] = OrderedDict()
         #: What each member voted for: by kind, log, regency and instance.
         self._values: OrderedDict[tuple[type, Protection, int, int], dict[NodeId, bytes]] = (
             OrderedDict()
@@ -137,8 +138,7 @@ class OrderingWatch:
         )
         #: The highest regency that each member asked for.
         self._stops: dict[tuple[Protection, NodeId], int] = {}
-        #: Where members say they are: regency and the highest instance decided.
-        self._standings: dict[tuple[Protection, NodeId], Standing] = {}
+        self._standings = Standings(manifest.f, notes)
 
     def on_message(self, sender: NodeId, message: AnyMessage, now: Millis) -> None:
         """Something of another broker or of a publisher."""
@@ -148,9 +148,10 @@ class OrderingWatch:
             case Propose():
                 self._on_propose(sender, message, now)
             case Standing():
-                self._on_standing(sender, message, now)
-            case Stop():
-                self._on_stop(sender, message, now)
+                self._standings.hear(sender, message, now)
+            case Stop(log=log, regency=regency):
+                self._stops[log, sender] = max(regency, self._stops.get((log, sender), 0))
+                self._standings.stopped(sender, message, now)
             case Offer():
                 self._on_offer(sender, message, now)
             case LogPart(batches=batches):
@@ -224,6 +225,8 @@ class OrderingWatch:
         match message:
             case Propose(batch=batch):
                 self._ordered(batch)
+            case Write() | Accept():
+                self._count(self._me, message, now)
             case Stop(log=log, regency=regency):
                 self._on_own_stop(log, regency, now)
             case Ack(stream=stream, upto=upto):
@@ -235,8 +238,7 @@ class OrderingWatch:
 
     def forget(self, peer: NodeId) -> None:
         """A new session: whoever restarts begins anew."""
-        for key in [key for key in self._standings if key[1] == peer]:
-            del self._standings[key]
+        self._standings.forget(peer)
 
     def on_drop(self, sender: NodeId) -> None:
         """What came last was ignored."""
@@ -286,9 +288,16 @@ class OrderingWatch:
                     self._notes.add(
                         now, Kind.CONTRADICTS, other, reason, name, stream, vote.instance
                     )
+        self._count(sender, vote, now)
+
+    def _count(self, voter: NodeId, vote: Write | Accept, now: Millis) -> None:
+        place = (log_stream(vote.log), vote.instance)
+        if voter == self._me:
+            remember(self._own, (type(vote), *place), None)
         turnout = self._turnouts[type(vote)]
-        if turnout.spoke(now, sender, (stream, vote.instance)) >= self._quorum:
-            turnout.enough(now, (stream, vote.instance))
+        enough = self._quorum + ((type(vote), *place) in self._own)
+        if turnout.spoke(now, voter, place) >= min(enough, self._quorate):
+            turnout.enough(now, place)
             if isinstance(vote, Accept):
                 self._decided(vote, now)
 
@@ -327,11 +336,9 @@ class OrderingWatch:
             since = self._offers.pop((item.stream, item.first), None)
             if since is not None:
                 newest = max(newest, since)
-            if since is not None and self._links.calm(since):
-                self._notes.add(
-                    now, Kind.CAME, sender, message="Propose", stream=log,
-                    bucket=bucket_of(now - since),
-                )  # fmt: skip
+            if since is not None:
+                state, late = "" if self._links.calm(since) else MENDED, bucket_of(now - since)
+                self._notes.add(now, Kind.CAME, sender, state, "Propose", log, bucket=late)
         for (stream, first), since in self._offers.items():
             if newest - since > LONG_MS:
                 self._notes.add(now, Kind.PASSES_OVER, sender, "", "Propose", stream, first)
@@ -366,7 +373,7 @@ class OrderingWatch:
         vote has proposed something, and has not decided it.
         """
         held = now - min(self._waiting.values(), default=now)
-        standing = self._standings.get((log, leader))
+        standing = self._standings.of(log, leader)
         return (
             held >= TIRED_MS
             and now - self._ordered_at.get(log, 0) >= TIRED_MS
@@ -394,57 +401,3 @@ class OrderingWatch:
         held = now - min(self._waiting.values(), default=now)
         idle = now - self._ordered_at.get(log, 0)
         return (held >= TIRED_MS and idle >= TIRED_MS) or held >= TIRED_OF_UNFAIRNESS_MS
-
-    # -------------------------------------------------------------- standings
-
-    def _on_standing(self, sender: NodeId, standing: Standing, now: Millis) -> None:
-        log = standing.log
-        stream = log_stream(log)
-        others = [s for (of, who), s in self._standings.items() if of is log and who != sender]
-        before = self._standings.get((log, sender))
-        self._standings[log, sender] = standing
-        if before is not None and standing.decided < before.decided:
-            self._notes.add(
-                now, Kind.BACKWARDS, sender, "decided", "Standing", stream, standing.decided
-            )
-        if before is not None and standing.fresh and not before.fresh:
-            # Nobody wakes up twice in one session.
-            self._notes.add(now, Kind.BACKWARDS, sender, "fresh", "Standing", stream)
-        begun = before is not None and before.synced and before.regency == standing.regency
-        if begun and not standing.synced:
-            # Whoever has begun a regency stays in it until the next one.
-            self._notes.add(now, Kind.BACKWARDS, sender, "synced", "Standing", stream)
-        if len(others) <= self._f:
-            return
-        if standing.decided > FAR_AHEAD + max(s.decided for s in others):
-            self._notes.add(now, Kind.BOASTS, sender, "ahead", "Standing", stream, standing.decided)
-        # Up to f of the others may boast, too; and no regency begins without n-f members.
-        if standing.regency > FAR_AHEAD + sorted(s.regency for s in others)[-self._f - 1]:
-            self._notes.add(
-                now, Kind.BOASTS, sender, "regency", "Standing", stream, standing.regency
-            )
-        same = [s for s in others if s.checkpoint == standing.checkpoint and s.root]
-        if standing.root and len(same) > self._f and all(s.root != standing.root for s in same):
-            self._notes.add(
-                now, Kind.CONTRADICTS, sender, "others", "Standing", stream, standing.checkpoint
-            )
-        ahead = sorted(s.decided for s in others)[-self._f - 1]
-        if standing.decided == 0 and ahead > 0:
-            self._notes.add(now, Kind.BOASTS, sender, "behind", "Standing", stream, ahead)
-        peers = [s for s in others if s.regency == standing.regency and s.synced and not s.fresh]
-        if len(peers) > self._f:
-            state = "fresh" if standing.fresh else "" if standing.synced else "unsynced"
-            self._notes.add(now, Kind.HEARD, sender, state or "synced", "Standing")
-
-    def _on_stop(self, sender: NodeId, stop: Stop, now: Millis) -> None:
-        self._stops[stop.log, sender] = max(stop.regency, self._stops.get((stop.log, sender), 0))
-        others = [
-            s.regency
-            for (of, who), s in self._standings.items()
-            if of is stop.log and who != sender
-        ]
-        if len(others) > self._f and stop.regency > max(others) + 1:
-            reason = "regency" if stop.regency > FAR_AHEAD + max(others) else "impatient"
-            self._notes.add(
-                now, Kind.BOASTS, sender, reason, "Stop", log_stream(stop.log), stop.regency
-            )

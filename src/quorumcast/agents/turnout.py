@@ -136,8 +136,9 @@ class Turnout:
             return
         said = self._said.pop(place, {})
         waiting = {member: None for member in self._members if member not in said}
-        for member in said:
-            self._came(now, member, place[0], 0)
+        for member in self._members:
+            if member in said:
+                self._came(now, member, place[0], 0)
         self._moments[place] = (now, waiting)
         if len(self._moments) > MAX_MOMENTS:
             self._moments.popitem(last=False)
@@ -247,8 +248,8 @@ class Progress:
         if waiting:
             moments.append((number, now, waiting))
 
-    def spoke(self, now: Millis, member: NodeId, stream: Stream, number: int) -> None:
-        """A member says that it is as far as this."""
+    def spoke(self, now: Millis, member: NodeId, stream: Stream, number: int) -> int:
+        """A member says that it is as far as this; returns how many are."""
         key = (stream, member)
         self._reached[key] = max(number, self._reached.get(key, 0))
         if len(self._reached) > MAX_MOMENTS:
@@ -259,6 +260,7 @@ class Progress:
             if member in waiting:
                 del waiting[member]
                 self._came(now, member, stream, now - since)
+        return sum(self._reached.get((stream, other), 0) >= number for other in self._members)
 
     def _came(self, now: Millis, member: NodeId, stream: Stream, late_ms: int) -> None:
         self._notes.add(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from quorumcast.agents.audience import PULLS
 from quorumcast.agents.inquiries import VOTED
 from quorumcast.pipeline.audit.accounts import SLOW_BUCKET, Account, Accounts, is_alone
-from quorumcast.pipeline.audit.charges import Case, Charge
+from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 
 #: Requests that a correct node always answers; where packets get lost, requests do as well, and so
 #: many must have been in vain, of whatever kind, and none successful.
 ANSWERABLE = {"Subscribe": 5, "Survey": 2}
+#: Where nothing gets lost so many are enough.
+IN_VAIN = 2
+#: So often one channel must have been asked for in vain.
+CENSORED = 2
 #: So many answers must have come, and this share of them late, before somebody is slow to answer.
 ANSWERS, LATE_ANSWERS = 3, 0.8
 #: So often contents were asked for in vain of who had voted for them.
@@ -16,6 +21,7 @@ WITHHELD = 2
 
 
 def unanswered(case: Case) -> list[Charge]:
+    """Brokers that do not answer what they must, or answer for some channels only."""
     found = []
     for pair in case.pairs(f for f in case.features if f.kind in ("answered", "unanswered")):
         for request, most in ANSWERABLE.items():
@@ -23,17 +29,36 @@ def unanswered(case: Case) -> list[Charge]:
             silent = [f for f in asked if f.kind == "unanswered"]
             count = sum(f.count for f in silent)
             answered = sum(f.count for f in asked) - count
+            # A single request may have got lost even where nothing else was.
+            clear = sum(f.count for f in silent if not f.reason)
             mute = all(f.kind == "unanswered" for f in pair) and (
-                any(not f.reason for f in silent) or sum(f.count for f in pair) >= most
+                clear >= IN_VAIN or sum(f.count for f in pair) >= most
             )
             if silent and (mute or (count >= 3 and count > answered)):
                 found.append(case.charge(silent, "dropped", f"does not answer {request} requests"))
+        found += _censored(case, pair)
         pulled = [f for f in pair if f.message == "Pull"]
         in_vain = [f for f in pulled if f.reason == VOTED]
         if sum(f.count for f in in_vain) >= WITHHELD and all(
             f.kind == "unanswered" for f in pulled
         ):
             found.append(case.charge(in_vain, "dropped", "does not hand over what it votes for"))
+    return found
+
+
+def _censored(case: Case, pair: list[Feature]) -> list[Charge]:
+    """What is asked in vain of one channel, by who is answered of another."""
+    found: list[Charge] = []
+    asked = [f for f in pair if f.message in ANSWERABLE and f.channel]
+    answered = {f.channel for f in asked if f.kind == "answered"}
+    if len(case.manifest.channels) > PULLS:
+        return found  # so many requests at a time nobody answers
+    for request, most in ANSWERABLE.items():
+        silent = [f for f in asked if f.message == request and f.channel not in answered]
+        # A correct broker is not told apart from a deaf one where it may not have heard.
+        least = most if any(f.reason for f in silent) else CENSORED
+        if answered and sum(f.count for f in silent) >= least:
+            found.append(case.charge(silent, "dropped", "answers for some channels only"))
     return found
 
 

@@ -13,7 +13,8 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from quorumcast.agents.ordering_watch import UNSHOWN, log_stream
+from quorumcast.agents.ordering_watch import UNSHOWN
+from quorumcast.agents.standings import log_stream
 from quorumcast.agents.turnout import MENDED, MUTE
 from quorumcast.core.ids import CELL
 from quorumcast.core.quorum import Broadcast, Protection
@@ -50,8 +51,9 @@ UNFETCHED = 3
 #: … but publishers offer again and again: so many offers are seldom all lost.
 NEVER_OFFERED = 8
 
-#: A leader has proposed so much, and of that this share late, or is not slow.
-LED, SLOW_SHARE = 10, 0.3
+#: A leader has proposed so much, and of that this share late, or is not slow; where packets get
+#: lost, and everybody has to wait, nearly all of it.
+LED, SLOW_SHARE, ALWAYS_SLOW = 10, 0.3, 0.95
 #: So often a publisher's chains broke where this broker was, or so often in all, and half as often
 #: where any other was.
 BREAKS, BREAKS_IN_ALL = 4, 6
@@ -60,7 +62,8 @@ GAVE_UP = "led and did not get anything ordered"
 
 #: What every broker owes whoever listens to it; later than which class what must be said is late.
 OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept", "Checkpoint")
-LATE = {"Vote": 20, "Ack": 20, "Accept": 20, "Ready": 40}
+HISTORY_ACK = "Ack (history)"
+LATE = {"Vote": 20, "Ack": 20, "Accept": 20, "Echo": 40, "Ready": 40}
 #: By which a broker asks for state, for what was decided, and for what is in it.
 ASKING = ("ChunkQuery", "LogQuery", "Fetch")
 #: Where brokers accept what they are shown, and not what others write.
@@ -95,31 +98,37 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
     missing: Accounts = {}
     delayed: Accounts = {}
     led: Accounts = {}
+    led_calmly: Accounts = {}
     for feature in features:
         if feature.kind not in ("came", "missing"):
             continue
-        key = (feature.observer, feature.message)
+        history = feature.message == "Ack" and feature.lane
+        key = (feature.observer, HISTORY_ACK if history else feature.message)
         gone = feature.kind == "missing"
         if feature.message in OWED:
             account = missing.setdefault(key, {}).setdefault(feature.accused, Account())
             account.add(feature, failed=gone)
-        timely = (
+        timely = feature.channel != CRASH_LOG and (
             feature.message == "Accept"
             or feature.channel not in ordered
             or not (case.doubted or feature.accused in asking)
         )
         if feature.message == "Propose" and not gone and not lying:
-            account = led.setdefault(key, {}).setdefault(feature.accused, Account())
-            account.add(feature, failed=feature.bucket > SLOW_BUCKET)
-        if feature.message in LATE and timely and not gone:
+            for accounts in (led, led_calmly)[: 1 if feature.reason else 2]:
+                account = accounts.setdefault(key, {}).setdefault(feature.accused, Account())
+                account.add(feature, failed=feature.bucket > SLOW_BUCKET)
+        # What never comes is later than anything, unless its sender stands still.
+        late = feature.bucket > LATE.get(feature.message, 0) if not gone else feature.reason != MUTE
+        if feature.message in LATE and timely and not history:
             account = delayed.setdefault(key, {}).setdefault(feature.accused, Account())
-            account.add(feature, failed=feature.bucket > LATE[feature.message])
+            account.add(feature, failed=late)
     return [
         *_outstanding(case, missing, "dropped", "left out {} messages that the others sent", firm),
         *_unsaid(case, lying),
         *_outstanding(case, delayed, "delayed", "was late with its {} messages", firm),
         *_skipping(case, features),
-        *_slow_leaders(case, led),
+        *_slow_leaders(case, led_calmly, SLOW_SHARE, steadily=True),
+        *_slow_leaders(case, led, ALWAYS_SLOW, steadily=False),
         *unanswered(case),
         *slow_to_answer(case),
         *_broken_chains(case),
@@ -135,12 +144,14 @@ def _outstanding(
     blamed: dict[str, set[str]] = {}
     for charge in firm:
         blamed.setdefault(charge.observer, set()).add(charge.accused)
-    found = []
+    flooding = _flooding(case)
+    found: list[Charge] = []
     for (_, message), by_accused in accounts.items():
         for accused, account in by_accused.items():
             alone = message == "Contents" or is_alone(case, by_accused, accused)
-            # Nothing keeps a broker from being ready once the others are, but it may be late.
-            owed = deed == "dropped" and message == "Ready"
+            # Nothing keeps a broker from being ready, or from settling a history, once the others
+            # do, but it may be late.
+            owed = deed == "dropped" and message in ("Ready", HISTORY_ACK)
             least = 3 if owed else LEAST
             if (
                 account.failed.total() >= least
@@ -150,13 +161,24 @@ def _outstanding(
             ):
                 # What it was not shown a broker fetches: it is late with it, and no more.
                 excused = deed == "delayed" or account.features[0].channel == CRASH_LOG
-                found += [
+                charges = [
                     _or_leaders(case, charge) if excused else charge
                     for charge in _charges(case, account.features, deed, why.format(message))
                     if charge.publishers & blamed.get(accused, set())
                     or account.fails_without(blamed.get(accused, ()), least)
                 ]
+                if owed:
+                    charges = [_whoever_publishes(c, flooding) for c in charges]
+                found += charges
     return found
+
+
+def _whoever_publishes(charge: Charge, flooding: set[str]) -> Charge:
+    """The same charge without publishers, which cannot be behind it."""
+    if charge.publishers & flooding:
+        return charge
+    clause = frozenset((charge.accused, charge.observer))
+    return msgspec.structs.replace(charge, clause=clause, publishers=frozenset())
 
 
 def _or_leaders(case: Case, charge: Charge) -> Charge:
@@ -174,14 +196,18 @@ def _or_leaders(case: Case, charge: Charge) -> Charge:
     return msgspec.structs.replace(charge, clause=charge.clause | leaders)
 
 
-def _unsaid(case: Case, lying: Collection[str]) -> list[Charge]:
-    """What is said of every run in any weather."""
-    # Of a stream that had to give way to others nobody can be ready.
-    flooding = {
+def _flooding(case: Case) -> set[str]:
+    """Publishers of so many streams that some had to give way: of those nobody can be ready."""
+    return {
         f.accused
         for f in case.features
         if f.reason == "unknown-stream" and f.message in ("Open", "Publish")
     }
+
+
+def _unsaid(case: Case, lying: Collection[str]) -> list[Charge]:
+    """What is said of every run in any weather."""
+    flooding = _flooding(case)
     found = []
     for message in CERTAIN:
         why = f"did not say {message} of what all must say it of"
@@ -240,13 +266,15 @@ def _skipping(case: Case, features: list[Feature]) -> list[Charge]:
     ]
 
 
-def _slow_leaders(case: Case, accounts: Accounts) -> list[Charge]:
-    """Leaders under whom most of what is offered waits, all the time."""
+def _slow_leaders(case: Case, accounts: Accounts, share: float, *, steadily: bool) -> list[Charge]:
+    """Leaders under whom so much of what is offered waits, all the time."""
     return [
         case.charge(account.features, "delayed", "proposed late what had long been offered")
         for by_accused in accounts.values()
         for account in by_accused.values()
-        if account.due.total() >= LED and account.share >= SLOW_SHARE and account.steady
+        if account.due.total() >= LED
+        and account.share >= share
+        and (account.steady or not steadily)
     ]
 
 

@@ -1,0 +1,88 @@
+"""Standings: where members of a log say they are, and what nobody can say there.
+
+Nobody takes back what it has decided, wakes up twice in one session, or is where nobody is near.
+"""
+
+from __future__ import annotations
+
+from quorumcast.agents.claims import FAR_AHEAD
+from quorumcast.agents.observation import Kind, Notes
+from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream
+from quorumcast.core.messages import Standing, Stop
+from quorumcast.core.quorum import Protection
+
+
+def log_stream(log: Protection) -> Stream:
+    """The name under which the instances of a log are numbered in observations."""
+    return Stream(Channel(f"*{log.value}"), CELL, 0)
+
+
+class Standings:
+    """What each member said last: its regency, and the highest instance decided."""
+
+    __slots__ = ("_f", "_notes", "_said")
+
+    def __init__(self, f: int, notes: Notes) -> None:
+        self._f = f
+        self._notes = notes
+        self._said: dict[tuple[Protection, NodeId], Standing] = {}
+
+    def of(self, log: Protection, member: NodeId) -> Standing | None:
+        """Where a member says it is."""
+        return self._said.get((log, member))
+
+    def forget(self, peer: NodeId) -> None:
+        """A new session: whoever restarts begins anew."""
+        for key in [key for key in self._said if key[1] == peer]:
+            del self._said[key]
+
+    def hear(self, sender: NodeId, standing: Standing, now: Millis) -> None:
+        """A member says where it is."""
+        log = standing.log
+        stream = log_stream(log)
+        others = [s for (of, who), s in self._said.items() if of is log and who != sender]
+        before = self._said.get((log, sender))
+        self._said[log, sender] = standing
+        if before is not None and standing.decided < before.decided:
+            self._notes.add(
+                now, Kind.BACKWARDS, sender, "decided", "Standing", stream, standing.decided
+            )
+        if before is not None and standing.fresh and not before.fresh:
+            # Nobody wakes up twice in one session.
+            self._notes.add(now, Kind.BACKWARDS, sender, "fresh", "Standing", stream)
+        begun = before is not None and before.synced and before.regency == standing.regency
+        if begun and not standing.synced:
+            # Whoever has begun a regency stays in it until the next one.
+            self._notes.add(now, Kind.BACKWARDS, sender, "synced", "Standing", stream)
+        if len(others) <= self._f:
+            return
+        if standing.decided > FAR_AHEAD + max(s.decided for s in others):
+            self._notes.add(now, Kind.BOASTS, sender, "ahead", "Standing", stream, standing.decided)
+        # Up to f of the others may boast, too; and no regency begins without n-f members.
+        if standing.regency > FAR_AHEAD + sorted(s.regency for s in others)[-self._f - 1]:
+            self._notes.add(
+                now, Kind.BOASTS, sender, "regency", "Standing", stream, standing.regency
+            )
+        same = [s for s in others if s.checkpoint == standing.checkpoint and s.root]
+        if standing.root and len(same) > self._f and all(s.root != standing.root for s in same):
+            self._notes.add(
+                now, Kind.CONTRADICTS, sender, "others", "Standing", stream, standing.checkpoint
+            )
+        ahead = sorted(s.decided for s in others)[-self._f - 1]
+        if standing.decided == 0 and ahead > 0:
+            self._notes.add(now, Kind.BOASTS, sender, "behind", "Standing", stream, ahead)
+        peers = [s for s in others if s.regency == standing.regency and s.synced and not s.fresh]
+        if len(peers) > self._f:
+            state = "fresh" if standing.fresh else "" if standing.synced else "unsynced"
+            self._notes.add(now, Kind.HEARD, sender, state or "synced", "Standing")
+
+    def stopped(self, sender: NodeId, stop: Stop, now: Millis) -> None:
+        """A member asks for another leader."""
+        others = [
+            s.regency for (of, who), s in self._said.items() if of is stop.log and who != sender
+        ]
+        if len(others) > self._f and stop.regency > max(others) + 1:
+            reason = "regency" if stop.regency > FAR_AHEAD + max(others) else "impatient"
+            self._notes.add(
+                now, Kind.BOASTS, sender, reason, "Stop", log_stream(stop.log), stop.regency
+            )
