@@ -643,6 +643,21 @@ def test_late_votes_of_a_log_are_charged_where_nothing_explains_them(excuse: str
     assert judged(features, Cell(Policy.named("total"))).named == (() if excuse else (B4,))
 
 
+@pytest.mark.parametrize("slots", [(0,), (0, 1, 2)])
+def test_who_is_late_for_a_while_after_a_partition_is_not_charged_for_it(
+    slots: tuple[int, ...],
+) -> None:
+    features = [
+        noticed(who, broker, "came", message="Ready", slot=slot, count=6,
+                bucket=320 if broker == B4 and slot in slots else 5)
+        for who in (B1, B2, B3)
+        for broker in CELL.manifest.broker_ids
+        for slot in range(3)
+        if who != broker
+    ]  # fmt: skip
+    assert judged(features).named == ((B4,) if len(slots) == 3 else ())
+
+
 def test_who_stands_still_in_half_of_the_run_is_not_charged_for_it() -> None:
     def left_out(missing: dict[int, int]) -> tuple[str, ...]:
         features = [
