@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -160,8 +161,12 @@ def stored(directory: Path) -> list[dict[str, Any]]:
 
 
 def published(directory: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted((directory / "published").glob("*.json")):
-        yield from map(json.loads, path.read_text().splitlines())
+    """What the sink has committed; what a batch is about to write goes again if it is stopped."""
+    batches = (directory / "published" / "_spark_metadata").glob("[0-9]*")
+    in_order = sorted(batches, key=lambda path: int(path.name.partition(".")[0]))
+    entries = [json.loads(one) for path in in_order for one in path.read_text().split("\n")[1:]]
+    for path in dict.fromkeys(unquote(urlparse(entry["path"]).path) for entry in entries):
+        yield from map(json.loads, Path(path).read_text().splitlines())
 
 
 def forget_last_batch(directory: Path) -> None:
