@@ -95,15 +95,14 @@ def _stream(about: Hashable) -> Stream | None:
 class Inquiries:
     """What one node has asked and not been told."""
 
-    __slots__ = ("_links", "_notes", "_pending", "_voted")
+    __slots__ = ("_links", "_notes", "_pending")
 
     def __init__(self, links: Links, notes: Notes) -> None:
         self._links = links
         self._notes = notes
-        #: When each request was first sent and not answered since; at most MAX_PENDING.
-        self._pending: OrderedDict[_Request, int] = OrderedDict()
-        #: Those of them that are about what the other one voted for.
-        self._voted: set[_Request] = set()
+        #: When each request was first sent and not answered since, and whether it is about what
+        #: the other one voted for; at most MAX_PENDING.
+        self._pending: OrderedDict[_Request, tuple[int, bool]] = OrderedDict()
 
     def asked(
         self,
@@ -117,13 +116,10 @@ class Inquiries:
         if found is None:
             return
         for peer in peers:
-            request = (peer, *found)
-            if peer in self._links.up_since and request not in self._pending:
-                self._pending[request] = now
-                if peer in voted:
-                    self._voted.add(request)
+            if peer in self._links.up_since:
+                self._pending.setdefault((peer, *found), (now, peer in voted))
         while len(self._pending) > MAX_PENDING:
-            self._voted.discard(self._pending.popitem(last=False)[0])
+            self._pending.popitem(last=False)
 
     def told(self, now: Millis, peer: NodeId, message: AnyMessage) -> None:
         """A message came."""
@@ -131,8 +127,7 @@ class Inquiries:
         if isinstance(message, Offer):
             found = [("Fetch", key[2]) for key in self._pending if key[:2] == (peer, "Fetch")]
         for request, about in found:
-            since = self._pending.pop((peer, request, about), None)
-            self._voted.discard((peer, request, about))
+            since, _ = self._pending.pop((peer, request, about), (None, False))
             if since is not None:
                 self._notes.add(
                     now, Kind.ANSWERED, peer, message=request, stream=_stream(about),
@@ -141,15 +136,11 @@ class Inquiries:
 
     def sweep(self, now: Millis) -> None:
         """What was not answered by now is not going to be."""
-        for key, since in list(self._pending.items()):
+        for key, (since, voted) in list(self._pending.items()):
             if now - since < PATIENCE_MS:
                 break
             del self._pending[key]
-            reason = VOTED if key in self._voted else ""
-            self._voted.discard(key)
             clear = self._links.clear_since.get(key[0])
             if clear is not None and clear <= since:
-                state = self._links.state(key[0])
-                self._notes.add(
-                    now, Kind.UNANSWERED, key[0], state or reason, key[1], _stream(key[2])
-                )
+                reason = self._links.state(key[0]) or (VOTED if voted else "")
+                self._notes.add(now, Kind.UNANSWERED, key[0], reason, key[1], _stream(key[2]))

@@ -164,12 +164,12 @@ class LocalCluster:
 
     def wait_for_epoch(self, *names: str, timeout_s: float = PATIENCE_S) -> None:
         """Until these brokers, or all that run, have taken the manifest's epoch."""
-        deadline = time.monotonic() + timeout_s
-        wanted = names or tuple(broker for broker in self.brokers if self.running(broker))
-        while any(self.status(name)["epoch"] < self.manifest.epoch for name in wanted):
-            if time.monotonic() > deadline:
-                raise UsageError(f"epoch {self.manifest.epoch} was not taken within {timeout_s} s")
-            time.sleep(0.05)
+        wanted, epoch = names or self._running(), self.manifest.epoch
+        self._wait_until(
+            lambda: all(self.status(name)["epoch"] >= epoch for name in wanted),
+            f"epoch {epoch} was not taken",
+            timeout_s,
+        )
 
     # ------------------------------------------------------------------ processes
 
@@ -345,29 +345,28 @@ class LocalCluster:
 
     def wait_for_links(self, timeout_s: float = PATIENCE_S) -> None:
         """Until every running broker is connected to every other running one."""
-        deadline = time.monotonic() + timeout_s
-        running = [broker for broker in self.brokers if self.running(broker)]
-        while True:
-            states = [self.status(broker)["brokers"] for broker in running]
-            if all(state[other]["up"] for state in states for other in running):
-                return
-            if time.monotonic() > deadline:
-                raise UsageError(f"the brokers did not find each other within {timeout_s} s")
-            time.sleep(0.02)
+        running = self._running()
 
-    def wait_executed(self, timeout_s: float = 90.0) -> None:
+        def linked() -> bool:
+            states = [self.status(broker)["brokers"] for broker in running]
+            return all(state[other]["up"] for state in states for other in running)
+
+        self._wait_until(linked, "the brokers did not find each other", timeout_s)
+
+    def wait_executed(self, timeout_s: float = PATIENCE_S) -> None:
         """Until every running broker has executed what any of them has, on channels with an order.
 
         A publication is acknowledged when f+1 brokers have executed it. Whoever reads then may be
         answered by others first, and not find it yet.
         """
-        deadline = time.monotonic() + timeout_s
-        running = [broker for broker in self.brokers if self.running(broker)]
+        running = self._running()
         furthest = self._executed(running, max)
-        while any(self._executed(running, min)[log] < place for log, place in furthest.items()):
-            if time.monotonic() > deadline:
-                raise UsageError(f"the brokers did not come to one place within {timeout_s} s")
-            time.sleep(0.02)
+
+        def together() -> bool:
+            least = self._executed(running, min)
+            return all(least[log] >= place for log, place in furthest.items())
+
+        self._wait_until(together, "the brokers did not come to one place", timeout_s)
 
     def _executed(
         self, brokers: Sequence[NodeId], choose: Callable[[list[int]], int]
@@ -379,6 +378,16 @@ class LocalCluster:
             log: choose([view[log]["executed"] if log in view else 0 for view in views])
             for log in logs
         }
+
+    def _running(self) -> list[NodeId]:
+        return [broker for broker in self.brokers if self.running(broker)]
+
+    def _wait_until(self, is_so: Callable[[], bool], otherwise: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not is_so():
+            if time.monotonic() > deadline:
+                raise UsageError(f"{otherwise} within {timeout_s} s")
+            time.sleep(0.02)
 
     def __enter__(self) -> LocalCluster:
         try:
