@@ -13,7 +13,10 @@ import typer
 from tests.cli.shell import base_port
 from tests.runtime.world import PATIENCE_S
 
+from quorumcast.cli.common import default_status_url
 from quorumcast.cli.main import app, main
+from quorumcast.core.ids import NodeId
+from quorumcast.manifest.manifest import BrokerEntry
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -163,6 +166,18 @@ def test_ports_that_another_cell_uses(
     assert "no broker of cell 'cell' is up" in sentence(capsys, "status", "-m", cell)
     line = sentence(capsys, "faults", "set", "broker-1", "alter", "-m", cell)
     assert "is the page of broker-1 of cell 'other'; say where that of broker-1 is" in line
+
+
+@pytest.mark.parametrize(("port", "page"), [(7100, 8100), (64_535, 65_535), (64_536, 63_536)])
+def test_status_pages_are_at_ports_that_exist(port: int, page: int) -> None:
+    broker = BrokerEntry(NodeId("broker-1"), "127.0.0.1", port, bytes(32), bytes(32))
+    assert default_status_url(broker) == f"http://127.0.0.1:{page}"
+
+
+def test_metrics_port_that_does_not_exist(capsys: pytest.CaptureFixture[str], cell: Path) -> None:
+    line = sentence(capsys, "broker", "-m", cell, "-i", "broker-1", "--metrics-port", "70000")
+    assert "--metrics-port" in line
+    assert "less than or equal to 65535" in line
 
 
 def test_port_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

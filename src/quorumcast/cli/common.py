@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 OPERATOR = "operator"
 
-#: A broker's status page is on its own port plus this, unless it is told otherwise.
+#: How far a broker's status page is from its own port, unless it is told otherwise.
 STATUS_OFFSET = 1000
+#: There is none beyond; systems count on from 0 there, and somebody may answer.
+LAST_PORT = 65_535
 STATUS_TIMEOUT_S = 5.0
 #: Columns where nobody's terminal says how many there are.
 PLAIN_WIDTH = 160
@@ -111,9 +113,15 @@ def status_urls(manifest: Manifest, given: list[str] | None) -> dict[str, str]:
     return result
 
 
+def default_status_port(broker: BrokerEntry) -> int:
+    """The convention of `up` and `broker`: the broker's port plus an offset, or minus it."""
+    above = broker.port + STATUS_OFFSET
+    return above if above <= LAST_PORT else broker.port - STATUS_OFFSET
+
+
 def default_status_url(broker: BrokerEntry) -> str:
-    """The convention of `up` and `broker`: this machine, the broker's port plus an offset."""
-    return f"http://127.0.0.1:{broker.port + STATUS_OFFSET}"
+    """On this machine."""
+    return f"http://127.0.0.1:{default_status_port(broker)}"
 
 
 def ask_all(urls: dict[str, str]) -> dict[str, dict[str, Any]]:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quorumcast.cli.common import (
-    STATUS_OFFSET,
+    LAST_PORT,
     IdentityOption,
     JsonOption,
     ManifestOption,
     ask_all,
     console,
+    default_status_port,
     default_status_url,
     identity_path,
     manifest_path,
@@ -176,7 +177,11 @@ def broker(
     bind: Annotated[str, typer.Option(help="Listen here, not at the manifest's host.")] = "",
     metrics_port: Annotated[
         int | None,
-        typer.Option(help="Status page and /metrics; 0 for none. The broker's port + 1000."),
+        typer.Option(
+            min=0,
+            max=LAST_PORT,
+            help="Status page and /metrics; 0 for none. The broker's port + 1000.",
+        ),
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="Where the status page is.")] = "127.0.0.1",
     evidence: Annotated[Path | None, typer.Option(help="Write evidence of lies here.")] = None,
@@ -207,7 +212,7 @@ def broker(
     entry = cell.broker(name)
     port = metrics_port
     if port is None and entry is not None:
-        port = entry.port + STATUS_OFFSET
+        port = default_status_port(entry)
     if json_ and entry is not None:
         print_json({"broker": name, "cell": cell.cell, "address": entry.address, "status": port})
     settings = BrokerSettings(

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from quorumcast.cli.common import IDENTITY, STATUS_OFFSET
+from quorumcast.cli.common import IDENTITY, default_status_port
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.files import read_manifest
 from quorumcast.manifest.manifest import BrokerEntry, Manifest
@@ -179,7 +179,7 @@ class Supervisor:
         settings = BrokerSettings(
             manifest=directory / "manifest.json",
             identity=directory / f"{entry.id}{IDENTITY}",
-            http_port=entry.port + STATUS_OFFSET,
+            http_port=default_status_port(entry),
             allow_faults=self._allow_faults,
             evidence=directory / "evidence",
             data=directory / "data",

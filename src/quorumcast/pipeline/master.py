@@ -52,8 +52,11 @@ def cores_of(master: str) -> int | None:
 
 def _answers(address: str) -> bool:
     host, _, port = address.rpartition(":")
+    # Beyond the last port the system counts on from 0, and somebody may answer there.
+    if int(port) > 65_535:
+        return False
     try:
         with closing(socket.create_connection((host.strip("[]"), int(port)), PATIENCE_S)):
             return True
-    except (OSError, OverflowError, UnicodeError):
+    except (OSError, UnicodeError):
         return False

@@ -22,7 +22,6 @@ meanwhile (`locking_mode=EXCLUSIVE`): a reader would keep the log from starting 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import logging
@@ -37,6 +36,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.machine import Record
 from quorumcast.runtime.changes import Change, outcome
 from quorumcast.runtime.logs import note
+from quorumcast.runtime.room import DiskFullError, size_of, writing
 
 #: The log is moved into the database after so many bytes; it gets little longer than that.
 CHECKPOINT_BYTES = 8 * 1024 * 1024
@@ -45,9 +45,6 @@ _RECORD_BYTES = 256
 _COMMIT_BYTES = 3 * 4096
 #: Damaged files that are kept; with so many a broker does not start.
 MAX_ASIDE = 3
-#: Written to find out whether the disk has room.
-_PROBE_BYTES = 64 * 1024
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 #: "QcSt": tells our files from other people's databases.
 _APPLICATION = 0x51635374
@@ -70,10 +67,6 @@ _NOT_THE_FILE = (
 )
 
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class DiskFullError(Exception):
-    """The disk takes no more for now; nothing of the batch was written."""
 
 
 class DamageError(Exception):
@@ -329,6 +322,19 @@ class Database:
 
     def write(self, changes: Sequence[Change]) -> None:
         """Make these changes in this order, all or none; they are safe when this returns."""
+        try:
+            size = writing(lambda: self._commit(changes), self.path, self._log)
+        except DiskFullError:
+            self._make_room()
+            raise
+        self._seq += len(changes)
+        self._logged += size
+        # A mark that lags only notices less.
+        with contextlib.suppress(OSError):
+            self._mark.move(self._seq)
+
+    def _commit(self, changes: Sequence[Change]) -> int:
+        """How long the log got by it, about."""
         connection, size = self._connection, _COMMIT_BYTES
         removals, keeps = outcome(changes, self._seq)
         try:
@@ -343,38 +349,11 @@ class Database:
                 size += len(record) + _RECORD_BYTES
             connection.execute(_HEAD, (self._seq + len(changes),))
             connection.execute("COMMIT")
-        except BaseException as error:
+        except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            if isinstance(error, sqlite3.Error) and self._is_full(error):
-                self._make_room()
-                raise DiskFullError(str(error)) from None
             raise
-        self._seq += len(changes)
-        self._logged += size
-        # A mark that lags only notices less.
-        with contextlib.suppress(OSError):
-            self._mark.move(self._seq)
-
-    def _is_full(self, error: sqlite3.Error) -> bool:
-        code = _code(error)
-        if code == sqlite3.SQLITE_FULL:
-            return True
-        # SQLite knows of ENOSPC only. Whether a write failed because of a quota or a limit on the
-        # size of files, or because the disk is broken, shows when we write as far ourselves.
-        if code != sqlite3.SQLITE_IOERR_WRITE:
-            return False
-        probe = self.path.with_name(f"{self.path.name}.probe")
-        try:
-            file = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
-                end = max(self.file_bytes, self.log_bytes)
-                return os.pwrite(file, bytes(_PROBE_BYTES), end) < _PROBE_BYTES
-            finally:
-                os.close(file)
-                probe.unlink()
-        except OSError as refused:
-            return refused.errno in _NO_ROOM
+        return size
 
     def _make_room(self) -> None:
         """Give back what the log takes, if the database itself has room for it."""
@@ -388,11 +367,10 @@ class Database:
 
     def tidy(self) -> None:
         """Move the log into the database."""
+        move = "PRAGMA wal_checkpoint(PASSIVE)"
         try:
-            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        except sqlite3.Error as error:
-            if not self._is_full(error):
-                raise
+            writing(lambda: self._connection.execute(move).fetchall(), self.path, self._log)
+        except DiskFullError:
             return  # tried again after the next commit; the log holds everything meanwhile
         self._logged = 0
 
@@ -401,12 +379,12 @@ class Database:
     @property
     def file_bytes(self) -> int:
         """The size of the database."""
-        return _size(self.path)
+        return size_of(self.path)
 
     @property
     def log_bytes(self) -> int:
         """The size of its log."""
-        return _size(self._log)
+        return size_of(self._log)
 
     def close(self) -> None:
         """Move the log into the database and let others have it."""
@@ -431,10 +409,3 @@ def _prepare(connection: sqlite3.Connection) -> None:
 def _code(error: sqlite3.Error) -> int:
     """SQLite's extended code; errors of the Python module itself have none."""
     return getattr(error, "sqlite_errorcode", 0)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

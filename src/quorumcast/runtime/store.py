@@ -27,8 +27,9 @@ import msgspec
 
 from quorumcast.core.machine import Record
 from quorumcast.runtime.changes import Change, Keep, Remove
-from quorumcast.runtime.database import Database, DiskFullError
+from quorumcast.runtime.database import Database
 from quorumcast.runtime.logs import note
+from quorumcast.runtime.room import DiskFullError
 
 #: Records without an address that are kept, per kind; older ones are removed now and then.
 KEPT = 200_000

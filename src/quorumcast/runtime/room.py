@@ -1,0 +1,70 @@
+"""Whether a write of SQLite failed because the disk is full, or because it is broken.
+
+A full disk is waited for, a broken one stops the broker. SQLite tells a full disk only by ENOSPC; a
+quota and a limit on the size of files look to it like any other failure. Those show when we write
+as far as it did ourselves.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+#: Written to find out whether there is room.
+_PROBE_BYTES = 64 * 1024
+#: How often a write is tried that failed although there is room.
+_TRIES = 3
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class DiskFullError(Exception):
+    """The disk takes no more for now; nothing of the batch was written."""
+
+
+def writing(work: Callable[[], T], *files: Path) -> T:
+    """Do what writes to these files of a database; `DiskFullError` if there is no room.
+
+    Room can come between a refusal and the look at it: a failure without a reason is tried again.
+    """
+    probe = files[0].with_name(f"{files[0].name}.probe")
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            return work()
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", None)
+            if code == sqlite3.SQLITE_FULL:
+                raise DiskFullError(str(error)) from None
+            if code != sqlite3.SQLITE_IOERR_WRITE:
+                raise
+            if not _takes(probe, max(map(size_of, files))):
+                raise DiskFullError(str(error)) from None
+            if not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _takes(probe: Path, end: int) -> bool:
+    """Whether a file may grow beyond `end`; also of one that fails otherwise this says yes."""
+    try:
+        file = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            return os.pwrite(file, bytes(_PROBE_BYTES), end) == _PROBE_BYTES
+        finally:
+            os.close(file)
+            probe.unlink()
+    except OSError as refused:
+        return refused.errno not in _NO_ROOM
+
+
+def size_of(file: Path) -> int:
+    """In bytes; one that is not there has none."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
