@@ -50,6 +50,7 @@ from quorumcast.core.machine import (
 from quorumcast.core.messages import (
     Accept,
     Ack,
+    Fetch,
     Offer,
     Open,
     Propose,
@@ -150,6 +151,42 @@ def test_two_stories_of_one_publisher_one_is_ordered_and_it_is_suspected() -> No
     hall.offer(2, b"z")
     hall.offer(2, b"other")
     assert Suspect(ALICE, Suspicion.EQUIVOCATION, STREAM, 2) in [e for _, e in hall.seen]
+
+
+@pytest.mark.parametrize(
+    "stories",
+    [
+        ([(1, b"x", b"y")], [(1, b"x"), (2, b"y")]),
+        ([(1, b"x"), (2, b"y")], [(1, b"x", b"y")]),
+        ([(1, b"x"), (2, b"y", b"z")], [(1, b"x", b"y"), (3, b"z")]),
+        ([(1, b"x")], [(1, b"y")]),
+    ],
+    ids=["cut", "joined", "shifted", "altered"],
+)
+def test_story_that_a_broker_was_told_otherwise_is_had_from_the_leader_at_once(
+    stories: tuple[list[tuple[int, *tuple[bytes, ...]]], list[tuple[int, *tuple[bytes, ...]]]],
+) -> None:
+    """Two message delays more than if it had been told the same, whatever the clock says."""
+    hall = Hall().begin()
+    leader, others = B1, (B2, B3, B4)
+    for told, members in ((stories[1], others), (stories[0], (leader,))):
+        for first, *contents in told:
+            hall.offer(first, *contents, to=members)
+    hall.run(70)
+    expected = [body for _, *contents in stories[0] for body in contents]
+    assert agree(hall, *FOUR) == expected
+    asked = {e.to for _, e in hall.seen if isinstance(e, Send) and isinstance(e.message, Fetch)}
+    assert asked == {(leader,)}
+
+
+def test_run_that_has_not_come_yet_is_waited_for() -> None:
+    hall = Hall().begin()
+    hall.offer(1, b"x", to=(B1, B2, B3))
+    hall.run(30)
+    hall.offer(1, b"x", to=(B4,))
+    hall.run(30)
+    assert agree(hall, *FOUR) == [b"x"]
+    assert said(hall, Fetch) == []
 
 
 def test_second_story_does_not_take_the_place_of_one_that_was_voted_for() -> None:

@@ -258,6 +258,11 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     first: Positive
     digests: Digests
 
+    @property
+    def last(self) -> int:
+        """The number of its last publication."""
+        return self.first + len(self.digests) // DIGEST_SIZE - 1
+
 
 class Offer(Message, frozen=True, array_like=True):
     """A run to be ordered, with its bodies; signed where brokers may lie, for it is passed on."""

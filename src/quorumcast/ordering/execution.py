@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quorumcast.core.ids import DIGEST_SIZE, EPOCHS, Channel, Millis, NodeId, Stream, total_order
+from quorumcast.core.ids import EPOCHS, Channel, Millis, NodeId, Stream, total_order
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Bodies, Effect, Forget, Persist, Send
 from quorumcast.core.messages import Ack, Batch, Item, Offer
@@ -160,8 +160,7 @@ class Execution:
                 self.epochs.lacks(item)
                 if item.stream == EPOCHS
                 else not self.offers.holds(item)
-                and item.first + len(item.digests) // DIGEST_SIZE - 1
-                > self.state.served.get(item.stream, 0)
+                and item.last > self.state.served.get(item.stream, 0)
             )
         ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from quorumcast.core.ids import EPOCHS, NodeId
 from quorumcast.core.limits import MAX_FETCH
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import Cursor, Fetch, Fetched, Item, Offer
+from quorumcast.core.messages import Batch, Cursor, Fetch, Fetched, Item, Offer
 from quorumcast.ordering.consensus import Consensus, value_of
 from quorumcast.ordering.execution import Execution, Surroundings
 from quorumcast.ordering.succession import Succession
@@ -85,6 +85,20 @@ class Fetching:
             if slot.decided == value or value in self._succession.lacking_at(instance):
                 slot.keep(value, message.batch)
 
+    def on_proposed(self, leader: NodeId, batch: Batch) -> list[Effect]:
+        """Ask the leader at once for runs of which their publisher told it another story.
+
+        What has not come yet comes from its publisher in a moment; this never does.
+        """
+        if not any(batch is waiting for _, waiting in self._consensus.waiting()):
+            return []
+        missing = self._execution.missing(batch)
+        torn = self._execution.offers.told_otherwise(missing)
+        wanted = [Cursor(item.stream, item.first) for item in missing if item.stream in torn]
+        if not wanted:
+            return []
+        return [Send((leader,), Fetch(self._consensus.log, (), tuple(wanted[:MAX_FETCH])))]
+
     def ask(self) -> list[Effect]:
         """Ask for what keeps this broker from writing or executing."""
         consensus, execution = self._consensus, self._execution
@@ -110,6 +124,9 @@ class Fetching:
         peers = self._around.peers
         if not peers or not (values or offers):
             return []
-        self._asked += 1
         request = Fetch(consensus.log, tuple(values[:MAX_FETCH]), tuple(offers[:MAX_FETCH]))
-        return [Send((peers[self._asked % len(peers)],), request)]
+        # The leader every other time: it has what it proposed, unless it lies.
+        turn, others = divmod(self._asked, 2)
+        self._asked += 1
+        asked = peers[turn % len(peers)] if others else consensus.leader
+        return [Send((asked if asked in peers else peers[turn % len(peers)],), request)]

@@ -13,7 +13,7 @@ beyond it by what proposals name.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from quorumcast.core.ids import DIGEST_SIZE, Millis, NodeId, Stream, split_digests
 from quorumcast.core.labels import label
@@ -299,6 +299,19 @@ class Offers:
         held = self.find(item.stream, item.first)
         return held is not None and held.offer.digests == item.digests
 
+    def told_otherwise(self, missing: Iterable[Item]) -> set[Stream]:
+        """Of whose numbers other runs are here than those that are missing."""
+        spans: dict[Stream, tuple[int, int]] = {}
+        for item in missing:
+            low, high = spans.get(item.stream, (item.first, 0))
+            spans[item.stream] = (min(low, item.first), max(high, item.last))
+        return {
+            stream
+            for stream, (low, high) in spans.items()
+            if (queue := self._queues.get(stream)) is not None
+            and any(held.offer.first <= high and held.last >= low for held in queue.runs.values())
+        }
+
     def oldest(self) -> Millis | None:
         """Since when the oldest offer that could be ordered has waited."""
         return min([held.arrived for held in self.waiting()], default=None)
@@ -332,8 +345,7 @@ class Offers:
         for batch in under_way:
             for item in batch:
                 queue = self._queue(item.stream, item.stream.publisher)
-                last = item.first + len(item.digests) // DIGEST_SIZE - 1
-                queue.proposed = max(queue.proposed, last)
+                queue.proposed = max(queue.proposed, item.last)
 
     def reconsider(self, stream: Stream) -> None:
         """What was proposed of a stream got no positions: it may be proposed again."""

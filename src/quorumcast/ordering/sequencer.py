@@ -343,7 +343,8 @@ class Sequencer:
     def _on_propose(self, sender: NodeId, message: Propose) -> list[Effect]:
         if not self._rights.may_propose(message):
             return [Drop(DropReason.NO_RIGHT, sender)]
-        return self._consensus.on_propose(sender, message)
+        effects = self._consensus.on_propose(sender, message)
+        return effects + self._fetching.on_proposed(sender, message.batch)
 
     # --------------------------------------------------------------- executing
 

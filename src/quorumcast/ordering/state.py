@@ -138,7 +138,7 @@ class State:
         served: dict[Stream, int] = {}
         taken: list[Item] = []
         for item in batch:
-            stream, last = item.stream, item.first + len(item.digests) // DIGEST_SIZE - 1
+            stream, last = item.stream, item.last
             upto = served.get(stream, self.served.get(stream, 0))
             if item.first == upto + 1 and not self.over(stream) and stream != EPOCHS:
                 taken.append(item)
