@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from quorumcast.pipeline.audit.sifting import (
     NO_MANIFEST,
     STRANGERS,
     UNREADABLE,
+    bounded,
 )
 from quorumcast.pipeline.audit.tables import CELLS, DOCUMENTS, LABELS, OBSERVATIONS, VERDICTS
 from quorumcast.runtime.observations import ObservationLog, write_table
@@ -304,12 +306,14 @@ def test_nothing_that_a_node_writes_ends_the_audit_or_moves_the_others(
         row(BOB, B2, t_ms=far, until_ms=far),
         row(BOB, B2, t_ms=-far, until_ms=1),
         row(BOB, B2, until_ms=far),
+        row(BOB, B2, reason="x" * 5000),
     ]
     shown = [
         *(("r", BOB, kind, "", None) for kind in ("evidence", "statement", "manifest")),
         (None, BOB, "evidence", "", b"{}"),
         ("r", BOB, None, "", b"{}"),
         *(document(BOB, kind, b"{}") for kind in ("evidence", "statement", "")),
+        document(BOB, "evidence", bytes(2_000_000)),
     ]
     # Within bounds, and far from what everybody else says of when the run was.
     own = [row(BOB, B2), row(BOB, B2, t_ms=0, until_ms=2**47, count=2**32)]
@@ -319,7 +323,7 @@ def test_nothing_that_a_node_writes_ends_the_audit_or_moves_the_others(
     write_cell(log, "r")
     found = audited(capsys, log, "--html", tmp_path / "audit.html")
     assert standings(found) == {(B1, "suspected"), (BOB, "disputed")}
-    assert found["left_out"] == {INCOMPLETE: len(COLUMNS) - 1 + 5, BEYOND: 7, UNREADABLE: 2}
+    assert found["left_out"] == {INCOMPLETE: len(COLUMNS) - 1 + 5, BEYOND: 9, UNREADABLE: 2}
     slots = features(spark.createDataFrame([*late, *own], OBSERVATIONS)).where("kind = 'came'")
     assert {r["slot"] for r in slots.collect()} == set(range(8))
 
@@ -330,6 +334,15 @@ def test_many_statements_of_which_nobody_else_can_speak_are_compared_in_linear_t
     # Each set of what was said in a window over all of them was once copied into every row.
     plan = contested(spark.createDataFrame([], DOCUMENTS))._jdf.queryExecution().toString()
     assert "collect_set" not in plan
+
+
+def test_whoever_says_too_much_is_cut_short_and_nobody_else(spark: SparkSession) -> None:
+    rows = [row(BOB, B2, run=run, number=n) for run in ("r", "s") for n in range(50)]
+    rows += [row(ALICE, B1, number=n) for n in range(10)]
+    kept = bounded(spark.createDataFrame(rows, OBSERVATIONS), 10).collect()
+    counts = Counter((one["run"], one["observer"]) for one in kept)
+    assert counts == {("r", BOB): 10, ("s", BOB): 10, ("r", ALICE): 10}
+    assert {tuple(one) for one in kept} <= set(rows)
 
 
 def test_what_a_node_writes_is_read_as_its_own(spark: SparkSession, tmp_path: Path) -> None:

@@ -23,7 +23,14 @@ from quorumcast.manifest.files import epoch_path, read_epoch, read_manifest
 from quorumcast.pipeline.audit.charges import Case, Feature
 from quorumcast.pipeline.audit.diagnosis import Model
 from quorumcast.pipeline.audit.proofs import find_proofs, place_of, read_signed
-from quorumcast.pipeline.audit.sifting import calm, readable, sound
+from quorumcast.pipeline.audit.sifting import (
+    MOST_DOCUMENTS,
+    MOST_SUMS,
+    bounded,
+    calm,
+    readable,
+    sound,
+)
 from quorumcast.pipeline.audit.tables import (
     CELLS,
     DOCUMENTS,
@@ -227,14 +234,19 @@ def audit(
     def judge(left: pd.DataFrame, right: pd.DataFrame) -> pd.DataFrame:
         return judge_run(left, right, manifests, lying_clients)
 
-    grouped = features(sound(observations, cells, manifests)).groupBy("run")
+    sums = bounded(features(sound(observations, cells, manifests)), MOST_SUMS)
     shown = contested(sound(documents, cells, manifests).select(*DOCUMENT_COLUMNS))
+    shown = bounded(shown, MOST_DOCUMENTS)
     kept = cells.where("run is not null and data is not null").select(
         "run",
         *(F.lit(v).alias(c) for c, v in (("observer", ""), ("kind", _KEPT), ("subject", ""))),
         "data",
     )
-    return grouped.cogroup(shown.unionByName(kept).groupBy("run")).applyInPandas(judge, VERDICTS)
+    return (
+        sums.groupBy("run")
+        .cogroup(shown.unionByName(kept).groupBy("run"))
+        .applyInPandas(judge, VERDICTS)
+    )
 
 
 def judge_run(

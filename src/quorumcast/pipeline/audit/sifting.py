@@ -29,10 +29,16 @@ LATEST_MS = 1 << 47
 #: More than anything happens within a span; two thousand million such rows are still a sum.
 MOST_COUNTED = 1 << 32
 
+#: Longer than any name, reason or document.
+MOST_TEXT, MOST_BYTES = 1024, 1 << 20
+#: Different sums of one observer in one run that are judged, and documents. Correct ones have fewer
+#: in cells of a hundred publishers; who makes up more only keeps the judge from its own word.
+MOST_SUMS, MOST_DOCUMENTS = 100_000, 10_000
+
 NO_MANIFEST = "of runs without a manifest"
 INCOMPLETE = "without all values, or not in a directory of their observer"
 STRANGERS = "by or about nodes that the manifest does not name"
-BEYOND = "with impossible times or counts"
+BEYOND = "with impossible times, counts or lengths"
 UNREADABLE = "files that hold nothing that can be read"
 
 #: What correct nodes are noted for, too, while everybody has more to do than can be done.
@@ -121,6 +127,9 @@ def marked(rows: DataFrame, cells: DataFrame, manifests: Sequence[bytes]) -> Dat
     # Python, to which rows go from here, would refuse them.
     texts = [name for name, kind in needed.items() if kind == "string"]
     flaw = flaw.when(_any(~F.is_valid_utf8(name) for name in texts), INCOMPLETE)
+    flaw = flaw.when(_any(F.length(name) > MOST_TEXT for name in texts), BEYOND)
+    if "data" in needed:
+        flaw = flaw.when(F.length("data") > MOST_BYTES, BEYOND)
     flaw = flaw.when(F.col("nodes").isNull(), NO_MANIFEST)
     if told:
         strangers = _any(
@@ -160,6 +169,16 @@ def calm(observations: DataFrame) -> DataFrame:
     )
     rows = observations.withColumn("second", F.when(patient, F.floor(F.col("until_ms") / 1000)))
     return rows.join(full.select("run", "second"), ["run", "second"], "left_anti").drop("second")
+
+
+def bounded(rows: DataFrame, most: int) -> DataFrame:
+    """So many rows of each observer of a run at most; which ones says their contents alone."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    drawn = Window.partitionBy("run", "observer").orderBy(F.xxhash64(*rows.columns))
+    numbered = rows.withColumn("drawn", F.row_number().over(drawn))
+    return numbered.where(F.col("drawn") <= most).drop("drawn")
 
 
 def census(
