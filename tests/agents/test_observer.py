@@ -44,6 +44,7 @@ from quorumcast.core.messages import (
     Pull,
     Ready,
     Standing,
+    StateHead,
     Stop,
     Subscribe,
     Survey,
@@ -55,6 +56,7 @@ from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import Basis
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.offers import sign_offer
+from quorumcast.ordering.state import root_of
 from quorumcast.pipeline.audit.proofs import find_proofs
 
 BROKERS = (B1, B2, B3, B4)
@@ -619,6 +621,40 @@ def test_regency_that_only_liars_are_near_is_a_boast() -> None:
     assert broker.found("boasts") == {(B4, "regency", "Standing")}
     broker.hear(B3, far)
     assert broker.found("boasts") == {(B3, "regency", "Standing")}
+
+
+CHUNKS, OTHERS = (digests(b"state"),), (digests(b"other"),)
+
+
+@pytest.mark.parametrize(
+    ("sender", "checkpoint", "chunks", "kind", "reason"),
+    [
+        (B1, 8, OTHERS, "contradicts", "itself"),
+        (B4, 8, OTHERS, "contradicts", "others"),
+        (B1, 10 * FAR_AHEAD, OTHERS, "boasts", "ahead"),
+    ],
+)
+def test_state_that_is_not_the_one_of_its_checkpoint_is_noted(
+    sender: NodeId, checkpoint: int, chunks: tuple[bytes, ...], kind: str, reason: str
+) -> None:
+    there = msgspec.structs.replace(STANDING, decided=9, checkpoint=8, root=root_of(CHUNKS))
+    elsewhere = msgspec.structs.replace(STANDING, decided=9, checkpoint=4)
+    broker = leading(**{B1: there, B3: there, B4: elsewhere})
+    broker.hear(sender, StateHead(Protection.BYZANTINE, checkpoint, chunks))
+    assert broker.found(kind) == {(sender, reason, "StateHead")}
+
+
+@pytest.mark.parametrize(
+    ("sender", "checkpoint", "chunks"),
+    [(B1, 8, CHUNKS), (B4, 8, CHUNKS), (B4, 6, OTHERS), (B4, FAR_AHEAD, OTHERS)],
+)
+def test_state_of_which_nobody_can_say_anything_else_is_not_noted(
+    sender: NodeId, checkpoint: int, chunks: tuple[bytes, ...]
+) -> None:
+    there = msgspec.structs.replace(STANDING, decided=9, checkpoint=8, root=root_of(CHUNKS))
+    broker = leading(**{B1: there, B3: there, B4: STANDING})
+    broker.hear(sender, StateHead(Protection.BYZANTINE, checkpoint, chunks))
+    assert broker.found("contradicts") == broker.found("boasts") == set()
 
 
 def test_nobody_wakes_up_twice_in_one_session() -> None:

@@ -355,6 +355,29 @@ def test_no_publisher_makes_a_leader_leave_numbers_out() -> None:
     assert left_out("Vote") == ()
 
 
+def test_no_publisher_keeps_a_broker_from_voting_for_what_is_ordered() -> None:
+    features = [
+        noticed(who, broker, "missing" if broker == B1 and odd else "came", message="Vote",
+                publisher="*", slot=slot, count=3)
+        for who in (BOB, CAROL)
+        for broker in CELL.manifest.broker_ids
+        for slot in range(8)
+        for odd in (0, 1)
+    ]  # fmt: skip
+    blame = noticed(B1, ALICE, "missing", "mended", message="Offer", count=10)
+    assert judged([*features, blame], Cell(Policy.named("total"))).named == (B1,)
+
+
+@pytest.mark.parametrize(("count", "named"), [(15, (ALICE, B1)), (14, (B1,))])
+def test_one_witness_is_enough_for_many_offers_that_never_came_if_nobody_else_may_lie(
+    count: int, named: tuple[str, ...]
+) -> None:
+    liar = [noticed(who, B1, "contradicts", "itself", message="Vote") for who in (BOB, CAROL)]
+    owed = noticed(B2, ALICE, "missing", "mended", message="Offer", count=count)
+    others = noticed(B2, ALICE, "heard", message="Offer", count=50)
+    assert judged([*liar, owed, others], Cell(Policy.named("total"))).named == named
+
+
 @pytest.mark.parametrize(
     ("kind", "reason", "message", "count"),
     [
@@ -558,15 +581,17 @@ def test_who_lets_everybody_wait_for_answers_is_slow_to_answer() -> None:
     assert judged(answers((B1, B2))).named == ()
 
 
-@pytest.mark.parametrize(("count", "named"), [(2, (B1,)), (1, ())])
+@pytest.mark.parametrize(
+    ("reason", "count", "named"), [("", 1, (B1,)), ("mended", 1, ()), ("mended", 2, (B1,))]
+)
 def test_who_answers_for_some_channels_only_censors_the_others(
-    count: int, named: tuple[str, ...]
+    reason: str, count: int, named: tuple[str, ...]
 ) -> None:
     features = [
         feature
         for who in (B2, B3)
         for feature in (
-            noticed(who, B1, "unanswered", message="Survey", count=count, publisher=""),
+            noticed(who, B1, "unanswered", reason, message="Survey", count=count, publisher=""),
             noticed(who, B1, "answered", message="Survey", channel="quotes", publisher=""),
         )
     ]

@@ -43,7 +43,11 @@ END = 100_000
 
 
 def record() -> Deeds:
-    return Deeds(lambda node, peer: True, CELL.manifest)
+    """Everybody can be reached, and every client listens."""
+    deeds = Deeds(lambda node, peer: True, CELL.manifest)
+    for client in (ALICE, BOB, CAROL):
+        deeds.heard.joined(client, STREAM.channel)
+    return deeds
 
 
 def shown(deeds: Deeds, number: int, versions: dict[NodeId, bytes]) -> None:
@@ -294,6 +298,21 @@ def test_what_is_done_to_a_liar_or_to_who_cannot_be_reached_is_no_deed() -> None
     vote = Vote(STREAM, 1, digests(b"1"))
     deeds.compare(B1, "any", [Send((B2, B3), vote)], [], 0)
     assert [key.towards for key in deeds.done(END)] == [B3]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Vote(STREAM, 1, digests(b"1")), Positions(STREAM.channel, ())],
+    ids=["vote", "answer"],
+)
+def test_what_is_kept_from_who_does_not_listen_is_no_deed(message: Vote | Positions) -> None:
+    deeds = record()
+    deeds.heard.left(BOB, STREAM.channel)
+    deeds.compare(B1, "any", [Send((B2, BOB, CAROL), message)], [], 0)
+    assert [key.towards for key in deeds.done(END)] == [B2, CAROL]
+    deeds.heard.joined(BOB, STREAM.channel)
+    deeds.compare(B1, "any", [Send((BOB,), message)], [], 10)
+    assert BOB in [key.towards for key in deeds.done(END)]
 
 
 @pytest.mark.parametrize(("delay_ms", "late"), [(LATE_MS - 1, 0), (LATE_MS, 1)])

@@ -160,6 +160,7 @@ class OrderingWatch:
             case Fetched(batch=batch):
                 self._ordered(batch)
             case StateHead():
+                self._standings.handed(sender, message, now)
                 self._offers.clear()
                 self._waiting.clear()
                 self._lacking.clear()

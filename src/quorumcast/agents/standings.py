@@ -8,8 +8,9 @@ from __future__ import annotations
 from quorumcast.agents.claims import FAR_AHEAD
 from quorumcast.agents.observation import Kind, Notes
 from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream
-from quorumcast.core.messages import Standing, Stop
+from quorumcast.core.messages import Standing, StateHead, Stop
 from quorumcast.core.quorum import Protection
+from quorumcast.ordering.state import root_of
 
 
 def log_stream(log: Protection) -> Stream:
@@ -75,6 +76,25 @@ class Standings:
         if len(peers) > self._f:
             state = "fresh" if standing.fresh else "" if standing.synced else "unsynced"
             self._notes.add(now, Kind.HEARD, sender, state or "synced", "Standing")
+
+    def handed(self, sender: NodeId, head: StateHead, now: Millis) -> None:
+        """A member shows what the state at a checkpoint consists of."""
+        stream, root = log_stream(head.log), root_of(head.chunks)
+        others = {who: s for (of, who), s in self._said.items() if of is head.log}
+        own = others.pop(sender, None)
+        roots = [s.root for s in others.values() if s.root and s.checkpoint == head.checkpoint]
+        if own is not None and own.root and own.checkpoint == head.checkpoint and own.root != root:
+            self._notes.add(
+                now, Kind.CONTRADICTS, sender, "itself", "StateHead", stream, head.checkpoint
+            )
+        elif len(roots) > self._f and root not in roots:
+            self._notes.add(
+                now, Kind.CONTRADICTS, sender, "others", "StateHead", stream, head.checkpoint
+            )
+        elif len(others) > self._f and head.checkpoint > FAR_AHEAD + max(
+            s.decided for s in others.values()
+        ):
+            self._notes.add(now, Kind.BOASTS, sender, "ahead", "StateHead", stream, head.checkpoint)
 
     def stopped(self, sender: NodeId, stop: Stop, now: Millis) -> None:
         """A member asks for another leader."""

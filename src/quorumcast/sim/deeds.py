@@ -35,12 +35,14 @@ from quorumcast.core.messages import (
     ChainRun,
     Checkpoint,
     ChunkQuery,
+    Contents,
     Echo,
     Fetch,
     LogQuery,
     Missed,
     Offer,
     Open,
+    Positions,
     Propose,
     Publish,
     Pull,
@@ -109,6 +111,8 @@ _SAID_ONCE = (Accept, ChainRun, Echo, Offer, Open, Propose, Publish, Ready, Vote
 _IN_ORDER = (Ack, ChainRun, Propose, Publish, Standing, Vote)
 #: What is asked, and who does not ask, or not now, need not want to know.
 _REQUESTS = (Attest, ChunkQuery, Fetch, LogQuery, Missed, Pull, Regain, Subscribe, Survey)
+#: What a broker tells whoever listens to a channel.
+_TO_LISTENERS = (Checkpoint, Contents, Positions, Vote)
 #: What may be the doing of whoever comes before on a chain.
 _IN_TIME = (Deed.DELAYED, Deed.REORDERED)
 
@@ -322,6 +326,8 @@ class Deeds:
             statement = parse_statement(word[0].statement.payload)
             stream = None if statement is None else statement.stream
         about = stream if isinstance(stream, Stream) else None
+        if deed is not Deed.ADDED and self._is_idle(word[0], about, peer):
+            return
         before = ""
         if deed is Deed.DROPPED or deed in _IN_TIME:
             before = self._before_on_chain(node, word[0]) or self._before.get((node, about), "")
@@ -341,6 +347,14 @@ class Deeds:
             if message.stream.publisher == node or isinstance(message, Offer):
                 run = (message.stream, first)
         self._done.setdefault(key, []).append((now, message, run))
+
+    def _is_idle(self, message: AnyMessage, about: Stream | None, peer: NodeId) -> bool:
+        """Whether nobody cares: its receiver does not listen, or no longer."""
+        if not isinstance(message, _TO_LISTENERS) or peer in self._manifest.broker_ids:
+            return False
+        if isinstance(message, Positions):
+            return not self.heard.listens(peer, message.channel)
+        return about is not None and not self.heard.listens(peer, about.channel)
 
     def done(self, end: int) -> dict[DeedKey, int]:
         """How often each deed was done, as far as whom it was done to can tell."""

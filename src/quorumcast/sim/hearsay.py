@@ -9,7 +9,7 @@ whoever has it from its publisher does not miss it from a broker that might have
 from __future__ import annotations
 
 from quorumcast.agents.turnout import PATIENCE_MS
-from quorumcast.core.ids import NodeId, Stream
+from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.messages import AnyMessage, ChainRun, Echo, Offer, Propose, Publish, Ready
 
 #: What is held back so shortly after or before packets got lost on the same link, or a session
@@ -23,7 +23,7 @@ Run = tuple[Stream, int]
 class Hearsay:
     """What reached whom, and when."""
 
-    __slots__ = ("_learned", "_lost", "_shown")
+    __slots__ = ("_joined", "_learned", "_lost", "_shown")
 
     def __init__(self) -> None:
         #: When nodes were told of runs by others than their publishers, and by their publishers.
@@ -31,6 +31,20 @@ class Hearsay:
         self._shown: dict[NodeId, dict[Run, int]] = {}
         #: When packets from a node to a peer got lost, or a session between them began.
         self._lost: dict[tuple[NodeId, NodeId], list[int]] = {}
+        #: Who listens to which channels now.
+        self._joined: set[tuple[NodeId, Channel]] = set()
+
+    def joined(self, node: NodeId, channel: Channel) -> None:
+        """A node begins to listen."""
+        self._joined.add((node, channel))
+
+    def left(self, node: NodeId, channel: Channel) -> None:
+        """… and listens no longer."""
+        self._joined.discard((node, channel))
+
+    def listens(self, node: NodeId, channel: Channel) -> bool:
+        """Whether it matters to a node what becomes of a channel's publications."""
+        return (node, channel) in self._joined
 
     def told(self, node: NodeId, sender: NodeId, message: AnyMessage, now: int) -> None:
         """A node gets to know which runs there are."""

@@ -9,7 +9,7 @@ from quorumcast.agents.observation import Observation
 from quorumcast.agents.observer import Document, Observer
 from quorumcast.agents.publisher import Publisher
 from quorumcast.core.ids import Millis, NodeId
-from quorumcast.core.machine import Connected, Effect, Event, Receive
+from quorumcast.core.machine import Connected, Effect, Event, Join, Leave, Receive
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.deeds import DeedKey, Deeds, Difference
 from quorumcast.sim.plan import Act, Outcome, Plan, Run
@@ -77,10 +77,19 @@ class _Observers:
         observer = self._observer(node)
         if observer is not None:
             observer.on_event(event, now)
-        if self.deeds is not None and isinstance(event, Connected):
-            self.deeds.heard.lost(event.peer, node, now)
-        if self.deeds is not None and isinstance(event, Receive):
-            self.deeds.heard.told(node, event.sender, event.message, now)
+        if self.deeds is None:
+            return
+        match event:
+            case Connected(peer=peer):
+                self.deeds.heard.lost(peer, node, now)
+            case Receive():
+                self.deeds.heard.told(node, event.sender, event.message, now)
+            case Join(channel=channel):
+                self.deeds.heard.joined(node, channel)
+            case Leave(channel=channel):
+                self.deeds.heard.left(node, channel)
+            case _:
+                pass
 
     def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
         observer = self._observer(node)

@@ -10,10 +10,8 @@ from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 #: Requests that a correct node always answers; where packets get lost, requests do as well, and so
 #: many must have been in vain, of whatever kind, and none successful.
 ANSWERABLE = {"Subscribe": 5, "Survey": 2}
-#: Where nothing gets lost so many are enough.
-IN_VAIN = 2
-#: So often one channel must have been asked for in vain.
-CENSORED = 2
+#: Where nothing gets lost so many are enough, or one of a channel, by who is answered of another.
+IN_VAIN, CENSORED = 2, 1
 #: So many answers must have come, and this share of them late, before somebody is slow to answer.
 ANSWERS, LATE_ANSWERS = 3, 0.8
 #: So often contents were asked for in vain of who had voted for them.

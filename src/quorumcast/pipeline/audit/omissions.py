@@ -169,6 +169,9 @@ def _outstanding(
                 ]
                 if owed:
                     charges = [_whoever_publishes(c, flooding) for c in charges]
+                elif not excused and message == "Vote":
+                    # Nor from voting for what was ordered, which it can fetch.
+                    charges = [_of_publishers(c) for c in charges]
                 found += charges
     return found
 
@@ -179,6 +182,11 @@ def _whoever_publishes(charge: Charge, flooding: set[str]) -> Charge:
         return charge
     clause = frozenset((charge.accused, charge.observer))
     return msgspec.structs.replace(charge, clause=clause, publishers=frozenset())
+
+
+def _of_publishers(charge: Charge) -> Charge:
+    """The same charge without what is ordered, which no publisher keeps from a broker for good."""
+    return msgspec.structs.replace(charge, publishers=charge.publishers - {CELL})
 
 
 def _or_leaders(case: Case, charge: Charge) -> Charge:
