@@ -496,13 +496,16 @@ def test_leader_that_hands_nothing_over_is_told_though_packets_got_lost() -> Non
     assert [(row.accused, row.reason) for row in missing] == [(B1, MENDED)]
 
 
-def test_two_signed_versions_of_an_offer_are_kept_and_prove_that_their_publisher_lies() -> None:
+@pytest.mark.parametrize("apart_ms", [1, 100])
+def test_two_signed_versions_of_an_offer_are_kept_and_prove_that_their_publisher_lies(
+    apart_ms: int,
+) -> None:
     broker = Watched(B2, "broker", "total")
     keyring = broker.cell.keyring(ALICE)
     for sender, contents in ((ALICE, digests(b"1")), (B1, digests(b"2")), (B3, digests(b"3"))):
         signature = sign_offer(keyring, STREAM, 1, contents) if sender != B3 else bytes(64)
         broker.hear(sender, Offer(STREAM, 1, contents, signature))
-        broker.now += 100
+        broker.now += apart_ms
     held = [(B2, document.data) for document in broker.observer.take_documents()]
     assert len(held) == 2
     (proof,) = find_proofs([broker.cell.manifest], [], held)

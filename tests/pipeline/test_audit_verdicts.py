@@ -203,6 +203,32 @@ def test_broker_that_blames_the_only_publisher_for_not_ordering_is_disputed_with
     assert judged([*given_up("idle"), blame], cell).named == (B1,)
 
 
+@pytest.mark.parametrize(("accusers", "named"), [(2, ()), (3, (B1,))])
+def test_leader_whom_one_broker_gave_up_in_error_is_not_named_for_what_a_liar_adds(
+    accusers: int, named: tuple[str, ...]
+) -> None:
+    cell = Cell(Policy.named("total"), n=5, f=1)
+    others = cell.manifest.broker_ids[1:]
+    given_up = [noticed(who, B1, "gave-up", "idle", publisher="*") for who in others[:accusers]]
+    assert judged(given_up, cell).named == named
+
+
+@pytest.mark.parametrize(("count", "named"), [(3, (ALICE, B1)), (2, (ALICE,))])
+def test_one_witness_is_enough_for_very_much_if_nobody_else_may_lie(
+    count: int, named: tuple[str, ...]
+) -> None:
+    liar = [noticed(who, ALICE, "contradicts", "signature", message="Offer", count=5)
+            for who in (B2, B3)]  # fmt: skip
+    votes = [
+        noticed(BOB, broker, "missing" if broker == B1 and odd else "came", message="Vote",
+                publisher="*", slot=slot, count=count)
+        for broker in CELL.manifest.broker_ids
+        for slot in range(8)
+        for odd in (0, 1)
+    ]  # fmt: skip
+    assert judged([*liar, *votes], Cell(Policy.named("total"))).named == named
+
+
 def test_broker_that_is_late_with_a_stream_may_blame_the_publisher_of_that_stream() -> None:
     features = [
         noticed(who, broker, "came", message="Vote", slot=slot, count=10, bucket=bucket)

@@ -97,7 +97,7 @@ class OrderingWatch:
         self._f = manifest.f
         self._cell = manifest.cell
         self._keys = manifest.directory()
-        self._looked_at: dict[NodeId, int] = {}
+        self._looked_at: dict[tuple[NodeId, int], int] = {}
         self._links = links
         self._sequences = sequences
         self._notes = notes
@@ -189,7 +189,7 @@ class OrderingWatch:
         known = self._offered.get(place)
         if known is None:
             remember(self._offered, place, offer)
-        elif known.digests != offer.digests and self._may_look(offer.stream.publisher, now):
+        elif known.digests != offer.digests and self._may_look(offer.stream.publisher, now, 2):
             versions = [self._signed(known), self._signed(offer)]
             if all(map(self._holds, versions)):
                 for version in versions:
@@ -204,11 +204,12 @@ class OrderingWatch:
             kind = Kind.CAME if self._holds(self._signed(offer)) else Kind.CONTRADICTS
             self._notes.add(now, kind, sender, "signature", "Offer", offer.stream, offer.first)
 
-    def _may_look(self, publisher: NodeId, now: Millis) -> bool:
-        if now - self._looked_at.get(publisher, -1000) < LOOK_MS:
+    def _may_look(self, publisher: NodeId, now: Millis, versions: int = 1) -> bool:
+        """Whether it is time to look at a signature again, or at those of two versions."""
+        if now - self._looked_at.get((publisher, versions), -1000) < LOOK_MS:
             return False
         if holder(publisher) in self._keys:
-            self._looked_at[publisher] = now
+            self._looked_at[publisher, versions] = now
         return True
 
     def _signed(self, offer: Offer) -> Signed:

@@ -56,6 +56,8 @@ class Charge(msgspec.Struct, frozen=True):
     until_ms: int
     #: Whose streams it is about; CELL: what is ordered, which any publisher's lies disturb.
     publishers: frozenset[str] = frozenset()
+    #: Whether it is so much that one witness is enough, if it need not lie.
+    strong: bool = False
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):

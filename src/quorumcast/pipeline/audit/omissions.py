@@ -28,6 +28,7 @@ from quorumcast.pipeline.audit.accounts import (
 )
 from quorumcast.pipeline.audit.answers import slow_to_answer, unanswered
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
+from quorumcast.pipeline.audit.leaders import ALWAYS_SLOW, SLOW_SHARE, slow_leaders
 
 #: Correct brokers say these of every run of a correct publisher, whatever gets lost meanwhile: so
 #: many missing are enough. Once enough are ready all are, unless they cannot know the stream.
@@ -48,17 +49,14 @@ MENDED_LEAST = {
 }
 #: So many proposals nobody could hand over.
 UNFETCHED = 3
+#: So much missing or late, and this share, is enough for one witness.
+STRONG, STRONG_SHARE = 20, 0.3
 #: … but publishers offer again and again: so many offers are seldom all lost.
 NEVER_OFFERED = 8
 
-#: A leader has proposed so much, and of that this share late, or is not slow; where packets get
-#: lost, and everybody has to wait, nearly all of it.
-LED, SLOW_SHARE, ALWAYS_SLOW = 10, 0.3, 0.95
 #: So often a publisher's chains broke where this broker was, or so often in all, and half as often
 #: where any other was.
 BREAKS, BREAKS_IN_ALL = 4, 6
-
-GAVE_UP = "led and did not get anything ordered"
 
 #: What every broker owes whoever listens to it; later than which class what must be said is late.
 OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept", "Checkpoint")
@@ -127,8 +125,8 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
         *_unsaid(case, lying),
         *_outstanding(case, delayed, "delayed", "was late with its {} messages", firm),
         *_skipping(case, features),
-        *_slow_leaders(case, led_calmly, SLOW_SHARE, steadily=True),
-        *_slow_leaders(case, led, ALWAYS_SLOW, steadily=False),
+        *slow_leaders(case, led_calmly, SLOW_SHARE, steadily=True),
+        *slow_leaders(case, led, ALWAYS_SLOW, steadily=False),
         *unanswered(case),
         *slow_to_answer(case),
         *_broken_chains(case),
@@ -169,9 +167,12 @@ def _outstanding(
                 ]
                 if owed:
                     charges = [_whoever_publishes(c, flooding) for c in charges]
-                elif not excused and message == "Vote":
-                    # Nor from voting for what was ordered, which it can fetch.
+                elif not excused:
+                    # Nor from accepting what is ordered and voting for it: it can fetch it.
                     charges = [_of_publishers(c) for c in charges]
+                many = account.failed.total() >= STRONG and account.share >= STRONG_SHARE
+                if many and message != "Checkpoint":
+                    charges = [msgspec.structs.replace(c, strong=True) for c in charges]
                 found += charges
     return found
 
@@ -274,18 +275,6 @@ def _skipping(case: Case, features: list[Feature]) -> list[Charge]:
     ]
 
 
-def _slow_leaders(case: Case, accounts: Accounts, share: float, *, steadily: bool) -> list[Charge]:
-    """Leaders under whom so much of what is offered waits, all the time."""
-    return [
-        case.charge(account.features, "delayed", "proposed late what had long been offered")
-        for by_accused in accounts.values()
-        for account in by_accused.values()
-        if account.due.total() >= LED
-        and account.share >= share
-        and (account.steady or not steadily)
-    ]
-
-
 def _charges(
     case: Case, features: list[Feature], deed: str, why: str, *, always: bool = False
 ) -> list[Charge]:
@@ -347,6 +336,10 @@ def _out_of_turn(case: Case) -> list[Charge]:
 def _after_loss(case: Case) -> list[Charge]:
     """What would be firm where nothing ever gets lost."""
     found: list[Charge] = []
+    came = Counter(case.heard)
+    for feature in case.features:
+        if (feature.kind, feature.reason) == ("refused", "duplicate"):
+            came[feature.observer, feature.accused, feature.message] -= feature.count
     for message, (least, share, parts) in MENDED_LEAST.items():
         about = [f for f in case.features if (f.kind, f.message) == ("missing", message)]
         if message == "History":
@@ -357,7 +350,7 @@ def _after_loss(case: Case) -> list[Charge]:
             case.charge(pair, "dropped", f"owes what {message} is about")
             for pair in case.pairs([*about, *late])
             if sum(f.count for f in pair)
-            >= max(least, share * case.heard[pair[0].observer, pair[0].accused, message])
+            >= max(least, share * came[pair[0].observer, pair[0].accused, message])
             and len({f.slot for f in pair}) >= parts
         ]
     never = [f for f in case.features if (f.kind, f.message) == ("missing", "Offer")]
@@ -384,18 +377,3 @@ def _unfetchable(case: Case, lying: Collection[str]) -> list[Charge]:
         if sum(f.count for f in pair) >= UNFETCHED
         for charge in _charges(case, pair, "forged", "proposed what nobody has", always=True)
     ]
-
-
-def leader_charges(case: Case) -> list[Charge]:
-    """Leaders that are alive, and under whom nothing got ordered.
-
-    A leader that proposes nothing of what it was passed has no publisher to blame for it.
-    """
-    found = []
-    for reason in ("alive", "idle"):
-        given_up = [f for f in case.features if (f.kind, f.reason) == ("gave-up", reason)]
-        charges = [case.charge(pair, "dropped", GAVE_UP) for pair in case.pairs(given_up)]
-        if reason == "idle":
-            charges = [msgspec.structs.replace(c, publishers=frozenset()) for c in charges]
-        found += charges
-    return found

@@ -17,7 +17,8 @@ import msgspec
 from quorumcast.core.ids import CELL, holder
 from quorumcast.pipeline.audit.charges import Case, Charge, firm_charges
 from quorumcast.pipeline.audit.diagnosis import Clause, Diagnosis, Model, diagnose
-from quorumcast.pipeline.audit.omissions import GAVE_UP, leader_charges, soft_charges
+from quorumcast.pipeline.audit.leaders import GAVE_UP, leader_charges
+from quorumcast.pipeline.audit.omissions import soft_charges
 from quorumcast.pipeline.audit.proofs import Proof
 
 #: Accusers that are named beside a verdict.
@@ -74,6 +75,16 @@ class Weights:
     def several(self, accusers: set[str]) -> bool:
         """Whether at least two of these are not known to lie."""
         return len(accusers - self._liars) > 1
+
+    def enough(self, charges: Iterable[Charge]) -> set[str]:
+        """Whom at least two accuse who are not known to lie, or one of very much."""
+        by = _accusers(charges)
+        strong = _accusers(charge for charge in charges if charge.strong)
+        return {
+            node
+            for node, accusers in by.items()
+            if self.several(accusers) or strong.get(node, set()) - self._liars
+        }
 
     def behind(self, charges: Iterable[Charge]) -> set[str]:
         """Who may be behind what more nodes are accused of than may be faulty together.
@@ -181,8 +192,8 @@ def _excused(charge: Charge, blamed: Sequence[Charge]) -> Charge:
 
 def _of_several(soft: Sequence[Charge], firm: Sequence[Charge], weights: Weights) -> list[Charge]:
     """Soft charges against those whom at least two accuse who are not known to lie."""
-    by = _accusers((*firm, *soft))
-    return [charge for charge in soft if weights.several(by[charge.accused])]
+    enough = weights.enough((*firm, *soft))
+    return [charge for charge in soft if charge.accused in enough]
 
 
 def _weighty(

@@ -1,0 +1,46 @@
+"""Charges of leading badly: late, or not at all."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quorumcast.pipeline.audit.accounts import Accounts
+from quorumcast.pipeline.audit.charges import Case, Charge
+
+#: A leader has proposed so much, and of that this share late, or is not slow; where packets get
+#: lost, and everybody has to wait, nearly all of it.
+LED, SLOW_SHARE, ALWAYS_SLOW = 10, 0.3, 0.95
+
+GAVE_UP = "led and did not get anything ordered"
+
+
+def slow_leaders(case: Case, accounts: Accounts, share: float, *, steadily: bool) -> list[Charge]:
+    """Leaders under whom so much of what is offered waits, all the time."""
+    return [
+        case.charge(account.features, "delayed", "proposed late what had long been offered")
+        for by_accused in accounts.values()
+        for account in by_accused.values()
+        if account.due.total() >= LED
+        and account.share >= share
+        and (account.steady or not steadily)
+    ]
+
+
+def leader_charges(case: Case) -> list[Charge]:
+    """Leaders that are alive, and under whom nothing got ordered.
+
+    A leader that proposes nothing of what it was passed has no publisher to blame for it.
+    """
+    found = []
+    for reason in ("alive", "idle"):
+        given_up = [f for f in case.features if (f.kind, f.reason) == ("gave-up", reason)]
+        charges = [case.charge(pair, "dropped", GAVE_UP) for pair in case.pairs(given_up)]
+        if reason == "idle":
+            charges = [msgspec.structs.replace(c, publishers=frozenset()) for c in charges]
+        found += charges
+    # Under such a leader most of the others wait, and not just one that got behind.
+    accusers: dict[str, set[str]] = {}
+    for charge in found:
+        accusers.setdefault(charge.accused, set()).add(charge.observer)
+    others = len(case.manifest.brokers) - 1
+    return [c for c in found if 2 * len(accusers[c.accused]) > others]
