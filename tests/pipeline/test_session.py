@@ -17,6 +17,14 @@ def test_session_keeps_utc_and_runs_arrow_functions(spark: SparkSession) -> None
     assert doubled.count() == 1000
 
 
+def test_session_survives_the_expression_by_which_spark_reads_tracebacks(
+    spark: SparkSession,
+) -> None:
+    traceback = "x" * 20_000
+    pattern = spark._jvm.java.util.regex.Pattern  # type: ignore[union-attr]
+    assert pattern.matches(r"(\r\n|\r|\n|.)*", traceback)
+
+
 @pytest.mark.parametrize(
     ("master", "cores"),
     [("local", 1), ("local[3]", 3), ("local[17,2]", 17), ("local-cluster[2,3,1024]", 6)],

@@ -22,6 +22,9 @@ from quorumcast.pipeline.master import check_master, cores_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: When a query stops, Spark looks at what its Python function raised, by an expression that goes
+#: deeper with every character: with the usual stack a long text is the end of the thread.
+DEEP_JAVA = "-Xss32m"
 #: For a driver, and executors in its process, that start quickly and keep to few cores.
 LOCAL_JAVA = "-XX:+UseSerialGC"
 #: Starts in half the time, and then needs nearly twice the processor time for the same work.
@@ -104,7 +107,8 @@ def reason_of(error: BaseException) -> str | None:
 
 
 def _defaults(cores: int | None, brief: bool, java: str) -> dict[str, str]:
-    java = f"-Dlog4j2.configurationFile={files(__package__) / 'log4j2.properties'} {java}"
+    log4j = files(__package__) / "log4j2.properties"
+    java = f"{DEEP_JAVA} -Dlog4j2.configurationFile={log4j} {java}"
     chosen = {
         "spark.driver.extraJavaOptions": java,
         "spark.sql.session.timeZone": "UTC",
