@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 import msgspec
 import pytest
@@ -379,6 +380,33 @@ def test_no_publisher_makes_a_leader_leave_numbers_out() -> None:
 
     assert left_out("Propose") == (B1,)
     assert left_out("Vote") == ()
+
+
+@pytest.mark.parametrize(("witnesses", "named"), [((B1, B2, B3), (ALICE,)), ((B1, B2), ())])
+def test_number_that_a_publisher_leaves_out_is_missed_by_all_brokers(
+    witnesses: tuple[str, ...], named: tuple[str, ...]
+) -> None:
+    features = [noticed(who, ALICE, "skipped", message="Publish") for who in witnesses]
+    assert judged(features, Cell(Policy.named("ab+history"))).named == named
+
+
+@pytest.mark.parametrize(
+    ("parts", "named"),
+    [({BOB: (0, 2, 4, 6), CAROL: (1, 3, 5, 6), ALICE: range(8)}, (B1,)),
+     ({BOB: (0, 1, 2, 3), CAROL: (0, 1, 2, 3), ALICE: ()}, ())],
+    ids=["now and then, and several at any time", "once for a while"],
+)  # fmt: skip
+def test_who_leaves_things_out_now_and_then_is_found_out_by_several_together(
+    parts: dict[str, Collection[int]], named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, broker, "missing" if gone else "came", message="Vote", slot=slot, count=2)
+        for who in (ALICE, BOB, CAROL)
+        for broker in CELL.manifest.broker_ids
+        for slot in range(8)
+        for gone in ((False, True) if broker == B1 and slot in parts[who] else (False,))
+    ]
+    assert judged(features).named == named
 
 
 def test_no_publisher_keeps_a_broker_from_voting_for_what_is_ordered() -> None:

@@ -54,14 +54,16 @@ class Account:
         """How much of what was due."""
         return self.failed.total() / max(1, self.due.total())
 
-    @property
-    def steady(self) -> bool:
-        """Whether it happened again and again, and not once for a while."""
+    def is_steady(self, also: Collection[int] = ()) -> bool:
+        """Whether it happened again and again, and not once for a while.
+
+        `also` are parts of the run in which others saw as much.
+        """
         since = [slot for slot in sorted(self.due) if slot >= min(self.failed, default=0)]
         if len(since) > 1 and all(self.failed[slot] == self.due[slot] for slot in since):
             return True  # nothing came any more
         counted = [slot for slot in since if self.due[slot] >= DUE]
-        failed = [slot for slot in counted if self.failed[slot]]
+        failed = [slot for slot in counted if self.failed[slot] or slot in also]
         # Who stands still for a while does nothing at all meanwhile.
         mixed = [slot for slot in failed if self.failed[slot] < self.due[slot]]
         most = MANY_SLOTS if len(mixed) >= LEAST_SLOTS else MOST_SLOTS
@@ -70,6 +72,19 @@ class Account:
 
 #: By observer and kind of message, and by who owes it.
 Accounts = dict[tuple[str, str], dict[str, Account]]
+
+
+def seen_by_several(accounts: Accounts) -> dict[tuple[str, str], set[int]]:
+    """In which parts of the run at least two observers miss something, by message and accused."""
+    seen: Counter[tuple[str, str, int]] = Counter()
+    for (_, message), by_accused in accounts.items():
+        for accused, account in by_accused.items():
+            seen.update((message, accused, slot) for slot in account.failed)
+    found: dict[tuple[str, str], set[int]] = {}
+    for (message, accused, slot), observers in seen.items():
+        if observers > 1:
+            found.setdefault((message, accused), set()).add(slot)
+    return found
 
 
 def is_alone(case: Case, by_accused: dict[str, Account], accused: str) -> bool:

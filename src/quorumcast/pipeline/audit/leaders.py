@@ -22,7 +22,7 @@ def slow_leaders(case: Case, accounts: Accounts, share: float, *, steadily: bool
         for account in by_accused.values()
         if account.due.total() >= LED
         and account.share >= share
-        and (account.steady or not steadily)
+        and (account.is_steady() or not steadily)
     ]
 
 

@@ -25,6 +25,7 @@ from quorumcast.pipeline.audit.accounts import (
     Account,
     Accounts,
     is_alone,
+    seen_by_several,
 )
 from quorumcast.pipeline.audit.answers import slow_to_answer, unanswered
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
@@ -36,6 +37,8 @@ CERTAIN, CERTAIN_LEAST, WHOEVER_PUBLISHES = ("Echo", "Ready"), 2, "Ready"
 #: Who left numbers out so often, in what it votes for, proposes or publishes, did not just catch up
 #: by another way.
 SKIPPED = {"Vote": 3, "ChainRun": 3, "Propose": 2, "Publish": 3}
+#: What goes to every broker, so that all of them notice.
+SEEN_BY_ALL = ("Propose", "Publish")
 
 #: So much must be out of turn, and this share of what was published.
 OUT_OF_TURN = (15, 0.5)
@@ -142,7 +145,7 @@ def _outstanding(
     blamed: dict[str, set[str]] = {}
     for charge in firm:
         blamed.setdefault(charge.observer, set()).add(charge.accused)
-    flooding = _flooding(case)
+    flooding, several = _flooding(case), seen_by_several(accounts)
     found: list[Charge] = []
     for (_, message), by_accused in accounts.items():
         for accused, account in by_accused.items():
@@ -154,7 +157,7 @@ def _outstanding(
             if (
                 account.failed.total() >= least
                 and account.share >= LEAST_SHARE
-                and (owed or account.steady)
+                and (owed or account.is_steady(several.get((message, accused), ())))
                 and alone
             ):
                 # What it was not shown a broker fetches: it is late with it, and no more.
@@ -243,7 +246,7 @@ def _unsaid(case: Case, lying: Collection[str]) -> list[Charge]:
 def _skipping(case: Case, features: list[Feature]) -> list[Charge]:
     saw: dict[str, set[str]] = {}
     for feature in features:
-        if (feature.kind, feature.message) == ("skipped", "Propose"):
+        if feature.kind == "skipped" and feature.message in SEEN_BY_ALL:
             saw.setdefault(feature.accused, set()).add(feature.observer)
     brokers = case.manifest.broker_ids
 
@@ -263,7 +266,7 @@ def _skipping(case: Case, features: list[Feature]) -> list[Charge]:
         (message, charge)
         for message, least in SKIPPED.items()
         for pair in case.pairs(f for f in features if (f.kind, f.message) == ("skipped", message))
-        if sum(f.count for f in pair) >= least or (message == "Propose" and all_saw(pair))
+        if sum(f.count for f in pair) >= least or (message in SEEN_BY_ALL and all_saw(pair))
         for charge in _charges(case, pair, "dropped", "left numbers out and went on")
         if charge.count > max((breaks[p] for p in charge.publishers), default=0)
         and (message != "Vote" or charge.count >= least + jumps[charge.accused])
