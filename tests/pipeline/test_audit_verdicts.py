@@ -666,6 +666,20 @@ def test_leader_that_is_slow_where_everybody_waits_is_slow_every_time(
     assert judged(features, Cell(Policy.named("total"))).named == named
 
 
+@pytest.mark.parametrize(("slow_from", "named"), [(4, (B1,)), (7, ())])
+def test_leader_that_becomes_slow_is_slow_from_then_on(
+    slow_from: int, named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, B1, "came", message="Propose", slot=slot, count=count, bucket=bucket,
+                publisher="*")
+        for who in (B2, B3)
+        for slot in range(8)
+        for bucket, count in (((320, 3),) if slot >= slow_from else ((5, 60),))
+    ]  # fmt: skip
+    assert judged(features, Cell(Policy.named("total"))).named == named
+
+
 def test_what_never_comes_is_late_unless_its_sender_stands_still() -> None:
     def judge(reason: str) -> tuple[str, ...]:
         features = [

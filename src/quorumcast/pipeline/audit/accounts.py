@@ -49,6 +49,15 @@ class Account:
         failed = sum(f.count for f in self.features if f.publisher not in publishers)
         return failed >= max(least, LEAST_SHARE * due)
 
+    def since(self) -> Account:
+        """The same account from the first failure on."""
+        first = min(self.failed, default=0)
+        later = Account()
+        later.features, later.of = self.features, self.of
+        later.due = Counter({slot: n for slot, n in self.due.items() if slot >= first})
+        later.failed = self.failed
+        return later
+
     @property
     def share(self) -> float:
         """How much of what was due."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quorumcast.pipeline.audit.accounts import Accounts
+from quorumcast.pipeline.audit.accounts import Account, Accounts
 from quorumcast.pipeline.audit.charges import Case, Charge
 
 #: A leader has proposed so much, and of that this share late, or is not slow; where packets get
@@ -19,7 +19,7 @@ def slow_leaders(case: Case, accounts: Accounts, share: float, *, steadily: bool
     return [
         case.charge(account.features, "delayed", "proposed late what had long been offered")
         for by_accused in accounts.values()
-        for account in by_accused.values()
+        for account in map(Account.since, by_accused.values())
         if account.due.total() >= LED
         and account.share >= share
         and (account.is_steady() or not steadily)
