@@ -26,8 +26,9 @@ from tests.support.cells import (
 
 from quorumcast.agents.broker import Broker
 from quorumcast.agents.holdings import Holdings
+from quorumcast.agents.outpaced import UNANSWERED
 from quorumcast.agents.pledges import Vouched
-from quorumcast.agents.recovery import CHUNK, GRACE, IDLE_MS, PATIENCE, UNANSWERED, RecoveryTick
+from quorumcast.agents.recovery import CHUNK, GRACE, IDLE_MS, PATIENCE, RecoveryTick
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_STREAMS_NAMED
 from quorumcast.core.machine import (
@@ -230,6 +231,41 @@ def test_broker_stream_that_one_peer_alone_speaks_of_is_nothing_to_wait_for() ->
         broker.handle(Connected(peer), T0)
         known = (Position(STREAM, 1, 4),) if peer == B4 else ()
         broker.handle(Receive(peer, Positions(ORDERS, known)), T0)
+    assert broker.catching_up() == []
+
+
+def small_cell(account: tuple[Position, ...]) -> Broker:
+    """Broker 1 of 2f+1 without its memory: broker 2 gives this account, broker 3 knows nothing."""
+    broker = Cell(DIRECT, n=3).broker(B1)
+    for peer, known in ((B2, account), (B3, ())):
+        broker.handle(Connected(peer), T0)
+        broker.handle(Receive(peer, Positions(ORDERS, known)), T0)
+    return broker
+
+
+def test_broker_of_a_smallest_cell_waits_for_what_one_peer_alone_remembers() -> None:
+    """Two of three acknowledged, one of them forgot: the third may get it from the publisher."""
+    account = (Position(STREAM, 1, 4),)
+    broker = small_cell(account)
+    assert broker.catching_up() == [f"publications of {STREAM}"]
+    assert messages(tick(broker), Survey) == [Survey(ORDERS)] * 2
+    for peer in (B2, B3):
+        broker.handle(Receive(peer, Positions(ORDERS, account)), T0)
+    tick(broker, GRACE + 1)
+    for peer in (B2, B3):
+        broker.handle(recalled(peer, 1, *bodies(1, 3)), T0)
+    assert (held(broker), broker.catching_up()) == ((1, 4), [])
+
+
+def test_broker_liar_that_names_ever_new_streams_is_waited_for_once() -> None:
+    broker = small_cell((Position(STREAM, 1, 4),))
+    for n in range(UNANSWERED):
+        assert broker.catching_up() != []
+        asked = messages(tick(broker), Survey)
+        invented = Position(Stream(ORDERS, ALICE, n + 2), 1, 9)
+        told = ((B2, (Position(STREAM, 1, 4), invented)), (B3, ()))
+        for peer, known in told if asked else ():
+            broker.handle(Receive(peer, Positions(ORDERS, known)), T0)
     assert broker.catching_up() == []
 
 

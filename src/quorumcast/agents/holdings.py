@@ -163,6 +163,10 @@ class Holdings:
         return far >= self.needed(entry) - own
 
     def believed(self, entry: ChannelEntry, stream: Stream) -> bool:
-        """Whether so many speak of a stream that it exists, and too few for anything more."""
-        needed, words = self.needed(entry), len(self.of(stream))
-        return min(needed, self._manifest.quorums.one_correct) <= words < needed
+        """Whether so many speak of a stream that it may exist, and too few for anything more.
+
+        What n-f brokers acknowledged, and one forgot while f-1 others are silent, n-2f speak of.
+        With 2f+1 brokers that is one, perhaps a liar.
+        """
+        needed, words, quorums = self.needed(entry), len(self.of(stream)), self._manifest.quorums
+        return min(needed, quorums.one_correct, quorums.n - 2 * quorums.f) <= words < needed

@@ -30,6 +30,7 @@ from collections.abc import Iterable
 from quorumcast.agents.desks import Desk, Desks
 from quorumcast.agents.holdings import Holdings, recoverable
 from quorumcast.agents.lost_range import Job, borders, is_after, own_words
+from quorumcast.agents.outpaced import UNANSWERED, Outpaced
 from quorumcast.agents.pledges import Pledges, Vouched
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.contract import match
@@ -62,8 +63,6 @@ CHUNK = 256
 GRACE = 6
 #: Ticks for one range before it is made smaller, and at last given up.
 PATIENCE = 4
-#: Ticks after which the answer of a peer is not awaited any longer.
-UNANSWERED = 20
 
 
 class RecoveryTick(Timer, frozen=True, tag=True):
@@ -110,8 +109,8 @@ class Recovery:
         self._done: dict[tuple[Stream, bool], None] = {}
         #: Where a stream stood, and for how many ticks.
         self._seen: dict[Stream, tuple[int, int]] = {}
-        #: Streams of which too few peers knew enough to judge by, and for how many ticks.
-        self._outpaced: dict[Stream, int] = {}
+        #: Streams of which too few peers knew enough to judge by.
+        self._outpaced = Outpaced(desks, self._holdings, pledges, self._entry)
         self._job: Job | None = None
         #: A range that the journal does not hold yet; channels without one need not wait for it.
         self._writing: tuple[Vouched, Job] | None = None
@@ -136,7 +135,7 @@ class Recovery:
 
     def lacking(self) -> list[str]:
         """What this broker still waits for, for people to look at."""
-        outpaced = self._outpaced_now()
+        outpaced = self._outpaced.now()
         ahead = self._holdings.ahead_of
         late = [s for s in self._holdings.streams() if self._wanted(s) or ahead(self._desks.get(s))]
         waits = [f"publications of {stream}" for stream in outpaced | dict.fromkeys(late)]
@@ -151,7 +150,7 @@ class Recovery:
 
     def expects(self, desk: Desk) -> bool:
         """Whether what lies before a stream may come yet: subscribers need not give it up."""
-        return self._is_outpaced(desk.stream) or self._wanted(desk.stream) is not None
+        return self._outpaced.includes(desk.stream) or self._wanted(desk.stream) is not None
 
     # --------------------------------------------------------------- asking
 
@@ -205,9 +204,13 @@ class Recovery:
     def _on_positions(self, sender: NodeId, message: Positions) -> list[Effect]:
         if self._surveyed.pop((message.channel, sender), None) is None:
             return [Drop(DropReason.UNEXPECTED, sender)]
-        for stream in self._holdings.hear(sender, message):
+        first = sender not in self._holdings.answered(message.channel)
+        streams = self._holdings.hear(sender, message)
+        for stream in streams:
             self._done.pop((stream, False), None)
             self._done.pop((stream, True), None)
+        if first:
+            self._outpaced.hear_first(streams)
         return []
 
     def _on_regained(self, event: Receive, message: Regained) -> list[Effect]:
@@ -391,7 +394,7 @@ class Recovery:
         self._set = False
         self._watch()
         effects: list[Effect] = []
-        if self._idle or any(self._outpaced[s] % GRACE == 1 for s in self._outpaced_now()):
+        if self._idle or self._outpaced.due(GRACE):
             self._idle = False
             effects += self._survey(tuple(self._up), self._channels())
         for key, ticks in list(self._surveyed.items()):
@@ -423,28 +426,4 @@ class Recovery:
             before, ticks = self._seen.get(stream, (at, 0))
             seen[stream] = (at, ticks + 1 if before == at else 0)
         self._seen = seen
-        now = self._outpaced_now()
-        self._outpaced = {
-            stream: self._outpaced.get(stream, 0) + (stream in now)
-            for stream in self._known()
-            if stream in self._outpaced or stream in now
-        }
-
-    def _known(self) -> list[Stream]:
-        """Streams that this broker or a peer has."""
-        mine = [desk.stream for desk in self._desks.all()]
-        return list(dict.fromkeys(mine + self._holdings.streams()))
-
-    def _outpaced_now(self) -> dict[Stream, None]:
-        return {stream: None for stream in self._known() if self._is_outpaced(stream)}
-
-    def _is_outpaced(self, stream: Stream) -> bool:
-        """Whether it may turn out yet that enough peers hold what is lacking: they may be late."""
-        entry, desk = self._entry(stream), self._desks.get(stream)
-        if entry is None or self._outpaced.get(stream, 0) >= UNANSWERED:
-            return False
-        if desk is None or desk.carrier.ledger.next == 1:
-            return self._holdings.believed(entry, stream) and not self._desks.over(stream)
-        end = desk.carrier.final_from
-        own = own_words(entry, self._pledges, stream, end)
-        return end > desk.carrier.ledger.floor and not self._holdings.reach(entry, stream, end, own)
+        self._outpaced.watch()

@@ -77,8 +77,16 @@ class Members:
         return msgspec.json.encode(sign_manifest(manifest, operator_of(len(self._pool.brokers))))
 
     def make(self, name: NodeId) -> Broker:
-        """A broker's next life: in the epoch that it took last, a new one in the file's."""
-        taken = self._taken.setdefault(name, Taken(self._file))
+        """A broker's next life: with a log in the epoch that it took last, else in the file's.
+
+        Without a log brokers keep no epoch beside their stores. One that went back to an epoch of
+        which fewer than f+1 brokers are left would believe nobody where the others are.
+        """
+        taken = self._taken.get(name, Taken(self._file))
+        logs = any(channel.policy.total for channel in taken.manifest.channels)
+        if not logs and self._file.broker(name) is not None:
+            taken = Taken(self._file)
+        self._taken[name] = taken
         keyring = taken.manifest.keyring(identity_of(len(self._pool.brokers), name))
         self._world.cell.keyrings[name] = keyring
         return Broker(taken.manifest, keyring, taken.older, taken.words)

@@ -1,0 +1,90 @@
+"""Streams of which it may turn out yet that enough peers hold what is lacking: they may be late.
+
+A broker that restarts is told by each peer what it holds. Of a stream that its publisher has not
+opened here again, and that too few peers speak of to be believed, it cannot tell whether it forgot
+it or somebody lies. The publisher may be about to bring it to the other peers; if it is taken for a
+lie at once, and the next broker restarted, it is lost. So it is waited for, for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from quorumcast.agents.desks import Desks
+from quorumcast.agents.holdings import Holdings
+from quorumcast.agents.lost_range import own_words
+from quorumcast.agents.pledges import Pledges
+from quorumcast.core.ids import NodeId, Stream
+from quorumcast.manifest.manifest import ChannelEntry
+
+#: Ticks after which peers are not waited for any longer.
+UNANSWERED = 20
+
+
+class Outpaced:
+    """What one broker waits for without knowing whether it is there."""
+
+    __slots__ = ("_desks", "_entry", "_holdings", "_pledges", "_rumours", "_ticks")
+
+    def __init__(
+        self,
+        desks: Desks,
+        holdings: Holdings,
+        pledges: Pledges,
+        entry: Callable[[Stream], ChannelEntry | None],
+    ) -> None:
+        self._desks = desks
+        self._holdings = holdings
+        self._pledges = pledges
+        self._entry = entry
+        #: For how many ticks each has been waited for.
+        self._ticks: dict[Stream, int] = {}
+        #: Streams of peers' first accounts, as long as they may be what this broker forgot; of each
+        #: peer, channel and publisher at most streams_per_publisher.
+        self._rumours: dict[Stream, None] = {}
+
+    def hear_first(self, streams: Iterable[Stream]) -> None:
+        """What a peer speaks of on a channel when it is asked first.
+
+        Not later, when a liar could name others for ever; nor more than a correct broker can have.
+        """
+        named: dict[NodeId, int] = {}
+        for stream in streams:
+            entry = self._entry(stream)
+            count = named[stream.publisher] = named.get(stream.publisher, 0) + 1
+            if entry is not None and count <= entry.policy.limits.streams_per_publisher:
+                self._rumours[stream] = None
+
+    def now(self) -> dict[Stream, None]:
+        """The streams that are waited for."""
+        return {stream: None for stream in self._known() if self.includes(stream)}
+
+    def includes(self, stream: Stream) -> bool:
+        """Whether peers may still turn out to hold what is lacking of a stream."""
+        entry, desk = self._entry(stream), self._desks.get(stream)
+        if entry is None or self._ticks.get(stream, 0) >= UNANSWERED:
+            return False
+        if desk is None or desk.carrier.ledger.next == 1:
+            return self._holdings.believed(entry, stream) and not self._desks.over(stream)
+        end = desk.carrier.final_from
+        own = own_words(entry, self._pledges, stream, end)
+        return end > desk.carrier.ledger.floor and not self._holdings.reach(entry, stream, end, own)
+
+    def watch(self) -> None:
+        """A tick has passed."""
+        now = self.now()
+        self._ticks = {
+            stream: self._ticks.get(stream, 0) + (stream in now)
+            for stream in self._known()
+            if stream in self._ticks or stream in now
+        }
+        self._rumours = {stream: None for stream in self._rumours if stream in now}
+
+    def due(self, every: int) -> bool:
+        """Whether peers are to be asked again: at the first tick, and after so many more."""
+        return any(self._ticks[stream] % every == 1 for stream in self.now())
+
+    def _known(self) -> dict[Stream, None]:
+        """Streams that this broker or a peer has, or may have."""
+        mine = [desk.stream for desk in self._desks.all()]
+        return dict.fromkeys((*mine, *self._holdings.streams(), *self._rumours))
