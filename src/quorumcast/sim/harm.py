@@ -19,7 +19,7 @@ WORLD = {
     "restarting-clients": "publishers and subscribers crash and come back",
     "blackout": "every broker is killed at once and comes back with its disk, again and again",
     "pause": "brokers, also more than f, stand still for a while and then do everything at once",
-    "rolling": "brokers restart without their memories, each once the one before has caught up",
+    "rolling": "brokers restart without their memories, each once all have caught up",
     "members": "brokers are added, removed and replaced, amid crashes, cuts, pauses or f liars",
     "wiped": "f brokers lose their disks when the others have long forgotten the log they need",
 }
