@@ -11,7 +11,14 @@ from quorumcast.agents.claims import FAR_AHEAD, PROBATION_MS
 from quorumcast.agents.observation import COLUMNS, Observation, columns_of
 from quorumcast.agents.observer import Observer
 from quorumcast.agents.ordering_watch import TIRED_MS, UNSHOWN
-from quorumcast.agents.turnout import BUCKETS, MENDED, PATIENCE_MS, STILL_MS, bucket_of
+from quorumcast.agents.turnout import (
+    BUCKETS,
+    MENDED,
+    PATIENCE_MS,
+    SETTLED_MS,
+    STILL_MS,
+    bucket_of,
+)
 from quorumcast.core.ids import Channel, Digest, Millis, NodeId
 from quorumcast.core.machine import (
     Connected,
@@ -37,12 +44,14 @@ from quorumcast.core.messages import (
     LogPart,
     Missed,
     Offer,
+    Open,
     Position,
     Positions,
     Propose,
     Publish,
     Pull,
     Ready,
+    Refuse,
     Standing,
     StateHead,
     Stop,
@@ -678,6 +687,50 @@ def test_repetition_on_a_chain_may_be_that_of_the_broker_before() -> None:
             bob.hear(B3, word)
     rows = [row for row in bob.rows("backwards") if row.reason == "repeated"]
     assert [(row.accused, row.count) for row in rows] == [(B3, 1)]
+
+
+@pytest.mark.parametrize(("order", "missing"), [((B1, B2, B3), {(B3, "", "Contents")}),
+                                                ((B1, B3, B2), set())])  # fmt: skip
+def test_last_broker_of_a_chain_sends_contents_unasked(
+    order: tuple[NodeId, ...], missing: set[tuple[str, str, str]]
+) -> None:
+    bob = Watched(BOB, "subscriber", "chain")
+    bob.hear(B3, Vote(STREAM, 1, digests(b"1"), order))
+    assert bob.found("missing") == missing
+
+
+BROKEN = Suspect(B1, Suspicion.BROKEN_CHAIN, STREAM, 1, (B1, B2))
+
+
+def test_break_of_a_chain_names_among_whom_the_culprit_is_and_who_may_stand_still() -> None:
+    alice = Watched(ALICE, "publisher", "chain")
+    alice.hear(B1, Ack(STREAM, 0, 10))
+    alice.effect(BROKEN)
+    assert alice.found("suspect") == {(B1, "broken-chain", f"{B1} {B2}?")}
+
+
+@pytest.mark.parametrize("lossy", [B2, B4])
+def test_nobody_can_say_where_a_chain_broke_while_packets_get_lost(lossy: NodeId) -> None:
+    alice = Watched(ALICE, "publisher", "chain")
+    alice.observer.on_lost(lossy, Millis(alice.now))
+    alice.now += SETTLED_MS - 1
+    alice.effect(BROKEN)
+    assert alice.found("suspect") == {(B1, "broken-chain", "")}
+    alice.now += 1
+    alice.effect(BROKEN)
+    assert alice.found("suspect") == {(B1, "broken-chain", f"{B1}? {B2}?")}
+
+
+def test_stream_that_a_broker_does_not_take_note_of_is_introduced_in_vain() -> None:
+    alice = Watched(ALICE, "publisher", "chain")
+    for broker in (B1, B2, B3):
+        alice.send(broker, Open(STREAM, 1, 1))
+    alice.hear(B1, Ack(STREAM, 0, 10))
+    alice.hear(B3, Refuse(ORDERS, "no place"))
+    alice.now += PATIENCE_MS
+    assert alice.found("unanswered") == {(B2, "", "Open")}
+    alice.hear(B2, Ack(STREAM, 0, 10))
+    assert alice.found("answered") == {(B2, "", "Open")}, "late is better than never"
 
 
 def test_request_without_an_answer_is_told_and_an_answered_one_is_not() -> None:

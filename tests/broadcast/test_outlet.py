@@ -22,7 +22,7 @@ from tests.support.cells import (
 )
 
 from quorumcast.broadcast.chain_outlet import ChainOut
-from quorumcast.broadcast.outlet import PATIENCE, REPEAT_BURST, FanOut
+from quorumcast.broadcast.outlet import PATIENCE, REPEAT_BURST, FanOut, HistoryOut
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Acknowledged, Effect, Send, Suspect, Suspicion
 from quorumcast.core.messages import Ack, ChainRun, Open, Publish
@@ -302,10 +302,50 @@ def test_chain_out_neighbours_of_the_break_are_blamed() -> None:
     outlet.tick()
     effects = outlet.tick()
     assert [e for e in effects if isinstance(e, Suspect)] == [
-        Suspect(B2, Suspicion.BROKEN_CHAIN, STREAM, 1),
-        Suspect(B3, Suspicion.BROKEN_CHAIN, STREAM, 1),
+        Suspect(B2, Suspicion.BROKEN_CHAIN, STREAM, 1, (B2, B3)),
+        Suspect(B3, Suspicion.BROKEN_CHAIN, STREAM, 1, (B2, B3)),
     ]
     assert outlet.order == (B1, B2, B4), "of equals the one further down stands aside"
+
+
+def culprits(effects: list[Effect]) -> set[tuple[NodeId, ...]]:
+    return {effect.among for effect in effects if isinstance(effect, Suspect)}
+
+
+def test_chain_out_who_had_a_run_before_may_not_have_got_it_by_this_chain() -> None:
+    """b4 is new to the chain and lacks what b1 and b2 had: b1 may keep the repetition from b2."""
+    outlet = chain_out()
+    outlet.submit((b"a",))
+    for broker in (B1, B2):
+        outlet.on_ack(broker, ack(1))
+    outlet.tick()
+    outlet.tick()
+    assert outlet.order == (B1, B2, B4)
+    outlet.tick()
+    assert culprits(outlet.tick()) == {(B1, B2, B4)}
+
+
+def test_chain_out_histories_bring_what_chains_do_not() -> None:
+    """That b2 has it does not say that b1 passed it on."""
+    policy = Policy.named("chain+history")
+    m = Cell(policy).manifest
+    histories = HistoryOut(STREAM.history, BROKERS, m.quorums, policy, m.hash)
+    keyring = Cell(policy).keyring(ALICE)
+    outlet = ChainOut(STREAM, BROKERS, m.quorums, policy, m.hash, keyring, histories)
+    answer(outlet, BROKERS, FAR)
+    outlet.submit((b"a",))
+    for broker in (B1, B2):
+        outlet.on_ack(broker, ack(1))
+    outlet.tick()
+    assert culprits(outlet.tick()) == {(B1, B2, B3)}
+
+
+def test_chain_out_nobody_can_say_who_kept_from_subscribers_what_the_chain_has() -> None:
+    outlet = chain_out()
+    outlet.submit((b"a",))
+    outlet.on_ack(B1, ack(1, missed=1))
+    effects = outlet.on_ack(B2, ack(1, missed=1))
+    assert (suspects(effects), culprits(effects)) == ([B2, B3], {()})
 
 
 def test_chain_out_points_accumulate_until_the_dropper_stands_aside() -> None:

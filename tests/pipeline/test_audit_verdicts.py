@@ -299,6 +299,95 @@ def test_chains_of_one_publisher_that_break_seldom_count_if_those_of_another_bre
     assert judged(features, Cell(Policy.named("chain"))).named == named
 
 
+CHAIN = Cell(Policy.named("chain"))
+
+
+def broken(publisher: str, *breaks: str, t_ms: int = 100) -> list[Feature]:
+    """Chains broke at these, each named as the culprit among several."""
+    return [
+        noticed(publisher, name.rstrip("?"), "suspect", "broken-chain", message=among,
+                publisher=publisher, t_ms=t_ms, until_ms=t_ms)
+        for among in breaks
+        for name in among.split()[-2:]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("breaks", "named"),
+    [
+        ((f"{B1} {B2}?", f"{B1} {B3} {B4}?"), (B1,)),
+        ((f"{B1} {B2}?",), ()),  # b2 may stand still
+        ((f"{B1} {B2}?", f"{B3} {B1}?"), ()),  # or b1
+        ((f"{B1}? {B2}", f"{B1}? {B3}"), ()),  # here, too
+        ((f"{B1} {B2}?", f"{B1} {B3}?", f"{B3} {B4}?"), ()),  # more than f, or the weather
+        (("", f"{B1} {B2}?", f"{B1} mallory?"), ()),
+    ],
+)
+def test_who_keeps_what_it_takes_from_whoever_comes_next_breaks_chains(
+    breaks: tuple[str, ...], named: tuple[str, ...]
+) -> None:
+    features = [f for who in (ALICE, BOB) for f in broken(who, *breaks)]
+    assert judged(features, CHAIN).named == named
+    assert judged(broken(ALICE, *breaks), CHAIN).named == (), "a publisher may lie"
+
+
+@pytest.mark.parametrize(
+    ("observer", "accused", "reason", "at", "named"),
+    [
+        (B2, B1, "down", 90, ()),
+        (B2, B1, "down", 110, (B1,)),  # later
+        (B1, B2, "down", 90, (B1,)),  # so says who is to blame
+        (B2, B1, "lost", 90, ()),
+        (B2, B1, "up", 90, (B1,)),
+    ],
+)
+def test_chain_whose_links_fail_breaks_by_itself(
+    observer: str, accused: str, reason: str, at: int, named: tuple[str, ...]
+) -> None:
+    features = [f for who in (ALICE, BOB) for f in broken(who, f"{B1} {B2}?", f"{B1} {B3}?")]
+    features.append(noticed(observer, accused, "link", reason, t_ms=at, until_ms=at))
+    assert judged(features, CHAIN).named == named
+
+
+@pytest.mark.parametrize(
+    ("heard", "down", "ended", "named"),
+    [(90, 5000, 2000, (B1,)), (300, 5000, 2000, ()), (90, 500, 2000, ()), (90, 5000, 900, ())],
+)
+def test_head_of_a_chain_that_is_never_heard_again_has_fallen_silent(
+    heard: int, down: int, ended: int, named: tuple[str, ...]
+) -> None:
+    features = []
+    for who in (ALICE, BOB):
+        features += broken(who, f"{B1}?")
+        features += [
+            noticed(who, B1, "heard", message="Ack", t_ms=heard, until_ms=heard),
+            noticed(who, B2, "heard", message="Ack", t_ms=ended, until_ms=ended),
+        ]
+        if down < ended:
+            features.append(noticed(who, B1, "link", "down", t_ms=down, until_ms=down))
+    assert judged(features, CHAIN).named == named
+
+
+@pytest.mark.parametrize(
+    ("reason", "count", "answered", "named"),
+    [
+        ("", 2, False, (B1,)),
+        ("", 4, True, ()),  # it stood still for a while
+        ("mended", 2, False, ()),
+        ("mended", 3, False, (B1,)),
+    ],
+)
+def test_who_never_takes_note_of_a_stream_does_not_answer(
+    reason: str, count: int, answered: bool, named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, B1, "unanswered", reason, message="Open", count=count) for who in (ALICE, BOB)
+    ]
+    if answered:
+        features += [noticed(who, B1, "answered", message="Open") for who in (ALICE, BOB)]
+    assert judged(features, CHAIN).named == named
+
+
 def test_what_is_missing_where_packets_got_lost_takes_more_than_one_accuser() -> None:
     def owing(reason: str, *accusers: str) -> tuple[str, ...]:
         liar = [noticed(who, B1, "contradicts", "itself", message="Ready") for who in (B2, B3)]

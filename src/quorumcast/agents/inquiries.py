@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Hashable
 
-from quorumcast.agents.observation import Kind, Notes
+from quorumcast.agents.observation import Kind, Notes, remember
 from quorumcast.agents.turnout import PATIENCE_MS, Links, bucket_of
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.messages import (
+    Ack,
     AnyMessage,
     Attest,
     Checkpoint,
@@ -25,6 +26,7 @@ from quorumcast.core.messages import (
     LogPart,
     LogQuery,
     Offer,
+    Open,
     Positions,
     Pull,
     Refuse,
@@ -49,6 +51,8 @@ def asks(message: AnyMessage) -> tuple[str, Hashable] | None:
             return "Subscribe", channel
         case Survey(channel=channel):
             return "Survey", channel
+        case Open(stream=stream):
+            return "Open", stream
         case Pull(stream=stream):
             return "Pull", stream
         case Attest(stream=stream):
@@ -70,6 +74,8 @@ def answers(message: AnyMessage) -> list[tuple[str, Hashable]]:
             return [("Subscribe", channel), ("Survey", channel)]
         case Refuse(channel=channel):
             return [("Subscribe", channel)]
+        case Ack(stream=stream):
+            return [("Open", stream)]
         case Contents(stream=stream):
             return [("Pull", stream)]
         case Checkpoint(statement=signed):
@@ -95,7 +101,7 @@ def _stream(about: Hashable) -> Stream | None:
 class Inquiries:
     """What one node has asked and not been told."""
 
-    __slots__ = ("_links", "_notes", "_pending")
+    __slots__ = ("_links", "_notes", "_overdue", "_pending")
 
     def __init__(self, links: Links, notes: Notes) -> None:
         self._links = links
@@ -103,6 +109,9 @@ class Inquiries:
         #: When each request was first sent and not answered since, and whether it is about what
         #: the other one voted for; at most MAX_PENDING.
         self._pending: OrderedDict[_Request, tuple[int, bool]] = OrderedDict()
+        #: Streams that were introduced in vain. Publishers go on until they are answered, so late
+        #: is better than never.
+        self._overdue: OrderedDict[_Request, int] = OrderedDict()
 
     def asked(
         self,
@@ -126,8 +135,18 @@ class Inquiries:
         found = answers(message)
         if isinstance(message, Offer):
             found = [("Fetch", key[2]) for key in self._pending if key[:2] == (peer, "Fetch")]
+        if isinstance(message, Refuse):
+            found += [
+                ("Open", about)
+                for who, request, about in (*self._pending, *self._overdue)
+                if (who, request) == (peer, "Open")
+                and isinstance(about, Stream)
+                and about.channel == message.channel
+            ]
         for request, about in found:
-            since, _ = self._pending.pop((peer, request, about), (None, False))
+            key = (peer, request, about)
+            since = self._overdue.pop(key, None)
+            since, _ = self._pending.pop(key, (since, False))
             if since is not None:
                 self._notes.add(
                     now, Kind.ANSWERED, peer, message=request, stream=_stream(about),
@@ -140,6 +159,8 @@ class Inquiries:
             if now - since < PATIENCE_MS:
                 break
             del self._pending[key]
+            if key[1] == "Open":
+                remember(self._overdue, key, since)
             clear = self._links.clear_since.get(key[0])
             if clear is not None and clear <= since:
                 reason = self._links.state(key[0]) or (VOTED if voted else "")

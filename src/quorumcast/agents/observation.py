@@ -70,6 +70,10 @@ def remember(memory: OrderedDict[_K, _V], key: _K, value: _V) -> None:
         memory.popitem(last=False)
 
 
+#: The reasons of rows about links that ended, or lost packets.
+DOWN, LOST = "down", "lost"
+
+
 class Kind(enum.Enum):
     """What was noticed."""
 

@@ -17,9 +17,10 @@ from collections import OrderedDict
 
 import msgspec
 
+from quorumcast.agents.breaks import culprits
 from quorumcast.agents.claims import FAR_AHEAD, Claims
 from quorumcast.agents.inquiries import Inquiries
-from quorumcast.agents.observation import MAX_REMEMBERED, Kind, Notes, remember
+from quorumcast.agents.observation import DOWN, LOST, MAX_REMEMBERED, Kind, Notes, remember
 from quorumcast.agents.ordering_watch import OrderingWatch
 from quorumcast.agents.sequences import Sequences
 from quorumcast.agents.sources import Sources
@@ -162,13 +163,13 @@ class Observer:
             self.notes.add(now, Kind.LINK, event.peer, "up")
         elif isinstance(event, Disconnected):
             self._links.down(event.peer)
-            self.notes.add(now, Kind.LINK, event.peer, "down")
+            self.notes.add(now, Kind.LINK, event.peer, DOWN)
 
     def on_lost(self, peer: NodeId, now: Millis) -> None:
         """Packets of a peer are missing between those that came."""
         self._links.lost(peer, now)
         self._forget_session(peer)
-        self.notes.add(now, Kind.LINK, peer, "lost")
+        self.notes.add(now, Kind.LINK, peer, LOST)
 
     def on_effect(self, effect: Effect, now: Millis) -> None:
         """The machine asks for this."""
@@ -186,6 +187,11 @@ class Observer:
                 node, now
             ):
                 pass  # it was not there to pass anything on
+            case Suspect(node=node, reason=Suspicion.BROKEN_CHAIN as reason):
+                among = culprits(self._links, effect, now)
+                self.notes.add(
+                    now, Kind.SUSPECT, node, reason.value, among, effect.stream, effect.number
+                )
             case Suspect(node=node, reason=Suspicion.WITHHOLDS, stream=stream, number=number):
                 state = self._links.state(node)
                 self.notes.add(now, Kind.MISSING, node, state, "Pull", stream, number)

@@ -1,7 +1,8 @@
 """Sources: whoever agrees to send contents sends them with every vote.
 
 A subscriber asks one broker for contents. Sessions keep order, so once a broker has answered, all
-its votes come with them, whatever gets lost before or after.
+its votes come with them, whatever gets lost before or after. The last broker of a chain sends them
+unasked, as nobody else speaks to subscribers.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ class Sources:
         """A broker votes, with so many contents."""
         since, answers = self._asked.get((peer, vote.stream.channel), (now, 1))
         clear = now - max(since, self._links.clear_since.get(peer, now))
+        last = vote.order[-1:] == (peer,)
         # Where packets get lost, what asked it may have been among them.
-        if not answers or (clear >= PATIENCE_MS // 2 and not self._links.state(peer)):
+        if last or not answers or (clear >= PATIENCE_MS // 2 and not self._links.state(peer)):
             self._notes.add(
                 now, Kind.CAME if bodies else Kind.MISSING, peer, "", "Contents", vote.stream,
                 vote.first, bucket=BUCKETS[0] if bodies else 0,

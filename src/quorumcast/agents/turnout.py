@@ -80,8 +80,13 @@ class Links:
             peer in self.clear_since
             and now - self.heard_at.get(peer, self.up_since[peer]) < STILL_MS
             and now - self.woke_at.get(peer, -SETTLED_MS) >= SETTLED_MS
-            and (self.unbroken(peer) or now - self.clear_since[peer] >= settled_ms)
+            and self.settled(peer, now, settled_ms)
         )
+
+    def settled(self, peer: NodeId, now: Millis, settled_ms: int = SETTLED_MS) -> bool:
+        """Whether nothing has got lost for so long, or ever."""
+        clear = self.clear_since.get(peer)
+        return clear is not None and (self.unbroken(peer) or now - clear >= settled_ms)
 
     def owed(self, peer: NodeId, since: int) -> bool:
         """Whether all that a peer said of something at a time, or shortly before, has come."""

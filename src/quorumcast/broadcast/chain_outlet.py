@@ -21,6 +21,7 @@ class ChainOut(FanOut):
     """Every run to the head of a chain."""
 
     __slots__ = (
+        "_began",
         "_blamed",
         "_changes",
         "_keyring",
@@ -51,6 +52,8 @@ class ChainOut(FanOut):
         self._changes = 0
         #: The chain in use.
         self._order = pool[: quorums.chain_length]
+        #: How far each of its members was when it was chosen.
+        self._began = dict.fromkeys(self._order, 0)
         #: What subscribers were said to have missed when the chain was last changed for it.
         self._missed = 0
         #: Ticks without progress on this chain.
@@ -145,27 +148,47 @@ class ChainOut(FanOut):
         if self._stalls == 1:
             return effects + self._restart()
         self._stalls = 0
-        suspects = self._break()
-        return effects + self._change_chain(suspects) if suspects else effects
+        suspects, among = self._break()
+        return effects + self._change_chain(suspects, among) if suspects else effects
 
-    def _break(self) -> tuple[NodeId, ...]:
-        """Who is to blame: whoever does not answer or gives no credit, else two neighbours."""
+    def _break(self) -> tuple[tuple[NodeId, ...], tuple[NodeId, ...]]:
+        """Who is to blame: whoever does not answer or gives no credit, else two neighbours.
+
+        Returns also among whom the culprit certainly is, in the order of the chain, if nothing got
+        lost; nobody where that cannot be said.
+        """
         done = self._blamed
         members = {broker: self._progress[broker] for broker in self._order}
         for broker, progress in members.items():
             if not progress.connected:
-                return (broker,)
+                return (broker,), ()
         wanted = next((run.last for run in self._runs.values() if run.last > done), done)
         short = tuple(broker for broker, progress in members.items() if progress.credit < wanted)
         if short:
             # More than f of them: one is correct, so it is we who owe something (a history).
-            return short if len(short) <= self._quorums.f else ()
+            return (short, ()) if len(short) <= self._quorums.f else ((), ())
         for place, (_, progress) in enumerate(members.items()):
             if progress.acked <= done:
-                return self._order[max(0, place - 1) : place + 1]
-        return self._order[-1:]
+                return self._order[max(0, place - 1) : place + 1], self._culprits(place)
+        return self._order[-1:], ()
 
-    def _change_chain(self, suspects: tuple[NodeId, ...]) -> list[Effect]:
+    def _culprits(self, stuck: int) -> tuple[NodeId, ...]:
+        """Who may keep something from the broker at a place, or be silent there itself.
+
+        Whoever has acknowledged more since this chain was chosen has it by this chain, so those
+        before are not to blame; unless histories may have brought it.
+        """
+        since = [
+            place
+            for place, broker in enumerate(self._order[:stuck])
+            if self._progress[broker].acked > self._began[broker]
+        ]
+        first = since[-1] if since and self._histories is None else 0
+        return self._order[first : stuck + 1]
+
+    def _change_chain(
+        self, suspects: tuple[NodeId, ...], among: tuple[NodeId, ...] = ()
+    ) -> list[Effect]:
         for broker in suspects:
             self._points[broker] += 1
         # The f with most points stand aside; of equals the one further down the present chain.
@@ -175,10 +198,11 @@ class ChainOut(FanOut):
         self._changes += 1
         order = self._arranged(chosen)
         effects: list[Effect] = [
-            Suspect(broker, Suspicion.BROKEN_CHAIN, self.stream, self._blamed + 1)
+            Suspect(broker, Suspicion.BROKEN_CHAIN, self.stream, self._blamed + 1, among)
             for broker in suspects
         ]
         self._order = order
+        self._began = {broker: self._progress[broker].acked for broker in order}
         return effects + self._restart()
 
     def _arranged(self, chosen: list[NodeId]) -> tuple[NodeId, ...]:

@@ -364,6 +364,8 @@ class Suspect(msgspec.Struct, frozen=True):
     reason: Suspicion
     stream: Stream | None = None
     number: int = 0
+    #: One of these did it, or whoever suspects them; empty if that cannot be said.
+    among: tuple[NodeId, ...] = ()
 
 
 class Accuse(msgspec.Struct, frozen=True):

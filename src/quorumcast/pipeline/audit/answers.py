@@ -7,9 +7,12 @@ from quorumcast.agents.inquiries import VOTED
 from quorumcast.pipeline.audit.accounts import SLOW_BUCKET, Account, Accounts, is_alone
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 
+#: By which publishers go on until they are answered: however long somebody stood still, it answers
+#: in the end.
+UNTIL_ANSWERED = "Open"
 #: Requests that a correct node always answers; where packets get lost, requests do as well, and so
 #: many must have been in vain, of whatever kind, and none successful.
-ANSWERABLE = {"Subscribe": 5, "Survey": 2}
+ANSWERABLE = {"Subscribe": 5, "Survey": 2, UNTIL_ANSWERED: 5}
 #: Where nothing gets lost so many are enough, or one of a channel, by who is answered of another.
 IN_VAIN, CENSORED = 2, 1
 #: So many answers must have come, and this share of them late, before somebody is slow to answer.
@@ -32,6 +35,8 @@ def unanswered(case: Case) -> list[Charge]:
             mute = all(f.kind == "unanswered" for f in pair) and (
                 clear >= IN_VAIN or sum(f.count for f in pair) >= most
             )
+            if request == UNTIL_ANSWERED and answered:
+                continue
             if silent and (mute or (count >= 3 and count > answered)):
                 found.append(case.charge(silent, "dropped", f"does not answer {request} requests"))
         found += _censored(case, pair)
@@ -54,7 +59,8 @@ def _censored(case: Case, pair: list[Feature]) -> list[Charge]:
     for request, most in ANSWERABLE.items():
         silent = [f for f in asked if f.message == request and f.channel not in answered]
         # A correct broker is not told apart from a deaf one where it may not have heard.
-        least = most if any(f.reason for f in silent) else CENSORED
+        censored = IN_VAIN if request == UNTIL_ANSWERED else CENSORED
+        least = most if any(f.reason for f in silent) else censored
         if answered and sum(f.count for f in silent) >= least:
             found.append(case.charge(silent, "dropped", "answers for some channels only"))
     return found
@@ -64,7 +70,9 @@ def slow_to_answer(case: Case) -> list[Charge]:
     """Brokers that let whoever asks wait, every time, and alone."""
     accounts: Accounts = {}
     for feature in case.features:
-        if feature.kind == "answered" and feature.message in ANSWERABLE:
+        # What opens several streams at once is late at once.
+        asked = feature.message in ANSWERABLE and feature.message != UNTIL_ANSWERED
+        if feature.kind == "answered" and asked:
             by_accused = accounts.setdefault((feature.observer, feature.message), {})
             account = by_accused.setdefault(feature.accused, Account())
             account.add(feature, failed=feature.bucket > SLOW_BUCKET)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quorumcast.agents.observation import BY_OBSERVER, DOCUMENT_COLUMNS, Kind
+from quorumcast.agents.observation import BY_OBSERVER, DOCUMENT_COLUMNS, DOWN, LOST, Kind
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.files import epoch_path, read_epoch, read_manifest
 from quorumcast.pipeline.audit.charges import Case, Feature
@@ -164,7 +164,8 @@ def features(observations: DataFrame) -> DataFrame:
     part = F.least(F.greatest(part, F.lit(0)), F.lit(SLOTS - 1))
     return (
         calm(observations)
-        .where(~F.col("kind").isin(Kind.LINK.value, Kind.STRAINED.value))
+        .where(F.col("kind") != Kind.STRAINED.value)
+        .where((F.col("kind") != Kind.LINK.value) | F.col("reason").isin(DOWN, LOST))
         .join(F.broadcast(whole), "run")
         .withColumn("bucket", classed)
         .withColumn("slot", F.when(F.col("kind").isin(*_TIMED), part).otherwise(0))

@@ -28,6 +28,7 @@ from quorumcast.pipeline.audit.accounts import (
     seen_by_several,
 )
 from quorumcast.pipeline.audit.answers import slow_to_answer, unanswered
+from quorumcast.pipeline.audit.chains import breaks_of, broken_chains
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 from quorumcast.pipeline.audit.leaders import ALWAYS_SLOW, SLOW_SHARE, slow_leaders
 
@@ -56,10 +57,6 @@ UNFETCHED = 3
 STRONG, STRONG_SHARE = 20, 0.3
 #: … but publishers offer again and again: so many offers are seldom all lost.
 NEVER_OFFERED = 8
-
-#: So often a publisher's chains broke where this broker was, or so often in all, and half as often
-#: where any other was.
-BREAKS, BREAKS_IN_ALL = 4, 6
 
 #: What every broker owes whoever listens to it; later than which class what must be said is late.
 OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept", "Checkpoint")
@@ -132,7 +129,7 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
         *slow_leaders(case, led, ALWAYS_SLOW, steadily=False),
         *unanswered(case),
         *slow_to_answer(case),
-        *_broken_chains(case),
+        *broken_chains(case),
         *_after_loss(case),
         *_unfetchable(case, lying),
         *_out_of_turn(case),
@@ -257,7 +254,7 @@ def _skipping(case: Case, features: list[Feature]) -> list[Charge]:
     # Whoever is left out of a chain for a while has not seen what came by others; and who takes
     # the state of others goes on where they are.
     breaks: Counter[str] = Counter()
-    for (publisher, _), count in _breaks(case).items():
+    for (publisher, _), count in breaks_of(case).items():
         breaks[publisher] = max(breaks[publisher], count)
     jumps: Counter[str] = Counter(
         {who: sum(case.heard[by, who, ASKING[0]] for by in brokers) for who in brokers}
@@ -294,34 +291,6 @@ def _charges(
         for group in by.values()
         if sum(feature.count for feature in group) >= least
     ]
-
-
-def _breaks(case: Case) -> Counter[tuple[str, str]]:
-    """How often chains broke: by publisher and broker."""
-    found: Counter[tuple[str, str]] = Counter()
-    for feature in case.features:
-        if feature.kind == "suspect" and feature.reason == "broken-chain":
-            found[feature.observer, feature.accused] += feature.count
-    return found
-
-
-def _broken_chains(case: Case) -> list[Charge]:
-    """Brokers at which a publisher's chains break, whoever their neighbours are."""
-    by: dict[str, dict[str, list[Feature]]] = {}
-    for feature in case.features:
-        if feature.kind == "suspect" and feature.reason == "broken-chain":
-            by.setdefault(feature.observer, {}).setdefault(feature.accused, []).append(feature)
-    found = []
-    for by_accused in by.values():
-        counts = {who: sum(f.count for f in breaks) for who, breaks in by_accused.items()}
-        for accused, breaks in by_accused.items():
-            others = max((counts[other] for other in counts if other != accused), default=0)
-            if counts[accused] >= max(2, 2 * others):
-                found.append(case.charge(breaks, "dropped", "chains break where it is"))
-    in_all: Counter[str] = Counter()
-    for charge in found:
-        in_all[charge.accused] += charge.count
-    return [c for c in found if c.count >= BREAKS or in_all[c.accused] >= BREAKS_IN_ALL]
 
 
 def _out_of_turn(case: Case) -> list[Charge]:

@@ -1,0 +1,162 @@
+"""Charges of breaking chains.
+
+A publisher whose chain stands still knows among whom the culprit is: whoever has taken a run by
+this chain and has not passed it on, whoever does not say that it got it, or one between the two. It
+tries another chain then, with other neighbours. Each time is a clause of its own; who is in all of
+them, as far as no more than f brokers may be behind them, is to blame, or the publisher lies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import msgspec
+
+from quorumcast.agents.breaks import QUIET
+from quorumcast.agents.observation import DOWN, LOST, Kind
+from quorumcast.agents.turnout import SETTLED_MS
+from quorumcast.core.machine import Suspicion
+from quorumcast.pipeline.audit.charges import Case, Charge, Feature
+from quorumcast.pipeline.audit.diagnosis import Model, diagnose
+
+#: So often a publisher's chains broke where this broker was, or so often in all, and half as often
+#: where any other was.
+BREAKS, BREAKS_IN_ALL = 4, 6
+#: From so many different ones must a broker have kept what it had taken: the line to a single one
+#: may be bad, or that one stand still.
+KEPT_FROM = 2
+#: For so long, and this share of the run, must somebody have said nothing: others stand still.
+SILENT_MS, SILENT_SHARE = 1000, 0.25
+
+
+class _Break(msgspec.Struct, frozen=True):
+    """Where a chain broke: the culprit is among these, in the order of the chain."""
+
+    noted: Feature
+    among: tuple[str, ...]
+    #: Those of them who were heard meanwhile.
+    awake: frozenset[str]
+
+
+def _features(case: Case) -> list[Feature]:
+    reason = Suspicion.BROKEN_CHAIN.value
+    return [f for f in case.features if (f.kind, f.reason) == ("suspect", reason)]
+
+
+def breaks_of(case: Case) -> Counter[tuple[str, str]]:
+    """How often chains broke: by publisher and broker."""
+    found: Counter[tuple[str, str]] = Counter()
+    for feature in _features(case):
+        found[feature.observer, feature.accused] += feature.count
+    return found
+
+
+def broken_chains(case: Case) -> list[Charge]:
+    """Brokers at which chains break."""
+    located = _located(case)
+    return [*_most_of_them(case), *_kept_back(case, located), *_fallen_silent(case, located)]
+
+
+def _most_of_them(case: Case) -> list[Charge]:
+    """Brokers at which a publisher's chains break, whoever their neighbours are."""
+    by: dict[str, dict[str, list[Feature]]] = {}
+    for feature in _features(case):
+        by.setdefault(feature.observer, {}).setdefault(feature.accused, []).append(feature)
+    found = []
+    for by_accused in by.values():
+        counts = {who: sum(f.count for f in breaks) for who, breaks in by_accused.items()}
+        for accused, breaks in by_accused.items():
+            others = max((counts[other] for other in counts if other != accused), default=0)
+            if counts[accused] >= max(2, 2 * others):
+                found.append(case.charge(breaks, "dropped", "chains break where it is"))
+    in_all: Counter[str] = Counter()
+    for charge in found:
+        in_all[charge.accused] += charge.count
+    return [c for c in found if c.count >= BREAKS or in_all[c.accused] >= BREAKS_IN_ALL]
+
+
+def _kept_back(case: Case, located: list[_Break]) -> list[Charge]:
+    """Brokers that take runs and do not pass them on, whoever comes next.
+
+    They must have been awake: who stands still passes nothing on, and says nothing either.
+    """
+    model = Model(case.manifest.broker_ids, case.manifest.f, 0)
+    by: dict[str, list[_Break]] = {}
+    for one in located:
+        by.setdefault(one.noted.observer, []).append(one)
+    found = []
+    for breaks in by.values():
+        for accused in diagnose([frozenset(one.among) for one in breaks], model).named:
+            kept = [one for one in breaks if accused in one.awake and accused != one.among[-1]]
+            if len({one.among[-1] for one in kept}) >= KEPT_FROM:
+                features = [msgspec.structs.replace(one.noted, accused=accused) for one in kept]
+                found.append(case.charge(features, "dropped", "keeps from others what it takes"))
+    return found
+
+
+def _fallen_silent(case: Case, located: list[_Break]) -> list[Charge]:
+    """Heads of chains that answer nothing any more, until the run is over.
+
+    What a publisher sends to the head of its chain is acknowledged, whatever becomes of it further
+    down; and by who stood still as well, once it goes on.
+    """
+    began = min((f.t_ms for f in case.features), default=0)
+    apart = _lost(case)
+    ended: dict[str, int] = {}
+    heard: dict[tuple[str, str], int] = {}
+    for f in case.features:
+        ended[f.observer] = max(f.until_ms, ended.get(f.observer, 0))
+        if f.kind == Kind.HEARD.value:
+            pair = (f.observer, f.accused)
+            heard[pair] = max(f.until_ms, heard.get(pair, 0))
+    found = []
+    for one in located:
+        publisher, since = one.noted.observer, one.noted.t_ms
+        pair = (publisher, one.among[0])
+        until = min(ended[publisher], apart.get(pair, ended[publisher]))
+        if (
+            len(one.among) == 1
+            and heard.get(pair, 0) < since
+            and until - since >= max(SILENT_MS, SILENT_SHARE * (ended[publisher] - began))
+        ):
+            found.append(case.charge([one.noted], "dropped", "has fallen silent"))
+    return found
+
+
+def _lost(case: Case) -> dict[tuple[str, str], int]:
+    """When a node first lost another one, as it says itself."""
+    return {
+        (f.observer, f.accused): f.t_ms
+        for f in case.features
+        if (f.kind, f.reason) == (Kind.LINK.value, DOWN)
+    }
+
+
+def _located(case: Case) -> list[_Break]:
+    """Breaks of which publishers can say where they were.
+
+    A break is nobody's fault if one of those who might be to blame had lost the one before, or some
+    of its packets. Only who waits for something is asked that: who should have sent it might say so
+    in any case.
+    """
+    apart = _lost(case)
+    leaky = {
+        (f.observer, f.accused): range(f.t_ms, f.until_ms + SETTLED_MS)
+        for f in case.features
+        if (f.kind, f.reason) == (Kind.LINK.value, LOST)
+    }
+    found: dict[tuple[str, str], _Break] = {}
+    for feature in _features(case):
+        names = feature.message.split()
+        among = tuple(name.removesuffix(QUIET) for name in names)
+        if not among or not set(among) <= set(case.manifest.broker_ids):
+            continue
+        at = feature.until_ms
+        links = [(later, before) for before, later in pairwise(among)]
+        if any(apart.get(link, at + 1) <= at or at in leaky.get(link, ()) for link in links):
+            continue
+        # Each of two neighbours is suspected of one and the same break.
+        awake = frozenset(names) & frozenset(among)
+        found[feature.observer, feature.message] = _Break(feature, among, awake)
+    return list(found.values())
