@@ -733,6 +733,15 @@ def test_stream_that_a_broker_does_not_take_note_of_is_introduced_in_vain() -> N
     assert alice.found("answered") == {(B2, "", "Open")}, "late is better than never"
 
 
+@pytest.mark.parametrize(("often", "reason"), [(1, ""), (2, "again")])
+def test_request_that_was_repeated_in_vain_did_not_just_get_lost(often: int, reason: str) -> None:
+    bob = Watched(BOB, "subscriber")
+    for _ in range(often):
+        bob.send(B2, Subscribe(ORDERS, (), bodies=False))
+    bob.now += PATIENCE_MS
+    assert bob.found("unanswered") == {(B2, reason, "Subscribe")}
+
+
 def test_request_without_an_answer_is_told_and_an_answered_one_is_not() -> None:
     bob = Watched(BOB, "subscriber")
     for broker in (B1, B2):

@@ -421,6 +421,7 @@ def test_little_that_is_missing_where_packets_get_lost_is_no_charge(
     [
         ("Subscribe", "", 1, ()),
         ("Subscribe", "", 2, (B1,)),
+        ("Subscribe", "again", 1, (B1,)),
         ("Subscribe", "mended", 1, ()),
         ("Subscribe", "mended", 5, (B1,)),
         ("Survey", "mended", 1, ()),
@@ -711,15 +712,16 @@ def test_who_was_left_out_of_chains_has_not_seen_everything(
 
 
 def test_who_lets_everybody_wait_for_answers_is_slow_to_answer() -> None:
-    def answers(late: tuple[str, ...], count: int = 3) -> list[Feature]:
+    def answers(late: tuple[str, ...], count: int = 3, bucket: int = 320) -> list[Feature]:
         return [
             noticed(who, broker, "answered", message="Subscribe", count=count, publisher="",
-                    bucket=320 if broker in late else 20)
+                    bucket=bucket if broker in late else 20)
             for who in (BOB, CAROL)
             for broker in CELL.manifest.broker_ids
         ]  # fmt: skip
 
     assert judged(answers((B1,))).named == (B1,)
+    assert judged(answers((B1,), bucket=1280)).named == (), "it stood still"
     assert judged(answers((B1,), 2)).charges == ()
     assert judged(answers((B1, B2))).named == ()
 

@@ -14,6 +14,7 @@ from quorumcast.core.messages import (
     Ack,
     Attest,
     ChainRun,
+    Contents,
     Echo,
     Item,
     Missed,
@@ -291,6 +292,20 @@ def test_only_what_is_said_in_the_order_of_its_numbers_can_be_out_of_order(
     deeds.compare(B1, "any", [before], [Later(before, LATE_MS - 10)], 0)
     deeds.compare(B1, "any", [after], [after], 5)
     assert [key.deed for key in deeds.done(END)] == reordered
+
+
+@pytest.mark.parametrize(("peer", "instead", "deed"), [
+    (B2, (), None), (B2, (b"2",), Deed.ALTERED), (BOB, (), Deed.DROPPED),
+])  # fmt: skip
+def test_broker_that_gets_no_contents_cannot_tell_whether_the_other_has_them(
+    peer: NodeId, instead: tuple[bytes, ...], deed: Deed | None
+) -> None:
+    """A subscriber can: it asks for what the other has voted for."""
+    deeds = record()
+    contents = Contents(STREAM, 1, digests(b"1"))
+    done: list[Effect | Later] = [Send((peer,), contents, instead)] if instead else []
+    deeds.compare(B1, "any", [Send((peer,), contents, (b"1",))], done, 0)
+    assert {key.deed for key in deeds.done(END)} == ({deed} if deed else set())
 
 
 def test_what_is_done_to_a_liar_or_to_who_cannot_be_reached_is_no_deed() -> None:

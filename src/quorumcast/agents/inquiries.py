@@ -40,6 +40,8 @@ from quorumcast.core.statements import parse_statement
 MAX_PENDING = 4096
 #: The reason of what was asked of who had voted for it, and does hold it.
 VOTED = "voted"
+#: … and of what was asked more than once meanwhile: a single request may have got lost.
+AGAIN = "again"
 
 _Request = tuple[NodeId, str, Hashable]
 
@@ -106,11 +108,10 @@ class Inquiries:
     def __init__(self, links: Links, notes: Notes) -> None:
         self._links = links
         self._notes = notes
-        #: When each request was first sent and not answered since, and whether it is about what
-        #: the other one voted for; at most MAX_PENDING.
-        self._pending: OrderedDict[_Request, tuple[int, bool]] = OrderedDict()
-        #: Streams that were introduced in vain. Publishers go on until they are answered, so late
-        #: is better than never.
+        #: When each request was first sent and not answered since, and what is special about it;
+        #: at most MAX_PENDING.
+        self._pending: OrderedDict[_Request, tuple[int, str]] = OrderedDict()
+        #: When what was asked in vain was first asked: late is better than never.
         self._overdue: OrderedDict[_Request, int] = OrderedDict()
 
     def asked(
@@ -126,7 +127,12 @@ class Inquiries:
             return
         for peer in peers:
             if peer in self._links.up_since:
-                self._pending.setdefault((peer, *found), (now, peer in voted))
+                key = (peer, *found)
+                if key in self._pending:
+                    since, reason = self._pending[key]
+                    self._pending[key] = (since, reason or AGAIN)
+                else:
+                    self._pending[key] = (now, VOTED if peer in voted else "")
         while len(self._pending) > MAX_PENDING:
             self._pending.popitem(last=False)
 
@@ -146,7 +152,7 @@ class Inquiries:
         for request, about in found:
             key = (peer, request, about)
             since = self._overdue.pop(key, None)
-            since, _ = self._pending.pop(key, (since, False))
+            since, _ = self._pending.pop(key, (since, ""))
             if since is not None:
                 self._notes.add(
                     now, Kind.ANSWERED, peer, message=request, stream=_stream(about),
@@ -155,13 +161,12 @@ class Inquiries:
 
     def sweep(self, now: Millis) -> None:
         """What was not answered by now is not going to be."""
-        for key, (since, voted) in list(self._pending.items()):
+        for key, (since, reason) in list(self._pending.items()):
             if now - since < PATIENCE_MS:
                 break
             del self._pending[key]
-            if key[1] == "Open":
-                remember(self._overdue, key, since)
+            remember(self._overdue, key, since)
             clear = self._links.clear_since.get(key[0])
             if clear is not None and clear <= since:
-                reason = self._links.state(key[0]) or (VOTED if voted else "")
+                reason = self._links.state(key[0]) or reason
                 self._notes.add(now, Kind.UNANSWERED, key[0], reason, key[1], _stream(key[2]))

@@ -321,6 +321,9 @@ class Deeds:
     ) -> None:
         if deed in (Deed.DROPPED, *_IN_TIME) and isinstance(word[0], _REQUESTS):
             return
+        to_broker = peer in self._manifest.broker_ids
+        if deed is Deed.DROPPED and isinstance(word[0], Contents) and to_broker:
+            return  # who does not have what another broker asks for says nothing either
         stream = stream_of(word[0]) or getattr(word[0], "stream", None)
         if isinstance(word[0], Checkpoint):
             statement = parse_statement(word[0].statement.payload)

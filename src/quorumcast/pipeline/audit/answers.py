@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from quorumcast.agents.audience import PULLS
-from quorumcast.agents.inquiries import VOTED
+from quorumcast.agents.inquiries import AGAIN, VOTED
+from quorumcast.agents.turnout import PATIENCE_MS, bucket_of
 from quorumcast.pipeline.audit.accounts import SLOW_BUCKET, Account, Accounts, is_alone
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 
@@ -15,6 +16,8 @@ UNTIL_ANSWERED = "Open"
 ANSWERABLE = {"Subscribe": 5, "Survey": 2, UNTIL_ANSWERED: 5}
 #: Where nothing gets lost so many are enough, or one of a channel, by who is answered of another.
 IN_VAIN, CENSORED = 2, 1
+#: How often was asked at least what nothing got lost of.
+TRIES = {"": 1, AGAIN: 2}
 #: So many answers must have come, and this share of them late, before somebody is slow to answer.
 ANSWERS, LATE_ANSWERS = 3, 0.8
 #: So often contents were asked for in vain of who had voted for them.
@@ -31,7 +34,7 @@ def unanswered(case: Case) -> list[Charge]:
             count = sum(f.count for f in silent)
             answered = sum(f.count for f in asked) - count
             # A single request may have got lost even where nothing else was.
-            clear = sum(f.count for f in silent if not f.reason)
+            clear = sum(f.count * TRIES.get(f.reason, 0) for f in silent)
             mute = all(f.kind == "unanswered" for f in pair) and (
                 clear >= IN_VAIN or sum(f.count for f in pair) >= most
             )
@@ -60,7 +63,7 @@ def _censored(case: Case, pair: list[Feature]) -> list[Charge]:
         silent = [f for f in asked if f.message == request and f.channel not in answered]
         # A correct broker is not told apart from a deaf one where it may not have heard.
         censored = IN_VAIN if request == UNTIL_ANSWERED else CENSORED
-        least = most if any(f.reason for f in silent) else censored
+        least = most if any(f.reason not in TRIES for f in silent) else censored
         if answered and sum(f.count for f in silent) >= least:
             found.append(case.charge(silent, "dropped", "answers for some channels only"))
     return found
@@ -70,9 +73,10 @@ def slow_to_answer(case: Case) -> list[Charge]:
     """Brokers that let whoever asks wait, every time, and alone."""
     accounts: Accounts = {}
     for feature in case.features:
-        # What opens several streams at once is late at once.
+        # What opens several streams at once is late at once, and who answers after everybody has
+        # lost patience stood still.
         asked = feature.message in ANSWERABLE and feature.message != UNTIL_ANSWERED
-        if feature.kind == "answered" and asked:
+        if feature.kind == "answered" and asked and feature.bucket <= bucket_of(PATIENCE_MS):
             by_accused = accounts.setdefault((feature.observer, feature.message), {})
             account = by_accused.setdefault(feature.accused, Account())
             account.add(feature, failed=feature.bucket > SLOW_BUCKET)
