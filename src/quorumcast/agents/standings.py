@@ -79,22 +79,19 @@ class Standings:
 
     def handed(self, sender: NodeId, head: StateHead, now: Millis) -> None:
         """A member shows what the state at a checkpoint consists of."""
-        stream, root = log_stream(head.log), root_of(head.chunks)
+        at, root = head.checkpoint, root_of(head.chunks)
         others = {who: s for (of, who), s in self._said.items() if of is head.log}
         own = others.pop(sender, None)
-        roots = [s.root for s in others.values() if s.root and s.checkpoint == head.checkpoint]
-        if own is not None and own.root and own.checkpoint == head.checkpoint and own.root != root:
-            self._notes.add(
-                now, Kind.CONTRADICTS, sender, "itself", "StateHead", stream, head.checkpoint
-            )
+        roots = [s.root for s in others.values() if s.root and s.checkpoint == at]
+        if own is not None and own.root and own.checkpoint == at and own.root != root:
+            kind, reason = Kind.CONTRADICTS, "itself"
         elif len(roots) > self._f and root not in roots:
-            self._notes.add(
-                now, Kind.CONTRADICTS, sender, "others", "StateHead", stream, head.checkpoint
-            )
-        elif len(others) > self._f and head.checkpoint > FAR_AHEAD + max(
-            s.decided for s in others.values()
-        ):
-            self._notes.add(now, Kind.BOASTS, sender, "ahead", "StateHead", stream, head.checkpoint)
+            kind, reason = Kind.CONTRADICTS, "others"
+        elif len(others) > self._f and at > FAR_AHEAD + max(s.decided for s in others.values()):
+            kind, reason = Kind.BOASTS, "ahead"
+        else:
+            return
+        self._notes.add(now, kind, sender, reason, "StateHead", log_stream(head.log), at)
 
     def stopped(self, sender: NodeId, stop: Stop, now: Millis) -> None:
         """A member asks for another leader."""

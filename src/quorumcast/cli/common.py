@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quorumcast.core.errors import UsageError
+from quorumcast.core.limits import LAST_PORT
 from quorumcast.manifest.places import IDENTITY as IDENTITY
 from quorumcast.manifest.places import MANIFEST as MANIFEST
 from quorumcast.manifest.places import identity_path as identity_path
@@ -28,8 +29,6 @@ OPERATOR = "operator"
 
 #: How far a broker's status page is from its own port, unless it is told otherwise.
 STATUS_OFFSET = 1000
-#: There is none beyond; systems count on from 0 there, and somebody may answer.
-LAST_PORT = 65_535
 STATUS_TIMEOUT_S = 5.0
 #: Columns where nobody's terminal says how many there are.
 PLAIN_WIDTH = 160

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quorumcast.cli.common import (
-    LAST_PORT,
     IdentityOption,
     JsonOption,
     ManifestOption,
@@ -26,6 +25,7 @@ from quorumcast.cli.common import (
     print_json,
 )
 from quorumcast.core.errors import UsageError
+from quorumcast.core.limits import LAST_PORT
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -22,6 +22,8 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_ROWS = 1 << 20
 #: A node's or channel's name.
 MAX_NAME = 128
+#: There is no port beyond; systems count on from 0 there, and somebody may answer.
+LAST_PORT = 65_535
 #: How often a client may be there at once beside itself, at seats of its own ("spark#3").
 MAX_SEATS = 64
 #: Streams named in one message.

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.limits import MAX_CHAIN, MAX_NAME
+from quorumcast.core.limits import LAST_PORT, MAX_CHAIN, MAX_NAME
 from quorumcast.core.quorum import Broadcast, check_cell
 from quorumcast.crypto.digest import hasher
 from quorumcast.crypto.identity import can_exchange
@@ -62,9 +62,9 @@ def _check_addresses(manifest: Manifest) -> None:
     for broker in manifest.brokers:
         if not broker.host:
             raise UsageError(f"broker {broker.id!r} has no host; name one")
-        if not 1 <= broker.port <= 65535:
+        if not 1 <= broker.port <= LAST_PORT:
             raise UsageError(
-                f"broker {broker.id!r} has port {broker.port}; choose one from 1 to 65535"
+                f"broker {broker.id!r} has port {broker.port}; choose one from 1 to {LAST_PORT}"
             )
     _check_unique("address", (broker.address for broker in manifest.brokers))
 

@@ -126,7 +126,9 @@ class Fetching:
             return []
         request = Fetch(consensus.log, tuple(values[:MAX_FETCH]), tuple(offers[:MAX_FETCH]))
         # The leader every other time: it has what it proposed, unless it lies.
-        turn, others = divmod(self._asked, 2)
+        turn, other = divmod(self._asked, 2)
         self._asked += 1
-        asked = peers[turn % len(peers)] if others else consensus.leader
-        return [Send((asked if asked in peers else peers[turn % len(peers)],), request)]
+        asked = consensus.leader
+        if other or asked not in peers:
+            asked = peers[turn % len(peers)]
+        return [Send((asked,), request)]

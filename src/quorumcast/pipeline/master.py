@@ -11,6 +11,7 @@ import socket
 from contextlib import closing
 
 from quorumcast.core.errors import UsageError
+from quorumcast.core.limits import LAST_PORT
 
 _COUNT = r"(\*|[1-9]\d*)"
 _LOCAL = rf"local(\[{_COUNT}(,\s*[1-9]\d*)?\])?"
@@ -52,8 +53,7 @@ def cores_of(master: str) -> int | None:
 
 def _answers(address: str) -> bool:
     host, _, port = address.rpartition(":")
-    # Beyond the last port the system counts on from 0, and somebody may answer there.
-    if int(port) > 65_535:
+    if int(port) > LAST_PORT:
         return False
     try:
         with closing(socket.create_connection((host.strip("[]"), int(port)), PATIENCE_S)):

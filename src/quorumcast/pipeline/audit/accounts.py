@@ -49,14 +49,11 @@ class Account:
         failed = sum(f.count for f in self.features if f.publisher not in publishers)
         return failed >= max(least, LEAST_SHARE * due)
 
-    def since(self) -> Account:
-        """The same account from the first failure on."""
+    @property
+    def due_since(self) -> dict[int, int]:
+        """What was due in each part of the run from the first failure on."""
         first = min(self.failed, default=0)
-        later = Account()
-        later.features, later.of = self.features, self.of
-        later.due = Counter({slot: n for slot, n in self.due.items() if slot >= first})
-        later.failed = self.failed
-        return later
+        return {slot: due for slot, due in sorted(self.due.items()) if slot >= first}
 
     @property
     def share(self) -> float:
@@ -68,10 +65,10 @@ class Account:
 
         `also` are parts of the run in which others saw as much.
         """
-        since = [slot for slot in sorted(self.due) if slot >= min(self.failed, default=0)]
-        if len(since) > 1 and all(self.failed[slot] == self.due[slot] for slot in since):
+        since = self.due_since
+        if len(since) > 1 and all(self.failed[slot] == due for slot, due in since.items()):
             return True  # nothing came any more
-        counted = [slot for slot in since if self.due[slot] >= DUE]
+        counted = [slot for slot, due in since.items() if due >= DUE]
         failed = [slot for slot in counted if self.failed[slot] or slot in also]
         # Who stands still for a while does nothing at all meanwhile.
         mixed = [slot for slot in failed if self.failed[slot] < self.due[slot]]

@@ -60,6 +60,14 @@ class Charge(msgspec.Struct, frozen=True):
     strong: bool = False
 
 
+def accusers_of(charges: Iterable[Charge]) -> dict[str, set[str]]:
+    """Who accuses whom."""
+    by: dict[str, set[str]] = {}
+    for charge in charges:
+        by.setdefault(charge.accused, set()).add(holder(charge.observer))
+    return by
+
+
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """Observations that a correct node does not give cause for."""
 

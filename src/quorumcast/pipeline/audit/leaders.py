@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from quorumcast.pipeline.audit.accounts import Account, Accounts
-from quorumcast.pipeline.audit.charges import Case, Charge
+from quorumcast.pipeline.audit.accounts import Accounts
+from quorumcast.pipeline.audit.charges import Case, Charge, accusers_of
 
 #: A leader has proposed so much, and of that this share late, or is not slow; where packets get
 #: lost, and everybody has to wait, nearly all of it.
@@ -19,9 +19,9 @@ def slow_leaders(case: Case, accounts: Accounts, share: float, *, steadily: bool
     return [
         case.charge(account.features, "delayed", "proposed late what had long been offered")
         for by_accused in accounts.values()
-        for account in map(Account.since, by_accused.values())
-        if account.due.total() >= LED
-        and account.share >= share
+        for account in by_accused.values()
+        if (due := sum(account.due_since.values())) >= LED
+        and account.failed.total() >= share * due
         and (account.is_steady() or not steadily)
     ]
 
@@ -39,8 +39,5 @@ def leader_charges(case: Case) -> list[Charge]:
             charges = [msgspec.structs.replace(c, publishers=frozenset()) for c in charges]
         found += charges
     # Under such a leader most of the others wait, and not just one that got behind.
-    accusers: dict[str, set[str]] = {}
-    for charge in found:
-        accusers.setdefault(charge.accused, set()).add(charge.observer)
-    others = len(case.manifest.brokers) - 1
-    return [c for c in found if 2 * len(accusers[c.accused]) > others]
+    by, others = accusers_of(found), len(case.manifest.brokers) - 1
+    return [charge for charge in found if 2 * len(by[charge.accused]) > others]

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from quorumcast.core.ids import CELL, holder
-from quorumcast.pipeline.audit.charges import Case, Charge, firm_charges
+from quorumcast.pipeline.audit.charges import Case, Charge, accusers_of, firm_charges
 from quorumcast.pipeline.audit.diagnosis import Clause, Diagnosis, Model, diagnose
 from quorumcast.pipeline.audit.leaders import GAVE_UP, leader_charges
 from quorumcast.pipeline.audit.omissions import soft_charges
@@ -65,7 +65,7 @@ class Weights:
 
     def accused(self, charges: Iterable[Charge]) -> set[str]:
         """Whom more nodes accuse than may lie beside those who are known to."""
-        by = _accusers(charges)
+        by = accusers_of(charges)
         return {node for node, accusers in by.items() if self._many(accusers, self._others)}
 
     def many(self, accusers: Iterable[str]) -> bool:
@@ -78,8 +78,8 @@ class Weights:
 
     def enough(self, charges: Iterable[Charge]) -> set[str]:
         """Whom at least two accuse who are not known to lie, or one of very much."""
-        by = _accusers(charges)
-        strong = _accusers(charge for charge in charges if charge.strong)
+        by = accusers_of(charges)
+        strong = accusers_of(charge for charge in charges if charge.strong)
         return {
             node
             for node, accusers in by.items()
@@ -172,7 +172,7 @@ def _settle(
         accused = weights.accused(charges) | weights.behind(charges)
         more = {node for node in diagnosis.named if node in accused} - named
         if not more:
-            by = _accusers(charges)
+            by = accusers_of(charges)
             all_ = {n for n in diagnosis.named if weights.several(by.get(n, set()))} | named
             more = {n for n in all_ if n in Weights(model, all_ - {n}).accused(charges)} - named
         if not more:
@@ -191,7 +191,7 @@ def _excused(charge: Charge, blamed: Sequence[Charge]) -> Charge:
 
 
 def _of_several(soft: Sequence[Charge], firm: Sequence[Charge], weights: Weights) -> list[Charge]:
-    """Soft charges against those whom at least two accuse who are not known to lie."""
+    """Soft charges against those whom enough accuse who are not known to lie."""
     enough = weights.enough((*firm, *soft))
     return [charge for charge in soft if charge.accused in enough]
 
@@ -203,19 +203,12 @@ def _weighty(
 
     Two are enough where those who are known to lie, or are found out `together`, leave fewer.
     """
-    by = _accusers((*firm, *soft))
+    by = accusers_of((*firm, *soft))
     return [c for c in soft if weights.many(by[c.accused]) or c.accused in together]
 
 
-def _accusers(charges: Iterable[Charge]) -> dict[str, set[str]]:
-    by: dict[str, set[str]] = {}
-    for charge in charges:
-        by.setdefault(charge.accused, set()).add(holder(charge.observer))
-    return by
-
-
 def _without_weakest(soft: Sequence[Charge]) -> list[Charge]:
-    by = _accusers(soft)
+    by = accusers_of(soft)
     fewest = min(map(len, by.values()))
     return [charge for charge in soft if len(by[charge.accused]) > fewest]
 

@@ -16,6 +16,7 @@ import re
 from datetime import datetime
 
 from quorumcast.core.errors import UsageError
+from quorumcast.core.limits import LAST_PORT
 from quorumcast.pipeline.monitor.lines import (
     MAX_LINE_BYTES,
     NOTICE,
@@ -225,6 +226,6 @@ def local_now() -> datetime:
 def parse_address(text: str) -> tuple[str, int]:
     """HOST:PORT as people write it."""
     host, separator, port = text.rpartition(":")
-    if not separator or not host or not port.isdecimal() or int(port) > 65_535:
+    if not separator or not host or not port.isdecimal() or int(port) > LAST_PORT:
         raise UsageError(f"--syslog takes HOST:PORT, such as 127.0.0.1:5514, not {text!r}")
     return host.strip("[]"), int(port)
