@@ -14,6 +14,7 @@ from quorumcast.agents.ordering_watch import TIRED_MS, UNSHOWN
 from quorumcast.agents.turnout import (
     BUCKETS,
     MENDED,
+    MENDED_MS,
     PATIENCE_MS,
     SETTLED_MS,
     STILL_MS,
@@ -605,6 +606,26 @@ def test_leader_is_not_to_blame_while_a_voter_is_away_or_stands_still() -> None:
     assert given_up(still) == {(B1, "young", "Stop")}
 
 
+@pytest.mark.parametrize(("still", "reason"), [(None, ""), (B1, MENDED), (B3, MENDED)])
+def test_leader_is_not_slow_while_it_or_a_voter_stands_still(
+    still: NodeId | None, reason: str
+) -> None:
+    broker = leading()
+    item = Item(STREAM, 1, digests(b"1"))
+    broker.hear(ALICE, Offer(STREAM, 1, item.digests))
+    for _ in range(2):
+        broker.now += STILL_MS // 2
+        for member in (B1, B3, B4):
+            if member != still:
+                broker.hear(member, STANDING)
+    broker.now += 1
+    for member in (B1, B3, B4):
+        broker.hear(member, STANDING)
+    broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, (item,)))
+    slow = [row for row in broker.rows("came") if row.message == "Propose"]
+    assert [(row.accused, row.reason, row.number) for row in slow] == [(B1, reason, 640)]
+
+
 def test_broker_that_stood_still_itself_blames_no_leader() -> None:
     broker = leading()
     broker.now += STILL_MS
@@ -738,6 +759,23 @@ def test_request_that_was_repeated_in_vain_did_not_just_get_lost(often: int, rea
     bob = Watched(BOB, "subscriber")
     for _ in range(often):
         bob.send(B2, Subscribe(ORDERS, (), bodies=False))
+    bob.now += PATIENCE_MS
+    assert bob.found("unanswered") == {(B2, reason, "Subscribe")}
+
+
+@pytest.mark.parametrize(("after_ms", "reason"), [(MENDED_MS - 1, MENDED), (MENDED_MS, "")])
+@pytest.mark.parametrize("how", ["packets", "link"])
+def test_what_got_lost_explains_nothing_once_all_of_it_would_have_been_said_again(
+    how: str, after_ms: int, reason: str
+) -> None:
+    bob = Watched(BOB, "subscriber")
+    if how == "packets":
+        bob.observer.on_lost(B1, Millis(bob.now))
+    else:
+        bob.event(Disconnected(B2))
+        bob.event(Connected(B2))
+    bob.now += after_ms
+    bob.send(B2, Subscribe(ORDERS, (), bodies=False))
     bob.now += PATIENCE_MS
     assert bob.found("unanswered") == {(B2, reason, "Subscribe")}
 

@@ -388,6 +388,38 @@ def test_who_never_takes_note_of_a_stream_does_not_answer(
     assert judged(features, CHAIN).named == named
 
 
+@pytest.mark.parametrize(
+    ("message", "reason", "heard", "ended", "named"),
+    [
+        ("Subscribe", "again", 90, 2000, (B1,)),
+        ("Subscribe", "", 90, 2000, ()),  # a single request may have got lost
+        ("Subscribe", "again", 300, 2000, ()),  # it spoke later, and did not want to answer once
+        ("Subscribe", "again", 90, 900, ()),  # or stands still
+        ("Attest", "again", 90, 2000, ()),  # who is not on the chain has nothing to attest
+    ],
+)
+def test_who_is_asked_again_and_never_heard_again_has_fallen_silent(
+    message: str, reason: str, heard: int, ended: int, named: tuple[str, ...]
+) -> None:
+    features = []
+    for who in (BOB, CAROL):
+        features += [
+            noticed(who, B1, "answered", message=message),
+            noticed(who, B1, "heard", message="Positions", t_ms=heard, until_ms=heard),
+            noticed(who, B1, "unanswered", reason, message=message, t_ms=100, until_ms=100),
+            noticed(who, B2, "heard", message="Vote", t_ms=ended, until_ms=ended),
+        ]
+    assert judged(features, CHAIN).named == named
+
+
+def test_observer_that_makes_up_an_early_row_keeps_nobody_else_from_charging() -> None:
+    features = [noticed(B3, B2, "heard", message="Taken", t_ms=-(10**6), until_ms=0)]
+    for who in (ALICE, BOB):
+        features += broken(who, f"{B1}?")
+        features.append(noticed(who, B2, "heard", message="Ack", t_ms=2000, until_ms=2000))
+    assert judged(features, CHAIN).named == (B1,)
+
+
 def test_what_is_missing_where_packets_got_lost_takes_more_than_one_accuser() -> None:
     def owing(reason: str, *accusers: str) -> tuple[str, ...]:
         liar = [noticed(who, B1, "contradicts", "itself", message="Ready") for who in (B2, B3)]
@@ -403,7 +435,7 @@ def test_what_is_missing_where_packets_got_lost_takes_more_than_one_accuser() ->
     assert owing("mended", B2, B3) == (ALICE, B1)
 
 
-@pytest.mark.parametrize(("slots", "heard"), [((0,), 10), ((0, 1), 101)])
+@pytest.mark.parametrize(("slots", "heard"), [((0,), 10), ((0, 1), 301)])
 def test_little_that_is_missing_where_packets_get_lost_is_no_charge(
     slots: tuple[int, ...], heard: int
 ) -> None:
@@ -771,6 +803,24 @@ def test_leader_that_becomes_slow_is_slow_from_then_on(
     assert judged(features, Cell(Policy.named("total"))).named == named
 
 
+@pytest.mark.parametrize(("slots", "reason", "named"), [
+    (2, "", (B1,)),
+    (1, "", ()),  # once, for a while
+    (2, "mended", ()),  # or others stood still
+])  # fmt: skip
+def test_leader_that_is_slow_until_it_is_replaced_is_slow(
+    slots: int, reason: str, named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, B1, "came", reason, message="Propose", slot=slot, count=9, bucket=bucket,
+                publisher="*")
+        for who in (B2, B3)
+        for slot in range(slots)
+        for bucket in (5, 320)
+    ]  # fmt: skip
+    assert judged(features, Cell(Policy.named("total"))).named == named
+
+
 def test_what_never_comes_is_late_unless_its_sender_stands_still() -> None:
     def judge(reason: str) -> tuple[str, ...]:
         features = [
@@ -962,3 +1012,83 @@ def test_accuser_that_is_found_out_itself_does_not_count_beside_a_single_other()
         noticed(who, ALICE, "missing", "mended", message="History", count=3) for who in (B1, B2)
     ]
     assert judged([*soft, *owed]).named == (B1,)
+
+
+def test_publisher_that_no_explanation_leaves_out_is_named_if_enough_saw_its_doing() -> None:
+    cell = Cell(Policy.named("ab"), n=7, f=2)
+    model = Model(cell.manifest.broker_ids, 2)
+    differing = [
+        noticed(who, broker, "contradicts", "others", message="Vote", count=9)
+        for who in (BOB, CAROL)
+        for broker in (B1, B2)
+    ]
+    # Its own word leaves nobody else: were it true, four brokers would lie.
+    unsent = [
+        noticed(ALICE, broker, "boasts", "unsent", message="Ack", count=9) for broker in (B3, B4)
+    ]
+    assert conclude(Case(cell.manifest, [*differing, *unsent]), model, []).named == (ALICE,)
+    for few in (differing, unsent, [*differing[:2], *unsent]):
+        assert conclude(Case(cell.manifest, few), model, []).named == ()
+
+
+def test_who_accuses_too_many_leaves_fewer_who_may_lie_of_another() -> None:
+    cell = Cell(Policy.named("brb"), n=7, f=2)
+    model = Model(cell.manifest.broker_ids, 2)
+
+    def left_out(accused: str, *observers: str) -> list[Feature]:
+        return [
+            noticed(who, broker, "missing" if broker == accused else "came", message="Ready",
+                    slot=slot, count=2)
+            for who in observers
+            for broker in cell.manifest.broker_ids
+            for slot in range(8)
+            if broker != who
+        ]  # fmt: skip
+
+    # Who accuses three is no victim of all of them; then b3, b5 and Bob cannot all lie of b1.
+    slander = [
+        noticed(B2, who, "contradicts", "itself", message="Ready") for who in (B4, "b6", "b7")
+    ]
+    first, second = left_out(B1, B3, "b5", BOB), left_out(B2, B4, BOB)
+    for few in (first, [*first, *second], [*second, *slander]):
+        assert conclude(Case(cell.manifest, few), model, []).named == ()
+    assert conclude(Case(cell.manifest, [*first, *second, *slander]), model, []).named == (B1,)
+
+
+@pytest.mark.parametrize(("policy", "named"), [("direct-crash", (B1,)), ("ab", ())])
+def test_who_is_late_cannot_blame_a_publisher_that_is_trusted(
+    policy: str, named: tuple[str, ...]
+) -> None:
+    late = [
+        noticed(who, broker, "came", message="Vote", bucket=160 if broker == B1 else 5, slot=slot)
+        for who in (BOB, CAROL)
+        for broker in (B1, B2, B3, B4)
+        for slot in range(8)
+        for _ in range(2)
+    ]
+    excuse = [noticed(B1, ALICE, "contradicts", "itself", message="Publish", count=9)]
+    assert judged([*late, *excuse], Cell(Policy.named(policy), n=4, f=1)).named == named
+
+
+@pytest.mark.parametrize(
+    ("missing", "reason", "came", "named"),
+    [
+        (3, "", 0, (B1,)),
+        (2, "", 0, ()),
+        (3, "mute", 0, ()),  # it stands still
+        (3, "", 1, ()),  # once, for a while
+    ],
+)
+def test_broker_that_never_votes_though_it_is_there_is_charged_with_few_votes(
+    missing: int, reason: str, came: int, named: tuple[str, ...]
+) -> None:
+    features = [noticed(who, B1, "missing", reason, message="Vote", count=missing)
+                for who in (BOB, CAROL)]  # fmt: skip
+    features += [
+        noticed(who, broker, "came", message="Vote", count=missing + came, bucket=5)
+        for who in (BOB, CAROL)
+        for broker in (B2, B3, B4)
+    ]
+    if came:
+        features += [noticed(who, B1, "came", message="Vote", bucket=5) for who in (BOB, CAROL)]
+    assert judged(features).named == named

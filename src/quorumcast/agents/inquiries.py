@@ -168,5 +168,5 @@ class Inquiries:
             remember(self._overdue, key, since)
             clear = self._links.clear_since.get(key[0])
             if clear is not None and clear <= since:
-                reason = self._links.state(key[0]) or reason
+                reason = self._links.state(key[0], since) or reason
                 self._notes.add(now, Kind.UNANSWERED, key[0], reason, key[1], _stream(key[2]))

@@ -193,7 +193,7 @@ class Observer:
                     now, Kind.SUSPECT, node, reason.value, among, effect.stream, effect.number
                 )
             case Suspect(node=node, reason=Suspicion.WITHHOLDS, stream=stream, number=number):
-                state = self._links.state(node)
+                state = self._links.state(node, now)
                 self.notes.add(now, Kind.MISSING, node, state, "Pull", stream, number)
             case Suspect(node=node, reason=reason, stream=stream, number=number):
                 self.notes.add(

@@ -339,11 +339,17 @@ class OrderingWatch:
             if since is not None:
                 newest = max(newest, since)
             if since is not None:
-                state, late = "" if self._links.calm(since) else MENDED, bucket_of(now - since)
+                state = "" if self._links.calm(since) and self._attended(sender, since) else MENDED
+                late = bucket_of(now - since)
                 self._notes.add(now, Kind.CAME, sender, state, "Propose", log, bucket=late)
         for (stream, first), since in self._offers.items():
             if newest - since > LONG_MS:
                 self._notes.add(now, Kind.PASSES_OVER, sender, "", "Propose", stream, first)
+
+    def _attended(self, leader: NodeId, since: int) -> bool:
+        """Whether a leader, and all others that cannot lie beside it, never stood still since."""
+        woke = [m for m in self._members if self._links.woke_at.get(m, since - 1) >= since]
+        return leader not in woke and len(woke) < self._f
 
     def _ordered(self, batch: Batch) -> None:
         for item in batch:

@@ -32,7 +32,7 @@ class Showings:
         since = self._due.pop(place, None)
         if since is not None and self._links.owed(place[0].publisher, since):
             self._notes.add(
-                now, Kind.CAME, place[0].publisher, self._links.state(place[0].publisher),
+                now, Kind.CAME, place[0].publisher, self._links.state(place[0].publisher, since),
                 self._message, place[0], bucket=bucket_of(now - since),
             )  # fmt: skip
         remember(self._shown, place, None)
@@ -51,5 +51,5 @@ class Showings:
             del self._due[place]
             publisher = place[0].publisher
             if self._links.owed(publisher, since):
-                state = self._links.state(publisher)
+                state = self._links.state(publisher, since)
                 self._notes.add(now, Kind.MISSING, publisher, state, self._message, *place)

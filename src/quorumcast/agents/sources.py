@@ -68,7 +68,8 @@ class Sources:
         clear = now - max(since, self._links.clear_since.get(peer, now))
         last = vote.order[-1:] == (peer,)
         # Where packets get lost, what asked it may have been among them.
-        if last or not answers or (clear >= PATIENCE_MS // 2 and not self._links.state(peer)):
+        sure = clear >= PATIENCE_MS // 2 and not self._links.state(peer, since)
+        if last or not answers or sure:
             self._notes.add(
                 now, Kind.CAME if bodies else Kind.MISSING, peer, "", "Contents", vote.stream,
                 vote.first, bucket=BUCKETS[0] if bodies else 0,

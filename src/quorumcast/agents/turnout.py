@@ -21,6 +21,8 @@ MENDED = "mended"
 MUTE = "mute"
 #: After so long without a loss everybody has had time to catch up.
 SETTLED_MS = 1000
+#: … and after so long there is nothing left that anybody would say again.
+MENDED_MS = 3000
 #: Brokers say every half second where they stand; who has said nothing for longer stands still.
 STILL_MS = 550
 #: Moments that are remembered per kind of message, and streams.
@@ -93,16 +95,17 @@ class Links:
         clear = self.clear_since.get(peer)
         return clear is not None and since - clear >= PATIENCE_MS // 2
 
-    def calm(self, since: int) -> bool:
+    def calm(self, since: int, settled_ms: int = SETTLED_MS) -> bool:
         """Whether packets of nobody got lost since then, or shortly before."""
-        return self.lost_at is None or since - self.lost_at >= SETTLED_MS
+        return self.lost_at is None or since - self.lost_at >= settled_ms
 
-    def state(self, peer: NodeId) -> str:
-        """What to add to an observation that mending may explain.
+    def state(self, peer: NodeId, since: int) -> str:
+        """What to add to an observation of what was due at a time, if mending may explain it.
 
         Where packets of anybody get lost, some of ours may as well, and that we do not see.
         """
-        return "" if self.unbroken(peer) and self.lost_at is None else MENDED
+        whole = self.settled(peer, Millis(since), MENDED_MS)
+        return "" if whole and self.calm(since, MENDED_MS) else MENDED
 
     def unbroken(self, peer: NodeId) -> bool:
         """Whether nothing of this peer has ever got lost: there is nothing to make up for."""
@@ -323,7 +326,7 @@ class Accounts:
             behind = last - self._accounted.get(stream, 0)
             if self._links.owed(stream.publisher, since):
                 kind = Kind.MISSING if behind > 0 else Kind.CAME
-                state = "" if behind <= 0 else self._links.state(stream.publisher)
+                state = "" if behind <= 0 else self._links.state(stream.publisher, since)
                 self._notes.add(
                     now, kind, stream.publisher, state, "History", stream, last,
                     count=min(max(behind, 1), MAX_MOMENTS),

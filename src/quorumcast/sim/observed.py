@@ -15,7 +15,7 @@ from quorumcast.sim.deeds import DeedKey, Deeds, Difference
 from quorumcast.sim.plan import Act, Outcome, Plan, Run
 
 #: How long a run goes on after its promises have come true, with what it takes to be noticed.
-LINGER_MS = 2000
+LINGER_MS = 8000
 #: … of which so much is silence in the end: what is owed comes, or does not.
 REST_MS = 800
 #: Each publisher publishes, and each subscriber wants a receipt, so often meanwhile.

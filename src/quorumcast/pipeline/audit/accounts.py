@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
+from quorumcast.agents.turnout import MUTE
 from quorumcast.pipeline.audit.charges import Case, Feature
 
 #: So many must be missing or late, and this share of what was due.
@@ -60,10 +61,15 @@ class Account:
         """How much of what was due."""
         return self.failed.total() / max(1, self.due.total())
 
-    def is_steady(self, also: Collection[int] = ()) -> bool:
+    @property
+    def never_came(self) -> bool:
+        """Whether nothing that was due ever came, of who was there and said other things."""
+        return self.failed == self.due and all(f.reason != MUTE for f in self.features)
+
+    def is_steady(self, also: Collection[int] = (), least: int = LEAST_SLOTS) -> bool:
         """Whether it happened again and again, and not once for a while.
 
-        `also` are parts of the run in which others saw as much.
+        `also` are parts of the run in which others saw as much; `least` so many it must be.
         """
         since = self.due_since
         if len(since) > 1 and all(self.failed[slot] == due for slot, due in since.items()):
@@ -73,7 +79,7 @@ class Account:
         # Who stands still for a while does nothing at all meanwhile.
         mixed = [slot for slot in failed if self.failed[slot] < self.due[slot]]
         most = MANY_SLOTS if len(mixed) >= LEAST_SLOTS else MOST_SLOTS
-        return len(failed) >= LEAST_SLOTS and len(failed) >= most * len(counted)
+        return len(failed) >= least and len(failed) >= most * len(counted)
 
 
 #: By observer and kind of message, and by who owes it.

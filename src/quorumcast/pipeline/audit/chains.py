@@ -14,11 +14,12 @@ from itertools import pairwise
 import msgspec
 
 from quorumcast.agents.breaks import QUIET
-from quorumcast.agents.observation import DOWN, LOST, Kind
+from quorumcast.agents.observation import LOST, Kind
 from quorumcast.agents.turnout import SETTLED_MS
 from quorumcast.core.machine import Suspicion
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 from quorumcast.pipeline.audit.diagnosis import Model, diagnose
+from quorumcast.pipeline.audit.silence import WHY, Silences, lost
 
 #: So often a publisher's chains broke where this broker was, or so often in all, and half as often
 #: where any other was.
@@ -26,8 +27,6 @@ BREAKS, BREAKS_IN_ALL = 4, 6
 #: From so many different ones must a broker have kept what it had taken: the line to a single one
 #: may be bad, or that one stand still.
 KEPT_FROM = 2
-#: For so long, and this share of the run, must somebody have said nothing: others stand still.
-SILENT_MS, SILENT_SHARE = 1000, 0.25
 
 
 class _Break(msgspec.Struct, frozen=True):
@@ -101,36 +100,13 @@ def _fallen_silent(case: Case, located: list[_Break]) -> list[Charge]:
     What a publisher sends to the head of its chain is acknowledged, whatever becomes of it further
     down; and by who stood still as well, once it goes on.
     """
-    began = min((f.t_ms for f in case.features), default=0)
-    apart = _lost(case)
-    ended: dict[str, int] = {}
-    heard: dict[tuple[str, str], int] = {}
-    for f in case.features:
-        ended[f.observer] = max(f.until_ms, ended.get(f.observer, 0))
-        if f.kind == Kind.HEARD.value:
-            pair = (f.observer, f.accused)
-            heard[pair] = max(f.until_ms, heard.get(pair, 0))
-    found = []
-    for one in located:
-        publisher, since = one.noted.observer, one.noted.t_ms
-        pair = (publisher, one.among[0])
-        until = min(ended[publisher], apart.get(pair, ended[publisher]))
-        if (
-            len(one.among) == 1
-            and heard.get(pair, 0) < since
-            and until - since >= max(SILENT_MS, SILENT_SHARE * (ended[publisher] - began))
-        ):
-            found.append(case.charge([one.noted], "dropped", "has fallen silent"))
-    return found
-
-
-def _lost(case: Case) -> dict[tuple[str, str], int]:
-    """When a node first lost another one, as it says itself."""
-    return {
-        (f.observer, f.accused): f.t_ms
-        for f in case.features
-        if (f.kind, f.reason) == (Kind.LINK.value, DOWN)
-    }
+    silences = Silences(case)
+    return [
+        case.charge([one.noted], "dropped", WHY)
+        for one in located
+        if len(one.among) == 1
+        and silences.is_long(one.noted.observer, one.among[0], one.noted.t_ms)
+    ]
 
 
 def _located(case: Case) -> list[_Break]:
@@ -140,7 +116,7 @@ def _located(case: Case) -> list[_Break]:
     of its packets. Only who waits for something is asked that: who should have sent it might say so
     in any case.
     """
-    apart = _lost(case)
+    apart = lost(case)
     leaky = {
         (f.observer, f.accused): range(f.t_ms, f.until_ms + SETTLED_MS)
         for f in case.features

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from quorumcast.agents.sequences import HOLLOW
-from quorumcast.core.ids import holder
+from quorumcast.core.ids import NodeId, holder
 from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
@@ -224,6 +224,14 @@ class Case:
         }
         self.clients = {client.id for client in manifest.clients}
         self.publishers = {feature.publisher for feature in self.features} & self.clients
+        #: … and those of them who publish where publishers are not trusted.
+        self.doubtful = {
+            publisher
+            for channel in manifest.channels
+            if channel.policy.protection is Protection.BYZANTINE
+            for publisher in self.publishers
+            if manifest.may_publish(NodeId(publisher), channel.name)
+        }
         #: Who says of publishers, be it once, what correct ones give no cause for.
         self.doubts: dict[str, set[str]] = {publisher: set() for publisher in self.publishers}
         for feature in self.features:

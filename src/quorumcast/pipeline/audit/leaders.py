@@ -10,6 +10,8 @@ from quorumcast.pipeline.audit.charges import Case, Charge, accusers_of
 #: A leader has proposed so much, and of that this share late, or is not slow; where packets get
 #: lost, and everybody has to wait, nearly all of it.
 LED, SLOW_SHARE, ALWAYS_SLOW = 10, 0.3, 0.95
+#: … and in so many parts of the run: who is slow is not left to lead for long.
+LED_SLOTS = 2
 
 GAVE_UP = "led and did not get anything ordered"
 
@@ -22,7 +24,7 @@ def slow_leaders(case: Case, accounts: Accounts, share: float, *, steadily: bool
         for account in by_accused.values()
         if (due := sum(account.due_since.values())) >= LED
         and account.failed.total() >= share * due
-        and (account.is_steady() or not steadily)
+        and (account.is_steady(least=LED_SLOTS) or not steadily)
     ]
 
 

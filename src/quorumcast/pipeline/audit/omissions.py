@@ -31,6 +31,7 @@ from quorumcast.pipeline.audit.answers import slow_to_answer, unanswered
 from quorumcast.pipeline.audit.chains import breaks_of, broken_chains
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 from quorumcast.pipeline.audit.leaders import ALWAYS_SLOW, SLOW_SHARE, slow_leaders
+from quorumcast.pipeline.audit.silence import deaf_to_requests
 
 #: Correct brokers say these of every run of a correct publisher, whatever gets lost meanwhile: so
 #: many missing are enough. Once enough are ready all are, unless they cannot know the stream.
@@ -41,14 +42,16 @@ SKIPPED = {"Vote": 3, "ChainRun": 3, "Propose": 2, "Publish": 3}
 #: What goes to every broker, so that all of them notice.
 SEEN_BY_ALL = ("Propose", "Publish")
 
+#: So much must be missing of what cannot but come, or of which nothing ever came.
+NEVER = 3
 #: So much must be out of turn, and this share of what was published.
 OUT_OF_TURN = (15, 0.5)
 #: So much must be missing, or late, of what a link may still have to make up for, this share of
 #: what came, and in so many parts of the run: a single lost packet may have held several things.
 MENDED_LEAST = {
     "Pull": (1, 0.0, 1),
-    "Offer": (3, 0.06, 2),
-    "Publish": (3, 0.06, 2),
+    "Offer": (3, 0.02, 2),
+    "Publish": (3, 0.02, 2),
     "History": (3, 0.0, 1),
 }
 #: So many proposals nobody could hand over.
@@ -129,6 +132,7 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
         *slow_leaders(case, led, ALWAYS_SLOW, steadily=False),
         *unanswered(case),
         *slow_to_answer(case),
+        *deaf_to_requests(case),
         *broken_chains(case),
         *_after_loss(case),
         *_unfetchable(case, lying),
@@ -150,11 +154,12 @@ def _outstanding(
             # Nothing keeps a broker from being ready, or from settling a history, once the others
             # do, but it may be late.
             owed = deed == "dropped" and message in ("Ready", HISTORY_ACK)
-            least = 3 if owed else LEAST
+            never = deed == "dropped" and account.never_came
+            least = NEVER if owed or never else LEAST
             if (
                 account.failed.total() >= least
                 and account.share >= LEAST_SHARE
-                and (owed or account.is_steady(several.get((message, accused), ())))
+                and (owed or never or account.is_steady(several.get((message, accused), ())))
                 and alone
             ):
                 # What it was not shown a broker fetches: it is late with it, and no more.

@@ -89,7 +89,8 @@ class Weights:
     def behind(self, charges: Iterable[Charge]) -> set[str]:
         """Who may be behind what more nodes are accused of than may be faulty together.
 
-        Several must say so where it is more only because others are known to lie.
+        Several must say so where it is more only because others are known to lie; or more than may
+        lie together, if no explanation goes without it.
         """
         of: dict[str, set[str]] = {}
         by: dict[str, set[str]] = {}
@@ -103,6 +104,7 @@ class Weights:
             for node, accused in of.items()
             if self._many(accused, self._bounds)
             or (self._many(accused, self._others) and self.several(by[node]))
+            or self._many(by.get(node, set()), self._others)
         }
 
     def _many(self, nodes: set[str], bounds: tuple[int, int]) -> bool:
@@ -125,12 +127,15 @@ def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
     weights = Weights(model, named)
     lying = (weights.accused(firm) | named) & case.clients
     soft = soft_charges(case, lying, firm)
-    blamed = [c for c in (*firm, *soft) if c.accused in case.publishers - lying]
+    blamed = [c for c in (*firm, *soft) if c.accused in case.doubtful - lying]
     if not lying:
         # Publishers that lie about what is to be ordered stop correct leaders as well.
         soft += leader_charges(case)
     soft = [_excused(charge, blamed) for charge in soft]
-    together = _settle(model, proven, [*firm, *_of_several(soft, firm, weights)])[1]
+    by_several, together = _settle(model, proven, [*firm, *_of_several(soft, firm, weights)])
+    if together - named:
+        # Who is found out only beside others needs what is said of them.
+        together |= set(by_several.named)
     soft = _weighty(soft, firm, weights, together)
     by_all, also = _settle(model, proven, (*firm, *soft))
     if not by_all.consistent:
