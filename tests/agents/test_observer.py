@@ -170,15 +170,23 @@ def test_no_vote_is_missing_of_a_broker_that_may_not_know_of_the_subscription() 
     assert {row.accused for row in bob.rows("missing")} == {B3, B4}
 
 
-@pytest.mark.parametrize(("answered", "missing"), [(True, {(B1, "", "Contents")}), (False, set())])
+@pytest.mark.parametrize(
+    ("answered", "after_ms", "missing"),
+    [
+        (True, PATIENCE_MS // 2, {(B1, "", "Contents")}),
+        (True, PATIENCE_MS // 2 - 1, set()),  # its disk had that vote before
+        (False, PATIENCE_MS // 2, set()),
+    ],
+)
 def test_source_that_answered_owes_contents_with_every_vote_whatever_got_lost(
-    answered: bool, missing: set[tuple[str, str, str]]
+    answered: bool, after_ms: int, missing: set[tuple[str, str, str]]
 ) -> None:
     bob = Watched(BOB, "subscriber")
     bob.send(B1, Subscribe(ORDERS, (), bodies=True))
     if answered:
         bob.hear(B1, Positions(ORDERS, ()))
     bob.observer.on_lost(B1, Millis(bob.now))
+    bob.now += after_ms
     bob.hear(B1, vote(1))
     assert bob.found("missing") == missing
 

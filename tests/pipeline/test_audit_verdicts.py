@@ -611,13 +611,16 @@ def test_few_echoes_that_brokers_miss_are_charged_unless_the_publisher_is_doubtf
     assert judged(still).charges == ()
 
 
-def test_publisher_that_never_offers_many_runs_is_charged_whatever_gets_lost() -> None:
+def test_publisher_that_never_offers_runs_at_several_times_is_charged_whatever_gets_lost() -> None:
     total = Cell(Policy.named("total"))
     features = [
-        noticed(who, ALICE, "missing", "mended", message="Offer", count=8) for who in (B2, B3)
+        noticed(who, ALICE, "missing", "mended", message="Offer", count=8, slot=slot)
+        for slot in (0, 1)
+        for who in (B2, B3)
     ]
     heard = [noticed(who, ALICE, "heard", message="Offer") for who in (B2, B3)]
     assert judged([*features, *heard], total).named == (ALICE,)
+    assert judged([*features[:2], *heard], total).named == (), "lost at once"
     liar = [noticed(who, B1, "contradicts", "itself", message="Accept") for who in (B2, B3)]
     assert judged([*liar, features[0], *heard], total).named == (B1,)
     # Not everything gets lost: one witness of nothing at all is enough where nobody else may lie.
@@ -1092,3 +1095,28 @@ def test_broker_that_never_votes_though_it_is_there_is_charged_with_few_votes(
     if came:
         features += [noticed(who, B1, "came", message="Vote", bucket=5) for who in (BOB, CAROL)]
     assert judged(features).named == named
+
+
+@pytest.mark.parametrize(
+    ("policy", "opened", "named"),
+    [
+        ("brb", 0, (ALICE, B1)),
+        ("ab", 0, (ALICE,)),  # brokers vote for what they were told, if they were
+        ("brb", 30, (ALICE,)),  # of so many streams that some had to give way
+    ],
+)
+def test_lies_of_a_publisher_excuse_no_broker_where_all_agree_in_the_end(
+    policy: str, opened: int, named: tuple[str, ...]
+) -> None:
+    lies = [noticed(who, ALICE, "refused", "bad-body", message="Publish", count=9)
+            for who in (B2, B3)]  # fmt: skip
+    if opened:
+        lies += [noticed(B2, ALICE, "refused", "unknown-stream", message="Open", count=opened)]
+    votes = [
+        noticed(who, broker, "missing" if broker == B1 else "came", message="Vote", count=2,
+                bucket=0 if broker == B1 else 5, slot=slot)
+        for who in (BOB, CAROL)
+        for broker in (B1, B2, B3, B4)
+        for slot in range(8)
+    ]  # fmt: skip
+    assert judged([*lies, *votes], Cell(Policy.named(policy))).named == named

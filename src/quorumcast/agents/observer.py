@@ -259,7 +259,7 @@ class Observer:
             case Positions():
                 self._votes.agreed(sender, message.channel)
                 self._claims.hear(now, sender, message)
-                self._sources.answered(sender, message.channel)
+                self._sources.answered(now, sender, message.channel)
                 self._sequences.begin_anew(sender, message.channel)
             case Checkpoint(statement=signed):
                 self._on_statement(sender, signed, now)

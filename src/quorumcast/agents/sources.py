@@ -1,8 +1,9 @@
 """Sources: whoever agrees to send contents sends them with every vote.
 
 A subscriber asks one broker for contents. Sessions keep order, so once a broker has answered, all
-its votes come with them, whatever gets lost before or after. The last broker of a chain sends them
-unasked, as nobody else speaks to subscribers.
+its votes come with them, whatever gets lost before or after; but for those that were waiting for
+its disk meanwhile. The last broker of a chain sends them unasked, as nobody else speaks to
+subscribers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Sources:
         self._notes = notes
         #: When each broker was asked for votes, with contents or without, and has not answered.
         self._requests: dict[tuple[NodeId, Channel], deque[int]] = {}
-        #: Since when contents are wanted, and how many answers on they are owed.
+        #: Since when contents are wanted, or promised, and how many answers on they are owed.
         self._asked: dict[tuple[NodeId, Channel], tuple[int, int]] = {}
 
     def forget(self, peer: NodeId) -> None:
@@ -53,14 +54,14 @@ class Sources:
         """A broker need not send contents any more."""
         self._asked.pop((peer, channel), None)
 
-    def answered(self, peer: NodeId, channel: Channel) -> None:
+    def answered(self, now: Millis, peer: NodeId, channel: Channel) -> None:
         """A broker has heard one of the things that it was asked."""
         place = (peer, channel)
         if self._requests.get(place):
             self._requests[place].popleft()
         since, answers = self._asked.get(place, (0, 0))
         if answers:
-            self._asked[place] = (since, answers - 1)
+            self._asked[place] = (now if answers == 1 else since, answers - 1)
 
     def voted(self, now: Millis, peer: NodeId, vote: Vote, bodies: int) -> None:
         """A broker votes, with so many contents."""
@@ -69,7 +70,8 @@ class Sources:
         last = vote.order[-1:] == (peer,)
         # Where packets get lost, what asked it may have been among them.
         sure = clear >= PATIENCE_MS // 2 and not self._links.state(peer, since)
-        if last or not answers or sure:
+        promised = not answers and now - since >= PATIENCE_MS // 2
+        if last or promised or sure:
             self._notes.add(
                 now, Kind.CAME if bodies else Kind.MISSING, peer, "", "Contents", vote.stream,
                 vote.first, bucket=BUCKETS[0] if bodies else 0,

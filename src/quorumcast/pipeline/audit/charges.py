@@ -259,6 +259,10 @@ class Case:
             return False
         return not rule.own or feature.publisher == feature.observer
 
+    def settles(self, feature: Feature) -> bool:
+        """Whether correct brokers agree on what this is about, whoever published it."""
+        return feature.channel not in self._unsettled or bool(feature.lane)
+
     def made_good(self, missing: Feature) -> bool:
         """Whether what was missing came later."""
         about = (missing.observer, missing.accused, missing.message)
@@ -286,7 +290,7 @@ class Case:
         """The charge that features of one observer against one node amount to."""
         first = features[0]
         publishers: set[str] = set()
-        unsettled = all(f.channel in self._unsettled and not f.lane for f in features)
+        unsettled = not any(self.settles(f) for f in features)
         if publisher and (always or unsettled):
             # A lie about a second publisher's stream would have to be a second publisher's.
             publishers = {f.publisher for f in features}

@@ -36,6 +36,9 @@ from quorumcast.pipeline.audit.silence import deaf_to_requests
 #: Correct brokers say these of every run of a correct publisher, whatever gets lost meanwhile: so
 #: many missing are enough. Once enough are ready all are, unless they cannot know the stream.
 CERTAIN, CERTAIN_LEAST, WHOEVER_PUBLISHES = ("Echo", "Ready"), 2, "Ready"
+#: What all of them say in the end where what a publisher said is settled, though it lies: but for
+#: who does so late.
+WHOEVER_LIES = ("Ready", "Vote")
 #: Who left numbers out so often, in what it votes for, proposes or publishes, did not just catch up
 #: by another way.
 SKIPPED = {"Vote": 3, "ChainRun": 3, "Propose": 2, "Publish": 3}
@@ -58,8 +61,6 @@ MENDED_LEAST = {
 UNFETCHED = 3
 #: So much missing or late, and this share, is enough for one witness.
 STRONG, STRONG_SHARE = 20, 0.3
-#: … but publishers offer again and again: so many offers are seldom all lost.
-NEVER_OFFERED = 8
 
 #: What every broker owes whoever listens to it; later than which class what must be said is late.
 OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept", "Checkpoint")
@@ -89,11 +90,16 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
     # who asks what there is has reasons to be late.
     asking = {f.accused for f in case.features if f.kind == "heard" and f.message in ASKING}
     jumping = {f.accused for f in case.features if f.kind == "heard" and f.message == ASKING[0]}
+    flooding = _flooding(case)
+
+    def owed_anyway(f: Feature) -> bool:
+        return f.message in WHOEVER_LIES and case.settles(f) and f.publisher not in flooding
+
     features = [
         f
         for f in case.features
         if (f.channel not in chained or f.lane or f.message == "Contents" or f.kind == "skipped")
-        and f.publisher not in lying
+        and (f.publisher not in lying or owed_anyway(f))
         and not (f.message == "Checkpoint" and f.channel in ordered and f.accused in jumping)
     ]
     missing: Accounts = {}
@@ -120,7 +126,7 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
                 account.add(feature, failed=feature.bucket > SLOW_BUCKET)
         # What never comes is later than anything, unless its sender stands still.
         late = feature.bucket > LATE.get(feature.message, 0) if not gone else feature.reason != MUTE
-        if feature.message in LATE and timely and not history:
+        if feature.message in LATE and timely and not history and feature.publisher not in lying:
             account = delayed.setdefault(key, {}).setdefault(feature.accused, Account())
             account.add(feature, failed=late)
     return [
@@ -330,12 +336,6 @@ def _after_loss(case: Case) -> list[Charge]:
             >= max(least, share * came[pair[0].observer, pair[0].accused, message])
             and len({f.slot for f in pair}) >= parts
         ]
-    never = [f for f in case.features if (f.kind, f.message) == ("missing", "Offer")]
-    found += [
-        case.charge(pair, "dropped", "never offered what others offered for it")
-        for pair in case.pairs(never)
-        if sum(f.count for f in pair) >= NEVER_OFFERED
-    ]
     return found
 
 
