@@ -1,13 +1,15 @@
 """A broker process from inside: what strangers, operators and a full disk cannot do to it."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from tests.runtime.world import RawPeer, keyring, plan, run, until
+from tests.runtime.world import PATIENCE_S, RawPeer, keyring, plan, run, until
 
 from quorumcast.agents.pledges import Vouched
 from quorumcast.core.errors import UsageError
@@ -168,3 +170,12 @@ def test_broker_fault_asked_for_twice_replaces_the_first(tmp_path: Path) -> None
         assert node.driver.faults[0].context.percent == 100  # type: ignore[attr-defined]
 
     with_broker(tmp_path, act, allow_faults=True)
+
+
+@pytest.mark.parametrize("module", ["quorumcast.runtime.process", "quorumcast.client"])
+def test_process_loads_prometheus_only_when_somebody_asks_for_metrics(module: str) -> None:
+    code = f"import sys, {module}; print('prometheus_client' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    assert done.stdout == "False\n"

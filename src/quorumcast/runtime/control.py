@@ -38,7 +38,7 @@ from quorumcast.runtime.http import (
     json_response,
 )
 from quorumcast.runtime.logs import note
-from quorumcast.runtime.telemetry import Collector, Rates, Telemetry, exposition
+from quorumcast.runtime.telemetry import Rates, Telemetry
 
 
 class FaultOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,9 +108,6 @@ class Control:
         self._node = node
         self._allow_faults = allow_faults
         self._rates = Rates(node.telemetry)
-        self._collector = Collector(
-            node.telemetry, node.sizes, node.peers, node.storage, node.catching_up
-        )
 
     def routes(self) -> dict[tuple[str, str], Handler]:
         """By method and path."""
@@ -160,8 +157,14 @@ class Control:
         }
 
     def _on_metrics(self, request: Request) -> Response:
+        from quorumcast.runtime.metrics import Collector, exposition
+
+        node = self._node
+        collector = Collector(
+            node.telemetry, node.sizes, node.peers, node.storage, node.catching_up
+        )
         content_type = "text/plain; version=0.0.4; charset=utf-8"
-        return Response(HTTPStatus.OK, exposition(self._collector), content_type)
+        return Response(HTTPStatus.OK, exposition(collector), content_type)
 
     def _on_list_faults(self, request: Request) -> Response:
         return json_response(
