@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from quorumcast.core.ids import NodeId
 from quorumcast.core.statements import Signed
-from quorumcast.crypto.identity import Identity, can_exchange, derive, signature_holds
+from quorumcast.crypto.identity import (
+    KEYS_REMEMBERED,
+    Identity,
+    can_exchange,
+    derive,
+    signature_holds,
+)
 
 ALICE = Identity(NodeId("alice"), b"a" * 32)
 BOB = Identity(NodeId("bob"), b"b" * 32)
@@ -77,3 +83,14 @@ def test_can_exchange_with_a_key_that_yields_no_secret_is_false(key: bytes) -> N
 
 def test_can_exchange_with_an_identity_is_true() -> None:
     assert can_exchange(ALICE.exchange_key)
+
+
+def test_can_exchange_with_many_keys_remembers_a_bounded_number_and_answers_alike() -> None:
+    can_exchange.cache_clear()
+    for number in range(KEYS_REMEMBERED + 10):
+        assert not can_exchange(number.to_bytes(4))  # no key at all, and told at once
+    assert can_exchange.cache_info().currsize == KEYS_REMEMBERED
+    for _ in range(2):
+        assert can_exchange(ALICE.exchange_key)
+        assert not can_exchange(bytes(32))
+    assert can_exchange.cache_info().hits == 2

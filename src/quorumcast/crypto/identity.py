@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
@@ -14,6 +15,8 @@ from quorumcast.core.ids import NodeId, at_seat
 from quorumcast.core.statements import Signed
 
 SEED_SIZE = 32
+#: Keys whose answer is remembered: those of the largest cells, a few times over.
+KEYS_REMEMBERED = 4096
 
 
 def derive(secret: bytes, info: bytes) -> bytes:
@@ -74,12 +77,15 @@ class Identity:
         return self._exchange.exchange(X25519PublicKey.from_public_bytes(peer_exchange_key))
 
 
+#: Anybody's: whether there is a secret at all does not depend on it.
+_NOBODY = X25519PrivateKey.from_private_bytes(bytes(32))
+
+
+@lru_cache(KEYS_REMEMBERED)  # every manifest that is shown asks of every node, mostly the same ones
 def can_exchange(exchange_key: bytes) -> bool:
     """Whether a public key leads to a shared secret; whoever sends a low-order point wants none."""
     try:
-        X25519PrivateKey.from_private_bytes(bytes(32)).exchange(
-            X25519PublicKey.from_public_bytes(exchange_key)
-        )
+        _NOBODY.exchange(X25519PublicKey.from_public_bytes(exchange_key))
     except ValueError:
         return False
     return True

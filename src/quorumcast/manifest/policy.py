@@ -241,10 +241,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def _check_limits(self) -> None:
         """Refuse limits under which publications or receipts would never come."""
         limits = self.limits
-        for limit in msgspec.structs.fields(Limits):
-            least = 0 if limit.name in ENDLESS else 1
-            if getattr(limits, limit.name) < least:
-                raise UsageError(f"limit {limit.name!r} must be {least} or more")
+        for name in Limits.__struct_fields__:
+            least = 0 if name in ENDLESS else 1
+            if getattr(limits, name) < least:
+                raise UsageError(f"limit {name!r} must be {least} or more")
         if limits.validity_ms > MAX_VALID_MS:
             raise UsageError(
                 f"limit 'validity_ms' is at most {MAX_VALID_MS:,}, about 49 days; 0 is for ever"
