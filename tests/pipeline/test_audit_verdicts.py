@@ -544,14 +544,19 @@ def test_no_publisher_keeps_a_broker_from_voting_for_what_is_ordered() -> None:
     assert judged([*features, blame], Cell(Policy.named("total"))).named == (B1,)
 
 
-@pytest.mark.parametrize(("count", "named"), [(15, (ALICE, B1)), (14, (B1,))])
+@pytest.mark.parametrize(
+    ("counts", "named"), [((8, 7), (ALICE, B1)), ((8, 6), (B1,)), ((20,), (B1,))]
+)
 def test_one_witness_is_enough_for_many_offers_that_never_came_if_nobody_else_may_lie(
-    count: int, named: tuple[str, ...]
+    counts: tuple[int, ...], named: tuple[str, ...]
 ) -> None:
     liar = [noticed(who, B1, "contradicts", "itself", message="Vote") for who in (BOB, CAROL)]
-    owed = noticed(B2, ALICE, "missing", "mended", message="Offer", count=count)
+    owed = [
+        noticed(B2, ALICE, "missing", "mended", message="Offer", count=count, slot=slot)
+        for slot, count in enumerate(counts)
+    ]
     others = noticed(B2, ALICE, "heard", message="Offer", count=50)
-    assert judged([*liar, owed, others], Cell(Policy.named("total"))).named == named
+    assert judged([*liar, *owed, others], Cell(Policy.named("total"))).named == named
 
 
 @pytest.mark.parametrize(
@@ -1120,3 +1125,29 @@ def test_lies_of_a_publisher_excuse_no_broker_where_all_agree_in_the_end(
         for slot in range(8)
     ]  # fmt: skip
     assert judged([*lies, *votes], Cell(Policy.named(policy))).named == named
+
+
+@pytest.mark.parametrize(("policy", "named"), [("chain+history", ()), ("ab", (B1,))])
+def test_votes_that_a_broker_of_a_chain_leaves_out_the_one_before_may_have_kept_from_it(
+    policy: str, named: tuple[str, ...]
+) -> None:
+    left_out = [
+        noticed(who, B1, "skipped", message="Vote", count=5, publisher=publisher)
+        for who in (BOB, CAROL)
+        for publisher in (ALICE, BOB)
+    ]
+    assert judged(left_out, Cell(Policy.named(policy))).named == named
+
+
+def test_publisher_is_not_named_for_what_is_a_matter_of_shares_where_it_blames_others() -> None:
+    cell = Cell(Policy.named("ab"), n=7, f=2)
+    model = Model(cell.manifest.broker_ids, 2)
+    left_out = [
+        noticed(who, broker, "skipped", message="Vote", count=5)
+        for who in (BOB, CAROL)
+        for broker in (B1, B2)
+    ]
+    unsent = [
+        noticed(ALICE, broker, "boasts", "unsent", message="Ack", count=9) for broker in (B3, B4)
+    ]
+    assert conclude(Case(cell.manifest, [*left_out, *unsent]), model, []).named == ()

@@ -58,6 +58,8 @@ class Charge(msgspec.Struct, frozen=True):
     publishers: frozenset[str] = frozenset()
     #: Whether it is so much that one witness is enough, if it need not lie.
     strong: bool = False
+    #: Whether the protocol forbids it, whatever happens.
+    firm: bool = False
 
 
 def accusers_of(charges: Iterable[Charge]) -> dict[str, set[str]]:
@@ -78,8 +80,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     at_least: int = 1
-    #: … and this share of all such messages that came from the accused.
+    #: … and this share of all such messages that came from the accused, in so many parts of the
+    #: run: a single loss may be of many things.
     share: float = 0.0
+    parts: int = 1
     #: Only where it was not made good later; only where no such message came at all.
     for_good: bool = False
     unheard: bool = False
@@ -132,7 +136,7 @@ RULES = (
     Rule(kind="missing", messages=("Offer", "Publish"), deed="dropped", at_least=8, unheard=True,
          why="let others show what it should have shown itself"),
     Rule(kind="missing", messages=("Offer", "Publish"), deed="dropped", at_least=15, share=0.1,
-         why="let others show what it should have shown itself"),
+         parts=2, why="let others show what it should have shown itself"),
     Rule(kind="missing", messages=("Propose",), reasons=("",), deed="forged", at_least=2,
          publisher=True, always=True, why="proposed what it cannot hand over"),
     Rule(kind="refused", reasons=("bad-body",), deed="altered", at_least=2,
@@ -351,5 +355,6 @@ def firm_charges(case: Case) -> list[Charge]:
                 )
                 for group in groups
                 if sum(f.count for f in group) >= max(rule.at_least, case.due(rule, group))
+                and len({f.slot for f in group}) >= rule.parts
             ]
-    return found
+    return [msgspec.structs.replace(charge, firm=True) for charge in found]

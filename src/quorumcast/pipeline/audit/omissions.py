@@ -98,7 +98,7 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
     features = [
         f
         for f in case.features
-        if (f.channel not in chained or f.lane or f.message == "Contents" or f.kind == "skipped")
+        if (f.channel not in chained or f.lane or f.message in ("Contents", "ChainRun"))
         and (f.publisher not in lying or owed_anyway(f))
         and not (f.message == "Checkpoint" and f.channel in ordered and f.accused in jumping)
     ]

@@ -90,21 +90,24 @@ class Weights:
         """Who may be behind what more nodes are accused of than may be faulty together.
 
         Several must say so where it is more only because others are known to lie; or more than may
-        lie together, if no explanation goes without it.
+        lie together, of what the protocol forbids, if no explanation goes without it.
         """
         of: dict[str, set[str]] = {}
         by: dict[str, set[str]] = {}
+        firmly: dict[str, set[str]] = {}
         for charge in charges:
             for node in charge.clause - {charge.accused, charge.observer}:
                 of.setdefault(node, set()).add(charge.accused)
                 if charge.accused not in self._liars:
                     by.setdefault(node, set()).add(holder(charge.observer))
+                    if charge.firm:
+                        firmly.setdefault(node, set()).add(holder(charge.observer))
         return {
             node
             for node, accused in of.items()
             if self._many(accused, self._bounds)
             or (self._many(accused, self._others) and self.several(by[node]))
-            or self._many(by.get(node, set()), self._others)
+            or self._many(firmly.get(node, set()), self._others)
         }
 
     def _many(self, nodes: set[str], bounds: tuple[int, int]) -> bool:
