@@ -40,6 +40,22 @@ def test_cluster_keeps_its_own_partitions_and_a_machine_its_cores() -> None:
     assert cores_of("local[*]") == os.cpu_count()
 
 
+@pytest.mark.parametrize(
+    ("master", "stateful", "partitions"),
+    [
+        ("yarn", False, None),
+        ("yarn", True, "8"),
+        ("spark://h:1", True, "8"),
+        ("local[2]", True, "2"),
+    ],
+)
+def test_state_of_streams_has_few_partitions_on_a_cluster(
+    master: str, stateful: bool, partitions: str | None
+) -> None:
+    chosen = session._defaults(cores_of(master), True, "", stateful)
+    assert chosen.get("spark.sql.shuffle.partitions") == partitions
+
+
 def test_second_call_gives_the_session_of_the_process(spark: SparkSession) -> None:
     again = spark_session(settings={"spark.sql.shuffle.partitions": "7"})
     assert again.sparkContext is spark.sparkContext

@@ -32,6 +32,10 @@ BRIEF_JAVA = "-XX:TieredStopAtLevel=1"
 #: In the environment of a program that `spark-submit` started.
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+#: Partitions of what streams remember on a cluster: each is a task and some files of every
+#: micro-batch, so that Spark's 200 take it minutes, and their number stays for good.
+STATE_PARTITIONS = 8
 #: For streaming queries with much state: off the heap, and cheaper than objects in Python.
 ROCKSDB = {
     "spark.sql.streaming.stateStore.providerClass": (
@@ -48,13 +52,15 @@ def spark_session(
     master: str | None = None,
     settings: Mapping[str, str] | None = None,
     brief: bool = True,
+    stateful: bool = False,
 ) -> SparkSession:
     """A session that knows `format("quorumcast")`; the one of this process, if there is one.
 
     `master` is as Spark has it, all cores of this machine unless said otherwise. `settings` are
     Spark's and go before ours. What keeps Java itself busy for minutes on this machine should not
-    be `brief`; what is Python's work, such as simulations, may. What `spark-submit` started keeps
-    the master and the settings of that.
+    be `brief`; what is Python's work, such as simulations, may. What keeps `stateful` streams on a
+    cluster has few partitions there. What `spark-submit` started keeps the master and the settings
+    of that.
     """
     if find_spec("pyspark") is None:
         raise UsageError("PySpark is not installed: run 'pip install quorumcast[spark]'")
@@ -69,7 +75,7 @@ def spark_session(
             check_master(master)
             java = archive_options(prepare_java())
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        chosen = {**_defaults(cores_of(master), brief, java), **chosen}
+        chosen = {**_defaults(cores_of(master), brief, java, stateful), **chosen}
         builder = builder.master(master)
     for key, value in chosen.items():
         builder = builder.config(key, value)
@@ -106,7 +112,7 @@ def reason_of(error: BaseException) -> str | None:
     return said[-1] if said else None
 
 
-def _defaults(cores: int | None, brief: bool, java: str) -> dict[str, str]:
+def _defaults(cores: int | None, brief: bool, java: str, stateful: bool = False) -> dict[str, str]:
     log4j = files(__package__) / "log4j2.properties"
     java = f"{DEEP_JAVA} -Dlog4j2.configurationFile={log4j} {java}"
     chosen = {
@@ -117,12 +123,14 @@ def _defaults(cores: int | None, brief: bool, java: str) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
+    if stateful:
+        chosen[SHUFFLE_PARTITIONS] = str(STATE_PARTITIONS)
     if cores is not None:
         chosen |= {
             "spark.driver.extraJavaOptions": f"{java} {LOCAL_JAVA} {BRIEF_JAVA if brief else ''}",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
-            "spark.sql.shuffle.partitions": str(cores),
+            SHUFFLE_PARTITIONS: str(cores),
             "spark.default.parallelism": str(cores),
             # No checksum file beside each file of a checkpoint: a third of a micro-batch's cost.
             # Not `fs.file.impl` as well, which RocksDB wants as it is.

@@ -61,7 +61,11 @@ def watch_cell(
         from quorumcast.pipeline.session import ROCKSDB, spark_session
 
         spark = spark_session(
-            "quorumcast-monitor", master=master, settings=ROCKSDB, brief=until is None
+            "quorumcast-monitor",
+            master=master,
+            settings=ROCKSDB,
+            brief=until is None,
+            stateful=True,
         )
         from quorumcast.pipeline.monitor.job import Monitor, MonitorSettings
         from quorumcast.pipeline.monitor.signals import check_patterns
