@@ -1151,3 +1151,12 @@ def test_publisher_is_not_named_for_what_is_a_matter_of_shares_where_it_blames_o
         noticed(ALICE, broker, "boasts", "unsent", message="Ack", count=9) for broker in (B3, B4)
     ]
     assert conclude(Case(cell.manifest, [*left_out, *unsent]), model, []).named == ()
+
+
+def test_leader_cannot_blame_a_publisher_that_nobody_else_doubts_for_what_it_proposes() -> None:
+    total = Cell(Policy.named("total"))
+    unfetched = [noticed(who, B1, "missing", message="Propose", count=3) for who in (B2, B3)]
+    excuse = noticed(B1, ALICE, "contradicts", "itself", message="Offer", count=9)
+    assert judged([*unfetched, excuse], total).named == (B1,)
+    doubt = noticed(B4, ALICE, "contradicts", "itself", message="Offer", count=9)
+    assert judged([*unfetched, excuse, doubt], total).named != (B1,)

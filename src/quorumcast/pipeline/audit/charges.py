@@ -300,6 +300,9 @@ class Case:
             publishers = {f.publisher for f in features}
         if not unsettled:
             publishers &= self.doubted
+        if first.message == "Propose":
+            # What a leader alone says of a publisher is no excuse: it need not propose it.
+            publishers = {p for p in publishers if self.doubts.get(p) != {first.accused}}
         clause = {first.accused, first.observer}
         if len(publishers) == 1:
             clause |= publishers & self.clients
