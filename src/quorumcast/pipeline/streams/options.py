@@ -29,11 +29,17 @@ from quorumcast.manifest.places import identity_path, manifest_path
 
 T = TypeVar("T")
 
+#: What Spark takes for a number of rows or bytes at most.
+MOST = 2**63 - 1
+
 #: Seats of the identity that a source takes, and a sink: a query may have both.
 SOURCE_SEATS = range(1, 9)
 SINK_SEATS = range(9, MAX_SEATS)  # the last one is the command line's
 
 DEFAULT_TIMEOUT_S = 30.0
+
+#: Characters of a value that sentences repeat.
+_SHOWN = 200
 
 
 class Tamper(StrEnum):
@@ -74,6 +80,11 @@ class Given:
 # ------------------------------------------------------------------------- values
 
 
+def shortened(value: str) -> str:
+    """A value as it goes into a sentence."""
+    return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
+
+
 def text(name: str, value: str) -> str:
     """Anything but nothing."""
     if not value:
@@ -83,8 +94,12 @@ def text(name: str, value: str) -> str:
 
 def count(name: str, value: str) -> int:
     """A whole number of 1 or more."""
-    if not value.isdecimal() or int(value) < 1:
-        raise UsageError(f"option {name!r} is {value!r}: give a whole number of 1 or more")
+    # By its length first: Python refuses to read very long ones.
+    if not value.isdecimal() or len(value) > len(str(MOST)) or not 1 <= int(value) <= MOST:
+        raise UsageError(
+            f"option {name!r} is {shortened(value)!r}: give a whole number of 1 or more, and at "
+            f"most {MOST:,}"
+        )
     return int(value)
 
 
@@ -110,14 +125,17 @@ def seats(name: str, value: str) -> tuple[int, ...]:
     found: dict[int, None] = {}
     try:
         for part in value.split(","):
-            first, _, last = part.partition("-")
-            found.update(dict.fromkeys(range(int(first), int(last or first) + 1)))
+            first, dash, last = part.partition("-")
+            low, high = int(first), int(last if dash else first)
+            # Before they are listed: there may be any number of them.
+            if not 1 <= low <= high <= MAX_SEATS:
+                raise ValueError
+            found.update(dict.fromkeys(range(low, high + 1)))
     except ValueError:
-        found = {}
-    if not found or not all(1 <= seat <= MAX_SEATS for seat in found):
         raise UsageError(
-            f"option {name!r} is {value!r}: give seats from 1 to {MAX_SEATS}, such as '1-4,7'"
-        )
+            f"option {name!r} is {shortened(value)!r}: give seats from 1 to {MAX_SEATS}, such as "
+            "'1-4,7'"
+        ) from None
     return tuple(found)
 
 
@@ -337,7 +355,7 @@ def _ending(name: str, value: str) -> Offsets:
 def _positions(name: str, value: str) -> Offsets:
     try:
         found = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if (
         not isinstance(found, dict)
@@ -345,7 +363,7 @@ def _positions(name: str, value: str) -> Offsets:
         or not all(type(place) is int and place >= 1 for place in found.values())
     ):
         raise UsageError(
-            f"option {name!r} is {value!r}: give positions of 1 or more by channel, such as "
-            '{"orders": 120}'
+            f"option {name!r} is {shortened(value)!r}: give positions of 1 or more by channel, "
+            'such as {"orders": 120}'
         )
     return Offsets(positions=tuple(sorted(found.items())))
