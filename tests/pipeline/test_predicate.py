@@ -1,5 +1,7 @@
 """The option `where`: what it lets pass, and what is said of one that means nothing."""
 
+import subprocess
+import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -65,6 +67,60 @@ def test_predicate_compares_the_largest_unsigned_numbers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("where", "places"),
+    [
+        ("big > 20.5", [0, 1]),
+        ("big between 0.5 and 1e30", [0, 1, 2]),
+        ("big in (3, 4.5)", [2]),
+        ("big > share", [0, 1]),
+        ("small > 16777217", [0]),
+        ("small <= 9007199254740993", [0, 1, 2]),
+        ("share < 1e30 and not big = 3.0", [0, 1]),
+    ],
+)
+def test_predicate_compares_integers_with_other_numbers_however_large(
+    where: str, places: list[int]
+) -> None:
+    schema = pa.schema([("big", pa.int64()), ("small", pa.float32()), ("share", pa.float64())])
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array([2**63 - 1, 2**53 + 1, 3], pa.int64()),
+            pa.array([3e7, 2.0, 3.0], pa.float32()),
+            pa.array([1.5, 2.5, 3.5], pa.float64()),
+        ],
+        schema=schema,
+    ).append_column("place", pa.array([0, 1, 2]))
+    kept = batch.filter(parse(where, schema))
+    assert kept.column("place").to_pylist() == places
+
+
+# In a process of its own: Arrow answers what is too long with the end of the process.
+LONG = """
+import sys
+import pyarrow as pa
+from quorumcast.pipeline.streams.predicate import parse
+numbers = pa.record_batch({"id": pa.array([1, 7, 20_001])})
+kept = numbers.filter(parse(sys.stdin.read(), numbers.schema))
+print(kept.column("id").to_pylist())
+"""
+
+
+@pytest.mark.parametrize("count", [1000, 20_000])
+@pytest.mark.parametrize("joined", [" or ", ", "])
+def test_predicate_that_is_long_is_decided_or_refused(joined: str, count: int) -> None:
+    test = "id = {}" if joined == " or " else "{}"
+    where = joined.join(test.format(number) for number in range(count))
+    where = where if joined == " or " else f"id in ({where})"
+    done = subprocess.run(
+        [sys.executable, "-c", LONG], input=where, capture_output=True, text=True, check=False
+    )
+    if count == 1000:
+        assert (done.returncode, done.stdout.strip()) == (0, "[1, 7]")
+    else:
+        assert "UsageError: option 'where' names more than 2,000 columns and" in done.stderr
+
+
+@pytest.mark.parametrize(
     ("where", "sentence"),
     [
         ("nam = 'x'", "did you mean 'name'?"),
@@ -76,6 +132,7 @@ def test_predicate_compares_the_largest_unsigned_numbers() -> None:
         ("name like 3", "a pattern between quotes"),
         ("at > timestamp 'noon'", "'noon' is no timestamp"),
         ("name > 3", "cannot be decided"),
+        ("at > timestamp '2026-11-01T00:00:00'", "cannot be decided .*without timezone"),
         ("id", "cannot be decided"),
         ("= 3", "stands where a column"),
         ("(" * 100 + "ok", "nested too deeply"),

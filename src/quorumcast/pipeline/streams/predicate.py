@@ -19,7 +19,7 @@ A test on a value that is not there is neither true nor false, as in SQL; only w
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
 from difflib import get_close_matches
@@ -49,10 +49,16 @@ _COMPARE = {
     ">=": pc.Expression.__ge__,
 }
 _DEEPEST = 64
+#: Columns and values that are named. Arrow goes down a predicate by recursion, at a cost that grows
+#: with the square of its length, and ends the process when it is too long.
+_LONGEST = 2000
 #: Of a number: at most, and so that it fits into eight bytes.
 _DIGITS, _PLAIN_DIGITS = 20, 18
 
 Token = tuple[str, str]
+#: What is compared, and of which type it is.
+Operand = tuple[pc.Expression, pa.DataType]
+Comparison = Callable[[pc.Expression, pc.Expression], pc.Expression]
 
 
 def parse(text: str, schema: pa.Schema) -> pc.Expression:
@@ -60,11 +66,25 @@ def parse(text: str, schema: pa.Schema) -> pc.Expression:
     parser = _Parser(text, schema)
     found = parser.whole()
     try:
-        schema.empty_table().filter(found)
+        # Arrow finds some types that do not go together only when there is a row.
+        nothing = [pa.nulls(1, field.type) for field in schema]
+        pa.RecordBatch.from_arrays(nothing, schema=schema).filter(found)
     except (pa.ArrowException, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"option 'where' cannot be decided ({reason}): {text}") from None
     return found
+
+
+def _compared(compare: Comparison, left: Operand, right: Operand) -> pc.Expression:
+    """A comparison; of an integer with a floating-point number as such, whatever gets rounded.
+
+    Arrow would refuse the first value that is too large for the other type, in the middle of a
+    query.
+    """
+    kinds = (left[1], right[1])
+    if any(map(pa.types.is_floating, kinds)) and any(map(pa.types.is_integer, kinds)):
+        return compare(*(side.cast(pa.float64(), safe=False) for side, _ in (left, right)))
+    return compare(left[0], right[0])
 
 
 class _Parser:
@@ -72,12 +92,13 @@ class _Parser:
 
     def __init__(self, text: str, schema: pa.Schema) -> None:
         self._text = text
-        self._columns: Sequence[str] = schema.names
+        self._schema = schema
         # Arrow compares decimals, which stand for uint64, with nothing but decimals.
         self._decimal = any(pa.types.is_decimal(field.type) for field in schema)
         self._tokens = self._split()
         self._place = 0
         self._depth = 0
+        self._operands = 0
 
     def _split(self) -> list[Token]:
         tokens: list[Token] = []
@@ -155,47 +176,53 @@ class _Parser:
     def _test(self) -> pc.Expression:
         left = self._operand()
         if sign := self._accept(*_COMPARE):
-            return _COMPARE[sign](left, self._operand())
+            return _compared(_COMPARE[sign], left, self._operand())
         if self._accept("IS"):
             absent = not self._accept("NOT")
             self._expect("NULL")
-            return left.is_null() if absent else left.is_valid()
+            return left[0].is_null() if absent else left[0].is_valid()
         refused = bool(self._accept("NOT"))
         found = self._membership(left)
         if found is None:
             if refused:
                 raise self._wrong("'NOT' is followed by none of IN, BETWEEN and LIKE")
-            return left
+            return left[0]
         return ~found if refused else found
 
-    def _membership(self, left: pc.Expression) -> pc.Expression | None:
+    def _membership(self, left: Operand) -> pc.Expression | None:
         if self._accept("IN"):
             self._expect("(")
-            found = left == self._operand()
+            found = _compared(_COMPARE["="], left, self._operand())
             while self._accept(","):
-                found = found | (left == self._operand())
+                found = found | _compared(_COMPARE["="], left, self._operand())
             self._expect(")")
             return found
         if self._accept("BETWEEN"):
-            low = self._operand()
+            low = _compared(_COMPARE[">="], left, self._operand())
             self._expect("AND")
-            return (left >= low) & (left <= self._operand())
+            return low & _compared(_COMPARE["<="], left, self._operand())
         if self._accept("LIKE"):
             kind, pattern = self._next()
             if kind != "text":
                 raise self._wrong("'LIKE' takes a pattern between quotes")
-            return pc.match_like(left, pattern.replace("''", "'"))
+            return pc.match_like(left[0], pattern.replace("''", "'"))
         return None
 
-    def _operand(self) -> pc.Expression:
+    def _operand(self) -> Operand:
         kind, value = self._next()
+        self._operands += 1
+        if self._operands > _LONGEST:
+            raise UsageError(
+                f"option 'where' names more than {_LONGEST:,} columns and values: leave that to "
+                "a join or a filter of the query"
+            )
         word = value.upper()
         if kind == "number":
             return self._number(value)
         if kind == "text":
-            return pc.scalar(value.replace("''", "'"))
+            return _literal(pa.scalar(value.replace("''", "'")))
         if kind == "word" and word in ("TRUE", "FALSE"):
-            return pc.scalar(word == "TRUE")
+            return _literal(pa.scalar(word == "TRUE"))
         after = self._tokens[self._place : self._place + 1]
         if kind == "word" and word in ("DATE", "TIMESTAMP") and after and after[0][0] == "text":
             return self._time(word, self._next()[1])
@@ -203,29 +230,35 @@ class _Parser:
             return self._column(value)
         raise self._wrong(f"{value!r} stands where a column or a value should")
 
-    def _number(self, text: str) -> pc.Expression:
+    def _number(self, text: str) -> Operand:
         if set(".eE") & set(text):
-            return pc.scalar(float(text))
+            return _literal(pa.scalar(float(text)))
         if len(text) > _DIGITS:
             raise self._wrong(f"{text[:_DIGITS]}… is too long a number")
         if self._decimal or len(text) > _PLAIN_DIGITS:
-            return pc.scalar(pa.scalar(Decimal(text), pa.decimal128(_DIGITS, 0)))
-        return pc.scalar(int(text))
+            return _literal(pa.scalar(Decimal(text), pa.decimal128(_DIGITS, 0)))
+        return _literal(pa.scalar(int(text)))
 
-    def _time(self, kind: str, text: str) -> pc.Expression:
+    def _time(self, kind: str, text: str) -> Operand:
         try:
             if kind == "DATE":
-                return pc.scalar(pa.scalar(date.fromisoformat(text), pa.date32()))
+                return _literal(pa.scalar(date.fromisoformat(text), pa.date32()))
             time = datetime.fromisoformat(text)
         except ValueError:
             raise self._wrong(f"{text!r} is no {kind.lower()}") from None
         zone = None if time.utcoffset() is None else "UTC"
-        return pc.scalar(pa.scalar(time, pa.timestamp("us", zone)))
+        return _literal(pa.scalar(time, pa.timestamp("us", zone)))
 
-    def _column(self, name: str) -> pc.Expression:
-        known = {column.lower(): column for column in self._columns}
-        if name.lower() in known:
-            return pc.field(known[name.lower()])
+    def _column(self, name: str) -> Operand:
+        known = {field.name.lower(): field for field in self._schema}
+        if field := known.get(name.lower()):
+            return pc.field(field.name), field.type
         close = get_close_matches(name.lower(), known, 1)
-        meant = f"did you mean {known[close[0]]!r}?" if close else f"there are {', '.join(known)}"
+        meant = (
+            f"did you mean {known[close[0]].name!r}?" if close else f"there are {', '.join(known)}"
+        )
         raise UsageError(f"option 'where' names the column {name!r}, which is not there: {meant}")
+
+
+def _literal(value: pa.Scalar) -> Operand:
+    return pc.scalar(value), value.type
