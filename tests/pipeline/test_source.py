@@ -28,6 +28,7 @@ from quorumcast.pipeline.streams.datasource import QuorumcastDataSource
 from quorumcast.pipeline.streams.lines import LINES, Lines
 from quorumcast.pipeline.streams.options import Access
 from quorumcast.pipeline.streams.source import StreamReader
+from quorumcast.pipeline.streams.watch import Watch
 from quorumcast.testing.cluster import LocalCluster
 
 TOTAL = Policy.named("total")
@@ -55,6 +56,7 @@ def cell() -> Iterator[LocalCluster]:
         "few": "total",
         "nonsense": "total",
         "empty": "total",
+        "behind": "total",
     }
     with LocalCluster(clients=("alice", "spark"), channels=channels) as cluster:
         cluster.wait_for_links()
@@ -344,6 +346,66 @@ def test_source_what_is_not_retained_any_more_fails_or_is_passed_over(cell: Loca
     found = everything(cell, "short", failOnDataLoss="false", **said)
     assert [row["payload"] for row in found] == [bytes([number]) for number in range(13, 21)]
     assert [row["_position"] for row in everything(cell, "short")] == list(range(13, 21))
+
+
+def test_source_of_a_checkpoint_that_is_ahead_of_the_channel_fails_or_begins_anew(
+    cell: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quorumcast.pipeline.streams.watch.BEHIND_S", 0.1)
+    source = reader(cell, channel="orders")
+    with pytest.raises(UsageError, match=r"at position 5000 of 'orders', which has .* up to 30"):
+        source.latestOffset({"orders": 5000}, ReadAllAvailable())
+    source.stop()
+    source = reader(
+        cell, channel="orders", failOnDataLoss="false", startingOffsets="latest", seats="1-3"
+    )
+    source.prepareForTriggerAvailableNow()
+    start = {"orders": 1}
+    for limit in (ReadAllAvailable(), ReadMaxRows(70)):
+        assert source.latestOffset({"orders": 5000}, limit) == start
+    assert source.partitions({"orders": 5000}, start) == []
+    end = source.latestOffset(start, ReadAllAvailable())
+    assert [row["id"] for row in rows(source, start, end)] == list(range(ORDERS * PER_ORDER))
+    source.stop()
+
+
+def test_source_of_a_cell_that_lost_its_memory_under_a_query_begins_anew(
+    cell: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quorumcast.pipeline.streams.watch.BEHIND_S", 0.1)
+    source = reader(cell, channel="orders", failOnDataLoss="false")
+    start = begun(source)
+
+    async def before(watch: Watch, name: str) -> tuple[int, int]:
+        return 1, 5000
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Watch, "_bounds_of", before)
+        assert source.latestOffset(start, ReadAllAvailable()) == {"orders": 5000}
+    assert source.latestOffset({"orders": 5000}, ReadAllAvailable()) == {"orders": 1}
+    assert source.latestOffset({"orders": 1}, ReadAllAvailable()) == {"orders": 1 + ORDERS}
+    source.stop()
+
+
+def test_source_waits_for_brokers_that_are_behind_what_was_read(
+    cell: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = reader(cell, channel="behind")
+    start = begun(source)
+    assert source.latestOffset(start, ReadAllAvailable()) == {"behind": 1}
+    asked: list[str] = []
+    bounds = Watch._bounds_of
+
+    async def late(watch: Watch, name: str) -> tuple[int, int]:
+        asked.append(name)
+        if len(asked) == 2:
+            async with alice(cell) as node, node.publisher(name) as publisher:
+                await publisher.publish(b"late")
+        return await bounds(watch, name)
+
+    monkeypatch.setattr(Watch, "_bounds_of", late)
+    assert source.latestOffset({"behind": 2}, ReadAllAvailable()) == {"behind": 2}
+    source.stop()
 
 
 def test_source_notices_that_a_channel_has_other_columns(cell: LocalCluster) -> None:

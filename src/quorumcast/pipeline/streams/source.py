@@ -122,10 +122,11 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return start
         driver = self._driver
         ends = driver.ends() if self._target is None else self._target
-        # A channel that is new begins where it is now; what it has comes with the next micro-batch.
-        whole = driver.complete(start)
+        # A channel that is new, or begun anew, begins where it is now; what it has comes with the
+        # next micro-batch.
+        whole = driver.complete(driver.held(start))
         ends = {
-            name: max(ends.get(name, first), first) if name in start else first
+            name: max(ends.get(name, first), first) if start.get(name) == first else first
             for name, first in whole.items()
         }
         if isinstance(limit, ReadAllAvailable):

@@ -7,6 +7,7 @@ lying broker can neither hold a query back nor send it beyond the end.
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pyarrow as pa
 
@@ -24,6 +25,11 @@ Positions = dict[str, int]
 SAMPLES = 8
 #: Where nothing is known yet, samples are taken from so many.
 FIRST_WINDOW = 64
+#: Brokers that answer now may be behind those of before, but not for so long.
+BEHIND_S = 30.0
+_LOOK_S = 0.2
+
+_log = logging.getLogger("quorumcast.spark")
 
 
 class Watch:
@@ -33,8 +39,9 @@ class Watch:
         self._options = options
         self._schema = schema
         self._line = LINES.take(options.access)
-        #: What `ends` said last.
+        #: What `ends` said last, and what it had heard.
         self._ends: Positions | None = None
+        self._heard: Positions = {}
         #: Events and bytes of a publication, by channel, as far as they are known.
         self._means: dict[str, tuple[float, float]] = {}
 
@@ -58,10 +65,49 @@ class Watch:
     def ends(self) -> Positions:
         """The position that comes next on each channel."""
         found = self._line.thread.run(self._bounds(self.channels()))
+        self._heard = {name: end for name, (_, end) in found.items()}
         # What was there once is there: brokers that answer now may be behind those of before.
         before = self._ends or {}
-        self._ends = {name: max(end, before.get(name, 1)) for name, (_, end) in found.items()}
+        self._ends = {name: max(end, before.get(name, 1)) for name, end in self._heard.items()}
         return dict(self._ends)
+
+    def held(self, start: Positions) -> Positions:
+        """Offsets at which the channels have been, or a sentence.
+
+        A channel that was never so far is not the one that the query has read: it is one of another
+        cell, or was made anew, or its brokers have all lost their memory. To wait until it is
+        there would be to pass over everything on it.
+        """
+        ahead = [name for name, end in self._heard.items() if start.get(name, end) > end]
+        if not ahead:
+            return start
+        kept = dict(start)
+        for name, (oldest, end) in self._line.thread.run(self._behind(ahead, start)).items():
+            what = (
+                f"the checkpoint of this query is at position {start[name]} of {name!r}, which "
+                f"has positions up to {end - 1}: it is of another cell, or the channel was made "
+                "anew, or its brokers have lost what they held"
+            )
+            if self._options.fail_on_data_loss:
+                raise UsageError(
+                    f"{what}; begin with a new checkpoint, or set failOnDataLoss to 'false' to go "
+                    "on with the oldest position that is held"
+                )
+            _log.warning("%s; failOnDataLoss is 'false', so it goes on with %d", what, oldest)
+            kept[name] = oldest
+            self._ends = {**(self._ends or {}), name: end}
+        return kept
+
+    async def _behind(self, names: list[str], start: Positions) -> dict[str, tuple[int, int]]:
+        """Those of the channels that do not come as far as this."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + BEHIND_S
+        while True:
+            found = await self._bounds(names)
+            behind = {name: found[name] for name in names if found[name][1] < start[name]}
+            if not behind or loop.time() >= deadline:
+                return behind
+            await asyncio.sleep(_LOOK_S)
 
     def last_ends(self) -> Positions | None:
         """What was last heard of them."""
