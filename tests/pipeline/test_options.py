@@ -94,6 +94,10 @@ def test_options_time_to_start_from_knows_its_zone(cell: Path) -> None:
         ({"startingOffsets": '{"order": 3}'}, "names the channel 'order', which is not read"),
         ({"startingOffsets": "2026-11-01T12:00:00"}, "such as 2026-11-01T12:00:00Z"),
         ({"startingOffsets": "2026-11-01"}, "such as 2026-11-01T00:00:00Z"),
+        (
+            {"startingOffsets": '{"orders": 9}', "endingOffsets": '{"orders": 3}'},
+            "says 9 for 'orders' and 'endingOffsets' 3, which is before that",
+        ),
         ({"endingOffsets": "earliest"}, "'endingOffsets' is 'earliest': give latest"),
         ({"maxEventsPerTrigger": "0"}, "'maxEventsPerTrigger' is '0': give a whole number"),
         ({"failOnDataLoss": "no"}, "'failOnDataLoss' is 'no': give true or false"),

@@ -262,6 +262,13 @@ def source_options(
     entries = _channels(access, manifest, (channel,) if channel else several, pattern)
     for where_to, offsets in (("startingOffsets", starting), ("endingOffsets", ending)):
         _check_named(where_to, offsets, entries)
+    ends = dict(ending.positions)
+    for name, first in starting.positions:
+        if first > ends.get(name, first):
+            raise UsageError(
+                f"option 'startingOffsets' says {first} for {name!r} and 'endingOffsets' "
+                f"{ends[name]}, which is before that: begin earlier or end later"
+            )
     found = SourceOptions(
         access=access,
         channels=tuple(sorted(entry.name for entry in entries)),

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 METRICS = "quorumcast"
 
 
-def lag(progress: StreamingQueryProgress) -> dict[str, int]:
-    """How many positions each channel was ahead of the query after a micro-batch."""
+def lag(progress: StreamingQueryProgress | None) -> dict[str, int]:
+    """How many positions each channel was ahead of the query after a micro-batch.
+
+    Of a query that has had none yet, which has no progress, nothing is known.
+    """
     behind: dict[str, int] = {}
-    for source in progress.sources:
+    for source in progress.sources if progress is not None else ():
         end, latest = _positions(source.endOffset), _positions(source.latestOffset)
         for channel, position in latest.items():
             if channel in end:
