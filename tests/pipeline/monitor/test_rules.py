@@ -85,6 +85,20 @@ def test_rules_keep_what_was_said() -> None:
             '[[rule]]\nname = "s"\nkind = "absence"\nafter_s = 0\n',
             r"r, line 4: 'after_s' is 1 or more",
         ),
+        ("bucket_s = 604810\n", r"r, line 1: 'bucket_s' is 1 or more, and at most 604800"),
+        ("late_s = 99999999999999999999\n", r"r, line 1: 'late_s' is 0 or more, and at most"),
+        (RULE + "over_s = 604810\n", r"r, line 6: 'over_s' is at most 604800"),
+        (RULE.replace("90", "nan"), r"r, line 5: 'above' is a number that values can be"),
+        (RULE.replace("above = 90", "below = -inf"), r"r, line 5: 'below' is a number that"),
+        (
+            '[[rule]]\nname = "s"\nkind = "absence"\nafter_s = 604800\n',
+            r"r, line 4: 'after_s' is 1 or more, and less than 604800",
+        ),
+        (
+            RULE + '[[rule]]\nname = "t"\nkind = "together"\nof = "busy"\nwithin_s = 604801\n',
+            r"r, line 10: 'within_s' is 1 or more, and at most 604800",
+        ),
+        ("bucket_s = " + "[" * 20_000, r"r has values within values without end"),
         (
             "".join(RULE.replace("busy", f"b{i}") for i in range(MAX_RULES + 1)),
             rf"r, line {5 * MAX_RULES + 2}: 'name' is one rule too many",

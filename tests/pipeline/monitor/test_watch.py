@@ -8,7 +8,7 @@ import pytest
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.monitor import watch as watching
 from quorumcast.pipeline.monitor.book import Book
-from quorumcast.pipeline.monitor.rules import Rules, parse_rules
+from quorumcast.pipeline.monitor.rules import FORGET_S, Rules, parse_rules
 from quorumcast.pipeline.monitor.watch import Alarm, Bucket, Memory, Watch
 
 BUSY = '[[rule]]\nname = "busy"\nkind = "threshold"\nsignal = "cpu"\nabove = 90\nover_s = 30\n'
@@ -100,7 +100,7 @@ def test_host_that_is_silent_for_long_keeps_its_conditions_until_it_speaks_or_is
     assert [condition.host for condition in watch.alarms] == ["a"]
     again = Watch(rules(BUSY), watch.memory)
     assert told(again.absorb([cpu(4000, 1, "a")])) == [("busy", "a", "cleared")]
-    far = watching.FORGET_S + 4000
+    far = FORGET_S + 4000
     alarms = [*watch.absorb([cpu(far, 1, "b")]), *watch.absorb([cpu(far + 10, 1, "b")])]
     assert told(alarms) == [("busy", "a", "cleared")]
 
@@ -218,7 +218,7 @@ def test_old_buckets_and_hosts_are_forgotten() -> None:
     for start in range(0, 20_000, 10):
         watch.absorb([cpu(start, 1)])
     assert max(len(line) for line in watch.series.values()) <= watching.DRAWN + 3
-    watch.absorb([cpu(20_000 + watching.FORGET_S, 1, "b")])
+    watch.absorb([cpu(20_000 + FORGET_S, 1, "b")])
     assert set(watch.heard) == {"b"}
 
 

@@ -15,6 +15,7 @@ it could read, so they are found in the text once more.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ ALARM_SEVERITIES = ("info", "warning", "critical")
 #: More would make every evaluation slow, and no report readable.
 MAX_RULES = 200
 DEFAULT_RULES = "default_rules.toml"
+#: A host that has said nothing for so long was taken away; no rule looks further back.
+FORGET_S = 7 * 24 * 3600
 
 #: Signals that are counted from log lines for a rule begin with this.
 RULE_SIGNAL = "rule:"
@@ -153,6 +156,8 @@ def parse_rules(text: str, name: str) -> Rules:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{name} is not TOML: {_lower(str(error))}; correct it") from None
+    except RecursionError:
+        raise UsageError(f"{name} has values within values without end; correct it") from None
     where = _Lines(name, text)
     try:
         rules = msgspec.convert(found, Rules)
@@ -166,10 +171,10 @@ def parse_rules(text: str, name: str) -> Rules:
 
 
 def _check(rules: Rules, where: _Lines) -> None:
-    if rules.bucket_s < 1:
-        raise where.error(None, "bucket_s", "is 1 or more")
-    if rules.late_s < 0:
-        raise where.error(None, "late_s", "is 0 or more")
+    if not 1 <= rules.bucket_s <= FORGET_S:
+        raise where.error(None, "bucket_s", f"is 1 or more, and at most {FORGET_S}")
+    if not 0 <= rules.late_s <= FORGET_S:
+        raise where.error(None, "late_s", f"is 0 or more, and at most {FORGET_S}")
     if len(rules.rule) > MAX_RULES:
         raise where.error(MAX_RULES, "name", f"is one rule too many: at most {MAX_RULES}")
     names: dict[str, Rule] = {}
@@ -206,13 +211,18 @@ def _wrong(rule: Rule, bucket_s: int) -> Iterator[tuple[str, str]]:
     """What is wrong with a rule by itself: a field and the rest of the sentence."""
     if isinstance(rule, Threshold | Logs) and (rule.over_s < 1 or rule.over_s % bucket_s):
         yield "over_s", f"is a multiple of bucket_s, which is {bucket_s}"
+    if isinstance(rule, Threshold | Logs) and rule.over_s > FORGET_S:
+        yield "over_s", f"is at most {FORGET_S}"
     if isinstance(rule, Threshold):
+        for field, bound in (("above", rule.above), ("below", rule.below)):
+            if bound is not None and not math.isfinite(bound):
+                yield field, "is a number that values can be on either side of"
         if (rule.above is None) == (rule.below is None):
             yield "name", f"{rule.name!r} needs one of 'above' and 'below'"
         if rule.aggregate not in AGGREGATES:
             yield "aggregate", _choose(AGGREGATES)
-    if isinstance(rule, Absence) and rule.after_s < 1:
-        yield "after_s", "is 1 or more"
+    if isinstance(rule, Absence) and not 1 <= rule.after_s < FORGET_S:
+        yield "after_s", f"is 1 or more, and less than {FORGET_S}, when a host is forgotten"
     if isinstance(rule, Logs):
         if not rule.pattern and not rule.level:
             yield "name", f"{rule.name!r} needs a 'pattern', a 'level' or both"
@@ -224,8 +234,8 @@ def _wrong(rule: Rule, bucket_s: int) -> Iterator[tuple[str, str]]:
             yield "pattern", f"is not a regular expression ({error})"
     if isinstance(rule, Logs | Together) and rule.at_least < 1:
         yield "at_least", "is 1 or more"
-    if isinstance(rule, Together | Sequence) and rule.within_s < 1:
-        yield "within_s", "is 1 or more"
+    if isinstance(rule, Together | Sequence) and not 1 <= rule.within_s <= FORGET_S:
+        yield "within_s", f"is 1 or more, and at most {FORGET_S}"
 
 
 def _choose(choices: tuple[str, ...]) -> str:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from quorumcast.pipeline.monitor.rules import (
+    FORGET_S,
     Absence,
     HostRule,
     Logs,
@@ -37,8 +38,6 @@ MAX_HOSTS = 10_000
 MAX_OPEN = 10_000
 #: Buckets of each series that the report draws.
 DRAWN = 60
-#: A host that has said nothing for so long was taken away.
-FORGET_S = 7 * 24 * 3600
 #: In the place of a host, where an alarm is about several.
 SEVERAL = "*"
 
