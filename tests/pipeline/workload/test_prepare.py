@@ -175,6 +175,23 @@ def test_directory_with_other_things_is_never_overwritten(tmp_path: Path) -> Non
     assert (tmp_path / "thesis.txt").read_text() == "precious"
 
 
+@pytest.mark.parametrize("source", ["w", "w/events", "w/../w/events", "file://{}/w/events"])
+def test_source_is_not_deleted_to_make_room_for_what_is_made_of_it(
+    source: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    events = tmp_path / "w" / "events" / "all.parquet"
+    events.parent.mkdir(parents=True)
+    events.write_text("precious")
+    named = [source.format(tmp_path), "--format", "parquet", "--topic", "topic"]
+    assert main(["pipeline", "workload", "prepare", *named, "-o", "w", "--overwrite"]) == 2
+    assert "is in w, which is to be written" in capsys.readouterr().err
+    assert events.read_text() == "precious"
+
+
 # ---------------------------------------------------------------------- the commands
 
 

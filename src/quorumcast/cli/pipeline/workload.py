@@ -118,7 +118,7 @@ def prepare(
     )
     if chosen is not None:
         settings.check(chosen)
-    prepare_directory(output, overwrite=overwrite)
+    prepare_directory(output, overwrite=overwrite, sources=sources)
     with Progress("starting Spark") as shown:
         spark = spark_session("workload", master=master)
         shown("reading, cleaning and writing")

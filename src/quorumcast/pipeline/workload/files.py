@@ -6,8 +6,9 @@ read no more often than it must be. The header comes last: without it a director
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,8 +37,12 @@ if TYPE_CHECKING:
 EVENTS_PER_FILE = 1_000_000
 
 
-def prepare_directory(path: Path, *, overwrite: bool) -> None:
-    """An empty directory for a workload."""
+def prepare_directory(path: Path, *, overwrite: bool, sources: Sequence[str] = ()) -> None:
+    """An empty directory for a workload; what it is made of must not be in there."""
+    for source in sources:
+        plain = re.sub("^file:/+", "/", source)
+        if "://" not in plain and Path(plain).resolve().is_relative_to(path.resolve()):
+            raise UsageError(f"{source} is in {path}, which is to be written; choose another")
     if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
         if not (overwrite and path.is_dir() and _only_a_workload(path)):
             raise UsageError(f"{path} is there already; choose another, or say --overwrite")
