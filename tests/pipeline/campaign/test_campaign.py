@@ -110,6 +110,7 @@ def test_mistake_that_breaks_everything_hides_no_other() -> None:
         (["--policy", "direct", "--adversary", "conspiracy"], "does not claim to withstand"),
         (["--known-bad", "nothing"], "there is no variant 'nothing'"),
         (["--scenarios", "0"], "--scenarios is 1 or more"),
+        (["--start", str(2**63)], "seeds end at 9,223,372,036,854,775,807"),
     ],
 )
 def test_wrong_campaign_is_one_sentence_before_anything_starts(

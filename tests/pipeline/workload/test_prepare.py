@@ -300,6 +300,24 @@ def test_published_workload_has_the_published_figures(
         (["generate", "--like", "usenet", "-o", "w"], "no 'usenet' to imitate"),
         (["generate", "--topics", "3", "--mean", "4", "-o", "w"], "cannot subscribe to 4 of 3"),
         (["generate", "--rate", "nan", "-o", "w"], "--rate more than 0"),
+        (["generate", "--rate", "1e-300", "-o", "w"], "that is too large"),
+        (["generate", "--nodes", str(10**12), "-o", "w"], "that is too large"),
+        (["generate", "--events", str(10**20), "-o", "w"], "that is too large"),
+        (["generate", "--like", "dt2", "--events", str(10**20), "-o", "w"], "that is too large"),
+        (["generate", "--topics", str(10**11), "-o", "w"], "too many to draw from"),
+        (["generate", "--size", str(10**11), "-o", "w"], "--size is at most 16,777,216"),
+        (
+            ["prepare", __file__, "--format=csv", "--topics=3", f"--nodes={10**12}", "-o", "w"],
+            "too many to draw from",
+        ),
+        (
+            ["prepare", __file__, "--format=csv", "--topics=3", f"--seed={2**63}", "-o", "w"],
+            "--seed is a number of at most 63 bits",
+        ),
+        (
+            ["prepare", __file__, "--recipe", "pulsarcast", "--partitions", "-1", "-o", "w"],
+            "--partitions is 0 or more",
+        ),
         (["generate", "--like", "dt1", "--rate", "inf", "-o", "w"], "--rate more than 0"),
         (
             [

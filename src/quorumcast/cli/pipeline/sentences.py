@@ -10,7 +10,9 @@ from quorumcast.core.errors import UsageError
 
 #: Where exceptions of Spark come from: what it tells Python, and what Java does.
 _THEIRS = ("pyspark.", "py4j.")
-_JAVA = re.compile(r"^(?:: |Caused by: )([\w.$]+): (.+)$", re.MULTILINE)
+_JAVA = re.compile(r"^(?:: |Caused by: )?((?:[\w$]+\.)+[\w$]+): (.+)$", re.MULTILINE)
+#: What a Python function raised stands below its traceback.
+_PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*(\S.*)$", re.MULTILINE)
 
 
 @contextmanager
@@ -28,6 +30,8 @@ def sentences() -> Iterator[None]:
 
 def _first(text: str) -> str:
     """What went wrong, and what was behind it."""
+    if raised := _PYTHON.findall(text):
+        return str(raised[-1])
     found = _JAVA.findall(text)
     if not found:
         return text.strip().partition("\n")[0]

@@ -118,6 +118,8 @@ def prepare(
     )
     if chosen is not None:
         settings.check(chosen)
+    elif partitions < 0:
+        raise UsageError("--partitions is 0 or more")
     prepare_directory(output, overwrite=overwrite, sources=sources)
     with Progress("starting Spark") as shown:
         spark = spark_session("workload", master=master)

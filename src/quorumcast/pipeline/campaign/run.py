@@ -44,6 +44,8 @@ INVESTIGATED, OF_A_PROPERTY = 12, 3
 #: Rows of a file of results.
 ROWS_PER_FILE = 200_000
 POLL_S = 0.5
+#: What Spark counts to.
+MOST_SEEDS = 2**63 - 1
 _SUMMED = (
     "simulated_ms",
     "messages",
@@ -69,6 +71,8 @@ class Campaign(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse what cannot be run, in a sentence."""
         if self.scenarios < 1 or self.start < 0:
             raise UsageError("--scenarios is 1 or more and --start 0 or more")
+        if self.start + self.scenarios > MOST_SEEDS:
+            raise UsageError(f"seeds end at {MOST_SEEDS:,}: begin earlier or run fewer")
         self.wanted.check(self.start)
 
 

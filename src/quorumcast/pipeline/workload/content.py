@@ -35,7 +35,7 @@ from quorumcast.pipeline.workload.draws import (
     uniform,
     weights,
 )
-from quorumcast.pipeline.workload.shapes import node_names
+from quorumcast.pipeline.workload.shapes import check_size, node_names
 
 #: How far the counted density may be from the one that is wanted.
 TOLERANCE = 0.01
@@ -88,6 +88,7 @@ class ContentGenerator:
     ) -> None:
         if events < 1 or nodes < 1 or not 0 < rate < inf:
             raise UsageError("--events and --nodes are 1 or more and --rate more than 0")
+        check_size(events, nodes, rate)
         self.shape = shape
         self.events = events
         self.nodes = nodes

@@ -24,6 +24,8 @@ Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 DISTRIBUTIONS = ("uniform", "zipf", "normal", "powerlaw")
+#: Nodes, and topics, that can be drawn from: their shares are in memory.
+MOST = 10_000_000
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -95,6 +97,8 @@ def weights(distribution: str, count: int, exponent: float = 0.0) -> Floats:
     """
     if count < 1:
         raise UsageError("nothing can be drawn from nothing; ask for 1 or more")
+    if count > MOST:
+        raise UsageError(f"{count:,} nodes or topics are too many to draw from; at most {MOST:,}")
     if not 0 <= exponent < np.inf:
         raise UsageError("an exponent is more than 0; leave it out for the usual one")
     ranks = np.arange(1, count + 1, dtype=np.float64)

@@ -17,7 +17,9 @@ import pyarrow as pa
 
 from quorumcast.bench.workload import EVENT_COLUMNS, SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
 from quorumcast.core.errors import UsageError
+from quorumcast.core.limits import MAX_BODY_BYTES
 from quorumcast.pipeline.workload.draws import (
+    MOST,
     Floats,
     Ints,
     apportioned,
@@ -28,6 +30,7 @@ from quorumcast.pipeline.workload.draws import (
     uniform,
     weights,
 )
+from quorumcast.pipeline.workload.recipes import LATEST_S
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +61,8 @@ REDDIT = Shape(
     unequal=0.078,
 )  # fmt: skip
 REDDIT_EVENTS, REDDIT_NODES = 17_611, 100
+#: Events that are counted by topic without rounding, with room to spare.
+MOST_EVENTS = 10**12
 
 
 def shape_of(
@@ -73,6 +78,15 @@ def shape_of(
     )
 
 
+def check_size(events: int, nodes: int, rate: float) -> None:
+    """Refuse what fits no memory and no clock."""
+    if nodes > MOST or events > MOST_EVENTS or events / rate > LATEST_S:
+        raise UsageError(
+            f"that is too large: at most {MOST:,} nodes and {MOST_EVENTS:,} events, within "
+            f"{LATEST_S:.0e} seconds"
+        )
+
+
 class Generator:
     """The events and subscriptions of a shape at a size."""
 
@@ -81,6 +95,9 @@ class Generator:
     ) -> None:
         if nodes < 1 or not 0 < rate < inf or size < 0:
             raise UsageError("--nodes is 1 or more, --rate more than 0 and --size 0 or more")
+        check_size(events, nodes, rate)
+        if size > MAX_BODY_BYTES:
+            raise UsageError(f"--size is at most {MAX_BODY_BYTES:,}: no publication holds more")
         if events < len(shape.events):
             raise UsageError(f"--events is {len(shape.events)} or more: one for each topic")
         self.shape = shape

@@ -58,6 +58,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse what cannot be, in a sentence."""
         if self.nodes < 1 or self.sample < 0 or self.topics < 0 or self.partitions < 0:
             raise UsageError("--nodes is 1 or more, --sample, --topics and --partitions 0 or more")
+        if not -(2**63) <= self.seed < 2**63:
+            raise UsageError("--seed is a number of at most 63 bits and a sign")
         weights(self.users, self.nodes, self.exponent)
         weights(self.drawn_topics, self.topics or 1, self.exponent)
         if self.subscriptions != AUTHORS and self.subscriptions not in DISTRIBUTIONS:
