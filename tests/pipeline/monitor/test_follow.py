@@ -173,6 +173,31 @@ def test_rotation_while_the_probe_was_down_loses_nothing(follow: Follow, log: Pa
     assert settled(follow(log, before.place)) == [b"two\n", b"three\n"]
 
 
+def test_older_file_that_goes_away_meanwhile_hides_no_other(
+    follow: Follow, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(log, b"1\n")
+    first = follow(log, from_start=True)
+    assert lines(first) == [b"1\n"]
+    first.close()
+    append(log, b"2\n")
+    log.rename(log.with_suffix(".log.1"))
+    append(log, b"3\n")
+    going = log.with_suffix(".log.2")
+    going.write_bytes(b"0\n")
+    looked = Path.stat
+
+    def stat(path: Path, **options: Any) -> os.stat_result:
+        found = looked(path, **options)
+        if path == going:
+            # Somebody compresses it between one look and the next.
+            going.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert settled(follow(log, first.place)) == [b"2\n", b"3\n"]
+
+
 def test_line_that_is_read_again_has_the_same_origin(follow: Follow, log: Path) -> None:
     append(log, b"one\ntwo\n")
     before = follow(log, from_start=True)

@@ -16,8 +16,10 @@ Rotated files that are compressed before they were read to the end are lost to u
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import stat
 import threading
 from pathlib import Path
 from typing import BinaryIO
@@ -216,14 +218,15 @@ class LogFile:
 
     def _older(self) -> list[Path]:
         """Files that this one may have been renamed or copied to, the oldest first."""
-        found = self.path.parent.glob(f"{_literally(self.path.name)}?*")
-        try:
-            return sorted(
-                (path for path in found if path.suffix not in _COMPRESSED and path.is_file()),
-                key=lambda path: path.stat().st_mtime_ns,
-            )
-        except OSError:  # one of them went away just now
-            return []
+        found: list[tuple[int, Path]] = []
+        for path in self.path.parent.glob(f"{_literally(self.path.name)}?*"):
+            if path.suffix in _COMPRESSED:
+                continue
+            with contextlib.suppress(OSError):  # it went away just now; the others are there
+                about = path.stat()
+                if stat.S_ISREG(about.st_mode):
+                    found.append((about.st_mtime_ns, path))
+        return [path for _, path in sorted(found)]
 
 
 def _readable(path: Path) -> bool:
