@@ -125,6 +125,17 @@ def test_csv_without_topics_or_times_gets_drawn_ones(spark: SparkSession, tmp_pa
         )  # fmt: skip
 
 
+def test_csv_row_with_a_comma_too_many_is_left_out_and_counted(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source = tmp_path / "hits.csv"
+    rows = ["user,page", "ann,start", "Bond, James,start", "bob,end,", '"Bond, James",end']
+    source.write_text("\n".join(rows))
+    recipe = Recipe(name="plain", author="user", topic="page")
+    header = prepare(spark, [str(source)], "csv", recipe, Settings(nodes=2), tmp_path / "w")
+    assert (header.events, header.topics, header.dropped) == (3, 2, {"unreadable": 1})
+
+
 def test_times_that_are_none_are_left_out_and_counted(spark: SparkSession, tmp_path: Path) -> None:
     times = ["5", "nan", "Infinity", "-Infinity", "1e300", "7", "", "1970-01-01T00:00:06Z", "soon"]
     (tmp_path / "a.csv").write_text("\n".join(["who,what,at", *(f"a,b,{time}" for time in times)]))

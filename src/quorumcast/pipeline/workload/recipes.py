@@ -108,7 +108,7 @@ def read_source(spark: SparkSession, sources: list[str], kind: str, recipe: Reci
     def column(name: str) -> Column:
         return sql.col(f"`{name}`") if name else sql.lit(None).cast("string")
 
-    readable = sql.col(_UNREADABLE).isNull() if kind == "json" else sql.lit(True)
+    readable = sql.lit(True) if kind == "parquet" else sql.col(_UNREADABLE).isNull()
     return frame.select(
         sql.trim(column(recipe.author).cast("string")).alias("author"),
         sql.trim(column(recipe.topic).cast("string")).alias("topic"),
@@ -125,10 +125,15 @@ def read_source(spark: SparkSession, sources: list[str], kind: str, recipe: Reci
 def _read(spark: SparkSession, sources: list[str], kind: str, recipe: Recipe) -> DataFrame:
     if kind == "parquet":
         return spark.read.parquet(*sources)
+    from pyspark.sql.types import StringType, StructField, StructType
+
     if kind == "csv":
         separator = "\t" if all(".tsv" in Path(source).name for source in sources) else ","
-        return spark.read.csv(sources, header=True, sep=separator, escape='"', multiLine=True)
-    from pyspark.sql.types import StringType, StructField, StructType
+        reader = spark.read.options(header=True, sep=separator, escape='"', multiLine=True)
+        # A row with more values than there are columns has something in the column behind the last:
+        # a comma that nobody quoted, so that its values are not where they belong.
+        names = (*reader.csv(sources).columns, _UNREADABLE)
+        return reader.csv(sources, StructType([StructField(name, StringType()) for name in names]))
 
     # As text, whatever they are: archives write a time as a number in one year and quoted in the
     # next.
