@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -119,6 +120,25 @@ def test_datagrams_without_room_are_dropped_and_counted_while_tcp_waits() -> Non
         assert found[2:] == [b"<13>line %d\n" % i for i in range(6)]
         assert listener.dropped == 3
         await listener.close()
+
+    run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say what they drop")
+def test_datagrams_that_the_system_drops_are_counted() -> None:
+    async def main() -> None:
+        sent = 2 * syslog.HELD_BYTES // 2000
+        listener = SyslogListener(waiting=sent)
+        await listener.listen("127.0.0.1", 0)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+            for _ in range(sent):  # nobody reads meanwhile
+                out.sendto(b"<13>" + b"x" * 2000, listener.address)
+        assert 0 < listener.dropped < sent
+        found: list[bytes] = []
+        while len(found) + listener.dropped < sent:
+            found += await listener.take(sent, 10.0)
+        await listener.close()
+        assert len(found) + listener.dropped == sent
 
     run(main())
 

@@ -255,7 +255,7 @@ class Probe:
             await self._publish(lines, logs, "syslog")
         except BaseException:
             # The cell may have them and not have said so.
-            self._listener.dropped += len(messages)
+            self._listener.lose(len(messages))
             raise
 
     async def _publish(

@@ -5,15 +5,19 @@ zone: the year is the one that brings the time nearest to now, the zone that of 
 
 Everything is bounded: messages by `MAX_LINE_BYTES` (longer ones come in pieces), messages that wait
 by `waiting`, connections by `MAX_CONNECTIONS`. A connection whose messages find no room is not read
-from until there is some; datagrams that find none are dropped and counted.
+from until there is some; datagrams that find none are dropped and counted, here or by the system,
+which holds those that come faster than they are read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
+import socket
 from datetime import datetime
+from pathlib import Path
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import LAST_PORT
@@ -29,6 +33,11 @@ MAX_CONNECTIONS = 64
 #: A connection that says nothing for so long makes room for another.
 IDLE_S = 600.0
 READ_BYTES = 64 * 1024
+#: What the system is asked to hold of datagrams; it gives what its settings allow.
+HELD_BYTES = 4 * 1024 * 1024
+#: Where Linux tells of its sockets, and in which fields by their inode what it dropped.
+_SOCKETS = (Path("/proc/net/udp"), Path("/proc/net/udp6"))
+_INODE, _DROPS = 9, 12
 
 _PRIORITY = re.compile(r"<(\d{1,3})>")
 _MODERN = re.compile(
@@ -123,11 +132,23 @@ class SyslogListener:
         self._server: asyncio.Server | None = None
         self._datagrams: asyncio.DatagramTransport | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        #: Messages that found no room, and connections that were one too many.
-        self.dropped = 0
+        #: Messages that found no room here, and in the system's buffer.
+        self._lost = self._overrun = 0
+        #: Connections that were one too many.
         self.refused = 0
         #: Host and port, once it listens.
         self.address = ("", 0)
+
+    @property
+    def dropped(self) -> int:
+        """Messages that found no room."""
+        if self._datagrams is not None and not self._datagrams.is_closing():
+            self._overrun = _overrun(self._datagrams.get_extra_info("socket").fileno())
+        return self._lost + self._overrun
+
+    def lose(self, count: int) -> None:
+        """Count messages that were taken and that nobody gets."""
+        self._lost += count
 
     async def listen(self, host: str, port: int) -> None:
         """Open both sockets, on one port."""
@@ -138,6 +159,8 @@ class SyslogListener:
             self._datagrams, _ = await loop.create_datagram_endpoint(
                 lambda: _Datagrams(self), local_addr=self.address
             )
+            held = self._datagrams.get_extra_info("socket")
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, HELD_BYTES)
         except OSError as error:
             await self.close()
             raise UsageError(
@@ -162,7 +185,7 @@ class SyslogListener:
             try:
                 self._queue.put_nowait(data[begin : begin + MAX_LINE_BYTES])
             except asyncio.QueueFull:
-                self.dropped += 1
+                self._lost += 1
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -189,17 +212,18 @@ class SyslogListener:
                 await self._queue.put(frame)
                 left -= 1
         finally:
-            self.dropped += left
+            self._lost += left
 
     def give_up(self) -> None:
         """Count what still waits as dropped: nobody will take it."""
         while not self._queue.empty():
             self._queue.get_nowait()
-            self.dropped += 1
+            self._lost += 1
 
     async def close(self) -> None:
         """Listen no more; what has come may still be taken."""
         if self._datagrams is not None:
+            _ = self.dropped  # the system forgets with the socket what it has dropped
             self._datagrams.close()
         if self._server is not None:
             self._server.close()
@@ -207,6 +231,18 @@ class SyslogListener:
         for task in connections:
             task.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
+
+
+def _overrun(descriptor: int) -> int:
+    """Datagrams that the system dropped, not read in time; 0 if it does not say."""
+    inode = str(os.fstat(descriptor).st_ino)
+    for table in _SOCKETS:
+        with contextlib.suppress(OSError):
+            for line in table.read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[_INODE] == inode:
+                    return int(fields[_DROPS])
+    return 0
 
 
 class _Datagrams(asyncio.DatagramProtocol):
