@@ -588,7 +588,7 @@ def test_publisher_is_behind_what_is_settled_only_if_somebody_has_noticed_that_i
     cell = Cell(Policy.named("total"))
     features = [noticed(who, B1, "missing", message="Propose", count=2) for who in (B2, B3, B4)]
     assert judged(features, cell).named == (B1,)
-    doubt = noticed(B1, ALICE, "missing", "mended", message="Offer")
+    doubt = noticed(B4, ALICE, "missing", "mended", message="Offer")
     assert judged([*features, doubt], cell).named == ()
 
 
