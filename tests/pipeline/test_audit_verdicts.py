@@ -1160,3 +1160,11 @@ def test_leader_cannot_blame_a_publisher_that_nobody_else_doubts_for_what_it_pro
     assert judged([*unfetched, excuse], total).named == (B1,)
     doubt = noticed(B4, ALICE, "contradicts", "itself", message="Offer", count=9)
     assert judged([*unfetched, excuse, doubt], total).named != (B1,)
+
+
+@pytest.mark.parametrize(("count", "named"), [(3, (B1,)), (2, ())])
+def test_broker_that_stood_still_may_vote_out_of_order_once_or_twice(
+    count: int, named: tuple[str, ...]
+) -> None:
+    features = [noticed(who, B1, "backwards", message="Vote", count=count) for who in (BOB, CAROL)]
+    assert judged(features).named == named

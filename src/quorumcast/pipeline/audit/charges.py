@@ -200,7 +200,7 @@ RULES = (
          share=0.8, deed="misled", why="claimed to have just woken up, all the time"),
     Rule(kind="passes-over", reasons=(HOLLOW,), messages=("Propose",), deed="dropped", at_least=2,
          why="proposed nothing, again and again"),
-    Rule(kind="backwards", reasons=("",), messages=("Vote",), deed="reordered", at_least=2,
+    Rule(kind="backwards", reasons=("",), messages=("Vote",), deed="reordered", at_least=3,
          why="voted in another order than that of the numbers"),
     Rule(kind="backwards", reasons=("",), messages=("Ack",), deed="reordered",
          why="acknowledged less than before"),
