@@ -62,6 +62,7 @@ def is_well(report: Any) -> bool:
 
 
 def test_running_cell_is_well(cell: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    examined(capsys, cell, is_well)  # every broker has found the others
     answer(capsys, "publish", "trades", "x", "-m", cell, "-i", "alice")
     report = examined(capsys, cell, is_well)
     assert report["healthy"]
