@@ -338,7 +338,6 @@ class OrderingWatch:
             since = self._offers.pop((item.stream, item.first), None)
             if since is not None:
                 newest = max(newest, since)
-            if since is not None:
                 state = "" if self._links.calm(since) and self._attended(sender, since) else MENDED
                 late = bucket_of(now - since)
                 self._notes.add(now, Kind.CAME, sender, state, "Propose", log, bucket=late)

@@ -244,6 +244,12 @@ class Case:
                     accused = feature.publisher if rule.signed else feature.accused
                     self.doubts.get(accused, set()).add(feature.observer)
         self.doubted = {publisher for publisher, by in self.doubts.items() if by}
+        #: Publishers of so many streams that some had to give way: of those nobody can be ready.
+        self.flooding = {
+            feature.accused
+            for feature in self.features
+            if feature.reason == "unknown-stream" and feature.message in ("Open", "Publish")
+        }
         #: How many messages of a kind came from a node.
         self.heard: Counter[tuple[str, str, str]] = Counter()
         for feature in self.features:

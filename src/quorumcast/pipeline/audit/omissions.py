@@ -90,10 +90,9 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
     # who asks what there is has reasons to be late.
     asking = {f.accused for f in case.features if f.kind == "heard" and f.message in ASKING}
     jumping = {f.accused for f in case.features if f.kind == "heard" and f.message == ASKING[0]}
-    flooding = _flooding(case)
 
     def owed_anyway(f: Feature) -> bool:
-        return f.message in WHOEVER_LIES and case.settles(f) and f.publisher not in flooding
+        return f.message in WHOEVER_LIES and case.settles(f) and f.publisher not in case.flooding
 
     features = [
         f
@@ -152,7 +151,7 @@ def _outstanding(
     blamed: dict[str, set[str]] = {}
     for charge in firm:
         blamed.setdefault(charge.observer, set()).add(charge.accused)
-    flooding, several = _flooding(case), seen_by_several(accounts)
+    several = seen_by_several(accounts)
     found: list[Charge] = []
     for (_, message), by_accused in accounts.items():
         for accused, account in by_accused.items():
@@ -177,7 +176,7 @@ def _outstanding(
                     or account.fails_without(blamed.get(accused, ()), least)
                 ]
                 if owed:
-                    charges = [_whoever_publishes(c, flooding) for c in charges]
+                    charges = [_whoever_publishes(case, c) for c in charges]
                 elif not excused:
                     # Nor from accepting what is ordered and voting for it: it can fetch it.
                     charges = [_of_publishers(c) for c in charges]
@@ -188,9 +187,9 @@ def _outstanding(
     return found
 
 
-def _whoever_publishes(charge: Charge, flooding: set[str]) -> Charge:
+def _whoever_publishes(case: Case, charge: Charge) -> Charge:
     """The same charge without publishers, which cannot be behind it."""
-    if charge.publishers & flooding:
+    if charge.publishers & case.flooding:
         return charge
     clause = frozenset((charge.accused, charge.observer))
     return msgspec.structs.replace(charge, clause=clause, publishers=frozenset())
@@ -216,22 +215,12 @@ def _or_leaders(case: Case, charge: Charge) -> Charge:
     return msgspec.structs.replace(charge, clause=charge.clause | leaders)
 
 
-def _flooding(case: Case) -> set[str]:
-    """Publishers of so many streams that some had to give way: of those nobody can be ready."""
-    return {
-        f.accused
-        for f in case.features
-        if f.reason == "unknown-stream" and f.message in ("Open", "Publish")
-    }
-
-
 def _unsaid(case: Case, lying: Collection[str]) -> list[Charge]:
     """What is said of every run in any weather."""
-    flooding = _flooding(case)
     found = []
     for message in CERTAIN:
         why = f"did not say {message} of what all must say it of"
-        left_out = flooding if message == WHOEVER_PUBLISHES else lying
+        left_out = case.flooding if message == WHOEVER_PUBLISHES else lying
         # Who stands still for a while says nothing; that is for shares to judge.
         about = [
             f
