@@ -62,7 +62,6 @@ def is_well(report: Any) -> bool:
 
 
 def test_running_cell_is_well(cell: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    examined(capsys, cell, is_well)  # every broker has found the others
     answer(capsys, "publish", "trades", "x", "-m", cell, "-i", "alice")
     report = examined(capsys, cell, is_well)
     assert report["healthy"]
@@ -310,21 +309,31 @@ def test_disk_of_a_broker_is_judged(
     assert says in what
 
 
-@pytest.mark.parametrize(("forgotten", "level"), [(3, "warning"), (0, None)])
-def test_broker_that_found_no_store_and_had_taken_part_is_warned_of(
-    tmp_path: Path, forgotten: int, level: str | None
+@pytest.mark.parametrize(
+    ("forgotten", "met_s_ago", "others_empty", "says"),
+    [
+        (3, 900.0, True, "had taken part before"),
+        (3, 90.0, False, "the log had begun long before"),
+        (3, 90.0, True, None),  # it came late to a new cell
+        (0, 900.0, False, None),
+    ],
+)
+def test_broker_that_lost_its_store_is_warned_of_and_one_that_came_late_is_not(
+    tmp_path: Path, forgotten: int, met_s_ago: float, others_empty: bool, says: str | None
 ) -> None:
     made = make(tmp_path / "c", "--channel", "trades:total+durable", "--cell", "cell")
     manifest = read_manifest(made / "manifest.json")
     answers = rows(manifest)
     fine = {"directory": "data", "writable": True, "free_bytes": 9e9, "set_aside": []}
     for row in answers.values():
-        row["disk"] = fine
-    log = {**answers["broker-2"].get("logs", {}).get("byzantine", {}), "forgotten": forgotten}
-    answers["broker-2"] |= {"disk": {**fine, "began_empty": True}}
-    answers["broker-2"]["logs"] = {"byzantine": log}
-    said = [(who, how) for who, how, what in judge(manifest, answers) if "found no store" in what]
-    assert said == ([("broker-2", level)] if level else [])
+        row["uptime_s"] = 1000.0
+        row["disk"] = {**fine, "began_empty": others_empty}
+        row["brokers"]["broker-2"]["met_s_ago"] = met_s_ago
+    answers["broker-2"] |= {"uptime_s": 91.0, "disk": {**fine, "began_empty": True}}
+    answers["broker-2"]["logs"]["byzantine"]["forgotten"] = forgotten
+    said = [(who, how, what) for who, how, what in judge(manifest, answers) if "no store" in what]
+    assert [(who, how) for who, how, _ in said] == ([("broker-2", "warning")] if says else [])
+    assert all(str(says) in what for *_, what in said)
 
 
 def test_probe_of_something_that_is_no_broker(manifest: Manifest) -> None:

@@ -320,12 +320,16 @@ def test_dialer_broker_that_starts_later_and_restarts_is_found_again() -> None:
         alice = transport(cell, "alice", at_alice)
         alice.call_peers()
         await until(lambda: "refuses connections" in alice.troubles()[BROKER].sentence)
+        met: dict[NodeId, float] = {}
         for round_ in range(3):
             heard = Heard()
             broker = await listening(cell, heard)
             await until(lambda n=round_: len(at_alice.up) == n + 1)  # type: ignore[misc]
             await broker.close()
             await until(lambda n=round_: len(at_alice.down) == n + 1)  # type: ignore[misc]
+            met = met or dict(alice.telemetry.met)
+            assert alice.telemetry.met == met  # the first link is what counts
+        assert alice.telemetry.met.keys() == {BROKER}
         await alice.close()
 
     run(main())

@@ -17,6 +17,8 @@ Row = dict[str, Any]
 Rows = dict[str, Row]
 
 CLOCK_S = 1.0
+#: Status pages are asked at the same time, and made this far apart at most.
+APART_S = 5.0
 LITTLE_BYTES = 1 << 30
 TOO_LITTLE_BYTES = 64 << 20
 
@@ -43,6 +45,7 @@ def check_brokers(
             findings += _conduct(broker.id, row)
             findings += _links(broker.id, row, troubles)
     answering = {name: row for name, row in rows.items() if is_broker(row, name, manifest.cell)}
+    findings += _lost_stores(answering)
     findings += _suspects(manifest, answering)
     findings += _logs(manifest, answering)
     findings += _standstill(answering, before or {})
@@ -134,14 +137,34 @@ def _disk(manifest: Manifest, name: str, row: Row, directory: Path) -> list[Find
                 "look at the disk, then move the files away",
             )
         )
-    forgot = any(log.get("forgotten") for log in row.get("logs", {}).values())
-    if disk.get("began_empty") and forgot:
-        says = f"it found no store in {where} when it started, and had taken part before"
-        findings.append(Finding(name, "warning", says, "see that --data names its own directory"))
     if not findings:
         room = "" if free is None else f" with {free / 1e9:,.1f} GB free"
         findings.append(Finding(name, "ok", f"keeps its store in {where}{room}"))
     return findings
+
+
+def _lost_stores(rows: Rows) -> list[Finding]:
+    """Brokers that came empty to a log that had begun, unless they may just have come late."""
+    findings: list[Finding] = []
+    for name, row in rows.items():
+        late = any(log.get("forgotten") for log in row.get("logs", {}).values())
+        if not (late and row["disk"].get("began_empty")):
+            continue
+        others = [rows[peer] for peer in rows if peer != name]
+        was_there = any(_met_before(other, name, row) for other in others)
+        cell_is_new = all(other["disk"].get("began_empty") for other in others)
+        if was_there or not cell_is_new:
+            when = "had taken part before" if was_there else "the log had begun long before"
+            says = f"it found no store in {row['disk']['directory']} when it started, and {when}"
+            advice = "see that --data names its own directory"
+            findings.append(Finding(name, "warning", says, advice))
+    return findings
+
+
+def _met_before(other: Row, name: str, row: Row) -> bool:
+    """Whether a broker has known one since before that one's process began."""
+    met: float | None = other["brokers"].get(name, {}).get("met_s_ago")
+    return met is not None and met > row.get("uptime_s", met) + APART_S
 
 
 def _epoch(manifest: Manifest, name: str, row: Row, directory: Path) -> list[Finding]:

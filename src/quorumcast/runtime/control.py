@@ -137,7 +137,11 @@ class Control:
             "epoch": manifest.epoch,
             "f": manifest.f,
             "brokers": {
-                peer: {"up": peer in up or peer == node.name, "trouble": node.trouble(peer)}
+                peer: {
+                    "up": peer in up or peer == node.name,
+                    "trouble": node.trouble(peer),
+                    "met_s_ago": node.telemetry.met_s_ago(peer),
+                }
                 for peer in manifest.broker_ids
             },
             "clients": sorted(up - set(manifest.broker_ids)),

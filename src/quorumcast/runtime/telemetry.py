@@ -25,6 +25,7 @@ class Telemetry:
         "drops",
         "messages_in",
         "messages_out",
+        "met",
         "packets_in",
         "packets_out",
         "publications",
@@ -48,6 +49,17 @@ class Telemetry:
         #: Publications that this node vouched for (broker) or delivered (subscriber).
         self.publications = 0
         self.started = time.monotonic()
+        #: When each other broker was first linked to, on the clock of `started`.
+        self.met: dict[NodeId, float] = {}
+
+    def meet(self, broker: NodeId) -> None:
+        """A link to a broker is open; the first one counts."""
+        self.met.setdefault(broker, time.monotonic())
+
+    def met_s_ago(self, broker: NodeId) -> float | None:
+        """Since when this node has known a broker; None if they never met."""
+        at = self.met.get(broker)
+        return None if at is None else round(time.monotonic() - at, 3)
 
     def traffic(self) -> dict[str, int]:
         """The plain counters by name."""

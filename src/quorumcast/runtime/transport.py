@@ -193,6 +193,8 @@ class Transport:
             )
             older.displace()
             self._listener.peer_down(link.peer)
+        if self._manifest.broker(link.peer) is not None:
+            self.telemetry.meet(link.peer)
         self._listener.peer_up(link.peer)
 
     def link_closed(self, link: Link) -> None:
