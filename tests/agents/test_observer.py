@@ -350,6 +350,19 @@ def test_history_that_one_correct_broker_settled_all_of_them_acknowledge(
     assert {(row.accused, row.lane) for row in rows} == {(broker, 1) for broker in missing}
 
 
+@pytest.mark.parametrize(("voting", "missing"), [((B1,), set()), ((B1, B2), {B3, B4})])
+def test_history_that_one_correct_broker_delivered_all_of_them_vote_for(
+    voting: tuple[NodeId, ...], missing: set[NodeId]
+) -> None:
+    bob = Watched(BOB, "subscriber", "chain+history")
+    bob.answered()
+    for broker in voting:
+        bob.hear(broker, Vote(STREAM.history, 1, digests(b"a history")))
+    bob.now += PATIENCE_MS
+    rows = [row for row in bob.rows("missing") if row.message == "Vote"]
+    assert {(row.accused, row.lane) for row in rows} == {(broker, 1) for broker in missing}
+
+
 def test_requests_are_told_by_channel() -> None:
     broker = Watched(B1, "broker")
     for channel in (ORDERS, Channel("quotes")):
@@ -476,6 +489,18 @@ def test_publisher_that_shows_a_settled_run_to_others_only_owes_it() -> None:
         found = broker.rows("missing")
         return {(row.accused, row.reason, row.message) for row in found if row.accused == ALICE}
 
+    def spoken_of_again() -> int:
+        broker = Watched(B1, "broker", "brb")
+        broker.now = 0
+        broker.event(Connected(ALICE))
+        for _ in range(3):
+            broker.now += LATER
+            for other in (B2, B3):
+                broker.hear(other, Echo(STREAM, 1, b"a" * 32))
+        broker.now += PATIENCE_MS
+        return sum(row.count for row in broker.rows("missing") if row.accused == ALICE)
+
+    assert spoken_of_again() == 1, "who lacks one thing lacks it once"
     assert shown_to_others(lossy=False) == {(ALICE, "", "Publish")}
     assert shown_to_others(lossy=True) == {(ALICE, "mended", "Publish")}
 

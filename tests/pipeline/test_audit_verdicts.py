@@ -368,6 +368,20 @@ def test_head_of_a_chain_that_is_never_heard_again_has_fallen_silent(
     assert judged(features, CHAIN).named == named
 
 
+@pytest.mark.parametrize(("heard", "named"), [(90, (B1,)), (150, ())])
+def test_who_is_in_every_break_and_never_heard_again_has_fallen_silent(
+    heard: int, named: tuple[str, ...]
+) -> None:
+    features = []
+    for who in (ALICE, BOB):
+        features += broken(who, f"{B1}? {B2}?", f"{B1}? {B3}?")
+        features += [
+            noticed(who, B1, "heard", message="Ack", t_ms=heard, until_ms=heard),
+            noticed(who, B2, "heard", message="Ack", t_ms=2000, until_ms=2000),
+        ]
+    assert judged(features, CHAIN).named == named
+
+
 @pytest.mark.parametrize(
     ("reason", "count", "answered", "named"),
     [
@@ -566,7 +580,6 @@ def test_one_witness_is_enough_for_many_offers_that_never_came_if_nobody_else_ma
         ("backwards", "decided", "Standing", 1),
         ("backwards", "synced", "Standing", 1),
         ("refused", "unexpected-message", "Taken", 2),
-        ("missing", "", "Contents", 2),
     ],
 )
 def test_what_correct_brokers_never_do_is_charged_however_seldom(
@@ -574,6 +587,19 @@ def test_what_correct_brokers_never_do_is_charged_however_seldom(
 ) -> None:
     features = [noticed(who, B1, kind, reason, message=message, count=count) for who in (B2, B3)]
     assert judged(features).named == (B1,)
+
+
+@pytest.mark.parametrize(("slots", "named"), [((0, 3), (B1,)), ((3, 3), ())])
+def test_contents_that_lack_once_are_no_charge_however_many(
+    slots: tuple[int, int], named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, B1, "missing", message="Contents", count=4, slot=slot)
+        for who in (BOB, CAROL)
+        for slot in slots
+    ]
+    features += [noticed(who, B1, "came", message="Contents", count=90) for who in (BOB, CAROL)]
+    assert judged(features).named == named
 
 
 def test_answer_that_comes_twice_because_it_was_asked_for_twice_is_nobodys_fault() -> None:
@@ -588,8 +614,10 @@ def test_publisher_is_behind_what_is_settled_only_if_somebody_has_noticed_that_i
     cell = Cell(Policy.named("total"))
     features = [noticed(who, B1, "missing", message="Propose", count=2) for who in (B2, B3, B4)]
     assert judged(features, cell).named == (B1,)
-    doubt = noticed(B4, ALICE, "missing", "mended", message="Offer")
+    doubt = noticed(B4, ALICE, "missing", message="Offer")
     assert judged([*features, doubt], cell).named == ()
+    lost = noticed(B4, ALICE, "missing", "mended", message="Offer")
+    assert judged([*features, lost], cell).named == (B1,), "packets get lost of correct ones, too"
 
 
 def test_few_echoes_that_brokers_miss_are_charged_unless_the_publisher_is_doubtful() -> None:
@@ -647,7 +675,12 @@ def test_broker_that_a_leader_left_out_need_not_accept_what_it_was_not_shown(
         for kind in ("missing" if broker == B4 else "came",)
         if who != broker
     ]  # fmt: skip
-    features.append(noticed(B4, B1, "missing", "unshown", message="Propose", count=unshown))
+    leader, client = (
+        noticed(B4, who, "missing", "unshown", message="Propose", count=unshown)
+        for who in (B1, ALICE)
+    )
+    assert judged([*features, client], Cell(Policy.named("total"))).named == (B4,)
+    features.append(leader)
     assert judged(features, Cell(Policy.named("total"))).named == named
     # Where brokers lie, who sees that enough others write it accepts what it was not shown.
     others = [msgspec.structs.replace(f, channel="*byzantine") for f in features]
@@ -704,6 +737,18 @@ def test_proposals_that_nobody_hands_over_are_charged_the_more_of_them_the_more_
 ) -> None:
     features = [
         noticed(who, B1, "missing", reason, message="Propose", count=count) for who in (B2, B3)
+    ]
+    assert judged(features, Cell(Policy.named("total"))).named == named
+
+
+@pytest.mark.parametrize(("count", "named"), [(1, ()), (2, (B1,))])
+def test_proposals_that_nobody_hands_over_are_not_the_fault_of_several_publishers(
+    count: int, named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, B1, "missing", "mended", message="Propose", publisher=publisher, count=count)
+        for who in (B2, B3)
+        for publisher in (ALICE, BOB)
     ]
     assert judged(features, Cell(Policy.named("total"))).named == named
 
@@ -868,8 +913,12 @@ def test_broker_has_no_publisher_to_blame_for_what_all_say_in_the_end(message: s
         assert judged([*features, *blamed, flood]).named == ()
 
 
-@pytest.mark.parametrize("excuse", ["", "doubt", "query"])
-def test_late_votes_of_a_log_are_charged_where_nothing_explains_them(excuse: str) -> None:
+@pytest.mark.parametrize(
+    ("excuse", "named"), [("", (B4,)), ("doubt", ()), ("once", (B4,)), ("queries", ())]
+)
+def test_late_votes_of_a_log_are_charged_where_nothing_explains_them(
+    excuse: str, named: tuple[str, ...]
+) -> None:
     features = [
         noticed(who, broker, "came", message="Vote", slot=slot, count=5, publisher="*",
                 bucket=80 if broker == B4 else 5)
@@ -880,9 +929,13 @@ def test_late_votes_of_a_log_are_charged_where_nothing_explains_them(excuse: str
     features += {
         "": [],
         "doubt": [noticed(B2, ALICE, "missing", "mended", message="Offer")],
-        "query": [noticed(B2, B4, "heard", message="Fetch", publisher="")],
+        "once": [noticed(B2, B4, "heard", message="Fetch", publisher="")],
+        "queries": [
+            noticed(B2, B4, "heard", message="Fetch", publisher="", slot=slot)
+            for slot in (0, 2, 4, 6)
+        ],
     }[excuse]
-    assert judged(features, Cell(Policy.named("total"))).named == (() if excuse else (B4,))
+    assert judged(features, Cell(Policy.named("total"))).named == named
 
 
 @pytest.mark.parametrize("slots", [(0,), (0, 1, 2)])
@@ -981,15 +1034,23 @@ def test_proposal_that_a_leader_leaves_out_towards_everybody_is_enough() -> None
     assert judged(left_out[:2], total).named == ()
 
 
-def test_statements_that_one_broker_withholds_again_and_again_are_charged() -> None:
+@pytest.mark.parametrize(
+    ("kind", "bucket", "named"), [("missing", 0, (B1,)), ("came", 640, (B1,)), ("came", 40, ())]
+)
+def test_statements_that_one_broker_withholds_again_and_again_are_charged(
+    kind: str, bucket: int, named: tuple[str, ...]
+) -> None:
+    # … though they come when they are asked for once more.
     features = [
-        noticed(who, broker, "missing" if broker == B1 else "came", message="Checkpoint", slot=slot)
+        noticed(who, broker, kind, message="Checkpoint", slot=slot, bucket=bucket)
+        if broker == B1
+        else noticed(who, broker, "came", message="Checkpoint", slot=slot, bucket=5)
         for who in (BOB, CAROL)
         for broker in CELL.manifest.broker_ids
         for slot in range(8)
         for _ in range(2)
     ]
-    assert judged(features).named == (B1,)
+    assert judged(features).named == named
 
 
 def test_broker_that_passes_runs_on_and_leaves_some_out_is_charged_on_chains_as_well() -> None:
@@ -1168,3 +1229,51 @@ def test_broker_that_stood_still_may_vote_out_of_order_once_or_twice(
 ) -> None:
     features = [noticed(who, B1, "backwards", message="Vote", count=count) for who in (BOB, CAROL)]
     assert judged(features).named == named
+
+
+@pytest.mark.parametrize(("count", "slots", "named"), [(3, 8, (ALICE,)), (2, 8, ()), (3, 1, ())])
+def test_one_witness_is_enough_for_who_cannot_be_excused_by_a_liar(
+    count: int, slots: int, named: tuple[str, ...]
+) -> None:
+    # Either b3 leaves everything out or b4 says so falsely; then b2 does not lie of Alice.
+    silent = [
+        noticed(B4, broker, "missing" if broker == B3 else "came", message="Ready", count=3,
+                slot=slot)
+        for broker in (B1, B2, B3)
+        for slot in range(slots)
+    ]  # fmt: skip
+    skipped = noticed(B2, ALICE, "missing", message="Publish", count=count)
+    assert judged([*silent, skipped]).named == named
+    assert judged([skipped]).named == judged(silent).named == ()
+
+
+def test_who_accuses_more_of_what_is_forbidden_than_can_be_faulty_is_found_out() -> None:
+    def slandered(count: int, *victims: str) -> list[Feature]:
+        return [
+            noticed(B1, who, "contradicts", "itself", message="Ready", count=count)
+            for who in victims
+        ]
+
+    assert judged(slandered(3, B2, B3)).named == (B1,)
+    for few in (slandered(3, B2), slandered(1, B2, B3), slandered(3, B2, ALICE)):
+        assert judged(few).named == ()
+    missed = [
+        noticed(B1, who, "missing", message="Vote", count=90, slot=slot)
+        for who in (B2, B3)
+        for slot in range(8)
+    ]
+    assert judged(missed).named == (), "who sits behind a bad line misses much of many"
+
+
+def test_votes_for_histories_that_a_broker_of_a_chain_leaves_out_are_charged() -> None:
+    features = [
+        noticed(who, broker, "missing" if broker == B1 else "came", message="Vote", lane=lane,
+                slot=slot)
+        for who in (BOB, CAROL)
+        for broker in CELL.manifest.broker_ids
+        for lane in (0, 1)
+        for slot in range(4)
+    ]  # fmt: skip
+    chain = Cell(Policy.named("chain+history"))
+    assert judged(features, chain).named == (B1,)
+    assert judged([f for f in features if not f.lane], chain).named == ()

@@ -321,7 +321,10 @@ class Observer:
         if self._may_differ(stream):
             for number, digest in enumerate(split_digests(vote.digests), vote.first):
                 self._words.voted(now, sender, (stream, number), digest)
-        self._votes.spoke(now, sender, stream, last)
+        told = self._votes.spoke(now, sender, stream, last)
+        if stream.lane is Lane.HISTORY and told == self._manifest.f + 1:
+            # One of them is correct, so all that are correct deliver it.
+            self._votes.enough(now, stream, last)
 
     def _on_deliver(self, effect: Deliver, now: Millis) -> None:
         stream, number = effect.place

@@ -17,13 +17,14 @@ from quorumcast.core.ids import Millis
 class Showings:
     """One kind of message by which publishers show runs to brokers."""
 
-    __slots__ = ("_due", "_links", "_message", "_notes", "_shown")
+    __slots__ = ("_due", "_links", "_message", "_notes", "_over")
 
     def __init__(self, message: str, links: Links, notes: Notes) -> None:
         self._message = message
         self._links = links
         self._notes = notes
-        self._shown: OrderedDict[Place, None] = OrderedDict()
+        #: What was shown, or is known to be missing: others may speak of it again.
+        self._over: OrderedDict[Place, None] = OrderedDict()
         #: What others have shown first, and when; the oldest first.
         self._due: OrderedDict[Place, int] = OrderedDict()
 
@@ -35,11 +36,11 @@ class Showings:
                 now, Kind.CAME, place[0].publisher, self._links.state(place[0].publisher, since),
                 self._message, place[0], bucket=bucket_of(now - since),
             )  # fmt: skip
-        remember(self._shown, place, None)
+        remember(self._over, place, None)
 
     def due(self, now: Millis, place: Place) -> None:
         """Others know of it."""
-        if place not in self._shown and place not in self._due:
+        if place not in self._over and place not in self._due:
             remember(self._due, place, now)
 
     def sweep(self, now: Millis) -> None:
@@ -49,6 +50,7 @@ class Showings:
             if now - since < PATIENCE_MS:
                 return
             del self._due[place]
+            remember(self._over, place, None)
             publisher = place[0].publisher
             if self._links.owed(publisher, since):
                 state = self._links.state(publisher, since)

@@ -9,6 +9,7 @@ them, as far as no more than f brokers may be behind them, is to blame, or the p
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -75,38 +76,45 @@ def _most_of_them(case: Case) -> list[Charge]:
     return [c for c in found if c.count >= BREAKS or in_all[c.accused] >= BREAKS_IN_ALL]
 
 
-def _kept_back(case: Case, located: list[_Break]) -> list[Charge]:
+def _kept_back(case: Case, located: Sequence[_Break]) -> list[Charge]:
     """Brokers that take runs and do not pass them on, whoever comes next.
 
     They must have been awake: who stands still passes nothing on, and says nothing either.
     """
-    model = Model(case.manifest.broker_ids, case.manifest.f, 0)
-    by: dict[str, list[_Break]] = {}
-    for one in located:
-        by.setdefault(one.noted.observer, []).append(one)
     found = []
-    for breaks in by.values():
-        for accused in diagnose([frozenset(one.among) for one in breaks], model).named:
-            kept = [one for one in breaks if accused in one.awake and accused != one.among[-1]]
-            if len({one.among[-1] for one in kept}) >= KEPT_FROM:
-                features = [msgspec.structs.replace(one.noted, accused=accused) for one in kept]
-                found.append(case.charge(features, "dropped", "keeps from others what it takes"))
+    for accused, breaks in _common(case, located):
+        kept = [one for one in breaks if accused in one.awake and accused != one.among[-1]]
+        if len({one.among[-1] for one in kept}) >= KEPT_FROM:
+            features = [msgspec.structs.replace(one.noted, accused=accused) for one in kept]
+            found.append(case.charge(features, "dropped", "keeps from others what it takes"))
     return found
 
 
-def _fallen_silent(case: Case, located: list[_Break]) -> list[Charge]:
-    """Heads of chains that answer nothing any more, until the run is over.
+def _fallen_silent(case: Case, located: Sequence[_Break]) -> list[Charge]:
+    """Who breaks chains and answers nothing any more, until the run is over.
 
     What a publisher sends to the head of its chain is acknowledged, whatever becomes of it further
     down; and by who stood still as well, once it goes on.
     """
     silences = Silences(case)
+    suspects = [(one.among[0], [one]) for one in located if len(one.among) == 1]
     return [
-        case.charge([one.noted], "dropped", WHY)
-        for one in located
-        if len(one.among) == 1
-        and silences.is_long(one.noted.observer, one.among[0], one.noted.t_ms)
+        case.charge([msgspec.structs.replace(one.noted, accused=accused)], "dropped", WHY)
+        for accused, breaks in (*suspects, *_common(case, located))
+        for one in breaks
+        if silences.is_long(one.noted.observer, accused, one.noted.t_ms)
     ]
+
+
+def _common(case: Case, located: Sequence[_Break]) -> Iterator[tuple[str, list[_Break]]]:
+    """Who is in every explanation of one publisher's breaks by at most f brokers."""
+    model = Model(case.manifest.broker_ids, case.manifest.f, 0)
+    by: dict[str, list[_Break]] = {}
+    for one in located:
+        by.setdefault(one.noted.observer, []).append(one)
+    for breaks in by.values():
+        for accused in diagnose([frozenset(one.among) for one in breaks], model).named:
+            yield accused, [one for one in breaks if accused in one.among]
 
 
 def _located(case: Case) -> list[_Break]:

@@ -15,11 +15,15 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from quorumcast.agents.sequences import HOLLOW
+from quorumcast.agents.turnout import MENDED
 from quorumcast.core.ids import NodeId, holder
 from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.diagnosis import Clause
+
+#: So often must be charged what the protocol forbids before there is no doubt that it happened.
+SURE = 3
 
 
 class Feature(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +64,11 @@ class Charge(msgspec.Struct, frozen=True):
     strong: bool = False
     #: Whether the protocol forbids it, whatever happens.
     firm: bool = False
+
+    @property
+    def sure(self) -> bool:
+        """Whether one of its clause lies for certain: weather does not look like this."""
+        return (self.firm and self.count >= SURE) or (self.strong and self.deed == "dropped")
 
 
 def accusers_of(charges: Iterable[Charge]) -> dict[str, set[str]]:
@@ -129,7 +138,7 @@ RULES = (
          why="publishes and does not account for it"),
     Rule(kind="missing", messages=("Pull",), reasons=("",), deed="dropped",
          why="votes and does not hand over the contents"),
-    Rule(kind="missing", messages=("Contents",), deed="dropped", at_least=2,
+    Rule(kind="missing", messages=("Contents",), deed="dropped", at_least=2, parts=2,
          why="votes without the contents that it agreed to send"),
     Rule(kind="missing", messages=("Offer", "Publish"), reasons=("",), deed="dropped", at_least=3,
          why="let others show what it should have shown itself"),
@@ -236,14 +245,17 @@ class Case:
             for publisher in self.publishers
             if manifest.may_publish(NodeId(publisher), channel.name)
         }
-        #: Who says of publishers, be it once, what correct ones give no cause for.
-        self.doubts: dict[str, set[str]] = {publisher: set() for publisher in self.publishers}
+        #: Publishers of whom somebody says, be it once, what correct ones give no cause for; and
+        #: who says so where nothing gets lost.
+        self.doubted: set[str] = set()
+        self.doubts: dict[str, set[str]] = {}
         for feature in self.features:
             for rule in (*RULES, *_DOUBTS):
                 if rule.covers(feature) and self.concerns(rule, feature):
                     accused = feature.publisher if rule.signed else feature.accused
-                    self.doubts.get(accused, set()).add(feature.observer)
-        self.doubted = {publisher for publisher, by in self.doubts.items() if by}
+                    self.doubted |= {accused} & self.publishers
+                    if feature.reason != MENDED:
+                        self.doubts.setdefault(accused, set()).add(feature.observer)
         #: Publishers of so many streams that some had to give way: of those nobody can be ready.
         self.flooding = {
             feature.accused
@@ -308,7 +320,7 @@ class Case:
             publishers &= self.doubted
         if first.message == "Propose":
             # What a leader alone says of a publisher is no excuse: it need not propose it.
-            publishers = {p for p in publishers if self.doubts.get(p) != {first.accused}}
+            publishers = {p for p in publishers if self.doubts.get(p, set()) - {first.accused}}
         clause = {first.accused, first.observer}
         if len(publishers) == 1:
             clause |= publishers & self.clients

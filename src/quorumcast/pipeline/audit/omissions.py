@@ -58,14 +58,15 @@ MENDED_LEAST = {
     "History": (3, 0.0, 1),
 }
 #: So many proposals nobody could hand over.
-UNFETCHED = 3
+UNFETCHED, UNFETCHABLE = 3, "proposed what nobody has"
 #: So much missing or late, and this share, is enough for one witness.
 STRONG, STRONG_SHARE = 20, 0.3
 
 #: What every broker owes whoever listens to it; later than which class what must be said is late.
 OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept", "Checkpoint")
-HISTORY_ACK = "Ack (history)"
-LATE = {"Vote": 20, "Ack": 20, "Accept": 20, "Echo": 40, "Ready": 40}
+#: What they say of histories too, and there all of them do: an account of its own.
+OF_HISTORIES = {"Ack": "Ack (history)", "Vote": "Vote (history)"}
+LATE = {"Vote": 20, "Ack": 20, "Accept": 20, "Echo": 40, "Ready": 40, "Checkpoint": 80}
 #: By which a broker asks for state, for what was decided, and for what is in it.
 ASKING = ("ChunkQuery", "LogQuery", "Fetch")
 #: Where brokers accept what they are shown, and not what others write.
@@ -87,8 +88,13 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
     # A publisher that lies about what is to be ordered makes correct brokers late with it.
     ordered = {channel.name for channel in case.manifest.channels if channel.policy.total}
     # Who was so late that it asked for the state does not say what it has not lived through, and
-    # who asks what there is has reasons to be late.
-    asking = {f.accused for f in case.features if f.kind == "heard" and f.message in ASKING}
+    # who asks what there is has reasons to be late, for that part of the run and the next.
+    asking = {
+        (f.accused, f.slot + later)
+        for f in case.features
+        if f.kind == "heard" and f.message in ASKING
+        for later in (0, 1)
+    }
     jumping = {f.accused for f in case.features if f.kind == "heard" and f.message == ASKING[0]}
 
     def owed_anyway(f: Feature) -> bool:
@@ -108,8 +114,8 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
     for feature in features:
         if feature.kind not in ("came", "missing"):
             continue
-        history = feature.message == "Ack" and feature.lane
-        key = (feature.observer, HISTORY_ACK if history else feature.message)
+        history = bool(feature.lane) and feature.message in OF_HISTORIES
+        key = (feature.observer, OF_HISTORIES[feature.message] if history else feature.message)
         gone = feature.kind == "missing"
         if feature.message in OWED:
             account = missing.setdefault(key, {}).setdefault(feature.accused, Account())
@@ -117,7 +123,7 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
         timely = feature.channel != CRASH_LOG and (
             feature.message == "Accept"
             or feature.channel not in ordered
-            or not (case.doubted or feature.accused in asking)
+            or not (case.doubted & case.doubtful or (feature.accused, feature.slot) in asking)
         )
         if feature.message == "Propose" and not gone and not lying:
             for accounts in (led, led_calmly)[: 1 if feature.reason else 2]:
@@ -158,7 +164,7 @@ def _outstanding(
             alone = message == "Contents" or is_alone(case, by_accused, accused)
             # Nothing keeps a broker from being ready, or from settling a history, once the others
             # do, but it may be late.
-            owed = deed == "dropped" and message in ("Ready", HISTORY_ACK)
+            owed = deed == "dropped" and message in ("Ready", *OF_HISTORIES.values())
             never = deed == "dropped" and account.never_came
             least = NEVER if owed or never else LEAST
             if (
@@ -211,7 +217,8 @@ def _or_leaders(case: Case, charge: Charge) -> Charge:
     for feature in case.features:
         if (feature.observer, feature.reason) == (charge.accused, UNSHOWN):
             unshown[feature.accused] += feature.count
-    leaders = {leader for leader, count in unshown.items() if count >= LEAST}
+    brokers = case.manifest.broker_ids
+    leaders = {leader for leader in brokers if unshown[leader] >= LEAST}
     return msgspec.structs.replace(charge, clause=charge.clause | leaders)
 
 
@@ -341,5 +348,7 @@ def _unfetchable(case: Case, lying: Collection[str]) -> list[Charge]:
         charge
         for pair in case.pairs(about)
         if sum(f.count for f in pair) >= UNFETCHED
-        for charge in _charges(case, pair, "forged", "proposed what nobody has", always=True)
+        for charge in _charges(case, pair, "forged", UNFETCHABLE, always=True)
+        # Of several publishers too few things each: one of them may lie, and not all.
+        or [case.charge(pair, "forged", UNFETCHABLE)]
     ]

@@ -5,7 +5,9 @@ charges, and accused by more nodes than may lie together (or a publisher that ma
 more brokers are accused of than may be faulty together). *Disputed*: in some explanations, or in
 all of them only because of what it says of others; its score is the share of them, always below
 that of a suspect, which is 1. Weather that no rule foresaw must not make a liar of whoever reports
-it, so nobody is suspected for accusing, and soft charges count only where there are enough of them.
+it, so soft charges count only where there are enough of them. Charges that no weather looks like
+are *sure*: who is in every explanation of these needs no second accuser, and nobody who makes them
+against more than can be faulty is believed.
 """
 
 from __future__ import annotations
@@ -135,6 +137,7 @@ def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
         # Publishers that lie about what is to be ordered stop correct leaders as well.
         soft += leader_charges(case)
     soft = [_excused(charge, blamed) for charge in soft]
+    sure = [charge for charge in (*firm, *soft) if charge.sure]
     by_several, together = _settle(model, proven, [*firm, *_of_several(soft, firm, weights)])
     if together - named:
         # Who is found out only beside others needs what is said of them.
@@ -154,11 +157,13 @@ def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
     if len(heard) < len(soft):
         soft = heard
         by_all, also = _settle(model, proven, (*firm, *soft))
+    forced = _forced(model, {*named, *also}, sure)
+    charges = (*firm, *soft)
     return Conclusion(
         proven=proven,
-        named=tuple(sorted({*named, *also})),
+        named=tuple(sorted({*named, *also, *forced})),
         diagnosis=by_all,
-        charges=(*firm, *soft),
+        charges=(*charges, *(c for c in sure if c.accused in forced and c not in charges)),
         proofs=tuple(proofs),
         consistent=by_firm.consistent,
     )
@@ -186,6 +191,19 @@ def _settle(
         if not more:
             return diagnosis, named
         named |= more
+
+
+def _forced(model: Model, named: Collection[str], sure: Sequence[Charge]) -> set[str]:
+    """Who is in every explanation of what happened for certain, however few say so.
+
+    Where one of two brokers lies, and f is 1, a third does not excuse whom it accuses. And whoever
+    accuses more nodes of what the protocol forbids than can be faulty is found out by that.
+    """
+    certain: list[Clause] = [frozenset((node,)) for node in named]
+    found = diagnose([*certain, *(c.clause for c in sure)], model).named
+    accused = {c.accused for c in sure if c.accused in found and holder(c.observer) not in found}
+    accusing = diagnose([*certain, *(c.clause for c in sure if c.firm)], model).named
+    return accused.union(accusing)
 
 
 def _excused(charge: Charge, blamed: Sequence[Charge]) -> Charge:
