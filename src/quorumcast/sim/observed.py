@@ -15,12 +15,12 @@ from quorumcast.sim.deeds import DeedKey, Deeds, Difference
 from quorumcast.sim.plan import Act, Outcome, Plan, Run
 
 #: How long a run goes on after its promises have come true, with what it takes to be noticed.
-LINGER_MS = 16_000
+LINGER_MS = 32_000
 #: … of which so much is silence in the end: what is owed comes, or does not.
 REST_MS = 800
 #: Each publisher publishes, and each subscriber wants a receipt, so often meanwhile.
 EVERY_MS, PROVE_MS = 80, 400
-MOST_STEPS = 400_000
+MOST_STEPS = 800_000
 
 
 class ObservedRun:

@@ -206,7 +206,9 @@ def test_address_in_use_is_one_sentence() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("text", ["5514", "host:", "host:port", ":5514", "host:99999"])
+@pytest.mark.parametrize(
+    "text", ["5514", "host:", "host:port", ":5514", "host:99999", f"host:{'9' * 5000}"]
+)
 def test_nonsense_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="HOST:PORT"):
         parse_address(text)

@@ -1,5 +1,6 @@
 """From data sets to workloads on Spark, whatever the partitions; and the commands that do it."""
 
+import contextlib
 import csv
 import gzip
 import json
@@ -16,7 +17,7 @@ from pyspark.sql import SparkSession
 from quorumcast.bench.workload import Workload, read_header, read_workload
 from quorumcast.cli.main import main
 from quorumcast.core.errors import UsageError
-from quorumcast.pipeline.workload.files import prepare_directory
+from quorumcast.pipeline.workload.files import new_workload
 from quorumcast.pipeline.workload.prepare import prepare
 from quorumcast.pipeline.workload.recipes import REDDIT, Recipe, format_of
 from quorumcast.pipeline.workload.steps import Settings, channel_name, sampled
@@ -181,9 +182,31 @@ def test_format_that_cannot_be_told_is_asked_for() -> None:
 def test_directory_with_other_things_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
     for overwrite in (False, True):
-        with pytest.raises(UsageError, match="is there already"):
-            prepare_directory(tmp_path, overwrite=overwrite)
+        with (
+            pytest.raises(UsageError, match="is there already"),
+            new_workload(tmp_path, overwrite=overwrite),
+        ):
+            pass
     assert (tmp_path / "thesis.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize("comes_about", [True, False])
+def test_workload_is_replaced_only_if_the_new_one_comes_about(
+    comes_about: bool, tmp_path: Path
+) -> None:
+    place = tmp_path / "w"
+    (place / "events").mkdir(parents=True)
+    (place / "events" / "part").write_text("old")
+    with contextlib.suppress(UsageError), new_workload(place, overwrite=True):
+        assert list(place.iterdir()) == []
+        (place / "events").mkdir()
+        (place / "events" / "part").write_text("new")
+        (place / "header.json").touch()
+        if not comes_about:
+            raise UsageError("the source cannot be read")
+    assert (place / "events" / "part").read_text() == ("new" if comes_about else "old")
+    assert (place / "header.json").exists() == comes_about
+    assert [path.name for path in tmp_path.iterdir()] == ["w"]
 
 
 @pytest.mark.parametrize("source", ["w", "w/events", "w/../w/events", "file://{}/w/events"])

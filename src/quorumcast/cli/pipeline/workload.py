@@ -91,7 +91,7 @@ def prepare(
 ) -> None:
     """Turn a data set into a workload: clean, sample, map users to nodes, draw subscriptions."""
     from quorumcast.pipeline.session import spark_session
-    from quorumcast.pipeline.workload.files import prepare_directory
+    from quorumcast.pipeline.workload.files import new_workload
     from quorumcast.pipeline.workload.prepare import prepare as run_prepare
     from quorumcast.pipeline.workload.published import prepare_published
     from quorumcast.pipeline.workload.recipes import FORMATS, format_of
@@ -120,8 +120,8 @@ def prepare(
         settings.check(chosen)
     elif partitions < 0:
         raise UsageError("--partitions is 0 or more")
-    prepare_directory(output, overwrite=overwrite, sources=sources)
-    with Progress("starting Spark") as shown:
+    place = new_workload(output, overwrite=overwrite, sources=sources)
+    with place, Progress("starting Spark") as shown:
         spark = spark_session("workload", master=master)
         shown("reading, cleaning and writing")
         if chosen is None:
@@ -190,7 +190,7 @@ def generate(
     from quorumcast.pipeline.session import spark_session
     from quorumcast.pipeline.workload import content, shapes
     from quorumcast.pipeline.workload.files import (
-        prepare_directory,
+        new_workload,
         write_content,
         write_generated,
     )
@@ -204,8 +204,8 @@ def generate(
         by_content = content.ContentGenerator(
             shape, events=events or 10_000, nodes=nodes, seed=seed, rate=rate
         )
-        prepare_directory(output, overwrite=overwrite)
-        with Progress("making publications, counting matches"):
+        place = new_workload(output, overwrite=overwrite)
+        with place, Progress("making publications, counting matches"):
             spark = spark_session("workload", master=master)
             header = write_content(spark, by_content, output, partitions)
         _tell(header, output, json_)
@@ -224,8 +224,7 @@ def generate(
         rate=rate,
         size=size,
     )
-    prepare_directory(output, overwrite=overwrite)
-    with Progress("making events"):
+    with new_workload(output, overwrite=overwrite), Progress("making events"):
         spark = spark_session("workload", master=master)
         header = write_generated(spark, generator, output, partitions)
     _tell(header, output, json_)

@@ -261,7 +261,9 @@ def local_now() -> datetime:
 
 def parse_address(text: str) -> tuple[str, int]:
     """HOST:PORT as people write it."""
-    host, separator, port = text.rpartition(":")
-    if not separator or not host or not port.isdecimal() or int(port) > LAST_PORT:
-        raise UsageError(f"--syslog takes HOST:PORT, such as 127.0.0.1:5514, not {text!r}")
+    host, _, port = text.rpartition(":")
+    digits = len(str(LAST_PORT))
+    if not (host and port.isdecimal() and len(port) <= digits and int(port) <= LAST_PORT):
+        shown = text if len(text) < 80 else f"{text[:60]}…"
+        raise UsageError(f"--syslog takes HOST:PORT, such as 127.0.0.1:5514, not {shown!r}")
     return host.strip("[]"), int(port)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,17 +39,33 @@ if TYPE_CHECKING:
 EVENTS_PER_FILE = 1_000_000
 
 
-def prepare_directory(path: Path, *, overwrite: bool, sources: Sequence[str] = ()) -> None:
-    """An empty directory for a workload; what it is made of must not be in there."""
+@contextmanager
+def new_workload(path: Path, *, overwrite: bool, sources: Sequence[str] = ()) -> Iterator[None]:
+    """An empty directory for a workload; what it is made of must not be in there.
+
+    What was there before is back if the new one does not come about.
+    """
     for source in sources:
         plain = re.sub("^file:/+", "/", source)
         if "://" not in plain and Path(plain).resolve().is_relative_to(path.resolve()):
             raise UsageError(f"{source} is in {path}, which is to be written; choose another")
-    if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
-        if not (overwrite and path.is_dir() and _only_a_workload(path)):
-            raise UsageError(f"{path} is there already; choose another, or say --overwrite")
-        shutil.rmtree(path)
+    occupied = path.exists() and any(path.iterdir() if path.is_dir() else [path])
+    if occupied and not (overwrite and path.is_dir() and _only_a_workload(path)):
+        raise UsageError(f"{path} is there already; choose another, or say --overwrite")
     path.mkdir(parents=True, exist_ok=True)
+    before = Path(tempfile.mkdtemp(dir=path.resolve().parent, prefix=f".{path.name}-"))
+    for entry in list(path.iterdir()):
+        entry.rename(before / entry.name)
+    try:
+        yield
+    except BaseException:
+        for entry in list(path.iterdir()):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        for entry in list(before.iterdir()):
+            entry.rename(path / entry.name)
+        before.rmdir()
+        raise
+    shutil.rmtree(before)
 
 
 def _only_a_workload(path: Path) -> bool:
