@@ -7,6 +7,9 @@ which stops the node rather than let it lie.
 
 from __future__ import annotations
 
+#: Characters of a value that sentences repeat.
+_SHOWN = 200
+
 
 class UsageError(Exception):
     """The caller asked for something impossible; the text says what is wrong and what to do."""
@@ -14,6 +17,11 @@ class UsageError(Exception):
 
 class InvariantError(AssertionError):
     """A machine found itself in a state that it promised never to be in."""
+
+
+def shortened(value: str) -> str:
+    """A value as it goes into a sentence."""
+    return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
 
 
 def ensure(condition: bool, invariant: str) -> None:

@@ -9,7 +9,7 @@ them, as far as no more than f brokers may be behind them, is to blame, or the p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
@@ -39,6 +39,10 @@ class _Break(msgspec.Struct, frozen=True):
     awake: frozenset[str]
 
 
+#: A broker, and the breaks that it may be behind.
+_Shared = tuple[str, list[_Break]]
+
+
 def _features(case: Case) -> list[Feature]:
     reason = Suspicion.BROKEN_CHAIN.value
     return [f for f in case.features if (f.kind, f.reason) == ("suspect", reason)]
@@ -55,7 +59,12 @@ def breaks_of(case: Case) -> Counter[tuple[str, str]]:
 def broken_chains(case: Case) -> list[Charge]:
     """Brokers at which chains break."""
     located = _located(case)
-    return [*_most_of_them(case), *_kept_back(case, located), *_fallen_silent(case, located)]
+    common = _common(case, located)
+    return [
+        *_most_of_them(case),
+        *_kept_back(case, common),
+        *_fallen_silent(case, located, common),
+    ]
 
 
 def _most_of_them(case: Case) -> list[Charge]:
@@ -76,13 +85,13 @@ def _most_of_them(case: Case) -> list[Charge]:
     return [c for c in found if c.count >= BREAKS or in_all[c.accused] >= BREAKS_IN_ALL]
 
 
-def _kept_back(case: Case, located: Sequence[_Break]) -> list[Charge]:
+def _kept_back(case: Case, common: Sequence[_Shared]) -> list[Charge]:
     """Brokers that take runs and do not pass them on, whoever comes next.
 
     They must have been awake: who stands still passes nothing on, and says nothing either.
     """
     found = []
-    for accused, breaks in _common(case, located):
+    for accused, breaks in common:
         kept = [one for one in breaks if accused in one.awake and accused != one.among[-1]]
         if len({one.among[-1] for one in kept}) >= KEPT_FROM:
             features = [msgspec.structs.replace(one.noted, accused=accused) for one in kept]
@@ -90,31 +99,35 @@ def _kept_back(case: Case, located: Sequence[_Break]) -> list[Charge]:
     return found
 
 
-def _fallen_silent(case: Case, located: Sequence[_Break]) -> list[Charge]:
+def _fallen_silent(
+    case: Case, located: Sequence[_Break], common: Sequence[_Shared]
+) -> list[Charge]:
     """Who breaks chains and answers nothing any more, until the run is over.
 
     What a publisher sends to the head of its chain is acknowledged, whatever becomes of it further
     down; and by who stood still as well, once it goes on.
     """
     silences = Silences(case)
-    suspects = [(one.among[0], [one]) for one in located if len(one.among) == 1]
+    suspects = [(one.among[0], one) for one in located if len(one.among) == 1]
+    suspects += [(accused, one) for accused, breaks in common for one in breaks]
     return [
         case.charge([msgspec.structs.replace(one.noted, accused=accused)], "dropped", WHY)
-        for accused, breaks in (*suspects, *_common(case, located))
-        for one in breaks
+        for accused, one in dict.fromkeys(suspects)
         if silences.is_long(one.noted.observer, accused, one.noted.t_ms)
     ]
 
 
-def _common(case: Case, located: Sequence[_Break]) -> Iterator[tuple[str, list[_Break]]]:
-    """Who is in every explanation of one publisher's breaks by at most f brokers."""
+def _common(case: Case, located: Sequence[_Break]) -> list[_Shared]:
+    """Who is in every explanation of one publisher's breaks by at most f brokers, and in which."""
     model = Model(case.manifest.broker_ids, case.manifest.f, 0)
     by: dict[str, list[_Break]] = {}
     for one in located:
         by.setdefault(one.noted.observer, []).append(one)
-    for breaks in by.values():
-        for accused in diagnose([frozenset(one.among) for one in breaks], model).named:
-            yield accused, [one for one in breaks if accused in one.among]
+    return [
+        (accused, [one for one in breaks if accused in one.among])
+        for breaks in by.values()
+        for accused in diagnose([frozenset(one.among) for one in breaks], model).named
+    ]
 
 
 def _located(case: Case) -> list[_Break]:

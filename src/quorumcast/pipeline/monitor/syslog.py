@@ -19,7 +19,7 @@ import socket
 from datetime import datetime
 from pathlib import Path
 
-from quorumcast.core.errors import UsageError
+from quorumcast.core.errors import UsageError, shortened
 from quorumcast.core.limits import LAST_PORT
 from quorumcast.pipeline.monitor.lines import (
     MAX_LINE_BYTES,
@@ -264,6 +264,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     digits = len(str(LAST_PORT))
     if not (host and port.isdecimal() and len(port) <= digits and int(port) <= LAST_PORT):
-        shown = text if len(text) < 80 else f"{text[:60]}…"
-        raise UsageError(f"--syslog takes HOST:PORT, such as 127.0.0.1:5514, not {shown!r}")
+        raise UsageError(
+            f"--syslog takes HOST:PORT, such as 127.0.0.1:5514, not {shortened(text)!r}"
+        )
     return host.strip("[]"), int(port)

@@ -20,7 +20,7 @@ import msgspec
 from quorumcast.client.arguments import EARLIEST, LATEST, check_times
 from quorumcast.client.rights import to_subscribe
 from quorumcast.core.envelope import microseconds_of
-from quorumcast.core.errors import UsageError
+from quorumcast.core.errors import UsageError, shortened
 from quorumcast.core.limits import MAX_SEATS
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
@@ -37,9 +37,6 @@ SOURCE_SEATS = range(1, 9)
 SINK_SEATS = range(9, MAX_SEATS)  # the last one is the command line's
 
 DEFAULT_TIMEOUT_S = 30.0
-
-#: Characters of a value that sentences repeat.
-_SHOWN = 200
 
 
 class Tamper(StrEnum):
@@ -78,11 +75,6 @@ class Given:
 
 
 # ------------------------------------------------------------------------- values
-
-
-def shortened(value: str) -> str:
-    """A value as it goes into a sentence."""
-    return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
 
 
 def text(name: str, value: str) -> str:
