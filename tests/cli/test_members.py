@@ -71,6 +71,32 @@ def test_members_replace_waits_until_the_new_broker_has_caught_up(
     assert read_manifest(cell / "manifest.json").broker("broker-2") is None
 
 
+def test_members_no_step_while_brokers_that_stay_catch_up_unless_in_haste(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = tmp_path / "cell"
+    assert main(["init", str(cell), "--brokers", "5", "--base-port", str(base_port())]) == 0
+
+    def rows(manifest: Manifest, urls: object) -> dict[str, dict[str, object]]:
+        lacking = {"broker-5": ["publications of orders/alice@1"]}
+        return {
+            name: {"up": True, "epoch": manifest.epoch, "catching_up": lacking.get(name, [])}
+            for name in manifest.broker_ids
+        }
+
+    monkeypatch.setattr("quorumcast.cli.membership.ask_cell", rows)
+    assert main(["members", "remove", "broker-1", "-m", str(cell)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "broker-5 is still catching up: wait until 'quorumcast status' says so no longer" in said
+    assert read_manifest(cell / "manifest.json").epoch == 1
+    # Whoever goes need not have what the others hold.
+    assert main(["members", "remove", "broker-5", "-m", str(cell)]) == 0
+    where = ["--host", "127.0.0.1", "--port", "7777", "-m", str(cell)]
+    assert main(["members", "add", "broker-5", *where]) == 0
+    assert main(["members", "remove", "broker-1", "-m", str(cell), "--hasty"]) == 0
+    assert read_manifest(cell / "manifest.json").broker("broker-1") is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

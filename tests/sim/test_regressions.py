@@ -69,6 +69,7 @@ FOUND = [
     # With 2f+1 brokers one peer alone remembered what a restarted broker forgot, and another got it
     # a moment later; it called itself caught up at once, and the next one was restarted.
     (30000987, "direct", "rolling"),
+    (94008755, "ab", "members"),
     # The scenario's mistake: without a log brokers keep no epoch, and start with the file. One that
     # went back to an epoch of which one broker was left was never led out of it.
     (30000139, "direct", "members"),

@@ -1,7 +1,8 @@
 """`quorumcast members add, remove, replace, rotate`: brokers come and go while the cell runs.
 
 Every command makes one epoch after the other, each one step: it shows what changes, asks whether
-enough brokers have taken the epoch before, and with --wait looks on until enough have taken this.
+enough brokers have taken the epoch before and have what the others hold, and with --wait looks on
+until enough have taken this.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ PatienceOption = Annotated[float, typer.Option("--timeout", help="Seconds to wai
 OfflineOption = Annotated[
     bool, typer.Option("--offline", help="The cell does not run: ask nobody.")
 ]
+HastyOption = Annotated[
+    bool,
+    typer.Option("--hasty", help="Also while brokers catch up: what they lack yet may be lost."),
+]
 
 
 class Steps:
@@ -56,11 +61,13 @@ class Steps:
         *,
         offline: bool,
         timeout_s: float,
+        hasty: bool = False,
     ) -> None:
         self.path = manifest_path(manifest)
         self._operator = operator
         self._urls = urls
         self._offline = offline
+        self._hasty = hasty
         self._timeout_s = timeout_s
         self.facts: dict[str, Any] = {}
 
@@ -68,8 +75,9 @@ class Steps:
         """One epoch, if enough brokers have taken the one before."""
 
         def safely(old: Manifest) -> Manifest:
-            self._check_taken(old)
+            taken = {} if self._offline else self._check_taken(old)
             new = change(old)
+            self._check_caught_up([n for n in taken if new.broker(n)], taken)
             self.facts = {
                 "cell": old.cell,
                 "epoch": new.epoch,
@@ -80,9 +88,7 @@ class Steps:
 
         return advance(self.path, self._operator, safely)
 
-    def _check_taken(self, manifest: Manifest) -> None:
-        if self._offline:
-            return
+    def _check_taken(self, manifest: Manifest) -> dict[str, dict[str, Any]]:
         taken = self._taken(manifest)
         needed = manifest.quorums.responders
         if len(taken) < needed:
@@ -91,6 +97,20 @@ class Steps:
                 f"epoch {manifest.epoch}, and {needed} must before the next step: start the "
                 "others, say where their status pages are with --url, or say --offline if the "
                 "cell does not run"
+            )
+        return taken
+
+    def _check_caught_up(self, staying: list[str], taken: dict[str, dict[str, Any]]) -> None:
+        """Of what those lack who are new too few may be left after the next step to vouch for it.
+
+        Who catches up and goes is no reason to wait.
+        """
+        late = [name for name in staying if taken[name].get("catching_up")]
+        if late and not self._hasty:
+            raise UsageError(
+                f"{', '.join(late)} {'is' if len(late) == 1 else 'are'} still catching up: wait "
+                "until 'quorumcast status' says so no longer, or say --hasty, which may lose what "
+                "too few of the others hold"
             )
 
     def _taken(self, manifest: Manifest) -> dict[str, dict[str, Any]]:
@@ -151,10 +171,11 @@ def add(
     wait: WaitOption = False,
     timeout: PatienceOption = 60.0,
     offline: OfflineOption = False,
+    hasty: HastyOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Add a broker: its identity is made, and the next epoch names it. Then start it."""
-    steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout)
+    steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout, hasty=hasty)
     new = steps.take(_adding(steps.path, name, host, port))
     steps.finish(new, wait=wait, json_=json_)
 
@@ -167,10 +188,11 @@ def remove(
     wait: WaitOption = False,
     timeout: PatienceOption = 60.0,
     offline: OfflineOption = False,
+    hasty: HastyOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Remove a broker: it ends by itself when it has taken the epoch."""
-    steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout)
+    steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout, hasty=hasty)
     new = steps.take(_removing(name))
     steps.finish(new, wait=wait, json_=json_)
 
@@ -184,10 +206,11 @@ def replace(
     operator: OperatorOption = None,
     url: StatusOption = None,
     timeout: PatienceOption = 60.0,
+    hasty: HastyOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Add a broker, wait until it has caught up, and remove another: two epochs."""
-    steps = Steps(manifest, operator, url, offline=False, timeout_s=timeout)
+    steps = Steps(manifest, operator, url, offline=False, timeout_s=timeout, hasty=hasty)
     added = steps.take(_adding(steps.path, new, host, port))
     if not steps.wait(added, new):
         raise UsageError(
@@ -207,10 +230,11 @@ def rotate(
     wait: WaitOption = False,
     timeout: PatienceOption = 60.0,
     offline: OfflineOption = False,
+    hasty: HastyOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Give a node new keys; a broker reads its new identity file when it takes the epoch."""
-    steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout)
+    steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout, hasty=hasty)
     new = steps.take(rotating(steps.path, name))
     steps.finish(new, wait=wait, json_=json_)
 

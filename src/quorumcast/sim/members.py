@@ -1,8 +1,8 @@
 """Brokers that come and go in the middle of a run: the operator, its file, and who reads it when.
 
 The operator takes one step at a time and takes the next once n-f brokers go by the last one, as the
-command line does; where there are histories also once those that are new have caught up, as it is
-told to. Brokers look at the file now and then; clients look when a broker refuses them
+command line does; where there is no log also once those that are new have caught up, as it is told
+to. Brokers look at the file now and then; clients look when a broker refuses them
 for their epoch. Greetings between epochs fail, and whoever is behind is shown what a farewell
 shows. A broker that an epoch no longer names ends when it takes it.
 """

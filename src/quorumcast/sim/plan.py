@@ -163,7 +163,7 @@ class Run:
         )
         self._members: Members | None = None
         if plan.newcomers:
-            patient = plan.policy.has_history
+            patient = not plan.policy.total
             self._members = Members(self.world, pool.manifest, patient=patient)
         self._count = 0
         #: What the conspirators of each plot know.
