@@ -439,6 +439,60 @@ def test_leader_proposes_nothing_only_where_its_predecessors_left_something_open
     assert (row.accused, row.reason, row.count) == (B1, "hollow", 2)
 
 
+def led(instance: int, regency: int = 0) -> Write:
+    return Write(Protection.BYZANTINE, regency, instance, b"v" * 32)
+
+
+def test_leader_votes_for_what_it_has_proposed_and_for_nothing_else() -> None:
+    broker = Watched(B2, "broker", "total")
+    broker.hear(B1, STANDING)
+    broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, ()))
+    broker.hear(B1, led(1))
+    broker.hear(B3, led(2))
+    assert broker.rows("backwards") == [], "it follows, and votes when it likes"
+    broker.hear(B1, led(2))
+    broker.hear(B1, led(3))
+    broker.hear(B1, Propose(Protection.BYZANTINE, 0, 3, ()))
+    broker.hear(B1, led(3))
+    (row,) = broker.rows("backwards")
+    assert (row.accused, row.reason, row.message) == (B1, "voted-first", "Propose")
+    assert row.count == 2
+
+
+@pytest.mark.parametrize("case", ["elsewhere", "unheard", "restarted", "lost", "accepts"])
+def test_leader_need_not_have_proposed_to_us_what_it_votes_for(case: str) -> None:
+    broker = Watched(B2, "broker", "total")
+    if case != "unheard":
+        broker.hear(B1, STANDING)
+    if case == "restarted":
+        broker.event(Disconnected(B1))
+        broker.event(Connected(B1))
+        broker.now += LATER
+        broker.hear(B1, STANDING)
+    if case == "lost":
+        broker.observer.on_lost(B1, Millis(broker.now))
+    # It stands in regency 0, which nobody leads who votes in that of 4.
+    vote = Accept(Protection.BYZANTINE, 0, 1, b"v" * 32) if case == "accepts" else led(1)
+    broker.hear(B1, led(1, regency=4) if case == "elsewhere" else vote)
+    assert broker.rows("backwards") == []
+
+
+def test_member_that_does_not_say_where_it_is_for_too_long_has_left_it_out() -> None:
+    broker = Watched(B2, "broker", "total")
+    for pause in (0, 700, 1000, 500, 2000):
+        broker.now += pause
+        broker.hear(B1, STANDING)
+    broker.now += 1000
+    busy = Standing(Protection.BYZANTINE, 0, 7, 7)
+    broker.hear(B1, busy)  # what it decided meanwhile it had to say, and did
+    broker.now += 2000
+    broker.observer.on_lost(B1, Millis(broker.now))  # some may have got lost
+    broker.hear(B1, busy)
+    rows = broker.rows("missing")
+    assert {(row.accused, row.reason, row.message) for row in rows} == {(B1, "", "Standing")}
+    assert sum(row.count for row in rows) == 2
+
+
 def test_votes_that_leave_numbers_out_are_counted_by_how_often() -> None:
     bob = Watched(BOB, "subscriber")
     for number in (1, 3, 9, 10):

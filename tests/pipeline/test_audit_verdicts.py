@@ -812,6 +812,118 @@ def test_who_lets_everybody_wait_for_answers_is_slow_to_answer() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "bucket", "slots", "named"),
+    [
+        ("answered", 320, (1, 3, 6), (B1,)),
+        ("unanswered", 0, (1, 3, 6), (B1,)),
+        ("answered", 320, (3, 4), ()),
+        ("answered", 1280, (1, 3, 6), ()),
+        ("answered", 40, (1, 3, 6), ()),
+    ],
+)
+def test_who_leaves_some_requests_unanswered_again_and_again_is_found_out(
+    kind: str, bucket: int, slots: tuple[int, ...], named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, broker, "answered", message="Survey", count=2, publisher="", bucket=10,
+                slot=slot)
+        for who in (B2, B3)
+        for broker in (B1, B4)
+        for slot in range(8)
+    ] + [
+        noticed(who, B1, kind, message="Survey", publisher="", bucket=bucket, slot=slot)
+        for who in (B2, B3)
+        for slot in slots
+    ]  # fmt: skip
+    assert judged(features).named == named
+
+
+def test_who_leaves_some_requests_unanswered_as_others_do_is_nobody_s_liar() -> None:
+    features = [
+        noticed(who, broker, "answered", message="Survey", publisher="", bucket=bucket, slot=slot)
+        for who in (B2, B3)
+        for broker in (B1, B4)
+        for slot in range(8)
+        for bucket in (10, 320)
+    ]
+    assert judged(features).named == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "votes", "signed", "named"),
+    [(10, 10, 0, (B1,)), (9, 10, 0, ()), (10, 9, 0, ()), (10, 10, 1, ())],
+)
+def test_broker_that_votes_and_never_signs_is_named(
+    asked: int, votes: int, signed: int, named: tuple[str, ...]
+) -> None:
+    def features(others: int) -> list[Feature]:
+        return [
+            feature
+            for who in (BOB, CAROL)
+            for feature in (
+                noticed(who, B1, "unanswered", "again", message="Attest", count=asked),
+                noticed(who, B1, "heard", message="Vote", count=votes),
+                noticed(who, B1, "heard", message="Checkpoint", count=signed),
+                noticed(who, B2, "heard", message="Checkpoint", count=others),
+            )
+            if feature.count
+        ]
+
+    assert judged(features(1)).named == named
+    assert judged(features(0)).named == (), "nobody signs what is not settled"
+
+
+@pytest.mark.parametrize(
+    ("slots", "other", "named"),
+    [
+        ((3, 4, 6), CAROL, (B1, CAROL)),
+        ((3, 3, 3), CAROL, (CAROL,)),
+        ((3, 6), CAROL, (CAROL,)),
+        ((3, 4, 6), "", ()),
+    ],
+)
+def test_one_witness_is_enough_of_contents_that_are_withheld_if_nobody_else_may_lie(
+    slots: tuple[int, ...], other: str, named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(BOB, B1, "unanswered", "voted", message="Pull", slot=slot) for slot in slots
+    ]
+    features += [
+        noticed(who, other, "refused", "wrong-sender", message="Publish", publisher=other)
+        for who in (B2, B3)
+        if other
+    ]
+    assert judged(features).named == named
+
+
+def test_leader_that_votes_for_what_it_did_not_propose_is_named() -> None:
+    cell = Cell(Policy.named("total"))
+    features = [
+        noticed(who, B1, "backwards", "voted-first", message="Propose", publisher="*")
+        for who in (B2, B3)
+    ]
+    assert judged(features, cell).named == (B1,)
+    assert judged(features[:1], cell).named == ()
+
+
+@pytest.mark.parametrize(("late", "named"), [((1, 3, 5, 6, 7), (B1,)), ((3,), ())])
+def test_member_that_leaves_out_saying_where_it_is_again_and_again_is_named(
+    late: tuple[int, ...], named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, broker, "heard", message="Standing", count=8, slot=slot, publisher="")
+        for who in (B2, B3)
+        for broker in (B1, B4)
+        for slot in range(8)
+    ] + [
+        noticed(who, B1, "missing", message="Standing", slot=slot, publisher="*", count=2)
+        for who in (B2, B3)
+        for slot in late
+    ]
+    assert judged(features, Cell(Policy.named("total"))).named == named
+
+
+@pytest.mark.parametrize(
     ("reason", "count", "named"), [("", 1, (B1,)), ("mended", 1, ()), ("mended", 2, (B1,))]
 )
 def test_who_answers_for_some_channels_only_censors_the_others(

@@ -38,6 +38,8 @@ ALIVE_MS = 250
 #: Who holds an offer for so long, and sees nothing ordered, has reasons of its own to give a leader
 #: up even if others were first; and so has who holds it for so long while other things are ordered.
 TIRED_MS, TIRED_OF_UNFAIRNESS_MS = 500, 5000
+#: Votes leave so long after their proposals, since disks are slow: those may be of before a loss.
+VOTED_MS = 100
 #: How often a publisher's signatures are looked at.
 LOOK_MS = 10
 #: The reason of what others decided and the leader did not show this broker.
@@ -138,7 +140,7 @@ class OrderingWatch:
         )
         #: The highest regency that each member asked for.
         self._stops: dict[tuple[Protection, NodeId], int] = {}
-        self._standings = Standings(manifest.f, notes)
+        self._standings = Standings(manifest.f, links, notes)
 
     def on_message(self, sender: NodeId, message: AnyMessage, now: Millis) -> None:
         """Something of another broker or of a publisher."""
@@ -280,6 +282,8 @@ class OrderingWatch:
         if before is not None and before != vote.value:
             self._notes.add(now, Kind.CONTRADICTS, sender, "itself", name, stream, vote.instance)
         votes.setdefault(sender, vote.value)
+        if self._is_its_leader_s(vote, sender, now):
+            self._sequences.led(now, sender, stream, vote.regency, vote.instance)
         agreed = [value for value in votes.values() if value == vote.value]
         if len(agreed) > self._f:
             # One of them is correct and was shown that value by the leader of this regency.
@@ -291,6 +295,21 @@ class OrderingWatch:
                         now, Kind.CONTRADICTS, other, reason, name, stream, vote.instance
                     )
         self._count(sender, vote, now)
+
+    def _is_its_leader_s(self, vote: Write | Accept, voter: NodeId, now: Millis) -> bool:
+        """Whether a leader votes for what it wants decided, and all that it said before has come.
+
+        Who restarts repeats votes of the session before, and who follows votes of regencies before.
+        """
+        standing = self._standings.of(vote.log, voter)
+        return (
+            voter == self._members[vote.regency % len(self._members)]
+            and isinstance(vote, Accept) == (vote.log is Protection.CRASH)
+            and standing is not None
+            and standing.regency == vote.regency
+            and self._links.sessions.get(voter) == 1
+            and now - self._links.clear_since.get(voter, now) >= VOTED_MS
+        )
 
     def _count(self, voter: NodeId, vote: Write | Accept, now: Millis) -> None:
         place = (log_stream(vote.log), vote.instance)

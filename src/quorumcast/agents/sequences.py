@@ -16,6 +16,8 @@ from quorumcast.core.messages import Ack, ChainRun, Propose, Vote
 
 #: The reason of proposals with nothing in them.
 HOLLOW = "hollow"
+#: … and of those that come after the leader's own votes for them, or not at all.
+VOTED_FIRST = "voted-first"
 #: Gaps that are remembered of one broker's votes for one stream.
 MAX_GAPS = 16
 
@@ -131,6 +133,12 @@ class Sequences:
         if top and instance > top + 1:
             self._notes.add(now, Kind.SKIPPED, peer, "", "Propose", log, top + 1)
         remember(self._proposals, (peer, log), (regency, max(instance, top)))
+
+    def led(self, now: Millis, peer: NodeId, log: Stream, regency: int, instance: int) -> None:
+        """A leader votes in its own regency: nobody does so for what it has yet to propose."""
+        led, top = self._proposals.get((peer, log), (regency, 0))
+        if led < regency or (led == regency and instance > top):
+            self._notes.add(now, Kind.BACKWARDS, peer, VOTED_FIRST, "Propose", log, instance)
 
     def proposed_nothing(
         self, now: Millis, peer: NodeId, log: Stream, message: Propose, left_open: int

@@ -1,16 +1,21 @@
 """Standings: where members of a log say they are, and what nobody can say there.
 
-Nobody takes back what it has decided, wakes up twice in one session, or is where nobody is near.
+Nobody takes back what it has decided, wakes up twice in one session, or is where nobody is near;
+and who has decided nothing meanwhile says so every half second.
 """
 
 from __future__ import annotations
 
 from quorumcast.agents.claims import FAR_AHEAD
 from quorumcast.agents.observation import Kind, Notes
+from quorumcast.agents.turnout import Links
 from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream
 from quorumcast.core.messages import Standing, StateHead, Stop
 from quorumcast.core.quorum import Protection
 from quorumcast.ordering.state import root_of
+
+#: Who has decided nothing for so long, and did not say so, has left it out if it can be heard.
+OVERDUE_MS = 750
 
 
 def log_stream(log: Protection) -> Stream:
@@ -21,11 +26,14 @@ def log_stream(log: Protection) -> Stream:
 class Standings:
     """What each member said last: its regency, and the highest instance decided."""
 
-    __slots__ = ("_f", "_notes", "_said")
+    __slots__ = ("_f", "_heard_at", "_links", "_notes", "_said")
 
-    def __init__(self, f: int, notes: Notes) -> None:
+    def __init__(self, f: int, links: Links, notes: Notes) -> None:
         self._f = f
+        self._links = links
         self._notes = notes
+        #: When each member last said where it is.
+        self._heard_at: dict[tuple[Protection, NodeId], int] = {}
         self._said: dict[tuple[Protection, NodeId], Standing] = {}
 
     def of(self, log: Protection, member: NodeId) -> Standing | None:
@@ -44,6 +52,11 @@ class Standings:
         others = [s for (of, who), s in self._said.items() if of is log and who != sender]
         before = self._said.get((log, sender))
         self._said[log, sender] = standing
+        since = self._heard_at.get((log, sender), now)
+        self._heard_at[log, sender] = now
+        idle = before is not None and before.decided == standing.decided
+        if idle and now - since >= OVERDUE_MS and self._links.clear_since.get(sender, now) <= since:
+            self._notes.add(now, Kind.MISSING, sender, "", "Standing", stream)
         if before is not None and standing.decided < before.decided:
             self._notes.add(
                 now, Kind.BACKWARDS, sender, "decided", "Standing", stream, standing.decided

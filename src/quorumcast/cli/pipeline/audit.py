@@ -124,8 +124,9 @@ def _audit(
     given = given_manifests(path) if path else []
     verdicts = judge(*tables, manifests=given, lying_clients=lying_clients)
     with _progress(spark, "observations"):
-        verdicts = verdicts.orderBy("run", "standing", "node", "deed").cache()
-        # Verdicts only: what was observed stays where it is.
+        # Verdicts only: what was observed stays where it is. Not in any order yet: whoever sorts
+        # looks at everything once before.
+        verdicts = verdicts.cache()
         counted = census(*tables, given)
         _check_manifests(counted)
         rows = [row.asDict() for row in verdicts.toLocalIterator()]
@@ -138,7 +139,8 @@ def _audit(
     if output:
         # Where Java began need not be where we are.
         place = Path(directory).absolute() if directory else output
-        verdicts.write.mode("overwrite").parquet(f"{place}/verdicts")
+        ordered = verdicts.orderBy("run", "standing", "node", "deed")
+        ordered.write.mode("overwrite").parquet(f"{place}/verdicts")
     if html is not None:
         text = page(rows, directory=directory, manifest=str(path or ""), runs=runs)
         html.write_text(text, encoding="utf-8")

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from quorumcast.agents.sequences import HOLLOW
+from quorumcast.agents.sequences import HOLLOW, VOTED_FIRST
 from quorumcast.agents.turnout import MENDED
 from quorumcast.core.ids import NodeId, holder
 from quorumcast.core.quorum import Broadcast, Protection
@@ -209,6 +209,8 @@ RULES = (
          share=0.8, deed="misled", why="claimed to have just woken up, all the time"),
     Rule(kind="passes-over", reasons=(HOLLOW,), messages=("Propose",), deed="dropped", at_least=2,
          why="proposed nothing, again and again"),
+    Rule(kind="backwards", reasons=(VOTED_FIRST,), messages=("Propose",), deed="dropped",
+         why="voted as leader for what it had not proposed"),
     Rule(kind="backwards", reasons=("",), messages=("Vote",), deed="reordered", at_least=3,
          why="voted in another order than that of the numbers"),
     Rule(kind="backwards", reasons=("",), messages=("Ack",), deed="reordered",

@@ -30,6 +30,7 @@ from quorumcast.pipeline.audit.sifting import (
     calm,
     readable,
     sound,
+    spans,
 )
 from quorumcast.pipeline.audit.tables import (
     CELLS,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 #: Kinds of observations whose `number` is a class of lateness.
 _CLASSED = ("came", "answered")
 #: … and those for which it matters in which of so many parts of the run they fall.
-_TIMED = ("came", "missing", "heard")
+_TIMED = ("came", "missing", "heard", "answered", "unanswered")
 SLOTS = 8
 #: Manifests on their way to the judge; whatever nodes call so does not get there.
 _KEPT = "manifest"
@@ -85,10 +86,16 @@ def _spoken(rows: DataFrame) -> DataFrame:
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    place = rf"^(?:(?!/{BY_OBSERVER}).)*/{BY_OBSERVER}([^/]+)/[^/]+$"
-    name = F.regexp_extract("file", place, 1)
+    # The last two parts, and the first place where a directory of a node begins: no expressions,
+    # since this is asked of every row.
+    within = F.substring_index("file", "/", -2)
+    begins = F.length("file") - F.length(within)
+    name = F.substring_index(within, "/", 1)
+    spoken = F.instr("file", f"/{BY_OBSERVER}") == begins
+    name = F.when(spoken, F.substr(name, F.lit(len(BY_OBSERVER) + 1)))
     # Escaped by whoever wrote the file, and again by Spark.
-    name = F.try_url_decode(F.try_url_decode(name))
+    decoded = F.try_url_decode(F.try_url_decode(name))
+    name = F.when(name.contains("%"), decoded).otherwise(name)
     return rows.withColumn("observer", F.nullif(name, F.lit("")))
 
 
@@ -147,26 +154,19 @@ def _is_there(spark: SparkSession, url: str) -> bool:
 
 
 def features(observations: DataFrame) -> DataFrame:
-    """Equal observations of a run, added up.
-
-    When a run began and ended is the median of what its observers show, which no single one moves.
-    """
+    """Equal observations of a run, added up."""
     from pyspark.sql import functions as F  # noqa: N812
 
     classed = F.when(F.col("kind").isin(*_CLASSED), F.col("number")).otherwise(0)
-    whole = (
-        observations.groupBy("run", "observer")
-        .agg(F.min("t_ms").alias("first"), F.max("until_ms").alias("last"))
-        .groupBy("run")
-        .agg(F.median("first").alias("began"), F.median("last").alias("ended"))
-    )
+    # A row for each run, for which all is read: once, although it is asked for twice.
+    whole = spans(observations).cache()
     part = F.floor(SLOTS * (F.col("t_ms") - F.col("began")) / (F.col("ended") - F.col("began") + 1))
     part = F.least(F.greatest(part, F.lit(0)), F.lit(SLOTS - 1))
     return (
-        calm(observations)
+        calm(observations, whole)
         .where(F.col("kind") != Kind.STRAINED.value)
         .where((F.col("kind") != Kind.LINK.value) | F.col("reason").isin(DOWN, LOST))
-        .join(F.broadcast(whole), "run")
+        .join(F.broadcast(whole.drop("observers")), "run")
         .withColumn("bucket", classed)
         .withColumn("slot", F.when(F.col("kind").isin(*_TIMED), part).otherwise(0))
         .groupBy(*FEATURE_KEYS)

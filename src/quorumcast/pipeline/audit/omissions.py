@@ -27,7 +27,12 @@ from quorumcast.pipeline.audit.accounts import (
     is_alone,
     seen_by_several,
 )
-from quorumcast.pipeline.audit.answers import slow_to_answer, unanswered
+from quorumcast.pipeline.audit.answers import (
+    answers_some,
+    never_signs,
+    slow_to_answer,
+    unanswered,
+)
 from quorumcast.pipeline.audit.chains import breaks_of, broken_chains
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 from quorumcast.pipeline.audit.leaders import ALWAYS_SLOW, SLOW_SHARE, slow_leaders
@@ -63,7 +68,9 @@ UNFETCHED, UNFETCHABLE = 3, "proposed what nobody has"
 STRONG, STRONG_SHARE = 20, 0.3
 
 #: What every broker owes whoever listens to it; later than which class what must be said is late.
-OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept", "Checkpoint")
+OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept", "Checkpoint", "Standing")
+#: Of these all that come count, since each is due after the one before.
+HEARTBEAT = "Standing"
 #: What they say of histories too, and there all of them do: an account of its own.
 OF_HISTORIES = {"Ack": "Ack (history)", "Vote": "Vote (history)"}
 LATE = {"Vote": 20, "Ack": 20, "Accept": 20, "Echo": 40, "Ready": 40, "Checkpoint": 80}
@@ -112,7 +119,8 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
     led: Accounts = {}
     led_calmly: Accounts = {}
     for feature in features:
-        if feature.kind not in ("came", "missing"):
+        beats = (feature.kind, feature.message, feature.reason) == ("heard", HEARTBEAT, "")
+        if feature.kind not in ("came", "missing") and not beats:
             continue
         history = bool(feature.lane) and feature.message in OF_HISTORIES
         key = (feature.observer, OF_HISTORIES[feature.message] if history else feature.message)
@@ -142,7 +150,9 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
         *slow_leaders(case, led_calmly, SLOW_SHARE, steadily=True),
         *slow_leaders(case, led, ALWAYS_SLOW, steadily=False),
         *unanswered(case),
+        *never_signs(case, lying),
         *slow_to_answer(case),
+        *answers_some(case),
         *deaf_to_requests(case),
         *broken_chains(case),
         *_after_loss(case),

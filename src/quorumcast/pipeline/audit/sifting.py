@@ -146,10 +146,29 @@ def sound(rows: DataFrame, cells: DataFrame, manifests: Sequence[bytes]) -> Data
     return marked(rows, cells, manifests).where("flaw is null").drop("flaw")
 
 
-def calm(observations: DataFrame) -> DataFrame:
+def spans(observations: DataFrame) -> DataFrame:
+    """When each run began and ended, and how many observers it had.
+
+    It is the median of what its observers show, which no single one moves.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return (
+        observations.groupBy("run", "observer")
+        .agg(F.min("t_ms").alias("first"), F.max("until_ms").alias("last"))
+        .groupBy("run")
+        .agg(
+            F.median("first").alias("began"),
+            F.median("last").alias("ended"),
+            F.count("*").alias("observers"),
+        )
+    )
+
+
+def calm(observations: DataFrame, whole: DataFrame) -> DataFrame:
     """Observations without what is due to strain: when half of all observers had too much to do.
 
-    A few liars cannot say so for the others.
+    A few liars cannot say so for the others. `whole` are the spans of the runs.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -161,8 +180,7 @@ def calm(observations: DataFrame) -> DataFrame:
         .groupBy("run", "second")
         .agg(F.count_distinct("observer").alias("strained"))
     )
-    observers = observations.groupBy("run").agg(F.count_distinct("observer").alias("observers"))
-    full = strained.join(observers, "run").where("2 * strained >= observers")
+    full = strained.join(whole, "run").where("2 * strained >= observers")
     patient = F.col("kind").isin(*(kind.value for kind in PATIENT)) | (
         (F.col("kind") == Kind.SUSPECT.value)
         & F.col("reason").isin(*(reason.value for reason in PATIENT_SUSPICIONS))
@@ -216,7 +234,8 @@ def _holder(column: str) -> Column:
     """As `core.ids.holder`."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    return F.regexp_replace(column, _SEAT, "")
+    seated = F.regexp_replace(column, _SEAT, "")
+    return F.when(F.col(column).contains("#"), seated).otherwise(F.col(column))
 
 
 def _any(conditions: Iterable[Column]) -> Column:
