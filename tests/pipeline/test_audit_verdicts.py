@@ -896,6 +896,29 @@ def test_one_witness_is_enough_of_contents_that_are_withheld_if_nobody_else_may_
     assert judged(features).named == named
 
 
+@pytest.mark.parametrize(("count", "named"), [(1, ()), (2, (B1,))])
+def test_contents_that_did_not_come_once_where_packets_get_lost_may_have_got_lost(
+    count: int, named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, B1, "missing", "mended", message="Pull", count=count) for who in (BOB, CAROL)
+    ]
+    assert judged(features).named == named
+
+
+@pytest.mark.parametrize(("others", "named"), [((BOB, CAROL), (ALICE,)), ((BOB,), ())])
+def test_publisher_is_not_excused_by_a_broker_whose_fault_would_need_another_one(
+    others: tuple[str, ...], named: tuple[str, ...]
+) -> None:
+    """One broker says that nothing was shown to it; of another one enough say that it is silent.
+
+    Either the publisher lies, or the first broker does, and then f is used up.
+    """
+    features = [noticed(B1, ALICE, "missing", message="Publish", count=10)]
+    features += [noticed(who, B4, "missing", message="Contents", count=3) for who in others]
+    assert judged(features, Cell(Policy.named("chain+history"))).named == named
+
+
 def test_leader_that_votes_for_what_it_did_not_propose_is_named() -> None:
     cell = Cell(Policy.named("total"))
     features = [

@@ -57,7 +57,7 @@ OUT_OF_TURN = (15, 0.5)
 #: So much must be missing, or late, of what a link may still have to make up for, this share of
 #: what came, and in so many parts of the run: a single lost packet may have held several things.
 MENDED_LEAST = {
-    "Pull": (1, 0.0, 1),
+    "Pull": (2, 0.0, 1),
     "Offer": (3, 0.02, 2),
     "Publish": (3, 0.02, 2),
     "History": (3, 0.0, 1),

@@ -157,7 +157,7 @@ def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
     if len(heard) < len(soft):
         soft = heard
         by_all, also = _settle(model, proven, (*firm, *soft))
-    forced = _forced(model, {*named, *also}, sure)
+    forced = _forced(model, {*named, *also}, sure, soft)
     charges = (*firm, *soft)
     return Conclusion(
         proven=proven,
@@ -193,14 +193,21 @@ def _settle(
         named |= more
 
 
-def _forced(model: Model, named: Collection[str], sure: Sequence[Charge]) -> set[str]:
+def _forced(
+    model: Model, named: Collection[str], sure: Sequence[Charge], soft: Sequence[Charge]
+) -> set[str]:
     """Who is in every explanation of what happened for certain, however few say so.
 
-    Where one of two brokers lies, and f is 1, a third does not excuse whom it accuses. And whoever
-    accuses more nodes of what the protocol forbids than can be faulty is found out by that.
+    Where one of two brokers lies, and f is 1, a third does not excuse whom it accuses; nor does one
+    of whom enough others say `soft` things. And whoever accuses more nodes of what the protocol
+    forbids than can be faulty is found out by that.
     """
     certain: list[Clause] = [frozenset((node,)) for node in named]
-    found = diagnose([*certain, *(c.clause for c in sure)], model).named
+    found = {
+        node
+        for charges in (sure, (*sure, *soft))
+        for node in diagnose([*certain, *(c.clause for c in charges)], model).named
+    }
     accused = {c.accused for c in sure if c.accused in found and holder(c.observer) not in found}
     accusing = diagnose([*certain, *(c.clause for c in sure if c.firm)], model).named
     return accused.union(accusing)
