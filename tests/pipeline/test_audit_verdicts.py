@@ -874,20 +874,22 @@ def test_broker_that_votes_and_never_signs_is_named(
 
 
 @pytest.mark.parametrize(
-    ("slots", "other", "named"),
+    ("slots", "lacking", "other", "named"),
     [
-        ((3, 4, 6), CAROL, (B1, CAROL)),
-        ((3, 3, 3), CAROL, (CAROL,)),
-        ((3, 6), CAROL, (CAROL,)),
-        ((3, 4, 6), "", ()),
+        ((3, 4, 6), 0, CAROL, (B1, CAROL)),
+        ((3, 3, 3), 0, CAROL, (CAROL,)),
+        ((3, 6), 0, CAROL, (CAROL,)),
+        ((3, 6), 1, CAROL, (B1, CAROL)),
+        ((3, 4, 6), 0, "", ()),
     ],
 )
 def test_one_witness_is_enough_of_contents_that_are_withheld_if_nobody_else_may_lie(
-    slots: tuple[int, ...], other: str, named: tuple[str, ...]
+    slots: tuple[int, ...], lacking: int, other: str, named: tuple[str, ...]
 ) -> None:
     features = [
         noticed(BOB, B1, "unanswered", "voted", message="Pull", slot=slot) for slot in slots
     ]
+    features += [noticed(BOB, B1, "missing", message="Contents") for _ in range(lacking)]
     features += [
         noticed(who, other, "refused", "wrong-sender", message="Publish", publisher=other)
         for who in (B2, B3)
@@ -917,6 +919,17 @@ def test_publisher_is_not_excused_by_a_broker_whose_fault_would_need_another_one
     features = [noticed(B1, ALICE, "missing", message="Publish", count=10)]
     features += [noticed(who, B4, "missing", message="Contents", count=3) for who in others]
     assert judged(features, Cell(Policy.named("chain+history"))).named == named
+
+
+@pytest.mark.parametrize(("count", "named"), [(7, ()), (8, (B1,))])
+def test_who_claims_for_long_to_know_nothing_is_named_and_who_begins_late_is_not(
+    count: int, named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, B1, "boasts", "behind", message="Standing", publisher="*", count=count)
+        for who in (B2, B3)
+    ]
+    assert judged(features, Cell(Policy.named("total"))).named == named
 
 
 def test_leader_that_votes_for_what_it_did_not_propose_is_named() -> None:

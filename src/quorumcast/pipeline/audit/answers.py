@@ -45,6 +45,10 @@ UNSIGNED = 10
 def unanswered(case: Case) -> list[Charge]:
     """Brokers that do not answer what they must, or answer for some channels only."""
     found = []
+    lacked: dict[tuple[str, str], list[Feature]] = {}
+    for feature in case.features:
+        if (feature.kind, feature.message, feature.reason) == ("missing", "Contents", ""):
+            lacked.setdefault((feature.observer, feature.accused), []).append(feature)
     for pair in case.pairs(f for f in case.features if f.kind in ("answered", "unanswered")):
         for request, most in ANSWERABLE.items():
             asked = [f for f in pair if f.message == request]
@@ -66,9 +70,10 @@ def unanswered(case: Case) -> list[Charge]:
         if sum(f.count for f in in_vain) >= WITHHELD and all(
             f.kind == "unanswered" for f in pulled
         ):
-            charge = case.charge(in_vain, "dropped", "does not hand over what it votes for")
+            withheld = [*in_vain, *lacked.get((pair[0].observer, pair[0].accused), ())]
+            charge = case.charge(withheld, "dropped", "does not hand over what it votes for")
             # Once may be one burst, of what it has just let go of.
-            again = charge.count >= SURE and len({f.slot for f in in_vain}) > 1
+            again = charge.count >= SURE and len({f.slot for f in withheld}) > 1
             found.append(msgspec.structs.replace(charge, strong=again))
     return found
 
