@@ -65,6 +65,7 @@ from quorumcast.core.messages import (
 from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import Basis
 from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.epochs import first_regency
 from quorumcast.ordering.offers import sign_offer
 from quorumcast.ordering.state import root_of
 from quorumcast.pipeline.audit.proofs import find_proofs
@@ -459,7 +460,9 @@ def test_leader_votes_for_what_it_has_proposed_and_for_nothing_else() -> None:
     assert row.count == 2
 
 
-@pytest.mark.parametrize("case", ["elsewhere", "unheard", "restarted", "lost", "accepts"])
+@pytest.mark.parametrize(
+    "case", ["elsewhere", "unheard", "restarted", "lost", "accepts", "next epoch"]
+)
 def test_leader_need_not_have_proposed_to_us_what_it_votes_for(case: str) -> None:
     broker = Watched(B2, "broker", "total")
     if case != "unheard":
@@ -468,12 +471,16 @@ def test_leader_need_not_have_proposed_to_us_what_it_votes_for(case: str) -> Non
         broker.event(Disconnected(B1))
         broker.event(Connected(B1))
         broker.now += LATER
-        broker.hear(B1, STANDING)
+        # It has its votes from its journal, and repeats them: no new leader may propose them.
+        broker.hear(B1, Standing(Protection.BYZANTINE, 0, 0, 1))
     if case == "lost":
         broker.observer.on_lost(B1, Millis(broker.now))
+    if case == "next epoch":
+        broker.hear(B1, Standing(Protection.BYZANTINE, first_regency(2), 0, 0))
     # It stands in regency 0, which nobody leads who votes in that of 4.
     vote = Accept(Protection.BYZANTINE, 0, 1, b"v" * 32) if case == "accepts" else led(1)
-    broker.hear(B1, led(1, regency=4) if case == "elsewhere" else vote)
+    regency = {"elsewhere": 4, "next epoch": first_regency(2)}.get(case, 0)
+    broker.hear(B1, led(1, regency) if regency else vote)
     assert broker.rows("backwards") == []
 
 
@@ -489,8 +496,28 @@ def test_member_that_does_not_say_where_it_is_for_too_long_has_left_it_out() -> 
     broker.observer.on_lost(B1, Millis(broker.now))  # some may have got lost
     broker.hear(B1, busy)
     rows = broker.rows("missing")
-    assert {(row.accused, row.reason, row.message) for row in rows} == {(B1, "", "Standing")}
+    assert {(row.accused, row.reason, row.message) for row in rows} == {(B1, "mute", "Standing")}
     assert sum(row.count for row in rows) == 2
+
+
+def test_member_that_has_just_decided_may_be_silent_for_two_rounds() -> None:
+    """A checkpoint is said at once, the next round is left out, and the one after is said."""
+    broker = Watched(B2, "broker", "total")
+    for instance in range(1, 9):
+        standing = Standing(Protection.BYZANTINE, 0, instance, instance)
+        broker.hear(B1, standing)
+        broker.now += 990
+        broker.hear(B1, standing)
+        broker.now += 500
+    assert broker.rows("missing") == []
+
+
+def test_clients_say_nothing_of_what_brokers_order() -> None:
+    broker = Watched(B2, "broker", "total")
+    for seat in ("alice#1", "alice#2"):
+        broker.hear(NodeId(seat), Standing(Protection.BYZANTINE, 0, 9, 9, checkpoint=8, root=b"z"))
+    broker.hear(B1, Standing(Protection.BYZANTINE, 0, 9, 9, checkpoint=8, root=b"y"))
+    assert broker.rows("contradicts") == []
 
 
 def test_votes_that_leave_numbers_out_are_counted_by_how_often() -> None:

@@ -817,6 +817,7 @@ def test_who_lets_everybody_wait_for_answers_is_slow_to_answer() -> None:
         ("answered", 320, (1, 3, 6), (B1,)),
         ("unanswered", 0, (1, 3, 6), (B1,)),
         ("answered", 320, (3, 4), ()),
+        ("mended", 320, (1, 3, 6), ()),
         ("answered", 1280, (1, 3, 6), ()),
         ("answered", 40, (1, 3, 6), ()),
     ],
@@ -831,7 +832,9 @@ def test_who_leaves_some_requests_unanswered_again_and_again_is_found_out(
         for broker in (B1, B4)
         for slot in range(8)
     ] + [
-        noticed(who, B1, kind, message="Survey", publisher="", bucket=bucket, slot=slot)
+        noticed(who, B1, "answered" if kind == "mended" else kind,
+                kind if kind == "mended" else "", message="Survey", publisher="", bucket=bucket,
+                slot=slot)
         for who in (B2, B3)
         for slot in slots
     ]  # fmt: skip
@@ -850,19 +853,18 @@ def test_who_leaves_some_requests_unanswered_as_others_do_is_nobody_s_liar() -> 
 
 
 @pytest.mark.parametrize(
-    ("asked", "votes", "signed", "named"),
-    [(10, 10, 0, (B1,)), (9, 10, 0, ()), (10, 9, 0, ()), (10, 10, 1, ())],
+    ("asked", "reason", "signed", "named"),
+    [(10, "voted", 0, (B1,)), (9, "voted", 0, ()), (10, "again", 0, ()), (10, "voted", 1, ())],
 )
 def test_broker_that_votes_and_never_signs_is_named(
-    asked: int, votes: int, signed: int, named: tuple[str, ...]
+    asked: int, reason: str, signed: int, named: tuple[str, ...]
 ) -> None:
     def features(others: int) -> list[Feature]:
         return [
             feature
             for who in (BOB, CAROL)
             for feature in (
-                noticed(who, B1, "unanswered", "again", message="Attest", count=asked),
-                noticed(who, B1, "heard", message="Vote", count=votes),
+                noticed(who, B1, "unanswered", reason, message="Attest", count=asked),
                 noticed(who, B1, "heard", message="Checkpoint", count=signed),
                 noticed(who, B2, "heard", message="Checkpoint", count=others),
             )
@@ -921,15 +923,31 @@ def test_publisher_is_not_excused_by_a_broker_whose_fault_would_need_another_one
     assert judged(features, Cell(Policy.named("chain+history"))).named == named
 
 
-@pytest.mark.parametrize(("count", "named"), [(7, ()), (8, (B1,))])
+@pytest.mark.parametrize(
+    ("count", "slots", "named"), [(3, (1, 2), ()), (4, (1, 2), (B1,)), (80, (1,), ())]
+)
 def test_who_claims_for_long_to_know_nothing_is_named_and_who_begins_late_is_not(
-    count: int, named: tuple[str, ...]
+    count: int, slots: tuple[int, ...], named: tuple[str, ...]
 ) -> None:
     features = [
-        noticed(who, B1, "boasts", "behind", message="Standing", publisher="*", count=count)
+        noticed(who, B1, "boasts", "behind", message="Standing", publisher="*", count=count,
+                slot=slot)
+        for who in (B2, B3)
+        for slot in slots
+    ]  # fmt: skip
+    assert judged(features, Cell(Policy.named("total"))).named == named
+
+
+def test_who_does_not_hand_over_what_a_liar_published_may_have_had_to_let_go_of_it() -> None:
+    features = [
+        noticed(BOB, B1, "unanswered", "voted", message="Pull", slot=slot, publisher=CAROL)
+        for slot in (3, 4, 6)
+    ]
+    features += [
+        noticed(who, CAROL, "refused", "wrong-sender", message="Publish", publisher=CAROL)
         for who in (B2, B3)
     ]
-    assert judged(features, Cell(Policy.named("total"))).named == named
+    assert judged(features).named == (CAROL,)
 
 
 def test_leader_that_votes_for_what_it_did_not_propose_is_named() -> None:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Hashable
 
 from quorumcast.agents.observation import Kind, Notes, remember
-from quorumcast.agents.turnout import PATIENCE_MS, Links, bucket_of
+from quorumcast.agents.turnout import MENDED, PATIENCE_MS, Links, bucket_of
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.messages import (
     Ack,
@@ -154,8 +154,10 @@ class Inquiries:
             since = self._overdue.pop(key, None)
             since, _ = self._pending.pop(key, (since, ""))
             if since is not None:
+                lost = self._links.lost_at
+                calm = not self._links.state(peer, since) and (lost is None or lost < since)
                 self._notes.add(
-                    now, Kind.ANSWERED, peer, message=request, stream=_stream(about),
+                    now, Kind.ANSWERED, peer, "" if calm else MENDED, request, _stream(about),
                     bucket=bucket_of(now - since),
                 )  # fmt: skip
 

@@ -393,12 +393,15 @@ class Observer:
                 self._order.on_own(message, now)
 
     def _voters(self, send: Send) -> list[NodeId]:
-        """Who is asked for contents that it has voted for."""
-        message = send.message
-        if not isinstance(message, Pull):
-            return []
-        reached = self._sequences.reached
-        return [peer for peer in send.to if reached(peer, message.stream) >= message.first]
+        """Who is asked for contents, or for its signature, of what it has voted for."""
+        match send.message:
+            case Pull(stream=stream, first=first):
+                last = first
+            case Attest(stream=stream, number=last, first=first):
+                pass
+            case _:
+                return []
+        return [peer for peer in send.to if self._sequences.has_voted(peer, stream, first, last)]
 
     # --------------------------------------------------------------- documents
 

@@ -30,6 +30,7 @@ from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import OfferStatement, Signed, canonical
 from quorumcast.crypto.identity import signature_holds
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.ordering.epochs import first_regency, within_epoch
 
 #: An offer that has waited so long was passed over if a later one is taken.
 LONG_MS = 250
@@ -38,8 +39,6 @@ ALIVE_MS = 250
 #: Who holds an offer for so long, and sees nothing ordered, has reasons of its own to give a leader
 #: up even if others were first; and so has who holds it for so long while other things are ordered.
 TIRED_MS, TIRED_OF_UNFAIRNESS_MS = 500, 5000
-#: Votes leave so long after their proposals, since disks are slow: those may be of before a loss.
-VOTED_MS = 100
 #: How often a publisher's signatures are looked at.
 LOOK_MS = 10
 #: The reason of what others decided and the leader did not show this broker.
@@ -55,6 +54,7 @@ class OrderingWatch:
     __slots__ = (
         "_cell",
         "_decided_upto",
+        "_epoch",
         "_f",
         "_is_new",
         "_keep",
@@ -98,6 +98,7 @@ class OrderingWatch:
         self._members = manifest.broker_ids
         self._f = manifest.f
         self._cell = manifest.cell
+        self._epoch = manifest.epoch
         self._keys = manifest.directory()
         self._looked_at: dict[tuple[NodeId, int], int] = {}
         self._links = links
@@ -144,6 +145,8 @@ class OrderingWatch:
 
     def on_message(self, sender: NodeId, message: AnyMessage, now: Millis) -> None:
         """Something of another broker or of a publisher."""
+        if sender not in self._members and not isinstance(message, Offer):
+            return
         match message:
             case Write() | Accept():
                 self._on_vote(sender, message, now)
@@ -282,7 +285,7 @@ class OrderingWatch:
         if before is not None and before != vote.value:
             self._notes.add(now, Kind.CONTRADICTS, sender, "itself", name, stream, vote.instance)
         votes.setdefault(sender, vote.value)
-        if self._is_its_leader_s(vote, sender, now):
+        if self._is_its_leader_s(vote, sender):
             self._sequences.led(now, sender, stream, vote.regency, vote.instance)
         agreed = [value for value in votes.values() if value == vote.value]
         if len(agreed) > self._f:
@@ -296,19 +299,22 @@ class OrderingWatch:
                     )
         self._count(sender, vote, now)
 
-    def _is_its_leader_s(self, vote: Write | Accept, voter: NodeId, now: Millis) -> bool:
-        """Whether a leader votes for what it wants decided, and all that it said before has come.
+    def _is_its_leader_s(self, vote: Write | Accept, voter: NodeId) -> bool:
+        """Whether a leader votes for what it wants decided, and has said all of it to us.
 
-        Who restarts repeats votes of the session before, and who follows votes of regencies before.
+        Of what it knew before it repeats votes alone, be it that it restarted. Of which epochs
+        there are others, and who leads there, this observer does not know.
         """
         standing = self._standings.of(vote.log, voter)
+        known = self._standings.known(vote.log, voter)
         return (
             voter == self._members[vote.regency % len(self._members)]
             and isinstance(vote, Accept) == (vote.log is Protection.CRASH)
+            and within_epoch(vote.regency) == vote.regency - first_regency(self._epoch)
             and standing is not None
             and standing.regency == vote.regency
-            and self._links.sessions.get(voter) == 1
-            and now - self._links.clear_since.get(voter, now) >= VOTED_MS
+            and known is not None
+            and vote.instance > known
         )
 
     def _count(self, voter: NodeId, vote: Write | Accept, now: Millis) -> None:
@@ -404,8 +410,9 @@ class OrderingWatch:
             held >= TIRED_MS
             and now - self._ordered_at.get(log, 0) >= TIRED_MS
             and self._links.awake(leader, now, TIRED_MS)
-            # Who has restarted does not lead again in the same regency.
+            # Who has restarted does not lead again in the same regency: nor do we know if we have.
             and self._links.sessions.get(leader) == 1
+            and not self._standings.began_with(log, leader)
             and standing is not None
             and (standing.regency, standing.synced, standing.fresh) == (regency, True, False)
             # Nobody leads before it knows that enough are awake, which it may not have heard.

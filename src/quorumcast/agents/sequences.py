@@ -27,6 +27,7 @@ class Sequences:
 
     __slots__ = (
         "_acks",
+        "_began",
         "_chained",
         "_hollow",
         "_notes",
@@ -39,6 +40,8 @@ class Sequences:
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
         self._votes: OrderedDict[tuple[NodeId, Stream], int] = OrderedDict()
+        #: … and with which number their votes began.
+        self._began: OrderedDict[tuple[NodeId, Stream], int] = OrderedDict()
         #: How far votes went since a broker last said what it holds, and what they left out: first
         #: and last numbers, at most MAX_GAPS of a stream.
         self._replayed: OrderedDict[
@@ -58,8 +61,8 @@ class Sequences:
     def forget(self, peer: NodeId) -> None:
         """Something got lost, or everything begins anew."""
         for memory in (
-            self._votes, self._replayed, self._acks, self._publications, self._proposals,
-            self._chained,
+            self._votes, self._began, self._replayed, self._acks, self._publications,
+            self._proposals, self._chained,
         ):  # fmt: skip
             for key in [key for key in memory if key[0] == peer]:
                 del memory[key]
@@ -67,6 +70,12 @@ class Sequences:
     def reached(self, peer: NodeId, stream: Stream) -> int:
         """How far a broker's votes went."""
         return self._votes.get((peer, stream), 0)
+
+    def has_voted(self, peer: NodeId, stream: Stream, first: int, last: int) -> bool:
+        """Whether a broker has voted for these numbers, as far as it left none out."""
+        return self._began.get((peer, stream), last + 1) <= first and last <= self.reached(
+            peer, stream
+        )
 
     def voted(
         self, now: Millis, peer: NodeId, stream: Stream, first: int, last: int, *, free: bool
@@ -79,6 +88,7 @@ class Sequences:
             elif first > top + 1:
                 self._notes.add(now, Kind.SKIPPED, peer, "", "Vote", stream, top + 1)
         remember(self._votes, (peer, stream), max(last, top))
+        remember(self._began, (peer, stream), min(first, self._began.get((peer, stream), first)))
 
     def voted_again(
         self, now: Millis, peer: NodeId, stream: Stream, first: int, last: int, *, note: bool

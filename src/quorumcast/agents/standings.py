@@ -1,14 +1,15 @@
 """Standings: where members of a log say they are, and what nobody can say there.
 
 Nobody takes back what it has decided, wakes up twice in one session, or is where nobody is near;
-and who has decided nothing meanwhile says so every half second.
+and who decides nothing says so every half second, from the second time on: the first may have been
+about a checkpoint, which is said at once.
 """
 
 from __future__ import annotations
 
 from quorumcast.agents.claims import FAR_AHEAD
 from quorumcast.agents.observation import Kind, Notes
-from quorumcast.agents.turnout import Links
+from quorumcast.agents.turnout import MUTE, Links
 from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream
 from quorumcast.core.messages import Standing, StateHead, Stop
 from quorumcast.core.quorum import Protection
@@ -26,14 +27,18 @@ def log_stream(log: Protection) -> Stream:
 class Standings:
     """What each member said last: its regency, and the highest instance decided."""
 
-    __slots__ = ("_f", "_heard_at", "_links", "_notes", "_said")
+    __slots__ = ("_f", "_first", "_known", "_links", "_notes", "_said", "_unmoved")
 
     def __init__(self, f: int, links: Links, notes: Notes) -> None:
         self._f = f
         self._links = links
         self._notes = notes
-        #: When each member last said where it is.
-        self._heard_at: dict[tuple[Protection, NodeId], int] = {}
+        #: How often in a row each member has said the same of what it decided, and when last.
+        self._unmoved: dict[tuple[Protection, NodeId], tuple[int, int]] = {}
+        #: Of which instances each member knew when its session began.
+        self._first: dict[tuple[Protection, NodeId], int] = {}
+        #: … and when it first said so since a loss.
+        self._known: dict[tuple[Protection, NodeId], tuple[int, int]] = {}
         self._said: dict[tuple[Protection, NodeId], Standing] = {}
 
     def of(self, log: Protection, member: NodeId) -> Standing | None:
@@ -42,8 +47,19 @@ class Standings:
 
     def forget(self, peer: NodeId) -> None:
         """A new session: whoever restarts begins anew."""
-        for key in [key for key in self._said if key[1] == peer]:
-            del self._said[key]
+        for memory in (self._said, self._unmoved, self._known, self._first):
+            for key in [key for key in memory if key[1] == peer]:
+                del memory[key]
+
+    def began_with(self, log: Protection, member: NodeId) -> int | None:
+        """Of which instances a member knew when its session began."""
+        return self._first.get((log, member))
+
+    def known(self, log: Protection, member: NodeId) -> int | None:
+        """Of which instances a member knew before all that has come of it without a loss."""
+        since, heard = self._known.get((log, member), (-1, 0))
+        clear = self._links.clear_since.get(member)
+        return None if clear is None or since <= clear else heard
 
     def hear(self, sender: NodeId, standing: Standing, now: Millis) -> None:
         """A member says where it is."""
@@ -52,11 +68,10 @@ class Standings:
         others = [s for (of, who), s in self._said.items() if of is log and who != sender]
         before = self._said.get((log, sender))
         self._said[log, sender] = standing
-        since = self._heard_at.get((log, sender), now)
-        self._heard_at[log, sender] = now
-        idle = before is not None and before.decided == standing.decided
-        if idle and now - since >= OVERDUE_MS and self._links.clear_since.get(sender, now) <= since:
-            self._notes.add(now, Kind.MISSING, sender, "", "Standing", stream)
+        self._first.setdefault((log, sender), standing.heard)
+        if self.known(log, sender) is None:
+            self._known[log, sender] = (now, standing.heard)
+        self._look_at_time(sender, before, standing, now)
         if before is not None and standing.decided < before.decided:
             self._notes.add(
                 now, Kind.BACKWARDS, sender, "decided", "Standing", stream, standing.decided
@@ -89,6 +104,20 @@ class Standings:
         if len(peers) > self._f:
             state = "fresh" if standing.fresh else "" if standing.synced else "unsynced"
             self._notes.add(now, Kind.HEARD, sender, state or "synced", "Standing")
+
+    def _look_at_time(
+        self, sender: NodeId, before: Standing | None, standing: Standing, now: Millis
+    ) -> None:
+        key = (standing.log, sender)
+        times, since = self._unmoved.get(key, (0, now))
+        if before is None or before.decided != standing.decided:
+            times = 0
+        clear = self._links.clear_since.get(sender, now)
+        if times >= 2 and now - since >= OVERDUE_MS and clear <= since:
+            mute = self._links.woke_at.get(sender) == now
+            stream = log_stream(standing.log)
+            self._notes.add(now, Kind.MISSING, sender, MUTE if mute else "", "Standing", stream)
+        self._unmoved[key] = (times + 1, now)
 
     def handed(self, sender: NodeId, head: StateHead, now: Millis) -> None:
         """A member shows what the state at a checkpoint consists of."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 import msgspec
 
 from quorumcast.agents.audience import PULLS
 from quorumcast.agents.inquiries import AGAIN, VOTED
-from quorumcast.agents.turnout import PATIENCE_MS, bucket_of
+from quorumcast.agents.turnout import MENDED, PATIENCE_MS, bucket_of
 from quorumcast.pipeline.audit.accounts import (
+    LEAST,
     LEAST_SHARE,
     LEAST_SLOTS,
     SLOW_BUCKET,
@@ -34,21 +36,17 @@ IN_VAIN, CENSORED = 2, 1
 TRIES = {"": 1, AGAIN: 2}
 #: So many answers must have come, and this share of them late, before somebody is slow to answer.
 ANSWERS, LATE_ANSWERS = 3, 0.8
-#: So often, again and again, must nothing have come, or late, where others answer at once.
-AGAIN_LATE = 2
+#: So often must somebody itself have got no answer at once; all of them together more often.
+NOT_AT_ONCE = 2
 #: So often contents were asked for in vain of who had voted for them.
-WITHHELD = 2
-#: So often was asked for signatures, more than once each time, of who voted and never signs.
+WITHHELD, ANSWERED_PULL = 2, ("answered", "Pull")
+#: So often signatures were, of who never signs.
 UNSIGNED = 10
 
 
 def unanswered(case: Case) -> list[Charge]:
     """Brokers that do not answer what they must, or answer for some channels only."""
     found = []
-    lacked: dict[tuple[str, str], list[Feature]] = {}
-    for feature in case.features:
-        if (feature.kind, feature.message, feature.reason) == ("missing", "Contents", ""):
-            lacked.setdefault((feature.observer, feature.accused), []).append(feature)
     for pair in case.pairs(f for f in case.features if f.kind in ("answered", "unanswered")):
         for request, most in ANSWERABLE.items():
             asked = [f for f in pair if f.message == request]
@@ -65,16 +63,6 @@ def unanswered(case: Case) -> list[Charge]:
             if silent and (mute or (count >= 3 and count > answered)):
                 found.append(case.charge(silent, "dropped", f"does not answer {request} requests"))
         found += _censored(case, pair)
-        pulled = [f for f in pair if f.message == "Pull"]
-        in_vain = [f for f in pulled if f.reason == VOTED]
-        if sum(f.count for f in in_vain) >= WITHHELD and all(
-            f.kind == "unanswered" for f in pulled
-        ):
-            withheld = [*in_vain, *lacked.get((pair[0].observer, pair[0].accused), ())]
-            charge = case.charge(withheld, "dropped", "does not hand over what it votes for")
-            # Once may be one burst, of what it has just let go of.
-            again = charge.count >= SURE and len({f.slot for f in withheld}) > 1
-            found.append(msgspec.structs.replace(charge, strong=again))
     return found
 
 
@@ -101,26 +89,59 @@ def never_signs(case: Case, lying: Collection[str]) -> list[Charge]:
     What the histories of a publisher do not settle nobody signs; so others must.
     """
     signing = {(by, who) for by, who, message in case.heard if message == "Checkpoint"}
+    told = {by for by, _ in signing}
     about = [
         f
         for f in case.features
-        if (f.message, f.reason) == ("Attest", AGAIN) and f.publisher not in lying
+        if (f.kind, f.message, f.reason) == ("unanswered", "Attest", VOTED)
+        and f.publisher not in lying
+        and f.observer in told
+        and (f.observer, f.accused) not in signing
     ]
     return [
-        case.charge(pair, "dropped", "votes and does not sign what it voted for", publisher=True)
+        case.charge(group, "dropped", "votes and does not sign what it voted for", publisher=True)
         for pair in case.pairs(about)
-        if sum(f.count for f in pair) >= UNSIGNED
-        and case.heard[pair[0].observer, pair[0].accused, "Vote"] >= UNSIGNED
-        and (pair[0].observer, pair[0].accused) not in signing
-        and pair[0].observer in {by for by, _ in signing}
+        for group in _by_publisher(pair)
+        if sum(f.count for f in group) >= UNSIGNED
     ]
+
+
+def _by_publisher(features: Iterable[Feature]) -> list[list[Feature]]:
+    by: dict[str, list[Feature]] = {}
+    for feature in features:
+        by.setdefault(feature.publisher, []).append(feature)
+    return list(by.values())
+
+
+def withholding(case: Case, lying: Collection[str]) -> list[Charge]:
+    """Brokers that do not hand over what they voted for.
+
+    What a publisher says that lies, or opens more streams than it may, they may have to let go of.
+    """
+    found = []
+    about = [f for f in case.features if f.publisher not in case.flooding.union(lying)]
+    handed = {(f.observer, f.accused) for f in about if (f.kind, f.message) == ANSWERED_PULL}
+    lacked = [f for f in about if (f.kind, f.message, f.reason) == ("missing", "Contents", "")]
+    pulled = [f for f in about if (f.kind, f.message, f.reason) == ("unanswered", "Pull", VOTED)]
+    for pair in case.pairs(pulled):
+        who = (pair[0].observer, pair[0].accused)
+        if sum(f.count for f in pair) < WITHHELD or who in handed:
+            continue
+        withheld = [*pair, *(f for f in lacked if (f.observer, f.accused) == who)]
+        charge = case.charge(
+            withheld, "dropped", "does not hand over what it votes for", publisher=True
+        )
+        # Once may be one burst, of what it has just let go of.
+        again = charge.count >= SURE and len({f.slot for f in withheld}) > 1
+        found.append(msgspec.structs.replace(charge, strong=again))
+    return found
 
 
 def slow_to_answer(case: Case) -> list[Charge]:
     """Brokers that let whoever asks wait, every time, and alone."""
     return [
         case.charge(account.features, "delayed", f"is slow to answer {message} requests")
-        for (_, message), by_accused in _answered(case).items()
+        for (_, message), by_accused in _answered(case.features).items()
         for accused, account in by_accused.items()
         if account.due.total() >= ANSWERS
         and account.share >= LATE_ANSWERS
@@ -129,33 +150,47 @@ def slow_to_answer(case: Case) -> list[Charge]:
 
 
 def answers_some(case: Case) -> list[Charge]:
-    """Brokers that leave requests unanswered, or for long, again and again, and alone."""
-    accounts = _answered(case)
+    """Brokers that do not answer at once, or at all, again and again, and alone."""
+    accounts = _answered(f for f in case.features if f.reason != MENDED)
     for feature in case.features:
-        unanswered = feature.kind == "unanswered" and feature.reason in TRIES
-        if unanswered and feature.message in TIMELY:
+        in_vain = feature.kind == "unanswered" and feature.reason in TRIES
+        if in_vain and feature.message in TIMELY:
             by_accused = accounts.setdefault((feature.observer, feature.message), {})
             by_accused.setdefault(feature.accused, Account()).add(feature, failed=True)
     several = seen_by_several(accounts)
-    return [
-        case.charge(account.features, "dropped", f"does not answer some {message} requests")
-        for (_, message), by_accused in accounts.items()
-        for accused, account in by_accused.items()
-        if account.failed.total() >= AGAIN_LATE
-        and account.share >= LEAST_SHARE
-        # What happens once, and to all at once, is that somebody stands still.
-        and len({*account.failed, *several.get((message, accused), ())}) >= LEAST_SLOTS
-        and is_alone(case, by_accused, accused)
-    ]
+    in_all: Counter[tuple[str, str]] = Counter()
+    for (_, message), by_accused in accounts.items():
+        for accused, account in by_accused.items():
+            in_all[message, accused] += account.failed.total()
+    found = []
+    for (_, message), by_accused in accounts.items():
+        for accused, account in by_accused.items():
+            # What happens once, and to all at once, is that somebody stands still.
+            parts = {*account.failed, *several.get((message, accused), ())}
+            if (
+                account.failed.total() >= NOT_AT_ONCE
+                and in_all[message, accused] >= LEAST
+                and account.share >= LEAST_SHARE
+                and len(parts) >= LEAST_SLOTS
+                and is_alone(case, by_accused, accused)
+            ):
+                deed = "delayed" if _all_answered(account) else "dropped"
+                why = f"does not answer some {message} requests, or not at once"
+                found.append(case.charge(account.features, deed, why))
+    return found
 
 
-def _answered(case: Case) -> Accounts:
-    """What was answered, and late.
+def _all_answered(account: Account) -> bool:
+    return all(f.kind == "answered" for f in account.features)
+
+
+def _answered(features: Iterable[Feature]) -> Accounts:
+    """What was answered, and what of it so late that it had to be asked for again.
 
     Who answers after everybody has lost patience stood still.
     """
     accounts: Accounts = {}
-    for feature in case.features:
+    for feature in features:
         answered = feature.kind == "answered" and feature.bucket <= bucket_of(PATIENCE_MS)
         if answered and feature.message in TIMELY:
             by_accused = accounts.setdefault((feature.observer, feature.message), {})

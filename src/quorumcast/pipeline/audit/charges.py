@@ -203,7 +203,7 @@ RULES = (
          why="named numbers that nobody is near"),
     Rule(kind="boasts", reasons=("impatient",), deed="flooded", at_least=3,
          why="asked for other leaders all the time"),
-    Rule(kind="boasts", reasons=("behind",), deed="misled", at_least=8,
+    Rule(kind="boasts", reasons=("behind",), deed="misled", at_least=8, parts=2,
          why="claimed to know nothing long after the others"),
     Rule(kind="heard", reasons=("fresh", "unsynced"), messages=("Standing",), at_least=8,
          share=0.8, deed="misled", why="claimed to have just woken up, all the time"),

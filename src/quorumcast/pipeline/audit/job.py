@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 #: Kinds of observations whose `number` is a class of lateness.
 _CLASSED = ("came", "answered")
 #: … and those for which it matters in which of so many parts of the run they fall.
-_TIMED = ("came", "missing", "heard", "answered", "unanswered")
+_TIMED = ("came", "missing", "heard", "answered", "unanswered", "boasts")
 SLOTS = 8
 #: Manifests on their way to the judge; whatever nodes call so does not get there.
 _KEPT = "manifest"
@@ -91,7 +91,7 @@ def _spoken(rows: DataFrame) -> DataFrame:
     within = F.substring_index("file", "/", -2)
     begins = F.length("file") - F.length(within)
     name = F.substring_index(within, "/", 1)
-    spoken = F.instr("file", f"/{BY_OBSERVER}") == begins
+    spoken = (begins > 0) & (F.instr("file", f"/{BY_OBSERVER}") == begins)
     name = F.when(spoken, F.substr(name, F.lit(len(BY_OBSERVER) + 1)))
     # Escaped by whoever wrote the file, and again by Spark.
     decoded = F.try_url_decode(F.try_url_decode(name))

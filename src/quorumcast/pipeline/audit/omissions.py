@@ -32,6 +32,7 @@ from quorumcast.pipeline.audit.answers import (
     never_signs,
     slow_to_answer,
     unanswered,
+    withholding,
 )
 from quorumcast.pipeline.audit.chains import breaks_of, broken_chains
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
@@ -150,6 +151,7 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
         *slow_leaders(case, led_calmly, SLOW_SHARE, steadily=True),
         *slow_leaders(case, led, ALWAYS_SLOW, steadily=False),
         *unanswered(case),
+        *withholding(case, lying),
         *never_signs(case, lying),
         *slow_to_answer(case),
         *answers_some(case),
