@@ -305,6 +305,19 @@ def test_leader_that_restarted_does_not_lead_again_in_the_same_regency() -> None
     assert given_up(broker) == {(B1, "young", "Stop")}
 
 
+@pytest.mark.parametrize(("regency", "state"), [(0, "young"), (4, "idle")])
+def test_leader_that_knew_of_instances_when_we_first_met_may_not_lead_again(
+    regency: int, state: str
+) -> None:
+    """All brokers restart, and their observers with them: nobody is where it was for the first."""
+    broker = leading(b1=Standing(Protection.BYZANTINE, 0, 0, 3))
+    broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
+    broker.now += TIRED_MS
+    broker.hear(B1, Standing(Protection.BYZANTINE, regency, 0, 3))
+    broker.send(B1, Stop(Protection.BYZANTINE, regency + 1))
+    assert broker.found("gave-up") == {(B1, state, "Stop")}
+
+
 def test_leader_that_proposes_nothing_is_to_blame_between_two_signs_of_life() -> None:
     broker = leading()
     broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))

@@ -71,30 +71,84 @@ def test_members_replace_waits_until_the_new_broker_has_caught_up(
     assert read_manifest(cell / "manifest.json").broker("broker-2") is None
 
 
+class Told:
+    """What the brokers of a cell say of themselves: who is down, and who catches up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.down: set[str] = set()
+        self.late: set[str] = set()
+        monkeypatch.setattr("quorumcast.cli.membership.ask_cell", self.rows)
+
+    def rows(self, manifest: Manifest, urls: object) -> dict[str, dict[str, object]]:
+        return {
+            name: {
+                "up": name not in self.down,
+                "epoch": manifest.epoch,
+                "catching_up": ["publications of orders/alice@1"] if name in self.late else [],
+            }
+            for name in manifest.broker_ids
+        }
+
+
 def test_members_no_step_while_brokers_that_stay_catch_up_unless_in_haste(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = tmp_path / "cell"
-    assert main(["init", str(cell), "--brokers", "5", "--base-port", str(base_port())]) == 0
+    assert main(["init", str(cell), "--brokers", "6", "--base-port", str(base_port())]) == 0
+    told = Told(monkeypatch)
+    told.late = {"broker-6"}
+    here = ["-m", str(cell), "--timeout", "0"]
+    assert main(["members", "remove", "broker-1", *here]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "broker-6 has not caught up: wait until 'quorumcast status' says so no longer" in said
+    assert read_manifest(cell / "manifest.json").epoch == 1
+    # Whoever goes need not have what the others hold, and who is down is what they wait for.
+    assert main(["members", "remove", "broker-6", *here]) == 0
+    told.late, told.down = {"broker-5"}, {"broker-4"}
+    assert main(["members", "remove", "broker-4", *here]) == 0
+    assert main(["members", "rotate", "broker-3", *here]) == 2
+    assert main(["members", "rotate", "broker-3", *here, "--hasty"]) == 0
+    assert read_manifest(cell / "manifest.json").epoch == 4
+
+
+def test_members_no_step_before_a_new_broker_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = tmp_path / "cell"
+    assert main(["init", str(cell), "--base-port", str(base_port())]) == 0
+    told = Told(monkeypatch)
+    told.down = {"broker-5"}
+    here = ["-m", str(cell), "--timeout", "0"]
+    where = ["--host", "127.0.0.1", "--port", "7777", *here]
+    assert main(["members", "add", "broker-5", *where]) == 0
+    assert main(["members", "add", "broker-6", *where[:3], "7778", *here]) == 2
+    assert "broker-5 has not caught up" in capsys.readouterr().err
+    assert main(["members", "remove", "broker-5", *here]) == 0, "it was a mistake"
+
+
+def test_members_replace_a_broken_broker_and_say_what_is_left_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = tmp_path / "cell"
+    assert main(["init", str(cell), "--base-port", str(base_port())]) == 0
+    told = Told(monkeypatch)
+    told.late = {"broker-1"}
+    here = ["-m", str(cell), "--timeout", "0"]
+    where = ["--host", "127.0.0.1", "--port", "7777", *here]
+    assert main(["members", "replace", "broker-1", "broker-5", *where]) == 0
+    assert read_manifest(cell / "manifest.json").broker("broker-1") is None
+    told.late.clear()
+    asked = iter([set(), set(), set(), {"broker-3"}])
 
     def rows(manifest: Manifest, urls: object) -> dict[str, dict[str, object]]:
-        lacking = {"broker-5": ["publications of orders/alice@1"]}
-        return {
-            name: {"up": True, "epoch": manifest.epoch, "catching_up": lacking.get(name, [])}
-            for name in manifest.broker_ids
-        }
+        told.late = next(asked, told.late)
+        return told.rows(manifest, urls)
 
     monkeypatch.setattr("quorumcast.cli.membership.ask_cell", rows)
-    assert main(["members", "remove", "broker-1", "-m", str(cell)]) == 2
+    assert main(["members", "replace", "broker-2", "broker-6", *where[:3], "7779", *here]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "broker-5 is still catching up: wait until 'quorumcast status' says so no longer" in said
-    assert read_manifest(cell / "manifest.json").epoch == 1
-    # Whoever goes need not have what the others hold.
-    assert main(["members", "remove", "broker-5", "-m", str(cell)]) == 0
-    where = ["--host", "127.0.0.1", "--port", "7777", "-m", str(cell)]
-    assert main(["members", "add", "broker-5", *where]) == 0
-    assert main(["members", "remove", "broker-1", "-m", str(cell), "--hasty"]) == 0
-    assert read_manifest(cell / "manifest.json").broker("broker-1") is None
+    assert "broker-6 has been added, and broker-2 not removed: broker-3 has not caught up" in said
+    assert "then run 'quorumcast members remove broker-2'" in said
 
 
 @pytest.mark.parametrize(

@@ -385,7 +385,9 @@ class OrderingWatch:
         if leader == self._me:
             return
         heard = self._links.heard_at.get(leader, -ALIVE_MS)
-        if self._proposes_nothing(log, regency - 1, leader, now):
+        if self._standings.may_have_restarted(log, leader, regency - 1):
+            state = "young"
+        elif self._proposes_nothing(log, regency - 1, leader, now):
             state = "idle"
         elif now - heard >= ALIVE_MS or leader not in self._links.up_since:
             state = "mute"
@@ -410,9 +412,8 @@ class OrderingWatch:
             held >= TIRED_MS
             and now - self._ordered_at.get(log, 0) >= TIRED_MS
             and self._links.awake(leader, now, TIRED_MS)
-            # Who has restarted does not lead again in the same regency: nor do we know if we have.
+            # Who has restarted does not lead again in the same regency.
             and self._links.sessions.get(leader) == 1
-            and not self._standings.began_with(log, leader)
             and standing is not None
             and (standing.regency, standing.synced, standing.fresh) == (regency, True, False)
             # Nobody leads before it knows that enough are awake, which it may not have heard.

@@ -35,9 +35,9 @@ class Standings:
         self._notes = notes
         #: How often in a row each member has said the same of what it decided, and when last.
         self._unmoved: dict[tuple[Protection, NodeId], tuple[int, int]] = {}
-        #: Of which instances each member knew when its session began.
-        self._first: dict[tuple[Protection, NodeId], int] = {}
-        #: … and when it first said so since a loss.
+        #: What each member said first in its session.
+        self._first: dict[tuple[Protection, NodeId], Standing] = {}
+        #: … and when it first said since a loss of which instances it knows.
         self._known: dict[tuple[Protection, NodeId], tuple[int, int]] = {}
         self._said: dict[tuple[Protection, NodeId], Standing] = {}
 
@@ -51,9 +51,14 @@ class Standings:
             for key in [key for key in memory if key[1] == peer]:
                 del memory[key]
 
-    def began_with(self, log: Protection, member: NodeId) -> int | None:
-        """Of which instances a member knew when its session began."""
-        return self._first.get((log, member))
+    def may_have_restarted(self, log: Protection, member: NodeId, regency: int) -> bool:
+        """Whether a member was in a regency, and knew of instances, before its session began.
+
+        Who restarts does not lead again in the same regency; and who has met it only now, because
+        it has restarted itself, cannot tell.
+        """
+        first = self._first.get((log, member))
+        return first is not None and first.heard > 0 and first.regency == regency
 
     def known(self, log: Protection, member: NodeId) -> int | None:
         """Of which instances a member knew before all that has come of it without a loss."""
@@ -68,7 +73,7 @@ class Standings:
         others = [s for (of, who), s in self._said.items() if of is log and who != sender]
         before = self._said.get((log, sender))
         self._said[log, sender] = standing
-        self._first.setdefault((log, sender), standing.heard)
+        self._first.setdefault((log, sender), standing)
         if self.known(log, sender) is None:
             self._known[log, sender] = (now, standing.heard)
         self._look_at_time(sender, before, standing, now)

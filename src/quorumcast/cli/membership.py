@@ -1,13 +1,14 @@
 """`quorumcast members add, remove, replace, rotate`: brokers come and go while the cell runs.
 
 Every command makes one epoch after the other, each one step: it shows what changes, asks whether
-enough brokers have taken the epoch before and have what the others hold, and with --wait looks on
-until enough have taken this.
+enough brokers have taken the epoch before, waits until they have what the others hold, and with
+--wait looks on until enough have taken this.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,7 @@ from quorumcast.cli.common import (
     print_json,
     status_urls,
 )
+from quorumcast.cli.progress import Progress
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,13 +73,15 @@ class Steps:
         self._timeout_s = timeout_s
         self.facts: dict[str, Any] = {}
 
-    def take(self, change: Change) -> Manifest:
-        """One epoch, if enough brokers have taken the one before."""
+    def take(self, change: Change, *, going: Collection[str] = ()) -> Manifest:
+        """One epoch, if enough brokers have taken the one before; `going` are about to leave."""
 
         def safely(old: Manifest) -> Manifest:
-            taken = {} if self._offline else self._check_taken(old)
+            if not self._offline:
+                self._check_taken(old)
+                if not self._hasty:
+                    self._await_others(old, going)
             new = change(old)
-            self._check_caught_up([n for n in taken if new.broker(n)], taken)
             self.facts = {
                 "cell": old.cell,
                 "epoch": new.epoch,
@@ -88,7 +92,7 @@ class Steps:
 
         return advance(self.path, self._operator, safely)
 
-    def _check_taken(self, manifest: Manifest) -> dict[str, dict[str, Any]]:
+    def _check_taken(self, manifest: Manifest) -> None:
         taken = self._taken(manifest)
         needed = manifest.quorums.responders
         if len(taken) < needed:
@@ -98,20 +102,35 @@ class Steps:
                 "others, say where their status pages are with --url, or say --offline if the "
                 "cell does not run"
             )
-        return taken
 
-    def _check_caught_up(self, staying: list[str], taken: dict[str, dict[str, Any]]) -> None:
-        """Of what those lack who are new too few may be left after the next step to vouch for it.
+    def _await_others(self, manifest: Manifest, going: Collection[str]) -> None:
+        """Until those who stay hold what the others do, and those who are new are there.
 
-        Who catches up and goes is no reason to wait.
+        Of what they lack too few may be left after the next step to vouch for it. Who goes and is
+        down may be what they wait for.
         """
-        late = [name for name in staying if taken[name].get("catching_up")]
-        if late and not self._hasty:
-            raise UsageError(
-                f"{', '.join(late)} {'is' if len(late) == 1 else 'are'} still catching up: wait "
-                "until 'quorumcast status' says so no longer, or say --hasty, which may lose what "
-                "too few of the others hold"
-            )
+        from quorumcast.manifest.files import read_epoch
+
+        before = read_epoch(self.path, manifest, manifest.epoch - 1)
+        new = [] if before is None else [n for n in manifest.broker_ids if not before.broker(n)]
+        deadline = time.monotonic() + self._timeout_s
+        with Progress() as progress:
+            while True:
+                taken = self._taken(manifest)
+                absent = [n for n in new if n not in taken]
+                late = [n for n, row in taken.items() if row.get("catching_up")]
+                awaited = [n for n in (*absent, *late) if n not in going]
+                if not awaited or any(n not in taken for n in going):
+                    return
+                progress(f"waiting for {', '.join(awaited)} to catch up")
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(PAUSE_S)
+        raise UsageError(
+            f"{', '.join(awaited)} {'has' if len(awaited) == 1 else 'have'} not caught up: wait "
+            "until 'quorumcast status' says so no longer, or say --hasty, which may lose what too "
+            "few of the others hold"
+        )
 
     def _taken(self, manifest: Manifest) -> dict[str, dict[str, Any]]:
         rows = ask_cell(manifest, status_urls(manifest, self._urls))
@@ -193,7 +212,7 @@ def remove(
 ) -> None:
     """Remove a broker: it ends by itself when it has taken the epoch."""
     steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout, hasty=hasty)
-    new = steps.take(_removing(name))
+    new = steps.take(_removing(name), going=(name,))
     steps.finish(new, wait=wait, json_=json_)
 
 
@@ -211,14 +230,20 @@ def replace(
 ) -> None:
     """Add a broker, wait until it has caught up, and remove another: two epochs."""
     steps = Steps(manifest, operator, url, offline=False, timeout_s=timeout, hasty=hasty)
-    added = steps.take(_adding(steps.path, new, host, port))
+    added = steps.take(_adding(steps.path, new, host, port), going=(old,))
     if not steps.wait(added, new):
         raise UsageError(
             f"{new} has not taken epoch {added.epoch} yet, or has not caught up: start it, wait "
             "until 'quorumcast status' shows it as up, and then run 'quorumcast members remove "
             f"{old}'"
         )
-    removed = steps.take(_removing(old))
+    try:
+        removed = steps.take(_removing(old), going=(old,))
+    except UsageError as error:
+        raise UsageError(
+            f"{new} has been added, and {old} not removed: {error}; then run 'quorumcast members "
+            f"remove {old}'"
+        ) from None
     steps.finish(removed, wait=True, json_=json_)
 
 

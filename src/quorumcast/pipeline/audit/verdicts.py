@@ -6,8 +6,8 @@ more brokers are accused of than may be faulty together). *Disputed*: in some ex
 all of them only because of what it says of others; its score is the share of them, always below
 that of a suspect, which is 1. Weather that no rule foresaw must not make a liar of whoever reports
 it, so soft charges count only where there are enough of them. Charges that no weather looks like
-are *sure*: who is in every explanation of these needs no second accuser, and nobody who makes them
-against more than can be faulty is believed.
+are *sure*: whom one of these accuses, and no explanation leaves out, needs no second accuser, and
+nobody who makes them against more than can be faulty is believed.
 """
 
 from __future__ import annotations
