@@ -124,6 +124,22 @@ def test_bench_trace_tells_the_way_of_every_publication_and_a_second_goes_beside
     assert read_header(tmp_path) == header
 
 
+def test_bench_clients_observe_their_links_and_which_broker_keeps_its_votes_to_itself(
+    tmp_path: Path,
+) -> None:
+    plan = brief(policy="ab+history", fault="drop", rate=100, seconds=3, observe=str(tmp_path))
+    run_bench(plan)
+    liar, *_ = plan.liars([f"broker-{i}" for i in range(1, 5)])
+    files = sorted((tmp_path / "observations" / "observer=subscriber-1").glob("*.parquet"))
+    rows = [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
+    up = {row["accused"] for row in rows if (row["kind"], row["reason"]) == ("link", "up")}
+    assert up == {f"broker-{i}" for i in range(1, 5)}
+    missing = {
+        row["accused"] for row in rows if (row["kind"], row["message"]) == ("missing", "Vote")
+    }
+    assert liar in missing
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

@@ -232,7 +232,7 @@ def test_number_that_cannot_be_is_refused_by_the_name_of_its_option(
     assert expected in sentence(capsys, *arguments, "-m", cell, "-i", "bob")
 
 
-def test_subscribe_receipt_or_evidence_in_no_directory(
+def test_subscribe_receipt_evidence_or_observations_in_no_directory(
     capsys: pytest.CaptureFixture[str], cell: Path, tmp_path: Path
 ) -> None:
     command = ["subscribe", "orders", "-m", cell, "-i", "bob", "--count", "1"]
@@ -241,6 +241,7 @@ def test_subscribe_receipt_or_evidence_in_no_directory(
     assert "is a directory" in sentence(capsys, *command, "--receipt", tmp_path)
     (tmp_path / "file").write_text("")
     assert "cannot be used" in sentence(capsys, *command, "--evidence", tmp_path / "file")
+    assert "cannot be used" in sentence(capsys, *command, "--observe", tmp_path / "file")
 
 
 def test_subscribe_and_replay_from_nowhere(capsys: pytest.CaptureFixture[str], cell: Path) -> None:

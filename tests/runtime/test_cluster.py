@@ -350,6 +350,31 @@ def test_sync_client_over_real_brokers(cluster: LocalCluster) -> None:
         assert got == [b"%d" % i for i in range(2000)]
 
 
+def test_clients_note_what_brokers_do_before_the_first_word(tmp_path: Path) -> None:
+    async def main(cluster: LocalCluster) -> None:
+        path = cluster.manifest_path
+        async with (
+            await quorumcast.connect(
+                path, cluster.identity_path("alice"), observe=tmp_path / "log"
+            ) as alice,
+            alice.subscribe("events") as sub,
+            alice.publisher("events") as pub,
+        ):
+            await pub.publish(b"x")
+            await anext(sub)
+
+    with LocalCluster(channels={"events": "ab"}) as cluster:
+        run(main(cluster))
+    rows = pq.read_table(tmp_path / "log" / "observations", partitioning=None).to_pylist()
+    assert {row["observer"] for row in rows} == {"alice"}
+    for role, message in (("publisher", "Ack"), ("subscriber", "Vote")):
+        own = [row for row in rows if row["role"] == role]
+        heard = {row["accused"] for row in own if row["message"] == message}
+        up = {row["accused"] for row in own if (row["kind"], row["reason"]) == ("link", "up")}
+        assert len(heard) >= 3
+        assert heard <= up
+
+
 def test_trace_notes_what_was_published_forwarded_and_accepted(tmp_path: Path) -> None:
     recorder = ParquetRecorder(tmp_path / "clients.parquet", "client", NodeId("clients"))
 

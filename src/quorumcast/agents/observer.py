@@ -98,6 +98,7 @@ class Observer:
         "_documents",
         "_filed",
         "_hearing",
+        "_heeded",
         "_inquiries",
         "_links",
         "_manifest",
@@ -144,14 +145,17 @@ class Observer:
         self._sources = Sources(links, self.notes)
         self._filed: dict[bytes, None] = {}
         self._documents: list[Document] = []
-        self._swept = 0
+        self._swept = self._heeded = 0
 
     # ------------------------------------------------------------ what happens
 
     def on_event(self, event: Event, now: Millis) -> None:
         """The machine is about to take this event."""
         if now - self._swept >= SWEEP_MS:
-            self._sweep(now)
+            # Who stood still reads first what has come meanwhile.
+            self._sweep(Millis(min(now, self._heeded + SWEEP_MS)))
+            self._swept = now
+        self._heeded = now
         if isinstance(event, Receive):
             self._on_receive(event, now)
         elif isinstance(event, Connected):
@@ -222,7 +226,6 @@ class Observer:
         return taken
 
     def _sweep(self, now: Millis) -> None:
-        self._swept = now
         self._votes.sweep(now)
         self._acks.sweep(now)
         self._statements.sweep(now)

@@ -2,53 +2,55 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from quorumcast.client.node import Node
+from quorumcast.client.watching import Watching
+from quorumcast.core.ids import NodeId
 from quorumcast.crypto.identity import Identity
 from quorumcast.faults.contract import Fault
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
-from quorumcast.runtime.observations import observing
 from quorumcast.runtime.trace import ParquetRecorder
 
 
-class MeasuredNode(Node):
-    """A node with a trace, a log of observations, and faults; none of them unless asked for."""
+class Measuring(Watching):
+    """A trace of a node, a log of observations, and faults; none of them unless asked for."""
 
     def __init__(
         self,
-        manifest: Manifest,
-        identity: Identity,
-        manifest_path: Path,
-        role: str,
-        *,
-        trace: str | Path | None = None,
-        observe: str | Path | None = None,
-        faults: tuple[Fault, ...] = (),
+        recorder: ParquetRecorder | None,
+        observe: str | Path | None,
+        faults: tuple[Fault, ...],
     ) -> None:
-        self._notes = contextlib.ExitStack()
-        recorder = None
-        if trace:
-            path = Path(trace) / f"{identity.name}.parquet"
-            recorder = ParquetRecorder(path, role, identity.name)
-            self._notes.callback(recorder.close)
-        super().__init__(manifest, identity, manifest_path, recorder)
-        self._role = role
-        self._observe = Path(observe) if observe else None
+        super().__init__(recorder, observe)
+        self._trace = recorder
         self._faults = faults
 
-    def _driver(self, machine: Any, application: dict[type, Callable[[Any], None]]) -> Driver:
-        driver = super()._driver(machine, application)
+    def begin(self, driver: Driver, manifest: Manifest, me: NodeId, role: str) -> None:
+        """Watch a machine, and tamper with all that it does."""
+        super().begin(driver, manifest, me, role)
         driver.faults = self._faults
-        log = observing(driver, self._observe, self.manifest, self.identity.name, self._role)
-        self._notes.enter_context(log)
-        return driver
 
-    async def close(self) -> None:
-        """Leave, and write the last notes."""
-        await super().close()
-        self._notes.close()
+    def end(self) -> None:
+        """Write the last notes."""
+        super().end()
+        if self._trace is not None:
+            self._trace.close()
+
+
+def measured_node(
+    manifest: Manifest,
+    identity: Identity,
+    manifest_path: Path,
+    role: str,
+    *,
+    trace: str | Path | None = None,
+    observe: str | Path | None = None,
+    faults: tuple[Fault, ...] = (),
+) -> Node:
+    """A node that is not connected yet; in its trace it has this role."""
+    recorder = None
+    if trace:
+        recorder = ParquetRecorder(Path(trace) / f"{identity.name}.parquet", role, identity.name)
+    return Node(manifest, identity, manifest_path, Measuring(recorder, observe, faults))

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from quorumcast.bench.events import HEAD, LANE_SHIFT, SEQUENCE, LaneCheck, checksum, filler
-from quorumcast.bench.measured import MeasuredNode
+from quorumcast.bench.measured import measured_node
 from quorumcast.bench.replay import ReplayBoard, ReplayPlan, ShareResult, node_names
 from quorumcast.bench.worker import (
     CONNECT_TIMEOUT_S,
@@ -31,6 +31,7 @@ from quorumcast.bench.worker import (
 from quorumcast.bench.workload import Event, read_workload
 from quorumcast.client import run
 from quorumcast.client.events import BufferFull, Gap
+from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
@@ -102,7 +103,7 @@ class Share:
         self._workload = read_workload(Path(self._plan.workload))
         self._names = node_names(self._workload, self._plan.events)
         self._mine = self._plan.share(self._names, index)
-        self._nodes: dict[str, MeasuredNode] = {}
+        self._nodes: dict[str, Node] = {}
         self._publishers: dict[tuple[str, str], Publisher] = {}
         self._listeners: list[Listener] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -148,7 +149,7 @@ class Share:
 
         async def start(name: str) -> None:
             identity = read_identity(self._directory / f"{name}.identity")
-            node = MeasuredNode(
+            node = measured_node(
                 manifest, identity, manifest_path, "subscriber", trace=self._plan.cell.trace
             )
             self._nodes[name] = node

@@ -29,10 +29,11 @@ import pyarrow as pa
 
 from quorumcast.bench import events
 from quorumcast.bench.board import Board, Signal
-from quorumcast.bench.measured import MeasuredNode
+from quorumcast.bench.measured import measured_node
 from quorumcast.bench.plan import SKIP, Plan, WorkerResult
 from quorumcast.client import run
 from quorumcast.client.events import Batch, BufferFull, Gap
+from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
@@ -71,12 +72,12 @@ class Worker:
         self.guest = self.plan.is_guest(role, index)
         self._place = self.plan.workers().index((role, index))
 
-    async def connect(self) -> MeasuredNode:
+    async def connect(self) -> Node:
         """This worker's node, connected."""
         manifest_path = self.directory / "manifest.json"
         manifest = read_manifest(manifest_path)
         identity = read_identity(self.directory / f"{self.result.name}.identity")
-        node = MeasuredNode(
+        node = measured_node(
             manifest,
             identity,
             manifest_path,
@@ -139,7 +140,7 @@ class Worker:
         path.write_bytes(msgspec.json.encode(self.result))
         self.board.close()
 
-    async def prepare(self, node: MeasuredNode) -> None:
+    async def prepare(self, node: Node) -> None:
         """Before the start."""
         raise NotImplementedError
 
@@ -154,7 +155,7 @@ class Worker:
 class Publishing(Worker):
     """A publisher process: one publisher on each channel, in turns."""
 
-    async def prepare(self, node: MeasuredNode) -> None:
+    async def prepare(self, node: Node) -> None:
         """Open every channel."""
         plan = self.plan
         window = plan.events_under_way()
@@ -231,7 +232,7 @@ class Publishing(Worker):
 class Subscribing(Worker):
     """A subscriber process: one subscription for each channel."""
 
-    async def prepare(self, node: MeasuredNode) -> None:
+    async def prepare(self, node: Node) -> None:
         """Subscribe, and wait until all subscriptions stand."""
         plan = self.plan
         self._lanes: dict[tuple[str, str], events.LaneCheck] = {

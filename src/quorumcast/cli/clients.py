@@ -18,6 +18,7 @@ from quorumcast.cli.common import (
     IdentityOption,
     JsonOption,
     ManifestOption,
+    ObserveOption,
     TimeoutOption,
     console,
     identity_path,
@@ -55,6 +56,7 @@ def publish(
     urgent: Annotated[
         bool, typer.Option("--urgent", help="Overtake what waits at subscribers.")
     ] = False,
+    observe: ObserveOption = None,
     timeout: TimeoutOption = 30.0,
     json_: JsonOption = False,
 ) -> None:
@@ -84,6 +86,7 @@ def publish(
             _chunks(texts, file, count),
             rate,
             timeout,
+            observe,
             valid_for_s=valid_for,
             urgent=urgent,
         )
@@ -158,12 +161,13 @@ async def _publish(
     chunks: AsyncIterator[list[bytes]],
     rate: float,
     timeout_s: float,
+    observe: Path | None,
     **options: Any,
 ) -> int:
     from quorumcast.client import BufferFull, connect
 
     published = 0
-    async with await connect(manifest, identity, timeout_s=timeout_s) as node:
+    async with await connect(manifest, identity, timeout_s=timeout_s, observe=observe) as node:
         entry = node.manifest.channel(channel)
         columns = dict(entry.schema) if entry is not None else {}
         async with node.publisher(channel, **options) as publisher:

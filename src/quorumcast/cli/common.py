@@ -63,6 +63,12 @@ TimeoutOption = Annotated[
     float,
     typer.Option("--timeout", callback=_timeout, help="Seconds to wait for enough brokers."),
 ]
+ObserveOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--observe", metavar="DIR", help="Write here what others do, for 'pipeline audit'."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 StatusOption = Annotated[
     list[str] | None,

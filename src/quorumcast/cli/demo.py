@@ -28,9 +28,9 @@ from quorumcast.core.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from quorumcast.bench.measured import MeasuredNode
     from quorumcast.cli.finale import Finale
     from quorumcast.client.events import Event
+    from quorumcast.client.node import Node
     from quorumcast.testing.cluster import LocalCluster
 
 EXAMPLE = "Example:  quorumcast demo --seconds 30"
@@ -139,7 +139,7 @@ class Show:
         self._wrong: Counter[str] = Counter()
         self._rates: dict[str, float] = dict.fromkeys(SUBSCRIBERS, 0.0)
         self._last: Event | None = None
-        self._nodes: dict[str, MeasuredNode] = {}
+        self._nodes: dict[str, Node] = {}
         self._statuses: dict[str, dict[str, Any]] = {}
 
     async def run(self) -> dict[str, Any]:
@@ -167,13 +167,13 @@ class Show:
             if self._finale is not None:
                 self._finale.close(self._published.total())
 
-    async def _connect(self, name: str) -> MeasuredNode:
+    async def _connect(self, name: str) -> Node:
         """A client that takes notes for the finale."""
-        from quorumcast.bench.measured import MeasuredNode
+        from quorumcast.bench.measured import measured_node
         from quorumcast.manifest.files import read_identity
 
         cluster, finale = self._cluster, self._finale
-        node = MeasuredNode(
+        node = measured_node(
             cluster.manifest,
             read_identity(cluster.identity_path(name)),
             cluster.manifest_path,

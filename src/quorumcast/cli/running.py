@@ -16,6 +16,7 @@ from quorumcast.cli.common import (
     IdentityOption,
     JsonOption,
     ManifestOption,
+    ObserveOption,
     ask_all,
     console,
     default_status_port,
@@ -187,9 +188,7 @@ def broker(
     evidence: Annotated[Path | None, typer.Option(help="Write evidence of lies here.")] = None,
     data: Annotated[Path | None, typer.Option(help="Keep the store here.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a Parquet trace here.")] = None,
-    observe: Annotated[
-        Path | None, typer.Option(help="Write here what others do, for 'pipeline audit'.")
-    ] = None,
+    observe: ObserveOption = None,
     allow_faults: FaultsOption = False,
     fault: Annotated[
         list[str] | None, typer.Option(help="Misbehave from the start; needs --allow-faults.")

@@ -14,6 +14,7 @@ from quorumcast.cli.common import (
     IdentityOption,
     JsonOption,
     ManifestOption,
+    ObserveOption,
     TimeoutOption,
     console,
     identity_path,
@@ -85,6 +86,7 @@ def subscribe(
     evidence: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Save proofs that a broker lied here.")
     ] = None,
+    observe: ObserveOption = None,
     timeout: TimeoutOption = 30.0,
     json_: JsonOption = False,
 ) -> None:
@@ -136,7 +138,8 @@ def subscribe(
                 f"{evidence} cannot be used ({error.strerror}); choose another directory"
             ) from None
     printer = Printer(json_, channels=is_pattern(channel))
-    listener = _Listener(count, None if follow else idle or IDLE_S, receipt, evidence, printer)
+    idle_s = None if follow else idle or IDLE_S
+    listener = _Listener(count, idle_s, receipt, evidence, observe, printer)
     if name:
         run(listener.consume(path, who, channel, name, beginning, anew, timeout))
     else:
@@ -150,6 +153,7 @@ class _Listener:
         idle_s: float | None,
         receipt: Path | None,
         evidence: Path | None,
+        observe: Path | None,
         printer: Printer,
     ) -> None:
         #: How many events are still wanted; None for no end.
@@ -157,6 +161,7 @@ class _Listener:
         self._idle_s = idle_s
         self._receipt = receipt
         self._evidence = evidence
+        self._observe = observe
         self._printer = printer
 
     async def listen(
@@ -170,7 +175,9 @@ class _Listener:
     ) -> None:
         from quorumcast.client import connect
 
-        async with await connect(manifest, identity, timeout_s=timeout_s) as node:
+        async with await connect(
+            manifest, identity, timeout_s=timeout_s, observe=self._observe
+        ) as node:
             self._report_lies(node)
             subscription = await join(node, channel, start, timeout_s, **options)
             which = (
@@ -196,7 +203,9 @@ class _Listener:
     ) -> None:
         from quorumcast.client import connect
 
-        async with await connect(manifest, identity, timeout_s=timeout_s) as node:
+        async with await connect(
+            manifest, identity, timeout_s=timeout_s, observe=self._observe
+        ) as node:
             self._report_lies(node)
             named = node.subscribe_as(channel, name, start=start, anew=anew)
             try:

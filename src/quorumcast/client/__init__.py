@@ -22,6 +22,7 @@ from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.resuming import Resumption
 from quorumcast.client.subscription import Subscription
+from quorumcast.client.watching import Watching
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.runtime.loop import run
@@ -35,13 +36,15 @@ async def connect(
     timeout_s: float = 30.0,
     seat: int = 0,
     recorder: Recorder | None = None,
+    observe: str | Path | None = None,
 ) -> Node:
     """Connect to every broker of a cell; returns as soon as n-f of them answer.
 
     Processes that share an identity each take a `seat` of their own, 1 to 64; otherwise the
     newest would displace the others.
 
-    `recorder` gets a note of everything published and accepted (for measurements).
+    `recorder` gets a note of everything published and accepted (for measurements). Below the
+    directory `observe` goes what this node notices of brokers, for 'quorumcast pipeline audit'.
     Raises `UsageError` with one sentence if the files are wrong or too few brokers answer.
     """
     check_times(timeout_s=timeout_s)
@@ -49,7 +52,7 @@ async def connect(
     path = Path(manifest)
     who = read_identity(identity)
     check_seated(who.name, seat)
-    node = Node(read_manifest(path), who.at_seat(seat), path, recorder)
+    node = Node(read_manifest(path), who.at_seat(seat), path, Watching(recorder, observe))
     await node.start(timeout_s)
     return node
 

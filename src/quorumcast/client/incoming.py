@@ -94,6 +94,7 @@ class Incoming:
         #: Whether messages were dropped since the hold began.
         self._missed = False
         self.driver = make_driver(
+            "subscriber",
             self._machine,
             {
                 Deliver: self._on_deliver,

@@ -28,6 +28,7 @@ from quorumcast.client.reach import Reach
 from quorumcast.client.resuming import ResumedPublisher, Resumption, check_resumable
 from quorumcast.client.rights import to_consume, to_publish, to_subscribe
 from quorumcast.client.subscription import Subscription
+from quorumcast.client.watching import Watching
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import Overflow
@@ -41,9 +42,7 @@ from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links import Links
 from quorumcast.runtime.telemetry import Telemetry
-from quorumcast.runtime.trace import record
 from quorumcast.runtime.transport import Transport
-from quorumcast.traces.recorder import Recorder
 
 #: Pieces of evidence that a node remembers.
 MAX_EVIDENCE = 256
@@ -57,7 +56,7 @@ class Node:
         manifest: Manifest,
         identity: Identity,
         manifest_path: Path | None = None,
-        recorder: Recorder | None = None,
+        watching: Watching | None = None,
         now_us: Clock = wall_us,
     ) -> None:
         if manifest.broker(identity.name) is not None:
@@ -78,7 +77,7 @@ class Node:
         #: The signed manifest, where there is no file of it.
         self.signed_manifest: bytes | None = None
         self._manifest_path = manifest_path
-        self._recorder = recorder
+        self._watching = watching or Watching()
         self._now_us = now_us
         self._keyring = manifest.keyring(identity)
         self._links: Links | None = None
@@ -301,7 +300,9 @@ class Node:
         if self._failure is not None:
             raise self._failure
 
-    def _driver(self, machine: Machine, application: dict[type, Callable[[Any], None]]) -> Driver:
+    def _driver(
+        self, role: str, machine: Machine, application: dict[type, Callable[[Any], None]]
+    ) -> Driver:
         driver = Driver(
             machine,
             self.links,
@@ -309,8 +310,7 @@ class Node:
             application={**application, Suspect: self._on_suspect, Accuse: self._on_accuse},
             on_failure=self._fail,
         )
-        if self._recorder is not None:
-            record(driver, self._recorder, self.identity.name)
+        self._watching.begin(driver, self.manifest, self.name, role)
         for peer in self._reach.up:
             driver.peer_up(peer)
         return driver
@@ -433,6 +433,7 @@ class Node:
         self._end(UsageError("this node is closed: connect again"))
         if self._links is not None:
             await self._links.close()
+        self._watching.end()
 
     async def __aenter__(self) -> Node:
         return self

@@ -27,8 +27,8 @@ from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
 
-#: Makes a driver with a node's links and telemetry.
-MakeDriver = Callable[[Machine, dict[type, Callable[[Any], None]]], Driver]
+#: Makes a driver for a role, with a node's links and telemetry.
+MakeDriver = Callable[[str, Machine, dict[type, Callable[[Any], None]]], Driver]
 
 
 class Outgoing:
@@ -45,6 +45,7 @@ class Outgoing:
         # incarnations, an even one and an odd one for what is urgent.
         self._machine = agent.Publisher(manifest, keyring, 2 * (time.time_ns() // 1_000_000))
         self.driver = make_driver(
+            "publisher",
             self._machine,
             {
                 Acknowledged: self._on_acknowledged,

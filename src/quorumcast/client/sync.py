@@ -365,12 +365,19 @@ class SyncNode(Closes):
 
 
 def connect(
-    manifest: str | Path, identity: str | Path, *, timeout_s: float = 30.0, seat: int = 0
+    manifest: str | Path,
+    identity: str | Path,
+    *,
+    timeout_s: float = 30.0,
+    seat: int = 0,
+    observe: str | Path | None = None,
 ) -> SyncNode:
     """Connect to a cell; see `quorumcast.client.connect`."""
     thread = LoopThread()
     try:
-        node = thread.run(client.connect(manifest, identity, timeout_s=timeout_s, seat=seat))
+        node = thread.run(
+            client.connect(manifest, identity, timeout_s=timeout_s, seat=seat, observe=observe)
+        )
     except BaseException:
         thread.stop()
         raise

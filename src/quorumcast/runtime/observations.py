@@ -3,13 +3,15 @@
 `DIR/observations/observer=NAME` gets rows, `DIR/documents/observer=NAME` what was signed; the last
 part of DIR is the name of the run. `quorumcast pipeline audit DIR` reads what any number of nodes
 have written there, and takes a file for the word of the node that its directory is of. A file is
-complete or not there: a process that is killed loses its last seconds and damages nothing. Times
-are of the wall clock in milliseconds.
+complete or not there: a process that is killed loses its last seconds and damages nothing. What
+cannot be written is lost, and said once; nobody stops for it. Times are of the wall clock in
+milliseconds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -29,6 +31,7 @@ from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Effect, Event
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
+from quorumcast.runtime.logs import note
 from quorumcast.runtime.strain import Strain
 from quorumcast.traces.drafts import replacing
 
@@ -66,6 +69,7 @@ class ObservationLog:
         self._files = 0
         self._now = Millis(0)
         self._written_at = 0
+        self._is_failing = False
         #: From the driver's clock to the wall's.
         self._shift_ms = int(time.time() * 1000) - int(time.monotonic() * 1000)
         for part in ("observations", "documents"):
@@ -98,8 +102,16 @@ class ObservationLog:
         self._files += 1
 
     def _file(self, part: str, kinds: dict[str, str], columns: dict[str, list[object]]) -> None:
-        name = f"{self._role}-{os.getpid()}-{self._files:05}.parquet"
-        write_table(self._own(part) / name, kinds, columns)
+        path = self._own(part) / f"{self._role}-{os.getpid()}-{self._files:05}.parquet"
+        try:
+            write_table(path, kinds, columns)
+        except OSError as error:
+            if not self._is_failing:
+                why = error.strerror or str(error)
+                note("observations are lost", level=logging.WARNING, file=str(path), why=why)
+            self._is_failing = True
+        else:
+            self._is_failing = False
 
     def _own(self, part: str) -> Path:
         return self._directory / part / f"{BY_OBSERVER}{quote(self._node, safe='')}"
