@@ -429,6 +429,21 @@ def test_votes_out_of_order_are_backwards_unless_they_were_asked_for() -> None:
     assert bob.found("backwards") == {(B1, "", "Vote"), (B2, "repeated-when-asked", "Vote")}
 
 
+@pytest.mark.parametrize(("answers", "backwards"), [(1, set()), (2, {B1})])
+def test_votes_that_follow_a_late_answer_were_asked_for(
+    answers: int, backwards: set[NodeId]
+) -> None:
+    bob = Watched(BOB, "subscriber")
+    bob.send(B1, Subscribe(ORDERS, (), bodies=False))
+    for _ in range(answers):
+        bob.now += PATIENCE_MS + 1
+        bob.hear(B1, vote(2))
+        bob.hear(B1, Positions(ORDERS, ()))
+        bob.now += PATIENCE_MS - 1
+        bob.hear(B1, vote(1))
+    assert {row.accused for row in bob.rows("backwards")} == backwards
+
+
 def test_who_votes_again_as_it_was_asked_to_does_not_come_back_to_what_it_left_out() -> None:
     bob = Watched(BOB, "subscriber")
     bob.send(B1, Subscribe(ORDERS, (), bodies=False))

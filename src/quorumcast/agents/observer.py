@@ -22,9 +22,10 @@ from quorumcast.agents.claims import FAR_AHEAD, Claims
 from quorumcast.agents.inquiries import Inquiries
 from quorumcast.agents.observation import DOWN, LOST, MAX_REMEMBERED, Kind, Notes, remember
 from quorumcast.agents.ordering_watch import OrderingWatch
+from quorumcast.agents.repetition import Repetition
 from quorumcast.agents.sequences import Sequences
 from quorumcast.agents.sources import Sources
-from quorumcast.agents.turnout import PATIENCE_MS, Accounts, Links, Progress, Turnout
+from quorumcast.agents.turnout import Accounts, Links, Progress, Turnout
 from quorumcast.agents.words import Words
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, split_digests
@@ -46,7 +47,6 @@ from quorumcast.core.machine import (
 )
 from quorumcast.core.messages import (
     Ack,
-    AnyMessage,
     Attest,
     ChainRun,
     Checkpoint,
@@ -71,11 +71,6 @@ from quorumcast.manifest.manifest import Manifest
 SWEEP_MS = 100
 #: Documents that are kept.
 MAX_DOCUMENTS = 20_000
-#: Messages of a peer among which a repetition is looked for.
-RECENT = 64
-
-#: Messages that an honest node has no reason to repeat word by word, unless it is asked.
-UNREPEATED = (Vote, Contents, Checkpoint)
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -93,7 +88,6 @@ class Observer:
         "_accepted",
         "_accounts",
         "_acks",
-        "_asked_at",
         "_claims",
         "_documents",
         "_filed",
@@ -103,7 +97,7 @@ class Observer:
         "_links",
         "_manifest",
         "_order",
-        "_recent",
+        "_repetition",
         "_sent",
         "_sequences",
         "_sources",
@@ -133,10 +127,7 @@ class Observer:
         self._words = Words(manifest, others, links, self.notes)
         #: Who is speaking, and with which message.
         self._hearing: tuple[NodeId, str] = (me, "")
-        #: When each broker was last asked to say again what it has said, by kind of message.
-        self._asked_at: dict[tuple[NodeId, type], int] = {}
-        #: The last words of each peer.
-        self._recent: dict[NodeId, OrderedDict[int, None]] = {}
+        self._repetition = Repetition(self.notes)
         #: How far this node's own streams go.
         self._sent: OrderedDict[Stream, int] = OrderedDict()
         #: What was accepted last.
@@ -237,7 +228,7 @@ class Observer:
 
     def _forget_session(self, peer: NodeId) -> None:
         self._sequences.forget(peer)
-        self._recent.pop(peer, None)
+        self._repetition.forget(peer)
 
     # ------------------------------------------------------------- what is said
 
@@ -248,9 +239,7 @@ class Observer:
         self._links.heard(sender, now)
         self.notes.add(now, Kind.HEARD, sender, message=name)
         self._inquiries.told(now, sender, message)
-        if isinstance(message, UNREPEATED) and not getattr(message, "order", ()):
-            # On a chain a broker passes on whatever comes down to it.
-            self._look_for_repetition(sender, message, now)
+        self._repetition.hear(now, sender, message)
         match message:
             case Vote():
                 self._on_vote(sender, message, now)
@@ -261,6 +250,7 @@ class Observer:
                 self._words.said(now, sender, message)
             case Positions():
                 self._votes.agreed(sender, message.channel)
+                self._repetition.answered(now, sender, message.channel)
                 self._claims.hear(now, sender, message)
                 self._sources.answered(now, sender, message.channel)
                 self._sequences.begin_anew(sender, message.channel)
@@ -296,26 +286,9 @@ class Observer:
             case _:
                 self._order.on_message(sender, message, now)
 
-    def _look_for_repetition(self, sender: NodeId, message: AnyMessage, now: Millis) -> None:
-        recent = self._recent.setdefault(sender, OrderedDict())
-        key = hash(message)
-        if key in recent:
-            asked = self._was_asked(sender, type(message), now)
-            reason = "repeated-when-asked" if asked else "repeated"
-            self.notes.add(now, Kind.BACKWARDS, sender, reason, type(message).__name__)
-        recent[key] = None
-        if len(recent) > RECENT:
-            recent.popitem(last=False)
-
-    def _is_up(self, peer: NodeId) -> bool:
-        return peer in self._links.up_since
-
-    def _was_asked(self, peer: NodeId, kind: type, now: Millis) -> bool:
-        return now - self._asked_at.get((peer, kind), -PATIENCE_MS) < PATIENCE_MS
-
     def _on_vote(self, sender: NodeId, vote: Vote, now: Millis) -> None:
         stream, last = vote.stream, vote.first + len(vote.digests) // DIGEST_SIZE - 1
-        asked = self._was_asked(sender, Vote, now)
+        asked = self._repetition.was_asked(now, sender, Vote)
         self._sequences.voted(now, sender, stream, vote.first, last, free=asked or bool(vote.order))
         if not vote.order:
             self._sequences.voted_again(now, sender, stream, vote.first, last, note=asked)
@@ -374,7 +347,7 @@ class Observer:
             case Subscribe(channel=channel, bodies=bodies):
                 for peer in send.to:
                     self._sources.ask(now, peer, channel, bodies=bodies)
-                self._asked_at.update({(peer, Vote): now for peer in send.to})
+                self._repetition.subscribe(now, send.to, channel)
             case Unsubscribe(channel=channel):
                 for peer in send.to:
                     self._sources.release(peer, channel)
@@ -391,7 +364,7 @@ class Observer:
                 self._order.on_own(message, now)
             case Pull() | Attest():
                 kind = Contents if isinstance(message, Pull) else Checkpoint
-                self._asked_at.update({(peer, kind): now for peer in send.to})
+                self._repetition.ask(now, send.to, kind)
             case _:
                 self._order.on_own(message, now)
 
