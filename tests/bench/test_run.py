@@ -141,6 +141,23 @@ def test_bench_clients_observe_their_links_and_which_broker_keeps_its_votes_to_i
 
 
 @pytest.mark.parametrize(
+    ("policy", "fault", "status"),
+    [("brb", "drop", "plain"), ("total", "silent-leader", "idle"), ("ab", "crash", "world")],
+)
+def test_bench_labels_come_from_what_was_done(
+    tmp_path: Path, policy: str, fault: str, status: str
+) -> None:
+    # Who leads is not the one who is told to lie.
+    plan = brief(policy=policy, fault=fault, rate=100, subscribers=2, observe=str(tmp_path))
+    run_bench(plan)
+    labels = pq.ParquetFile(tmp_path / "labels" / "labels.parquet").read().to_pylist()
+    statuses = {row["node"]: row["status"] for row in labels}
+    liar, *_ = plan.liars([f"broker-{i}" for i in range(1, 5)])
+    assert statuses.pop(liar) == status
+    assert set(statuses.values()) <= {"correct", "word-against-word"}
+
+
+@pytest.mark.parametrize(
     ("settings", "sentence"),
     [
         ({"policy": "nonsense"}, "there is no policy 'nonsense'"),

@@ -51,6 +51,18 @@ DOCUMENT_COLUMNS = {
 }
 #: … and those of the manifests by which runs are judged: whoever makes runs keeps them, no node.
 CELL_COLUMNS = {"run": "string", "data": "binary"}
+#: … and of what each node of a labelled run is and did.
+LABEL_COLUMNS = {
+    "run": "string",
+    "source": "string",
+    "policy": "string",
+    "adversary": "string",
+    "node": "string",
+    "fault": "string",
+    "status": "string",
+    "deeds": "int64",
+    "towards": "string",
+}
 
 #: How the directories are called in which nodes write; a file is the word of its directory's node.
 BY_OBSERVER = "observer="

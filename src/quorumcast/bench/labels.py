@@ -1,26 +1,22 @@
-"""What an audit is to find out about a measured run: its manifest, and who was made to lie."""
+"""What an audit is to find out about a measured run: its manifest, and who did what.
+
+A label comes from what the faulty node's own process counted (`faults.tally`), never from what
+anybody noticed. It says the same as those of simulated runs: `idle` or `slight` who did nothing or
+little, `plain` whose victims cannot all be the liars, `word-against-word` whose victims can.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Iterable
+from itertools import combinations
 from pathlib import Path
 
-from quorumcast.agents.observation import CELL_COLUMNS
-from quorumcast.bench.plan import CRASHES, Plan
-from quorumcast.runtime.observations import write_table
+from quorumcast.agents.observation import CELL_COLUMNS, LABEL_COLUMNS
+from quorumcast.bench.plan import CRASHES, SKIP, Plan
+from quorumcast.faults.tally import ABOUT_STREAMS, SLIGHT, TalliedDeed
+from quorumcast.runtime.observations import read_deeds, write_table
 from quorumcast.testing.cluster import LocalCluster
-
-#: The columns of labels; one row per node.
-COLUMNS = {
-    "run": "string",
-    "source": "string",
-    "policy": "string",
-    "adversary": "string",
-    "node": "string",
-    "fault": "string",
-    "status": "string",
-    "deeds": "int64",
-    "towards": "string",
-}
 
 
 def label(directory: Path, plan: Plan, cluster: LocalCluster) -> None:
@@ -32,14 +28,48 @@ def label(directory: Path, plan: Plan, cluster: LocalCluster) -> None:
     clients = [plan.name_of(role, index) for role, index in plan.workers()]
     guests = [plan.name_of(r, i) for r, i in plan.workers() if plan.is_guest(r, i)]
     liars = plan.liars(brokers) or (guests if plan.fault else [])
-    skipping = clients[: plan.publishers] if plan.skips else []
+    faults = dict.fromkeys(clients[: plan.publishers] if plan.skips else [], SKIP)
+    faults |= dict.fromkeys(liars, plan.fault)
+    done = read_deeds(directory)
     rows: list[tuple[object, ...]] = []
     for node in (*brokers, *clients):
-        fault, status = "", "correct"
-        if node in liars:
-            fault, status = plan.fault, "world" if plan.fault in CRASHES else "plain"
-        elif node in skipping:
-            fault, status = "skip-broker", "word-against-word"
-        rows.append((run, "bench", plan.policy, plan.fault, node, fault, status, 0, ""))
-    columns = {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
-    write_table(directory / "labels" / "labels.parquet", COLUMNS, columns)
+        fault, status, deeds = faults.get(node, ""), "correct", done.get(node, Counter())
+        # What one liar does to another nobody will tell.
+        deeds = Counter({deed: c for deed, c in deeds.items() if deed.towards not in faults})
+        if fault in CRASHES:
+            status = "world"
+        elif fault:
+            splits = plan.channel_policy().may_split
+            status = status_of(deeds, brokers, cluster.manifest.f, splits=splits)
+        towards = ",".join(sorted({deed.towards for deed in deeds}))
+        about = (run, "bench", plan.policy, plan.fault, node, fault, status)
+        rows.append((*about, deeds.total(), towards))
+    columns = {name: [row[place] for row in rows] for place, name in enumerate(LABEL_COLUMNS)}
+    write_table(directory / "labels" / "labels.parquet", LABEL_COLUMNS, columns)
+
+
+def status_of(
+    deeds: Counter[TalliedDeed], brokers: Collection[str], f: int, *, splits: bool
+) -> str:
+    """Whether true reports of all these deeds would name who did them."""
+    if not deeds:
+        return "idle"
+    others: list[set[str]] = []
+    for deed, count in deeds.items():
+        if count >= SLIGHT:
+            unsettled = splits and not deed.history and deed.message in ABOUT_STREAMS
+            others.append({deed.towards, deed.publisher if unsettled else deed.towards} - {""})
+    if not others:
+        return "slight"
+    return "word-against-word" if _are_explained(others, brokers, f) else "plain"
+
+
+def _are_explained(others: Iterable[set[str]], brokers: Collection[str], f: int) -> bool:
+    """Whether f brokers and one client, all of them liars, may be behind all reports instead."""
+    reports = list(others)
+    clients = {who for report in reports for who in report if who not in brokers}
+    return any(
+        all(report & {client, *some} for report in reports)
+        for client in (*clients, "")
+        for some in combinations(brokers, f)
+    )

@@ -131,6 +131,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return cls.named(name, alpha, journal=journal)
 
     @property
+    def may_split(self) -> bool:
+        """Whether a lying publisher can make correct brokers vote differently."""
+        return self.protection is Protection.BYZANTINE and self.broadcast in (
+            Broadcast.AUTHENTICATED,
+            Broadcast.CHAIN,
+        )
+
+    @property
     def title(self) -> str:
         """The name and what is kept on disk, as `parse` reads it."""
         if not self.journal:

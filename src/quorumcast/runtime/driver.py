@@ -43,6 +43,7 @@ from quorumcast.core.messages import Vote
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened
 from quorumcast.faults.contract import Fault, Later
+from quorumcast.faults.tally import Tally
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.links import Links
 from quorumcast.runtime.telemetry import Telemetry
@@ -99,6 +100,8 @@ class Driver:
         self.telemetry = telemetry or Telemetry()
         #: Installed faults, in the order in which they tamper; empty in an honest node.
         self.faults: tuple[Fault, ...] = ()
+        #: Where what they do is counted, if anybody wants to know.
+        self.tally: Tally | None = None
         self._handle = machine.handle
         self._links = links
         self._send = links.send
@@ -232,7 +235,10 @@ class Driver:
         """What is put off already is not tampered with again."""
         result: list[Effect | Later] = [e for e in effects if isinstance(e, Later)]
         present: list[Effect] = [e for e in effects if not isinstance(e, Later)]
-        return fault.tamper(present, self.now()) + result
+        done = fault.tamper(list(present), self.now())
+        if self.tally is not None:
+            self.tally.compare(present, done)
+        return done + result
 
     def _on_send(self, effect: Send) -> None:
         message = effect.message

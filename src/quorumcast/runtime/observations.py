@@ -5,7 +5,7 @@ part of DIR is the name of the run. `quorumcast pipeline audit DIR` reads what a
 have written there, and takes a file for the word of the node that its directory is of. A file is
 complete or not there: a process that is killed loses its last seconds and damages nothing. What
 cannot be written is lost, and said once; nobody stops for it. Times are of the wall clock in
-milliseconds.
+milliseconds. `DIR/deeds` has what faults did that were installed: labels, which no audit reads.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -29,11 +30,22 @@ from quorumcast.agents.observation import (
 from quorumcast.agents.observer import Document, Observer
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Effect, Event
+from quorumcast.faults.tally import TalliedDeed, Tally
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.logs import note
 from quorumcast.runtime.strain import Strain
 from quorumcast.traces.drafts import replacing
+
+#: The columns of what faulty nodes did.
+DEED_COLUMNS = {
+    "node": "string",
+    "message": "string",
+    "towards": "string",
+    "publisher": "string",
+    "history": "bool",
+    "count": "int64",
+}
 
 #: Rows that are kept before they are written, and for how long.
 MOST_ROWS, LONGEST_MS = 10_000, 5_000
@@ -49,6 +61,7 @@ def observing(
         return
     log = ObservationLog(directory, manifest, node, role)
     driver.watch(log.on_handled)
+    driver.tally = log.tally
     try:
         yield
     finally:
@@ -63,6 +76,8 @@ class ObservationLog:
         self._node = node
         self._role = role
         self._observer = Observer(manifest, node, role)
+        #: What faults that are installed here do: labels, which no audit is judged by.
+        self.tally = Tally()
         self._strain = Strain()
         self._rows: list[Observation] = []
         self._documents: list[Document] = []
@@ -120,6 +135,16 @@ class ObservationLog:
         """Write the rest."""
         self._observer.close(self._now)
         self._write(all_=True)
+        if self.tally.deeds:
+            self._file("deeds", DEED_COLUMNS, self._deeds())
+
+    def _deeds(self) -> dict[str, list[object]]:
+        done = list(self.tally.deeds.items())
+        columns: dict[str, list[object]] = {
+            name: [getattr(deed, name) for deed, _ in done]
+            for name in ("message", "towards", "publisher", "history")
+        }
+        return {"node": [self._node] * len(done), **columns, "count": [c for _, c in done]}
 
 
 def document_columns(run: str, node: str, documents: list[Document]) -> dict[str, list[object]]:
@@ -131,6 +156,18 @@ def document_columns(run: str, node: str, documents: list[Document]) -> dict[str
         "subject": [document.subject for document in documents],
         "data": [document.data for document in documents],
     }
+
+
+def read_deeds(directory: Path) -> dict[str, Counter[TalliedDeed]]:
+    """What faulty nodes of a run did."""
+    import pyarrow.parquet as pq
+
+    found: dict[str, Counter[TalliedDeed]] = {}
+    for path in sorted(directory.glob(f"deeds/{BY_OBSERVER}*/*.parquet")):
+        for row in pq.ParquetFile(path).read().to_pylist():
+            node, count = row.pop("node"), row.pop("count")
+            found.setdefault(node, Counter())[TalliedDeed(**row)] += count
+    return found
 
 
 def write_table(path: Path, kinds: dict[str, str], columns: dict[str, list[object]]) -> None:

@@ -26,37 +26,29 @@ import msgspec
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import Lane, Millis, NodeId, Stream
 from quorumcast.core.labels import label
-from quorumcast.core.machine import Bodies, Effect, Send
+from quorumcast.core.machine import Effect, Send
 from quorumcast.core.messages import (
     Accept,
     Ack,
     AnyMessage,
-    Attest,
     ChainRun,
     Checkpoint,
-    ChunkQuery,
     Contents,
     Echo,
-    Fetch,
-    LogQuery,
-    Missed,
     Offer,
     Open,
     Positions,
     Propose,
     Publish,
-    Pull,
     Ready,
-    Regain,
     Standing,
-    Subscribe,
-    Survey,
     Vote,
     Write,
 )
 from quorumcast.core.statements import parse_statement
 from quorumcast.faults.base import stream_of
 from quorumcast.faults.contract import Fault, Later
+from quorumcast.faults.tally import REQUESTS, Word, by_peer
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.hearsay import Hearsay, Run
 
@@ -100,7 +92,6 @@ class Difference(msgspec.Struct, frozen=True):
 
 #: The longest that a packet takes in the worst weather; less than this nobody can tell from it.
 LATE_MS = 30
-_Word = tuple[AnyMessage, Bodies]
 #: Who showed what: the kind of message, the stream or log and regency, and the number.
 _Place = tuple[NodeId, str, object, int]
 #: Messages by which publishers show their runs.
@@ -109,8 +100,6 @@ _SHOWN = (Publish, ChainRun, Offer)
 _SAID_ONCE = (Accept, ChainRun, Echo, Offer, Open, Propose, Publish, Ready, Vote, Write)
 #: What correct nodes say in the order of its numbers; of the rest nobody can tell what was first.
 _IN_ORDER = (Ack, ChainRun, Propose, Publish, Standing, Vote)
-#: What is asked, and who does not ask, or not now, need not want to know.
-_REQUESTS = (Attest, ChunkQuery, Fetch, LogQuery, Missed, Pull, Regain, Subscribe, Survey)
 #: What a broker tells whoever listens to a channel.
 _TO_LISTENERS = (Checkpoint, Contents, Positions, Vote)
 #: What may be the doing of whoever comes before on a chain.
@@ -157,7 +146,7 @@ class Deeds:
         self, node: NodeId, fault: str, wanted: list[Effect], done: list[Effect | Later], now: int
     ) -> None:
         """What was to be done, and what was done instead."""
-        intended, said, delayed = _by_peer(wanted), _by_peer(done), _by_peer(_later(done))
+        intended, said, delayed = by_peer(wanted), by_peer(done), by_peer(_later(done))
         due = {id(later.effect): now + later.after_ms for later in done if isinstance(later, Later)}
         self._overtake(node, fault, done, due, now)
         torn = self._tear(node, said)
@@ -166,7 +155,7 @@ class Deeds:
                 continue
             extra = list(said.get(peer, ()))
             late = list(delayed.get(peer, ()))
-            lacking: list[_Word] = []
+            lacking: list[Word] = []
             for word in intended.get(peer, ()):
                 if word in extra:
                     extra.remove(word)
@@ -190,7 +179,7 @@ class Deeds:
                 if not self._may_open(node, word, peer):
                     self._add(node, fault, Deed.ADDED, word, peer, now)
 
-    def _may_open(self, node: NodeId, word: _Word, peer: NodeId) -> bool:
+    def _may_open(self, node: NodeId, word: Word, peer: NodeId) -> bool:
         """Whether a publisher speaks of one of the streams that it may have at the same time."""
         message = word[0]
         if not isinstance(message, Open | Publish) or message.stream.publisher != node:
@@ -201,7 +190,7 @@ class Deeds:
         opened.add(message.stream.data)
         return entry is not None and len(opened) < entry.policy.limits.streams_per_publisher
 
-    def _show(self, node: NodeId, word: _Word, peer: NodeId) -> None:
+    def _show(self, node: NodeId, word: Word, peer: NodeId) -> None:
         message, bodies = word
         self._before_on_chain(node, message)
         if not isinstance(message, _SHOWN) or message.stream.publisher != node:
@@ -237,7 +226,7 @@ class Deeds:
             return None
         return (node, type(message).__name__, (message.log, message.regency), message.instance)
 
-    def _tear(self, node: NodeId, said: dict[NodeId, list[_Word]]) -> set[_Place | None]:
+    def _tear(self, node: NodeId, said: dict[NodeId, list[Word]]) -> set[_Place | None]:
         """The instances of which a leader tells different things at the same time."""
         torn: set[_Place | None] = set()
         told: dict[_Place, dict[bytes, list[NodeId]]] = {}
@@ -255,7 +244,7 @@ class Deeds:
                     shown.update(dict.fromkeys(peers))
         return torn
 
-    def _is_version(self, node: NodeId, word: _Word, instead: _Word) -> bool:
+    def _is_version(self, node: NodeId, word: Word, instead: Word) -> bool:
         """Whether a publisher says something else of its own, and nothing is wrong with that."""
         (before, _), (after, bodies) = word, instead
         if (
@@ -317,9 +306,9 @@ class Deeds:
                 self._put_off.append((at, effect, about))
 
     def _add(
-        self, node: NodeId, fault: str, deed: Deed, word: _Word, peer: NodeId, now: int
+        self, node: NodeId, fault: str, deed: Deed, word: Word, peer: NodeId, now: int
     ) -> None:
-        if deed in (Deed.DROPPED, *_IN_TIME) and isinstance(word[0], _REQUESTS):
+        if deed in (Deed.DROPPED, *_IN_TIME) and isinstance(word[0], REQUESTS):
             return
         to_broker = peer in self._manifest.broker_ids
         if deed is Deed.DROPPED and isinstance(word[0], Contents) and to_broker:
@@ -409,21 +398,12 @@ def _later(effects: list[Effect | Later]) -> list[Effect | Later]:
     return [effect.effect for effect in effects if isinstance(effect, Later)]
 
 
-def _by_peer(effects: list[Effect] | list[Effect | Later]) -> dict[NodeId, list[_Word]]:
-    words: dict[NodeId, list[_Word]] = {}
-    for effect in effects:
-        if isinstance(effect, Send):
-            for peer in effect.to:
-                words.setdefault(peer, []).append((effect.message, effect.bodies))
-    return words
-
-
 def _says_less(message: AnyMessage, than: AnyMessage) -> bool:
     """Whether it can be told that it comes too late: equal acknowledgements have no order."""
     return not isinstance(message, Ack) or not isinstance(than, Ack) or message.upto < than.upto
 
 
-def _delay_of(done: list[Effect | Later], word: _Word, peer: NodeId) -> int:
+def _delay_of(done: list[Effect | Later], word: Word, peer: NodeId) -> int:
     return max(
         (
             one.after_ms

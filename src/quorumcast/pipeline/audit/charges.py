@@ -17,9 +17,8 @@ import msgspec
 from quorumcast.agents.sequences import HOLLOW, VOTED_FIRST
 from quorumcast.agents.turnout import MENDED
 from quorumcast.core.ids import NodeId, holder
-from quorumcast.core.quorum import Broadcast, Protection
+from quorumcast.core.quorum import Protection
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.diagnosis import Clause
 
 #: So often must be charged what the protocol forbids before there is no doubt that it happened.
@@ -235,7 +234,7 @@ class Case:
         self.manifest = manifest
         self.features = [f for f in features if f.observer != f.accused]
         self._unsettled = {
-            channel.name for channel in manifest.channels if may_differ(channel.policy)
+            channel.name for channel in manifest.channels if channel.policy.may_split
         }
         self.clients = {client.id for client in manifest.clients}
         self.publishers = {feature.publisher for feature in self.features} & self.clients
@@ -344,14 +343,6 @@ class Case:
         for feature in features:
             grouped.setdefault((feature.observer, feature.accused), []).append(feature)
         return list(grouped.values())
-
-
-def may_differ(policy: Policy) -> bool:
-    """Whether a lying publisher can make correct brokers vote differently."""
-    return policy.protection is Protection.BYZANTINE and policy.broadcast in (
-        Broadcast.AUTHENTICATED,
-        Broadcast.CHAIN,
-    )
 
 
 def firm_charges(case: Case) -> list[Charge]:

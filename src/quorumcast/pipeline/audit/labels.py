@@ -23,14 +23,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from quorumcast.agents.observation import DOCUMENT_COLUMNS, columns_of
+from quorumcast.agents.observation import DOCUMENT_COLUMNS, LABEL_COLUMNS, columns_of
 from quorumcast.core.ids import NodeId
 from quorumcast.faults.catalogue import CATALOGUE
+from quorumcast.faults.tally import ABOUT_STREAMS, SLIGHT
 from quorumcast.manifest.files import sign_manifest
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.pipeline.audit.charges import may_differ
 from quorumcast.pipeline.audit.diagnosis import Clause, Model, diagnose
-from quorumcast.pipeline.audit.tables import LABEL_COLUMNS
 from quorumcast.sim.cells import identity_of, operator_of
 from quorumcast.sim.deeds import Deed, DeedKey, Difference
 from quorumcast.sim.harm import WORLD
@@ -39,9 +38,6 @@ from quorumcast.sim.plan import Plan
 from quorumcast.sim.scenario import draw
 from quorumcast.sim.slander import forgeries, slander
 
-#: Fewer deeds than this of one kind towards one node are slight: that many happen to anybody's
-#: packets, and who misses one vote, one answer and one proposal has noticed nothing three times.
-SLIGHT = 3
 #: Of so many runs one is without a fault of the catalogue, for precision.
 WORLD_EVERY = 8
 #: In one of so many runs faulty nodes write false logs.
@@ -51,9 +47,6 @@ SLANDER_EVERY = 3
 _LEFT_OUT = ("members",)
 _WORLD = tuple(name for name in WORLD if name not in _LEFT_OUT)
 _FAULTS = tuple(CATALOGUE)
-
-#: What brokers may differ on when a publisher lies, unless it is settled.
-_ABOUT_STREAMS = ("Vote", "Contents", "Echo", "Ready", "ChainRun", "Ack", "Checkpoint")
 
 
 def adversary_of(seed: int) -> str:
@@ -66,7 +59,7 @@ def adversary_of(seed: int) -> str:
 
 def settled(manifest: Manifest) -> bool:
     """Whether no publisher can make correct brokers differ on any channel of a cell."""
-    return not any(may_differ(channel.policy) for channel in manifest.channels)
+    return not any(channel.policy.may_split for channel in manifest.channels)
 
 
 def ideal_clauses(
@@ -81,7 +74,7 @@ def ideal_clauses(
         unsettled = (
             not is_settled
             and not key.history
-            and key.message in _ABOUT_STREAMS
+            and key.message in ABOUT_STREAMS
             and key.deed in (Deed.ALTERED, Deed.DROPPED, Deed.DELAYED)
         )
         others = {key.towards, key.publisher if unsettled else "", key.before} - {""}

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quorumcast.agents.observation import CELL_COLUMNS, COLUMNS, DOCUMENT_COLUMNS
+from quorumcast.agents.observation import (
+    CELL_COLUMNS,
+    COLUMNS,
+    DOCUMENT_COLUMNS,
+    LABEL_COLUMNS,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,18 +22,6 @@ _SPARK_TYPES = {
     "double": "double",
 }
 
-#: What each node of a labelled run is and did.
-LABEL_COLUMNS = {
-    "run": "string",
-    "source": "string",
-    "policy": "string",
-    "adversary": "string",
-    "node": "string",
-    "fault": "string",
-    "status": "string",
-    "deeds": "int64",
-    "towards": "string",
-}
 #: One row per node that is proven, suspected or disputed, and per kind of deed.
 VERDICT_COLUMNS = {
     "run": "string",

@@ -1,0 +1,96 @@
+"""A tally of what faults did: what the honest machine wanted to say, against what was said instead.
+
+Each word that did not reach a peer as it was meant, and when, is a deed towards that peer. It is
+what a faulty process can tell of itself, so that real runs have labels; the simulator, which sees
+everybody, knows more (`sim.deeds`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from quorumcast.core.ids import Lane, NodeId, Stream
+from quorumcast.core.machine import Bodies, Effect, Send
+from quorumcast.core.messages import (
+    AnyMessage,
+    Attest,
+    ChunkQuery,
+    Fetch,
+    LogQuery,
+    Missed,
+    Pull,
+    Regain,
+    Subscribe,
+    Survey,
+)
+from quorumcast.faults.contract import Later
+
+#: What is asked, and who does not ask, or not now, need not want to know.
+REQUESTS = (Attest, ChunkQuery, Fetch, LogQuery, Missed, Pull, Regain, Subscribe, Survey)
+#: What brokers may differ on when a publisher lies, unless it is settled.
+ABOUT_STREAMS = ("Vote", "Contents", "Echo", "Ready", "ChainRun", "Ack", "Checkpoint")
+#: Fewer deeds than this of one kind towards one node are slight: that many happen to anybody's
+#: packets, and who misses one vote, one answer and one proposal has noticed nothing three times.
+SLIGHT = 3
+#: Different deeds that are told apart; a liar may make up streams without end.
+MAX_DEEDS = 4096
+
+#: What was said to somebody.
+Word = tuple[AnyMessage, Bodies]
+
+
+class TalliedDeed(msgspec.Struct, frozen=True):
+    """To whom, with which messages, about whose publications or histories."""
+
+    message: str
+    towards: NodeId
+    publisher: str = ""
+    history: bool = False
+
+
+class Tally:
+    """How often each deed was done."""
+
+    __slots__ = ("deeds",)
+
+    def __init__(self) -> None:
+        self.deeds: Counter[TalliedDeed] = Counter()
+
+    def compare(self, wanted: Sequence[Effect], done: Sequence[Effect | Later]) -> None:
+        """What was to be done, and what is done instead."""
+        intended, said = by_peer(wanted), by_peer(done)
+        for peer in dict.fromkeys((*intended, *said)):
+            extra = list(said.get(peer, ()))
+            lacking: list[Word] = []
+            for word in intended.get(peer, ()):
+                if word in extra:
+                    extra.remove(word)
+                else:
+                    lacking.append(word)
+            for word in lacking[len(extra) :]:
+                if not isinstance(word[0], REQUESTS):
+                    self._add(word[0], peer)
+            for message, _ in (*lacking[: len(extra)], *extra[len(lacking) :]):
+                self._add(message, peer)
+
+    def _add(self, message: AnyMessage, peer: NodeId) -> None:
+        deed = TalliedDeed(type(message).__name__, peer)
+        stream = getattr(message, "stream", None)
+        if isinstance(stream, Stream):
+            history = stream.lane is Lane.HISTORY
+            deed = TalliedDeed(deed.message, peer, stream.publisher, history)
+        if deed in self.deeds or len(self.deeds) < MAX_DEEDS:
+            self.deeds[deed] += 1
+
+
+def by_peer(effects: Sequence[Effect | Later]) -> dict[NodeId, list[Word]]:
+    """What is said now, to whom."""
+    words: dict[NodeId, list[Word]] = {}
+    for effect in effects:
+        if isinstance(effect, Send):
+            for peer in effect.to:
+                words.setdefault(peer, []).append((effect.message, effect.bodies))
+    return words

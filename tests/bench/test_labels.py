@@ -1,0 +1,36 @@
+"""The labels of real runs: what the deeds of a faulty node would tell an audit that knew all."""
+
+from collections import Counter
+
+import pytest
+
+from quorumcast.bench.labels import status_of
+from quorumcast.core.ids import NodeId
+from quorumcast.faults.tally import SLIGHT, TalliedDeed
+
+BROKERS = [f"b{i}" for i in range(1, 5)]
+
+
+def deeds(*towards: str, message: str = "Echo", count: int = SLIGHT) -> Counter[TalliedDeed]:
+    return Counter({TalliedDeed(message, NodeId(peer), "alice"): count for peer in towards})
+
+
+@pytest.mark.parametrize(
+    ("done", "splits", "status"),
+    [
+        (deeds(), False, "idle"),
+        (deeds("b1", "b2", "bob", count=SLIGHT - 1), False, "slight"),
+        (deeds("b1"), False, "word-against-word"),
+        (deeds("bob"), False, "word-against-word"),
+        (deeds("b1", "bob"), False, "word-against-word"),
+        (deeds("b1", "b2"), False, "plain"),
+        (deeds("bob", "carol"), False, "plain"),
+        # Alice may have told brokers different things, and is one liar for all of them.
+        (deeds("bob", "carol", message="Vote"), True, "word-against-word"),
+        (deeds("bob", "carol", message="Positions"), True, "plain"),
+    ],
+)
+def test_deeds_are_plain_unless_their_victims_may_be_the_liars(
+    done: Counter[TalliedDeed], splits: bool, status: str
+) -> None:
+    assert status_of(done, BROKERS, 1, splits=splits) == status
