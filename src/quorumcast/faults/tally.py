@@ -61,20 +61,28 @@ class Tally:
 
     def compare(self, wanted: Sequence[Effect], done: Sequence[Effect | Later]) -> None:
         """What was to be done, and what is done instead."""
+        late = by_peer([one.effect for one in done if isinstance(one, Later)])
         intended, said = by_peer(wanted), by_peer(done)
-        for peer in dict.fromkeys((*intended, *said)):
-            extra = list(said.get(peer, ()))
+        for peer in dict.fromkeys((*intended, *said, *late)):
+            extra, put_off = list(said.get(peer, ())), list(late.get(peer, ()))
             lacking: list[Word] = []
             for word in intended.get(peer, ()):
                 if word in extra:
                     extra.remove(word)
+                elif word in put_off:
+                    put_off.remove(word)
+                    self._keep_back(word, peer)
                 else:
                     lacking.append(word)
-            for word in lacking[len(extra) :]:
-                if not isinstance(word[0], REQUESTS):
-                    self._add(word[0], peer)
-            for message, _ in (*lacking[: len(extra)], *extra[len(lacking) :]):
+            altered = min(len(lacking), len(extra))
+            for word in lacking[altered:]:
+                self._keep_back(word, peer)
+            for message, _ in (*lacking[:altered], *extra[altered:], *put_off):
                 self._add(message, peer)
+
+    def _keep_back(self, word: Word, peer: NodeId) -> None:
+        if not isinstance(word[0], REQUESTS):
+            self._add(word[0], peer)
 
     def _add(self, message: AnyMessage, peer: NodeId) -> None:
         deed = TalliedDeed(type(message).__name__, peer)
