@@ -130,7 +130,7 @@ def test_bench_clients_observe_their_links_and_which_broker_keeps_its_votes_to_i
     plan = brief(policy="ab+history", fault="drop", rate=100, seconds=3, observe=str(tmp_path))
     run_bench(plan)
     liar, *_ = plan.liars([f"broker-{i}" for i in range(1, 5)])
-    files = sorted((tmp_path / "observations" / "observer=subscriber-1").glob("*.parquet"))
+    files = sorted(tmp_path.glob("*/observations/observer=subscriber-1/*.parquet"))
     rows = [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
     up = {row["accused"] for row in rows if (row["kind"], row["reason"]) == ("link", "up")}
     assert up == {f"broker-{i}" for i in range(1, 5)}
@@ -150,7 +150,9 @@ def test_bench_labels_come_from_what_was_done(
     # Who leads is not the one who is told to lie.
     plan = brief(policy=policy, fault=fault, rate=100, subscribers=2, observe=str(tmp_path))
     run_bench(plan)
-    labels = pq.ParquetFile(tmp_path / "labels" / "labels.parquet").read().to_pylist()
+    (place,) = tmp_path.iterdir()
+    labels = pq.ParquetFile(place / "labels" / "labels.parquet").read().to_pylist()
+    assert {row["run"] for row in labels} == {place.name}
     statuses = {row["node"]: row["status"] for row in labels}
     liar, *_ = plan.liars([f"broker-{i}" for i in range(1, 5)])
     assert statuses.pop(liar) == status

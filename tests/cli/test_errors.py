@@ -413,6 +413,9 @@ def test_bench_and_sim_and_demo_wrong_options(capsys: pytest.CaptureFixture[str]
     assert "there is no policy 'x'" in sentence(capsys, "bench", "--policy", "x")
     assert "there is no suite 'x'" in sentence(capsys, "bench", "--suite", "x")
     assert "a soak needs total order" in sentence(capsys, "bench", "--suite", "soak")
+    line = sentence(capsys, "bench", "--suite", "soak", "--observe", "log")
+    assert "--observe is for single runs and the suites 'freeman' and 'faults'" in line
+    assert "cannot be used" in sentence(capsys, "bench", "--observe", __file__)
     assert "--seeds is 1 or more" in sentence(capsys, "sim", "--seeds", "0")
     assert "--seconds is 1 to 600" in sentence(capsys, "demo", "--seconds", "0")
 

@@ -81,7 +81,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether brokers have on disk what they vouch for; with total order, the publications too.
     durable: bool = False
     trace: str = ""
-    #: Where everybody notes what others do; its name is that of the run.
+    #: Where everybody notes what others do, in a directory of each run's own.
     observe: str = ""
     #: Without progress for so long after the end, what has not come is lost; 0 chooses.
     patience: float = 0.0
@@ -277,6 +277,7 @@ class Report(msgspec.Struct, kw_only=True):
     suspicions: dict[str, dict[str, int]]
     evidence: int
     trace: str = ""
+    observe: str = ""
 
     def sound(self, plan: Plan) -> bool:
         """Whether the cell kept what it promises under this plan."""

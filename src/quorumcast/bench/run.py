@@ -35,6 +35,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.runtime.digests import choose_digest
 from quorumcast.testing.cluster import LocalCluster
 from quorumcast.testing.processes import PROCESSES, Child
+from quorumcast.traces.drafts import directory_at
 from quorumcast.traces.form import Header, place_for, write_header
 
 READY_TIMEOUT_S = 120.0
@@ -365,6 +366,7 @@ class Bench:
             suspicions=suspicions,
             evidence=sum(result.evidence for result in results) + by_brokers,
             trace=plan.trace,
+            observe=plan.observe,
         )
 
 
@@ -386,5 +388,10 @@ def run_bench(plan: Plan, progress: Progress = lambda stage: None) -> Report:
     plan.check()
     if plan.trace:
         plan = msgspec.structs.replace(plan, trace=str(place_for(Path(plan.trace))))
+    if plan.observe:
+        # Every run has a name of its own, and a directory of that name.
+        name = f"bench-{plan.policy}-{plan.fault or 'none'}-{time.time_ns() // 1_000_000}"
+        place = directory_at(Path(plan.observe) / name)
+        plan = msgspec.structs.replace(plan, observe=str(place.resolve()))
     with tempfile.TemporaryDirectory(prefix="quorumcast-bench-") as directory:
         return Bench(plan, Path(directory), progress).run()

@@ -125,8 +125,12 @@ def bench(
         tls=tls,
         durable=durable,
         trace=str(trace.resolve()) if trace else "",
-        observe=str((observe / _run_name(policy, fault)).resolve()) if observe else "",
+        observe=str(observe) if observe else "",
     )
+    if observe and (workload is not None or suite in (FIT, SOAK)):
+        raise UsageError(
+            f"--observe is for single runs and the suites {FREEMAN!r} and {FAULTS!r}; leave it out"
+        )
     if workload is not None:
         if suite:
             raise UsageError("a suite has a workload of its own; leave out --workload or --suite")
@@ -135,13 +139,6 @@ def bench(
         _suite(suite, plan, runs, json_)
     else:
         _single(plan, json_)
-
-
-def _run_name(policy: str, fault: str) -> str:
-    """A name that no other run has."""
-    import time
-
-    return f"bench-{policy}-{fault or 'none'}-{time.time_ns() // 1_000_000}"
 
 
 def _single(plan: Plan, json_: bool) -> None:

@@ -23,6 +23,7 @@ from quorumcast.cli.common import (
 from quorumcast.cli.printing import Printer
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.patterns import is_pattern
+from quorumcast.traces.drafts import directory_at
 
 if TYPE_CHECKING:
     from quorumcast.client.arguments import Start
@@ -131,12 +132,7 @@ def subscribe(
         wrong = "is a directory" if receipt.is_dir() else f"has no directory {receipt.parent}"
         raise UsageError(f"the receipt {receipt} {wrong}; name a file in a directory that exists")
     if evidence is not None:
-        try:
-            evidence.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"{evidence} cannot be used ({error.strerror}); choose another directory"
-            ) from None
+        directory_at(evidence)
     printer = Printer(json_, channels=is_pattern(channel))
     idle_s = None if follow else idle or IDLE_S
     listener = _Listener(count, idle_s, receipt, evidence, observe, printer)

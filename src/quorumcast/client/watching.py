@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.observations import observing
 from quorumcast.runtime.trace import record
+from quorumcast.traces.drafts import directory_at
 from quorumcast.traces.recorder import Recorder
 
 
@@ -19,15 +19,8 @@ class Watching:
 
     def __init__(self, recorder: Recorder | None = None, observe: str | Path | None = None) -> None:
         self._recorder = recorder
-        self._observe = Path(observe).absolute() if observe else None
+        self._observe = directory_at(Path(observe)).resolve() if observe else None
         self._logs = contextlib.ExitStack()
-        if self._observe is not None:
-            try:
-                self._observe.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UsageError(
-                    f"{observe} cannot be used ({error.strerror}); choose another directory"
-                ) from None
 
     def begin(self, driver: Driver, manifest: Manifest, me: NodeId, role: str) -> None:
         """Watch a machine that has had no event yet: links that are up are the first."""

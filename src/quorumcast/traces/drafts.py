@@ -1,4 +1,7 @@
-"""Files that are put in place at once: whoever reads sees the old one or the new one."""
+"""Where files go: directories that are there, and files that are put in place at once.
+
+Whoever reads sees the old file or the new one.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from quorumcast.core.errors import UsageError
+
+
+def directory_at(path: Path) -> Path:
+    """A directory, made if it is not there; a sentence if it cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be used ({error.strerror}); choose another directory"
+        ) from None
+    return path
 
 
 @contextmanager
