@@ -82,6 +82,8 @@ class ObservationLog:
         self._rows: list[Observation] = []
         self._documents: list[Document] = []
         self._files = 0
+        #: Processes that follow each other may have one number, and a process several logs.
+        self._life = f"{time.time_ns():x}-{os.getpid()}"
         self._now = Millis(0)
         self._written_at = 0
         self._is_failing = False
@@ -117,7 +119,7 @@ class ObservationLog:
         self._files += 1
 
     def _file(self, part: str, kinds: dict[str, str], columns: dict[str, list[object]]) -> None:
-        path = self._own(part) / f"{self._role}-{os.getpid()}-{self._files:05}.parquet"
+        path = self._own(part) / f"{self._role}-{self._life}-{self._files:05}.parquet"
         try:
             write_table(path, kinds, columns)
         except OSError as error:
