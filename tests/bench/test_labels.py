@@ -16,21 +16,23 @@ def deeds(*towards: str, message: str = "Echo", count: int = SLIGHT) -> Counter[
 
 
 @pytest.mark.parametrize(
-    ("done", "splits", "status"),
+    ("node", "done", "splits", "status"),
     [
-        (deeds(), False, "idle"),
-        (deeds("b1", "b2", "bob", count=SLIGHT - 1), False, "slight"),
-        (deeds("b1"), False, "word-against-word"),
-        (deeds("bob"), False, "word-against-word"),
-        (deeds("b1", "bob"), False, "word-against-word"),
-        (deeds("b1", "b2"), False, "plain"),
-        (deeds("bob", "carol"), False, "plain"),
-        # Alice may have told brokers different things, and is one liar for all of them.
-        (deeds("bob", "carol", message="Vote"), True, "word-against-word"),
-        (deeds("bob", "carol", message="Positions"), True, "plain"),
+        ("b4", deeds(), False, "idle"),
+        ("b4", deeds("b1", "b2", "bob", count=SLIGHT - 1), False, "slight"),
+        ("b4", deeds("b1"), False, "word-against-word"),
+        ("b4", deeds("bob"), False, "word-against-word"),
+        ("b4", deeds("b1", "bob"), False, "word-against-word"),
+        ("b4", deeds("b1", "b2"), False, "plain"),
+        ("b4", deeds("bob", "carol"), False, "plain"),
+        # Alice may have told brokers different things, and is one liar for all of them …
+        ("b4", deeds("bob", "carol", message="Vote"), True, "word-against-word"),
+        ("b4", deeds("bob", "carol", message="Positions"), True, "plain"),
+        # … but no excuse for herself.
+        ("alice", deeds("b1", "b2", "b3", message="ChainRun"), True, "plain"),
     ],
 )
 def test_deeds_are_plain_unless_their_victims_may_be_the_liars(
-    done: Counter[TalliedDeed], splits: bool, status: str
+    node: str, done: Counter[TalliedDeed], splits: bool, status: str
 ) -> None:
-    assert status_of(done, BROKERS, 1, splits=splits) == status
+    assert status_of(node, done, BROKERS, 1, splits=splits) == status

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.runtime.world import run, until
+from tests.support.cells import BOB, Cell
 
 from quorumcast.core.errors import InvariantError, UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
@@ -35,7 +36,10 @@ from quorumcast.core.machine import (
     TimerFired,
 )
 from quorumcast.core.messages import AnyMessage, Refuse
+from quorumcast.crypto.keyring import Keyring
 from quorumcast.faults.contract import Later
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links import Trouble
 
@@ -169,6 +173,44 @@ def test_driver_held_machine_hears_no_timer_until_released() -> None:
         assert toy.events == []
         driver.release()
         await until(lambda: len(toy.events) == 2)
+
+    run(main())
+
+
+def test_driver_tells_watchers_when_its_machine_hears_nothing_and_of_new_epochs() -> None:
+    told: list[object] = []
+
+    class Watching:
+        def on_handled(self, event: Event, effects: list[Effect], now: Millis) -> None:
+            told.append(event)
+
+        def on_held(self, now: Millis) -> None:
+            told.append("held")
+
+        def on_released(self, now: Millis) -> None:
+            told.append("released")
+
+        def on_adopted(self, manifest: Manifest, effects: list[Effect], now: Millis) -> None:
+            told.append((manifest, effects))
+
+    class Renewable(Toy):
+        def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
+            return [Send((B,), word("renewed"))]
+
+    async def main() -> None:
+        wires, cell = Wires(), Cell(Policy.named("ab"), 4)
+        driver = Driver(Renewable(), wires)
+        driver.watch(Watching())
+        driver.feed(Connected(B))
+        driver.release()
+        for _ in range(2):
+            driver.hold()
+        for _ in range(2):
+            driver.release()
+        driver.adopt(cell.manifest, cell.keyring(BOB))
+        renewed = [Send((B,), word("renewed"))]
+        assert told == [Connected(B), "held", "released", (cell.manifest, renewed)]
+        assert [message for _, message, _ in wires.sent] == [word("renewed")]
 
     run(main())
 

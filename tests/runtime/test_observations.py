@@ -1,23 +1,137 @@
-"""The log of an observer: a disk that fails costs notes and nothing else."""
+"""The log of an observer: it times others by when it listens, and costs a node only notes."""
 
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
-from tests.support.cells import B1, B2, BOB, Cell
+from tests.support.cells import B1, B2, B3, B4, BOB, ORDERS, STREAM, Cell, digests
 
-from quorumcast.core.ids import Millis
-from quorumcast.core.machine import Connected
+from quorumcast.agents.observer import Observer
+from quorumcast.agents.turnout import PATIENCE_MS
+from quorumcast.core.ids import Digest, Millis
+from quorumcast.core.machine import Connected, Deliver, Effect, Receive
+from quorumcast.core.messages import Positions, Vote
 from quorumcast.manifest.policy import Policy
+from quorumcast.runtime.attention import LONGEST_MS as LONGEST_PAUSE_MS
 from quorumcast.runtime.observations import LONGEST_MS, ObservationLog
+
+BROKERS = (B1, B2, B3, B4)
+MANIFEST = Cell(Policy.named("ab"), 4).manifest
+
+
+class Logged:
+    """Bob's log, and the time."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.log = ObservationLog(directory, MANIFEST, BOB, "subscriber")
+        self.now = 10_000
+        for broker in BROKERS:
+            self.take(Connected(broker))
+        self.wait(2 * PATIENCE_MS)
+        for broker in BROKERS:
+            self.take(Receive(broker, Positions(ORDERS, ())))
+
+    def take(self, event: Any, *effects: Effect) -> None:
+        self.log.on_handled(event, list(effects), Millis(self.now))
+
+    def wait(self, ms: int) -> None:
+        """Listen for a while."""
+        for _ in range(ms // 50):
+            self.now += 50
+            self.log.look(Millis(self.now))
+
+    def accept(self) -> None:
+        """Three vote, and that is enough."""
+        for broker in (B1, B2):
+            self.take(Receive(broker, Vote(STREAM, 1, digests(b"1"))))
+        delivered = Deliver(STREAM, 1, Digest(digests(b"1")), b"", (B1, B2, B3))
+        self.take(Receive(B3, Vote(STREAM, 1, digests(b"1"))), delivered)
+
+    def rows(self, kind: str) -> list[dict[str, Any]]:
+        self.log.close()
+        rows = pq.read_table(self.directory / "observations" / "observer=bob").to_pylist()
+        return [row for row in rows if row["kind"] == kind]
+
+
+def test_who_never_votes_is_missing_at_the_time_of_the_wall(tmp_path: Path) -> None:
+    bob = Logged(tmp_path)
+    bob.wait(LONGEST_PAUSE_MS)
+    bob.now += 60_000
+    bob.accept()
+    began = bob.now
+    bob.wait(2 * PATIENCE_MS)
+    (row,) = bob.rows("missing")
+    (came,) = (r for r in bob.rows("came") if r["accused"] == B1)
+    assert row["accused"] == B4
+    assert 0 < row["t_ms"] - came["t_ms"] <= bob.now - began
+
+
+@pytest.mark.parametrize("pauses", [1, 2])
+def test_subscriber_that_was_stopped_hears_first_what_has_come_meanwhile(
+    tmp_path: Path, pauses: int
+) -> None:
+    bob = Logged(tmp_path)
+    bob.accept()
+    for _ in range(pauses):
+        bob.now += 10 * PATIENCE_MS
+        bob.take(Receive(B1, Vote(STREAM, 2, digests(b"2"))))
+        bob.wait(50)
+    bob.take(Receive(B4, Vote(STREAM, 1, digests(b"1"))))
+    bob.wait(2 * PATIENCE_MS)
+    assert bob.rows("missing") == []
+
+
+def test_subscriber_whose_application_is_behind_misses_nothing(tmp_path: Path) -> None:
+    bob = Logged(tmp_path)
+    bob.accept()
+    for _ in range(20):
+        bob.log.on_held(Millis(bob.now))
+        bob.wait(PATIENCE_MS)
+        bob.log.on_released(Millis(bob.now))
+        bob.wait(PATIENCE_MS // 2)
+    bob.wait(2 * PATIENCE_MS)
+    assert bob.rows("missing") == []
+
+
+def test_new_epoch_is_observed_anew(tmp_path: Path) -> None:
+    bob = Logged(tmp_path)
+    bob.accept()
+    fewer = tuple(broker for broker in MANIFEST.brokers if broker.id != B4)
+    later = msgspec.structs.replace(MANIFEST, epoch=2, f=0, brokers=fewer)
+    bob.log.on_adopted(later, [], Millis(bob.now))
+    bob.wait(2 * PATIENCE_MS)
+    for broker in (B1, B2, B3):
+        bob.take(Receive(broker, Positions(ORDERS, ())))
+    bob.wait(2 * PATIENCE_MS)
+    bob.take(Connected(B1), Deliver(STREAM, 2, Digest(digests(b"2")), b"", (B1,)))
+    bob.wait(2 * PATIENCE_MS)
+    assert {row["accused"] for row in bob.rows("missing")} == {B2, B3}
+
+
+def test_mistake_in_taking_notes_ends_the_notes_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bob = Logged(tmp_path)
+
+    def raising(*_: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(Observer, "on_event", raising)
+    with caplog.at_level(logging.ERROR, "quorumcast"):
+        bob.accept()
+        bob.wait(PATIENCE_MS)
+        bob.log.close()
+    assert len(caplog.records) == 1
 
 
 def test_log_that_follows_another_in_the_same_process_keeps_its_files(tmp_path: Path) -> None:
-    manifest = Cell(Policy.named("ab"), 4).manifest
     for broker in (B1, B2):
-        log = ObservationLog(tmp_path, manifest, BOB, "subscriber")
+        log = ObservationLog(tmp_path, MANIFEST, BOB, "subscriber")
         log.on_handled(Connected(broker), [], Millis(1))
         log.close()
     rows = pq.read_table(tmp_path / "observations" / "observer=bob").to_pylist()
@@ -28,12 +142,13 @@ def test_notes_that_cannot_be_written_are_lost_and_said_once_and_the_next_are_wr
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = tmp_path / "log"
-    log = ObservationLog(directory, Cell(Policy.named("ab"), 4).manifest, BOB, "subscriber")
+    log = ObservationLog(directory, MANIFEST, BOB, "subscriber")
     shutil.rmtree(directory)
     directory.write_text("where a directory should be")
     with caplog.at_level(logging.WARNING, "quorumcast"):
         for turn in (1, 2, 3):
             log.on_handled(Connected(B1), [], Millis(turn * 2 * LONGEST_MS))
+            log.look(Millis(turn * 2 * LONGEST_MS))
     assert [record.getMessage() for record in caplog.records] == ["observations are lost"]
     directory.unlink()
     log.on_handled(Connected(B1), [], Millis(8 * LONGEST_MS))

@@ -145,7 +145,7 @@ _Key = tuple[Kind, NodeId, str, str, Stream | None, int]
 class Notes:
     """Counts equal observations of one node together."""
 
-    __slots__ = ("_began", "_counts", "_done", "_observer", "_role")
+    __slots__ = ("_began", "_counts", "_done", "_observer", "_role", "behind_ms")
 
     def __init__(self, observer: NodeId, role: str) -> None:
         self._observer = observer
@@ -155,6 +155,8 @@ class Notes:
         self._began = 0
         #: Rows of spans that are over.
         self._done: list[Observation] = []
+        #: How far the observer's clock is behind that of the rows.
+        self.behind_ms = 0
 
     def add(
         self,
@@ -170,15 +172,16 @@ class Notes:
         bucket: int = 0,
     ) -> None:
         """Something was noticed; those of different `bucket`s are counted apart."""
-        if now - self._began >= SPAN_MS:
-            self._end_span(now)
+        at = now + self.behind_ms
+        if at - self._began >= SPAN_MS:
+            self._end_span(at)
         key = (kind, accused, reason, message, stream, bucket)
         entry = self._counts.get(key)
         if entry is None:
             if len(self._counts) >= MAX_DIFFERENT:
                 key = (kind, accused, reason, message, None, bucket)
-            entry = self._counts.setdefault(key, [now, now, bucket or number, 0])
-        entry[1] = now
+            entry = self._counts.setdefault(key, [at, at, bucket or number, 0])
+        entry[1] = at
         entry[3] += count
 
     def _end_span(self, now: int) -> None:

@@ -92,7 +92,6 @@ class Observer:
         "_documents",
         "_filed",
         "_hearing",
-        "_heeded",
         "_inquiries",
         "_links",
         "_manifest",
@@ -136,22 +135,19 @@ class Observer:
         self._sources = Sources(links, self.notes)
         self._filed: dict[bytes, None] = {}
         self._documents: list[Document] = []
-        self._swept = self._heeded = 0
+        self._swept = 0
 
     # ------------------------------------------------------------ what happens
 
     def on_event(self, event: Event, now: Millis) -> None:
         """The machine is about to take this event."""
-        if now - self._swept >= SWEEP_MS:
-            # Who stood still reads first what has come meanwhile.
-            self._sweep(Millis(min(now, self._heeded + SWEEP_MS)))
-            self._swept = now
-        self._heeded = now
+        self.look(now)
         if isinstance(event, Receive):
             self._on_receive(event, now)
         elif isinstance(event, Connected):
             self._links.up(event.peer, now)
             self._forget_session(event.peer)
+            self._repetition.release(event.peer)
             self._order.forget(event.peer)
             self._votes.forget(event.peer)
             self._sources.forget(event.peer)
@@ -159,6 +155,11 @@ class Observer:
         elif isinstance(event, Disconnected):
             self._links.down(event.peer)
             self.notes.add(now, Kind.LINK, event.peer, DOWN)
+
+    def look(self, now: Millis) -> None:
+        """Look for what has not come, now and then."""
+        if now - self._swept >= SWEEP_MS:
+            self._sweep(now)
 
     def on_lost(self, peer: NodeId, now: Millis) -> None:
         """Packets of a peer are missing between those that came."""
@@ -211,12 +212,18 @@ class Observer:
         self._sweep(now)
         self._claims.sweep(now, last=True)
 
+    @property
+    def connected(self) -> list[NodeId]:
+        """Whose links are up."""
+        return list(self._links.up_since)
+
     def take_documents(self) -> list[Document]:
         """The documents that have come since the last time."""
         taken, self._documents = self._documents, []
         return taken
 
     def _sweep(self, now: Millis) -> None:
+        self._swept = now
         self._votes.sweep(now)
         self._acks.sweep(now)
         self._statements.sweep(now)
@@ -325,7 +332,8 @@ class Observer:
     def _on_ack(self, sender: NodeId, ack: Ack, now: Millis) -> None:
         sent = self._sent.get(ack.stream.data, 0)
         lane = ack.stream.lane
-        if lane is Lane.DATA and max(ack.upto, ack.settled) > sent:
+        is_resumed = ack.stream.line is not None  # an earlier life may have sent it
+        if lane is Lane.DATA and not is_resumed and max(ack.upto, ack.settled) > sent:
             self.notes.add(now, Kind.BOASTS, sender, "unsent", "Ack", ack.stream, ack.upto)
         if ack.credit > sent + FAR_AHEAD * FAR_AHEAD:
             self.notes.add(now, Kind.BOASTS, sender, "credit", "Ack", ack.stream, ack.credit)

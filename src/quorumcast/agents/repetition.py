@@ -56,6 +56,11 @@ class Repetition:
         """A new session, or something got lost."""
         self._recent.pop(peer, None)
 
+    def release(self, peer: NodeId) -> None:
+        """A new session: what was asked in the last one nobody answers."""
+        for key in [key for key in self._subscribed if key[0] == peer]:
+            del self._subscribed[key]
+
     def hear(self, now: Millis, peer: NodeId, message: AnyMessage) -> None:
         """A peer says this."""
         if not isinstance(message, UNREPEATED):

@@ -1,7 +1,7 @@
 """What an audit is to find out about a measured run: its manifest, and who did what.
 
 A label comes from what the faulty node's own process counted (`faults.tally`), never from what
-anybody noticed. It says the same as those of simulated runs: `idle` or `slight` who did nothing or
+anybody noticed. The words are those of simulated runs: `idle` or `slight` who did nothing or
 little, `plain` whose victims cannot all be the liars, `word-against-word` whose victims can.
 """
 
@@ -40,7 +40,7 @@ def label(directory: Path, plan: Plan, cluster: LocalCluster) -> None:
             status = "world"
         elif fault:
             splits = plan.channel_policy().may_split
-            status = status_of(deeds, brokers, cluster.manifest.f, splits=splits)
+            status = status_of(node, deeds, brokers, cluster.manifest.f, splits=splits)
         towards = ",".join(sorted({deed.towards for deed in deeds}))
         about = (run, "bench", plan.policy, plan.fault, node, fault, status)
         rows.append((*about, deeds.total(), towards))
@@ -49,7 +49,7 @@ def label(directory: Path, plan: Plan, cluster: LocalCluster) -> None:
 
 
 def status_of(
-    deeds: Counter[TalliedDeed], brokers: Collection[str], f: int, *, splits: bool
+    node: str, deeds: Counter[TalliedDeed], brokers: Collection[str], f: int, *, splits: bool
 ) -> str:
     """Whether true reports of all these deeds would name who did them."""
     if not deeds:
@@ -58,7 +58,8 @@ def status_of(
     for deed, count in deeds.items():
         if count >= SLIGHT:
             unsettled = splits and not deed.history and deed.message in ABOUT_STREAMS
-            others.append({deed.towards, deed.publisher if unsettled else deed.towards} - {""})
+            publisher = deed.publisher if unsettled else ""
+            others.append({deed.towards, publisher} - {"", node})
     if not others:
         return "slight"
     return "word-against-word" if _are_explained(others, brokers, f) else "plain"

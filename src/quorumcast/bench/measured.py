@@ -34,9 +34,11 @@ class Measuring(Watching):
 
     def end(self) -> None:
         """Write the last notes."""
-        super().end()
-        if self._trace is not None:
-            self._trace.close()
+        try:
+            super().end()
+        finally:
+            if self._trace is not None:
+                self._trace.close()
 
 
 def measured_node(

@@ -431,9 +431,11 @@ class Node:
         if self._incoming is not None:
             self._incoming.close()
         self._end(UsageError("this node is closed: connect again"))
-        if self._links is not None:
-            await self._links.close()
-        self._watching.end()
+        try:
+            if self._links is not None:
+                await self._links.close()
+        finally:
+            self._watching.end()
 
     async def __aenter__(self) -> Node:
         return self

@@ -1,8 +1,9 @@
 """A tally of what faults did: what the honest machine wanted to say, against what was said instead.
 
-Each word that did not reach a peer as it was meant, and when, is a deed towards that peer. It is
-what a faulty process can tell of itself, so that real runs have labels; the simulator, which sees
-everybody, knows more (`sim.deeds`).
+Each word that did not go to a peer as it was meant, and when, is a deed towards that peer. It is
+what a faulty process can tell of itself, so that real runs have labels. The simulator, which sees
+everybody, is more exact (`sim.deeds`): here a delay counts however short it is, what is kept back
+again counts again, and nobody asks whether the peer could have noticed.
 """
 
 from __future__ import annotations

@@ -83,6 +83,26 @@ class Adopting(Protocol):
         ...
 
 
+class Watcher(Protocol):
+    """Who sees all that a machine does."""
+
+    def on_handled(self, event: Event, effects: list[Effect], now: Millis) -> None:
+        """It took an event and asks for these effects."""
+        ...
+
+    def on_held(self, now: Millis) -> None:
+        """It hears nothing from now on."""
+        ...
+
+    def on_released(self, now: Millis) -> None:
+        """It hears again, first what has come meanwhile."""
+        ...
+
+    def on_adopted(self, manifest: Manifest, effects: list[Effect], now: Millis) -> None:
+        """It goes on in a new epoch, and asks for these effects."""
+        ...
+
+
 class Driver:
     """One machine and its surroundings."""
 
@@ -100,6 +120,7 @@ class Driver:
         self.telemetry = telemetry or Telemetry()
         #: Installed faults, in the order in which they tamper; empty in an honest node.
         self.faults: tuple[Fault, ...] = ()
+        self._watchers: tuple[Watcher, ...] = ()
         #: Where what they do is counted, if anybody wants to know.
         self.tally: Tally | None = None
         self._handle = machine.handle
@@ -152,16 +173,17 @@ class Driver:
 
         return both
 
-    def watch(self, on_handled: Callable[[Event, list[Effect], Millis], None]) -> None:
+    def watch(self, watcher: Watcher) -> None:
         """Show there every event that the machine takes, and the effects that it asks for."""
         handle = self._handle
 
         def watched(event: Event, now: Millis) -> list[Effect]:
             effects = handle(event, now)
-            on_handled(event, effects, now)
+            watcher.on_handled(event, effects, now)
             return effects
 
         self._handle = watched
+        self._watchers = (*self._watchers, watcher)
 
     def now(self) -> Millis:
         """The loop's clock."""
@@ -321,10 +343,16 @@ class Driver:
         """Stop the machine's clock: timers wait until `release`, except for these."""
         if self._postponed is None:
             self._postponed, self._running = {}, running
+            for watcher in self._watchers:
+                watcher.on_held(self.now())
 
     def release(self) -> None:
         """Let the clock run on; timers that ran out get a moment for what peers say meanwhile."""
-        postponed, self._postponed = self._postponed or {}, None
+        if self._postponed is None:
+            return
+        postponed, self._postponed = self._postponed, None
+        for watcher in self._watchers:
+            watcher.on_released(self.now())
         for timer in postponed:
             self._on_set_timer(SetTimer(timer, AFTER_HOLD_MS))
 
@@ -332,7 +360,10 @@ class Driver:
         """Go on in a new epoch with the same machine."""
         if isinstance(self.machine, Adopting):
             try:
-                self.carry_out(self.machine.adopt(manifest, keyring))
+                effects = self.machine.adopt(manifest, keyring)
+                for watcher in self._watchers:
+                    watcher.on_adopted(manifest, effects, self.now())
+                self.carry_out(effects)
             except Exception as error:
                 self._fail(error)
 

@@ -10,13 +10,16 @@ milliseconds. `DIR/deeds` has what faults did that were installed: labels, which
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Concatenate, ParamSpec
 from urllib.parse import quote
 
 from quorumcast.agents.observation import (
@@ -29,13 +32,16 @@ from quorumcast.agents.observation import (
 )
 from quorumcast.agents.observer import Document, Observer
 from quorumcast.core.ids import Millis, NodeId
-from quorumcast.core.machine import Effect, Event
+from quorumcast.core.machine import Connected, Effect, Event
 from quorumcast.faults.tally import TalliedDeed, Tally
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.attention import Attention
 from quorumcast.runtime.driver import Driver
-from quorumcast.runtime.logs import note
+from quorumcast.runtime.logs import log, note
 from quorumcast.runtime.strain import Strain
-from quorumcast.traces.drafts import replacing
+from quorumcast.traces.drafts import directory_at, replacing
+
+P = ParamSpec("P")
 
 #: The columns of what faulty nodes did.
 DEED_COLUMNS = {
@@ -49,6 +55,8 @@ DEED_COLUMNS = {
 
 #: Rows that are kept before they are written, and for how long.
 MOST_ROWS, LONGEST_MS = 10_000, 5_000
+#: How often what has not come is looked for where nothing comes at all.
+LOOK_S = 0.1
 
 
 @contextlib.contextmanager
@@ -59,17 +67,46 @@ def observing(
     if directory is None:
         yield
         return
-    log = ObservationLog(directory, manifest, node, role)
-    driver.watch(log.on_handled)
-    driver.tally = log.tally
+    observed = ObservationLog(directory, manifest, node, role)
+    driver.watch(observed)
+    driver.tally = observed.tally
+    looking = asyncio.get_running_loop().create_task(_look_on(observed, driver))
     try:
         yield
     finally:
-        log.close()
+        looking.cancel()
+        observed.close()
+
+
+async def _look_on(observed: ObservationLog, driver: Driver) -> None:
+    while True:
+        await asyncio.sleep(LOOK_S)
+        observed.look(driver.now())
+
+
+def _never_fails(
+    noting: Callable[Concatenate[ObservationLog, P], None],
+) -> Callable[Concatenate[ObservationLog, P], None]:
+    """A mistake in taking notes ends them, and not the node that takes them."""
+
+    @functools.wraps(noting)
+    def guarded(self: ObservationLog, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if self.is_broken:
+            return
+        try:
+            noting(self, *args, **kwargs)
+        except Exception:
+            self.is_broken = True
+            log.exception("nothing is observed any more: this is a mistake in quorumcast")
+
+    return guarded
 
 
 class ObservationLog:
-    """What one observer writes."""
+    """What one observer writes.
+
+    Its time is that for which the node has listened (`Attention`), its rows' that of the wall.
+    """
 
     def __init__(self, directory: Path, manifest: Manifest, node: NodeId, role: str) -> None:
         self._directory = directory
@@ -78,67 +115,115 @@ class ObservationLog:
         self._observer = Observer(manifest, node, role)
         #: What faults that are installed here do: labels, which no audit is judged by.
         self.tally = Tally()
+        self._told = 0
         self._strain = Strain()
+        self._attention = Attention()
         self._rows: list[Observation] = []
         self._documents: list[Document] = []
         self._files = 0
         #: Processes that follow each other may have one number, and a process several logs.
-        self._life = f"{time.time_ns():x}-{os.getpid()}"
+        self._life = f"{self._role}-{time.time_ns():x}-{os.getpid()}"
         self._now = Millis(0)
         self._written_at = 0
-        self._is_failing = False
+        #: Parts that cannot be written.
+        self._failing: set[str] = set()
+        #: Whether a mistake has ended it.
+        self.is_broken = False
         #: From the driver's clock to the wall's.
         self._shift_ms = int(time.time() * 1000) - int(time.monotonic() * 1000)
         for part in ("observations", "documents"):
-            self._own(part).mkdir(parents=True, exist_ok=True)
+            directory_at(self._own(part))
 
+    @_never_fails
     def on_handled(self, event: Event, effects: list[Effect], now: Millis) -> None:
         """The machine took an event and asks for these effects."""
-        self._now = now
+        at = self._at(now)
         if self._strain.look(now):
-            self._observer.notes.add(now, Kind.STRAINED, self._node)
-        self._observer.on_event(event, now)
+            self._observer.notes.add(at, Kind.STRAINED, self._node)
+        self._observer.on_event(event, at)
         for effect in effects:
-            self._observer.on_effect(effect, now)
+            self._observer.on_effect(effect, at)
+        if not now % 64:
+            self._rows += self._observer.notes.take()
+
+    @_never_fails
+    def look(self, now: Millis) -> None:
+        """Some time has passed."""
+        self._observer.look(self._at(now))
         if now - self._written_at >= LONGEST_MS or len(self._rows) >= MOST_ROWS:
             self._written_at = now
             self._write()
-        elif not now % 64:
-            self._rows += self._observer.notes.take()
+
+    def on_held(self, now: Millis) -> None:
+        """Nothing is heard from now on, and nobody is late meanwhile."""
+        self._attention.hold(now)
+
+    @_never_fails
+    def on_released(self, now: Millis) -> None:
+        """What was said meanwhile may have been too much for whoever had to keep it."""
+        self._attention.release(now)
+        at = self._at(now)
+        for peer in self._observer.connected:
+            self._observer.on_lost(peer, at)
+
+    @_never_fails
+    def on_adopted(self, manifest: Manifest, effects: list[Effect], now: Millis) -> None:
+        """Members and channels are others: begin anew."""
+        before = self._observer
+        self._rows += before.notes.take(all_=True)
+        self._documents += before.take_documents()
+        self._observer = Observer(manifest, self._node, self._role)
+        at = self._at(now)
+        for peer in before.connected:
+            self._observer.on_event(Connected(peer), at)
+            # What came before has been forgotten.
+            self._observer.on_lost(peer, at)
+        for effect in effects:
+            self._observer.on_effect(effect, at)
+
+    def _at(self, now: Millis) -> Millis:
+        self._now = self._attention.at(now)
+        self._observer.notes.behind_ms = self._attention.missed_ms
+        return self._now
 
     def _write(self, *, all_: bool = False) -> None:
         self._rows += self._observer.notes.take(all_=all_)
+        self._documents += self._observer.take_documents()
         rows, self._rows = self._rows, []
-        kept = self._observer.take_documents()
-        run = self._directory.name
+        kept, self._documents = self._documents, []
+        run, name = self._directory.name, f"{self._life}-{self._files:05}"
         if rows:
-            columns = columns_of(run, rows, self._shift_ms)
-            self._file("observations", COLUMNS, columns)
+            self._file("observations", name, COLUMNS, columns_of(run, rows, self._shift_ms))
         if kept:
-            self._file("documents", DOCUMENT_COLUMNS, document_columns(run, self._node, kept))
+            columns = document_columns(run, self._node, kept)
+            self._file("documents", name, DOCUMENT_COLUMNS, columns)
+        if self.tally.deeds.total() > self._told:
+            self._told = self.tally.deeds.total()
+            self._file("deeds", self._life, DEED_COLUMNS, self._deeds())
         self._files += 1
 
-    def _file(self, part: str, kinds: dict[str, str], columns: dict[str, list[object]]) -> None:
-        path = self._own(part) / f"{self._role}-{self._life}-{self._files:05}.parquet"
+    def _file(
+        self, part: str, name: str, kinds: dict[str, str], columns: dict[str, list[object]]
+    ) -> None:
+        path = self._own(part) / f"{name}.parquet"
         try:
             write_table(path, kinds, columns)
         except OSError as error:
-            if not self._is_failing:
+            if part not in self._failing:
                 why = error.strerror or str(error)
                 note("observations are lost", level=logging.WARNING, file=str(path), why=why)
-            self._is_failing = True
+            self._failing.add(part)
         else:
-            self._is_failing = False
+            self._failing.discard(part)
 
     def _own(self, part: str) -> Path:
         return self._directory / part / f"{BY_OBSERVER}{quote(self._node, safe='')}"
 
+    @_never_fails
     def close(self) -> None:
         """Write the rest."""
         self._observer.close(self._now)
         self._write(all_=True)
-        if self.tally.deeds:
-            self._file("deeds", DEED_COLUMNS, self._deeds())
 
     def _deeds(self) -> dict[str, list[object]]:
         done = list(self.tally.deeds.items())
