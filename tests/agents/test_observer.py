@@ -80,7 +80,7 @@ class Watched:
     """An observer of one node, and the time."""
 
     def __init__(self, me: NodeId, role: str, policy: str = "ab", n: int = 4) -> None:
-        self.cell = Cell(Policy.named(policy), n)
+        self.cell = Cell(Policy.parse(policy), n)
         self.observer = Observer(self.cell.manifest, me, role)
         self.now = 0
         for broker in BROKERS:
@@ -171,18 +171,31 @@ def test_no_vote_is_missing_of_a_broker_that_may_not_know_of_the_subscription() 
     assert {row.accused for row in bob.rows("missing")} == {B3, B4}
 
 
+def test_broker_that_votes_knows_of_the_subscription_unless_there_was_another_before() -> None:
+    bob = Watched(BOB, "subscriber")
+    bob.send(B2, Unsubscribe(ORDERS))
+    bob.event(Connected(B4))
+    for broker in (B1, B2):
+        bob.hear(broker, vote(1))
+    bob.now += PATIENCE_MS
+    bob.accept(2)
+    bob.now += PATIENCE_MS
+    assert {row.accused for row in bob.rows("missing")} == {B1}
+
+
 @pytest.mark.parametrize(
-    ("answered", "after_ms", "missing"),
+    ("answered", "policy", "after_ms", "missing"),
     [
-        (True, PATIENCE_MS // 2, {(B1, "", "Contents")}),
-        (True, PATIENCE_MS // 2 - 1, set()),  # its disk had that vote before
-        (False, PATIENCE_MS // 2, set()),
+        (True, "ab", 0, {(B1, "", "Contents")}),
+        (True, "ab+journal", PATIENCE_MS // 2, {(B1, "", "Contents")}),
+        (True, "ab+journal", PATIENCE_MS // 2 - 1, set()),  # its disk had that vote before
+        (False, "ab", PATIENCE_MS // 2, set()),
     ],
 )
 def test_source_that_answered_owes_contents_with_every_vote_whatever_got_lost(
-    answered: bool, after_ms: int, missing: set[tuple[str, str, str]]
+    answered: bool, policy: str, after_ms: int, missing: set[tuple[str, str, str]]
 ) -> None:
-    bob = Watched(BOB, "subscriber")
+    bob = Watched(BOB, "subscriber", policy)
     bob.send(B1, Subscribe(ORDERS, (), bodies=True))
     if answered:
         bob.hear(B1, Positions(ORDERS, ()))
@@ -1046,10 +1059,13 @@ def test_broker_that_leaves_out_a_run_of_one_chain_has_skipped(
 
 def test_statement_that_f_plus_one_others_give_is_owed() -> None:
     bob = Watched(BOB, "subscriber", "brb")
+    # The fourth does not know that Bob listens.
+    for broker in (B1, B2, B3):
+        bob.hear(broker, Positions(ORDERS, ()))
     for broker in (B1, B2):
         bob.hear(broker, Checkpoint(bob.cell.segment(broker, 1, b"1")[1]))
     bob.now += PATIENCE_MS
-    assert bob.found("missing") == {(broker, "mute", "Checkpoint") for broker in (B3, B4)}
+    assert bob.found("missing") == {(B3, "mute", "Checkpoint")}
 
 
 @pytest.mark.parametrize(("heard", "reason"), [(True, ""), (False, "mute")])

@@ -116,7 +116,9 @@ class Observer:
         self._acks = Progress("Ack", others, links, self.notes)
         for broker in others:
             self._acks.agreed(broker)  # nobody needs to ask for these
-        self._statements = Turnout("Checkpoint", others, links, self.notes)
+        # Brokers sign for whoever listens, and one that was not told who does cannot know.
+        listens = {"knows": self._votes.is_willing} if role == "subscriber" else {}
+        self._statements = Turnout("Checkpoint", others, links, self.notes, **listens)
         self._sequences = Sequences(self.notes)
         self._order = OrderingWatch(
             manifest, me, links, self._sequences, self.notes, self._keep_signed
@@ -132,7 +134,7 @@ class Observer:
         #: What was accepted last.
         self._accepted: OrderedDict[tuple[Stream, int], bytes] = OrderedDict()
         self._claims = Claims(manifest, self._sequences, self.notes)
-        self._sources = Sources(links, self.notes)
+        self._sources = Sources(manifest, links, self.notes)
         self._filed: dict[bytes, None] = {}
         self._documents: list[Document] = []
         self._swept = 0
@@ -304,6 +306,7 @@ class Observer:
         if self._may_differ(stream):
             for number, digest in enumerate(split_digests(vote.digests), vote.first):
                 self._words.voted(now, sender, (stream, number), digest)
+        self._votes.tells(sender, stream.channel)
         told = self._votes.spoke(now, sender, stream, last)
         if stream.lane is Lane.HISTORY and told == self._manifest.f + 1:
             # One of them is correct, so all that are correct deliver it.

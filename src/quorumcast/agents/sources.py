@@ -2,8 +2,8 @@
 
 A subscriber asks one broker for contents. Sessions keep order, so once a broker has answered, all
 its votes come with them, whatever gets lost before or after; but for those that were waiting for
-its disk meanwhile. The last broker of a chain sends them unasked, as nobody else speaks to
-subscribers.
+its disk meanwhile, where it has one. The last broker of a chain sends them unasked, as nobody else
+speaks to subscribers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from quorumcast.agents.observation import Kind, Notes
 from quorumcast.agents.turnout import BUCKETS, PATIENCE_MS, Links
 from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.core.messages import Vote
+from quorumcast.manifest.manifest import Manifest
 
 #: Requests to one broker that are remembered until they are answered.
 MAX_REQUESTS = 16
@@ -22,9 +23,10 @@ MAX_REQUESTS = 16
 class Sources:
     """Brokers that one node has asked to send contents with their votes."""
 
-    __slots__ = ("_asked", "_links", "_notes", "_requests")
+    __slots__ = ("_asked", "_links", "_manifest", "_notes", "_requests")
 
-    def __init__(self, links: Links, notes: Notes) -> None:
+    def __init__(self, manifest: Manifest, links: Links, notes: Notes) -> None:
+        self._manifest = manifest
         self._links = links
         self._notes = notes
         #: When each broker was asked for votes, with contents or without, and has not answered.
@@ -70,7 +72,9 @@ class Sources:
         last = vote.order[-1:] == (peer,)
         # Where packets get lost, what asked it may have been among them.
         sure = clear >= PATIENCE_MS // 2 and not self._links.state(peer, since)
-        promised = not answers and now - since >= PATIENCE_MS // 2
+        entry = self._manifest.channel(vote.stream.channel)
+        waits_ms = PATIENCE_MS // 2 if entry is None or entry.policy.needs_store else 0
+        promised = not answers and now - since >= waits_ms
         if last or promised or sure:
             self._notes.add(
                 now, Kind.CAME if bodies else Kind.MISSING, peer, "", "Contents", vote.stream,

@@ -9,6 +9,7 @@ after PATIENCE_MS is counted as missing, if the link to it was up, and lost noth
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 
 from quorumcast.agents.observation import Kind, Notes, remember
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
@@ -122,12 +123,19 @@ class Links:
 class Turnout:
     """One kind of message that every broker ought to send about each place."""
 
-    __slots__ = ("_links", "_members", "_message", "_moments", "_notes", "_over", "_said")
+    __slots__ = ("_knows", "_links", "_members", "_message", "_moments", "_notes", "_over", "_said")
 
     def __init__(
-        self, message: str, members: tuple[NodeId, ...], links: Links, notes: Notes
+        self,
+        message: str,
+        members: tuple[NodeId, ...],
+        links: Links,
+        notes: Notes,
+        knows: Callable[[NodeId, Stream], bool] = lambda member, stream: True,
     ) -> None:
         self._message = message
+        #: Whether a member knows that it ought to.
+        self._knows = knows
         self._members = members
         self._links = links
         self._notes = notes
@@ -182,7 +190,7 @@ class Turnout:
             del self._moments[place]
             remember(self._over, place, None)
             for member in waiting:
-                if self._links.owed(member, since):
+                if self._links.owed(member, since) and self._knows(member, place[0]):
                     # Who has said nothing at all since then may merely stand still.
                     state = "" if self._links.heard_at.get(member, since) > since else MUTE
                     self._notes.add(
@@ -200,6 +208,7 @@ class Progress:
 
     __slots__ = (
         "_last",
+        "_left",
         "_links",
         "_members",
         "_message",
@@ -226,17 +235,30 @@ class Progress:
         self._last: dict[Stream, int] = {}
         #: Who has shown that it is going to tell, of which channels; None: of all.
         self._willing: dict[tuple[NodeId, Channel | None], None] = {}
+        #: What was wanted of whom, and then no more: what it tells may be of that time.
+        self._left: dict[tuple[NodeId, Channel], None] = {}
 
     def forget(self, peer: NodeId, channel: Channel | None = None) -> None:
         """A new session, or nothing of this channel is wanted any more."""
         for key in [k for k in self._willing if k[0] == peer and channel in (None, k[1])]:
             del self._willing[key]
+        for left in [k for k in self._left if k[0] == peer and channel is None]:
+            del self._left[left]
+        if channel is not None:
+            self._left[peer, channel] = None
 
     def agreed(self, peer: NodeId, channel: Channel | None = None) -> None:
         """A broker has answered that it is going to tell."""
         self._willing[peer, channel] = None
+        if channel is not None:
+            self._left.pop((peer, channel), None)
 
-    def _is_willing(self, peer: NodeId, stream: Stream) -> bool:
+    def tells(self, peer: NodeId, channel: Channel) -> None:
+        """A broker tells: it knows that it is asked to, though its answer may have got lost."""
+        if (peer, channel) not in self._left:
+            self._willing[peer, channel] = None
+
+    def is_willing(self, peer: NodeId, stream: Stream) -> bool:
         return (peer, None) in self._willing or (peer, stream.channel) in self._willing
 
     def enough(self, now: Millis, stream: Stream, number: int) -> None:
@@ -281,7 +303,7 @@ class Progress:
             while moments and (now - moments[0][1] >= PATIENCE_MS or not moments[0][2]):
                 number, since, waiting = moments.popleft()
                 for member in waiting:
-                    if self._is_willing(member, stream) and self._links.owed(member, since):
+                    if self.is_willing(member, stream) and self._links.owed(member, since):
                         self._notes.add(
                             now, Kind.MISSING, member, message=self._message, stream=stream,
                             number=number,
