@@ -602,6 +602,44 @@ def test_contents_that_lack_once_are_no_charge_however_many(
     assert judged(features).named == named
 
 
+@pytest.mark.parametrize(("crowded", "named"), [((), (BOB,)), ((B1, B2), ())])
+def test_who_has_too_many_streams_cannot_say_that_others_ask_for_none(
+    crowded: tuple[str, ...], named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, BOB, "refused", "unknown-stream", message="Pull", count=9) for who in (B1, B2)
+    ]
+    features += [
+        noticed(who, ALICE, "refused", "unknown-stream", message="Open") for who in crowded
+    ]
+    assert judged(features).named == named
+
+
+@pytest.mark.parametrize(("late", "named"), [(4, ()), (99, (B1,))])
+def test_few_late_things_of_one_publisher_are_nothing_beside_what_another_kept(
+    late: int, named: tuple[str, ...]
+) -> None:
+    def vote(who: str, broker: str, kind: str, publisher: str, bucket: int, count: int) -> Feature:
+        return noticed(
+            who, broker, kind, message="Vote", publisher=publisher, bucket=bucket, count=count
+        )
+
+    features = []
+    for who in (BOB, CAROL):
+        features.append(vote(who, B1, "missing", ALICE, 0, 400))
+        features.append(vote(who, B1, "came", CAROL, 5, 400))
+        features.append(vote(who, B1, "came", CAROL, 640, late))
+        for broker in (B2, B3, B4):
+            features += [vote(who, broker, "came", pub, 5, 400) for pub in (ALICE, CAROL)]
+    parts = 8
+    spread = [
+        msgspec.structs.replace(f, slot=slot, count=f.count // parts if f.count > late else late)
+        for f in features
+        for slot in (range(parts) if f.count > late else (0,))
+    ]
+    assert judged(spread, Cell(Policy.named("ab"), 4)).named == named
+
+
 def test_answer_that_comes_twice_because_it_was_asked_for_twice_is_nobodys_fault() -> None:
     features = [
         noticed(who, B1, "refused", "unexpected-message", message="Positions", count=2)

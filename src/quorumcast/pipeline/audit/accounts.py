@@ -51,6 +51,19 @@ class Account:
         return failed >= max(least, LEAST_SHARE * due)
 
     @property
+    def weighty(self) -> list[Feature]:
+        """What failed, but for what is little of all that was due of its publisher.
+
+        What one publisher keeps from a node says nothing of the few things of others that are late.
+        """
+        failed: Counter[str] = Counter()
+        for feature in self.features:
+            failed[feature.publisher] += feature.count
+        return [
+            f for f in self.features if failed[f.publisher] >= LEAST_SHARE * self.of[f.publisher]
+        ]
+
+    @property
     def due_since(self) -> dict[int, int]:
         """What was due in each part of the run from the first failure on."""
         first = min(self.failed, default=0)

@@ -104,6 +104,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether it is only about clients, or only about what the observer itself published.
     of_clients: bool = False
     own: bool = False
+    #: … and not where the observer has too many streams to remember all of them.
+    uncrowded: bool = False
 
     def covers(self, feature: Feature) -> bool:
         """Whether this rule is about such observations."""
@@ -168,7 +170,7 @@ RULES = (
     Rule(kind="refused", reasons=("unknown-stream",), messages=("Contents",),
          deed="flooded", at_least=3, why="spoke of streams that do not exist"),
     Rule(kind="refused", reasons=("unknown-stream",), messages=("Pull",), of_clients=True,
-         deed="flooded", at_least=2, why="asked for streams that do not exist"),
+         uncrowded=True, deed="flooded", at_least=2, why="asked for streams that do not exist"),
     Rule(kind="refused", reasons=("unknown-stream",), messages=("Open", "Publish"),
          of_clients=True, deed="flooded", at_least=15, share=0.2,
          why="opened more streams than it may"),
@@ -246,6 +248,15 @@ class Case:
             for publisher in self.publishers
             if manifest.may_publish(NodeId(publisher), channel.name)
         }
+        crowding = [
+            feature
+            for feature in self.features
+            if feature.reason == "unknown-stream" and feature.message in ("Open", "Publish")
+        ]
+        #: Publishers of so many streams that some had to give way: of those nobody can be ready.
+        self.flooding = {feature.accused for feature in crowding}
+        #: … and at whom: it cannot tell a stream that was never there from one that gave way.
+        self.crowded = {feature.observer for feature in crowding}
         #: Publishers of whom somebody says, be it once, what correct ones give no cause for; and
         #: who says so where nothing gets lost.
         self.doubted: set[str] = set()
@@ -257,12 +268,6 @@ class Case:
                     self.doubted |= {accused} & self.publishers
                     if feature.reason != MENDED:
                         self.doubts.setdefault(accused, set()).add(feature.observer)
-        #: Publishers of so many streams that some had to give way: of those nobody can be ready.
-        self.flooding = {
-            feature.accused
-            for feature in self.features
-            if feature.reason == "unknown-stream" and feature.message in ("Open", "Publish")
-        }
         #: How many messages of a kind came from a node.
         self.heard: Counter[tuple[str, str, str]] = Counter()
         for feature in self.features:
@@ -279,6 +284,8 @@ class Case:
         if rule.of_clients and holder(feature.accused) not in self.clients:
             return False
         if rule.signed and holder(feature.publisher) not in self.clients:
+            return False
+        if rule.uncrowded and feature.observer in self.crowded:
             return False
         return not rule.own or feature.publisher == feature.observer
 

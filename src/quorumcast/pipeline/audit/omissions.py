@@ -189,7 +189,7 @@ def _outstanding(
                 excused = deed == "delayed" or account.features[0].channel == CRASH_LOG
                 charges = [
                     _or_leaders(case, charge) if excused else charge
-                    for charge in _charges(case, account.features, deed, why.format(message))
+                    for charge in _charges(case, account.weighty, deed, why.format(message))
                     if charge.publishers & blamed.get(accused, set())
                     or account.fails_without(blamed.get(accused, ()), least)
                 ]
