@@ -117,8 +117,8 @@ class Observer:
         for broker in others:
             self._acks.agreed(broker)  # nobody needs to ask for these
         # Brokers sign for whoever listens, and one that was not told who does cannot know.
-        listens = {"knows": self._votes.is_willing} if role == "subscriber" else {}
-        self._statements = Turnout("Checkpoint", others, links, self.notes, **listens)
+        knows = self._votes.is_willing if role == "subscriber" else None
+        self._statements = Turnout("Checkpoint", others, links, self.notes, knows)
         self._sequences = Sequences(self.notes)
         self._order = OrderingWatch(
             manifest, me, links, self._sequences, self.notes, self._keep_signed
@@ -319,14 +319,12 @@ class Observer:
             self._votes.enough(now, stream, number)
 
     def _on_chain(self, stream: Stream) -> bool:
-        return self._broadcast(stream) is Broadcast.CHAIN
-
-    def _broadcast(self, stream: Stream) -> Broadcast | None:
         entry = self._manifest.channel(stream.channel)
-        return None if entry is None else entry.policy.broadcast
+        return entry is not None and entry.policy.broadcast is Broadcast.CHAIN
 
     def _may_differ(self, stream: Stream) -> bool:
-        return self._broadcast(stream) in (Broadcast.AUTHENTICATED, Broadcast.CHAIN)
+        entry = self._manifest.channel(stream.channel)
+        return entry is not None and entry.policy.may_split
 
     def _has_history(self, stream: Stream) -> bool:
         entry = self._manifest.channel(stream.channel)

@@ -131,10 +131,10 @@ class Turnout:
         members: tuple[NodeId, ...],
         links: Links,
         notes: Notes,
-        knows: Callable[[NodeId, Stream], bool] = lambda member, stream: True,
+        knows: Callable[[NodeId, Stream], bool] | None = None,
     ) -> None:
         self._message = message
-        #: Whether a member knows that it ought to.
+        #: Whether a member knows that it ought to; None: all do.
         self._knows = knows
         self._members = members
         self._links = links
@@ -190,7 +190,8 @@ class Turnout:
             del self._moments[place]
             remember(self._over, place, None)
             for member in waiting:
-                if self._links.owed(member, since) and self._knows(member, place[0]):
+                knows = self._knows is None or self._knows(member, place[0])
+                if knows and self._links.owed(member, since):
                     # Who has said nothing at all since then may merely stand still.
                     state = "" if self._links.heard_at.get(member, since) > since else MUTE
                     self._notes.add(

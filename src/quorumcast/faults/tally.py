@@ -9,7 +9,7 @@ again counts again, and nobody asks whether the peer could have noticed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -62,28 +62,12 @@ class Tally:
 
     def compare(self, wanted: Sequence[Effect], done: Sequence[Effect | Later]) -> None:
         """What was to be done, and what is done instead."""
-        late = by_peer([one.effect for one in done if isinstance(one, Later)])
-        intended, said = by_peer(wanted), by_peer(done)
-        for peer in dict.fromkeys((*intended, *said, *late)):
-            extra, put_off = list(said.get(peer, ())), list(late.get(peer, ()))
-            lacking: list[Word] = []
-            for word in intended.get(peer, ()):
-                if word in extra:
-                    extra.remove(word)
-                elif word in put_off:
-                    put_off.remove(word)
-                    self._keep_back(word, peer)
-                else:
-                    lacking.append(word)
-            altered = min(len(lacking), len(extra))
-            for word in lacking[altered:]:
-                self._keep_back(word, peer)
-            for message, _ in (*lacking[:altered], *extra[altered:], *put_off):
-                self._add(message, peer)
-
-    def _keep_back(self, word: Word, peer: NodeId) -> None:
-        if not isinstance(word[0], REQUESTS):
-            self._add(word[0], peer)
+        for change in changes(by_peer(wanted), by_peer(done), by_peer(later(done))):
+            for message, _ in (*change.put_off, *change.dropped):
+                if not isinstance(message, REQUESTS):
+                    self._add(message, change.peer)
+            for message, _ in (*(before for before, _ in change.altered), *change.added):
+                self._add(message, change.peer)
 
     def _add(self, message: AnyMessage, peer: NodeId) -> None:
         deed = TalliedDeed(type(message).__name__, peer)
@@ -93,6 +77,51 @@ class Tally:
             deed = TalliedDeed(deed.message, peer, stream.publisher, history)
         if deed in self.deeds or len(self.deeds) < MAX_DEEDS:
             self.deeds[deed] += 1
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What one peer is told otherwise than was meant."""
+
+    peer: NodeId
+    put_off: list[Word]
+    #: What was to be said, and what is said instead.
+    altered: list[tuple[Word, Word]]
+    dropped: list[Word]
+    #: Now or later.
+    added: list[Word]
+
+
+def changes(
+    intended: Mapping[NodeId, Sequence[Word]],
+    said: Mapping[NodeId, Sequence[Word]],
+    delayed: Mapping[NodeId, Sequence[Word]],
+) -> Iterator[Change]:
+    """By peer: what was to be said, against what is said now and what will be."""
+    for peer in dict.fromkeys((*intended, *said, *delayed)):
+        extra, late = list(said.get(peer, ())), list(delayed.get(peer, ()))
+        put_off: list[Word] = []
+        lacking: list[Word] = []
+        for word in intended.get(peer, ()):
+            if word in extra:
+                extra.remove(word)
+            elif word in late:
+                late.remove(word)
+                put_off.append(word)
+            else:
+                lacking.append(word)
+        altered = list(zip(lacking, extra, strict=False))
+        yield Change(
+            peer=peer,
+            put_off=put_off,
+            altered=altered,
+            dropped=lacking[len(altered) :],
+            added=[*extra[len(altered) :], *late],
+        )
+
+
+def later(effects: Sequence[Effect | Later]) -> list[Effect]:
+    """What is put off."""
+    return [effect.effect for effect in effects if isinstance(effect, Later)]
 
 
 def by_peer(effects: Sequence[Effect | Later]) -> dict[NodeId, list[Word]]:

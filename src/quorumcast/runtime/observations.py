@@ -115,6 +115,7 @@ class ObservationLog:
         self._observer = Observer(manifest, node, role)
         #: What faults that are installed here do: labels, which no audit is judged by.
         self.tally = Tally()
+        #: How many deeds have been written.
         self._told = 0
         self._strain = Strain()
         self._attention = Attention()

@@ -48,7 +48,7 @@ from quorumcast.core.messages import (
 from quorumcast.core.statements import parse_statement
 from quorumcast.faults.base import stream_of
 from quorumcast.faults.contract import Fault, Later
-from quorumcast.faults.tally import REQUESTS, Word, by_peer
+from quorumcast.faults.tally import REQUESTS, Word, by_peer, changes, later
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.hearsay import Hearsay, Run
 
@@ -146,36 +146,27 @@ class Deeds:
         self, node: NodeId, fault: str, wanted: list[Effect], done: list[Effect | Later], now: int
     ) -> None:
         """What was to be done, and what was done instead."""
-        intended, said, delayed = by_peer(wanted), by_peer(done), by_peer(_later(done))
+        intended, said, delayed = by_peer(wanted), by_peer(done), by_peer(later(done))
         due = {id(later.effect): now + later.after_ms for later in done if isinstance(later, Later)}
         self._overtake(node, fault, done, due, now)
         torn = self._tear(node, said)
-        for peer in dict.fromkeys((*intended, *said, *delayed)):
+        for change in changes(intended, said, delayed):
+            peer = change.peer
             if not self._reached(node, peer):
                 continue
-            extra = list(said.get(peer, ()))
-            late = list(delayed.get(peer, ()))
-            lacking: list[Word] = []
-            for word in intended.get(peer, ()):
-                if word in extra:
-                    extra.remove(word)
-                elif word in late:
-                    late.remove(word)
-                    if _delay_of(done, word, peer) >= LATE_MS:
-                        self._add(node, fault, Deed.DELAYED, word, peer, now)
-                else:
-                    lacking.append(word)
+            for word in change.put_off:
+                if _delay_of(done, word, peer) >= LATE_MS:
+                    self._add(node, fault, Deed.DELAYED, word, peer, now)
             for word in (*said.get(peer, ()), *delayed.get(peer, ())):
                 self._show(node, word, peer)
-            altered = min(len(lacking), len(extra))
-            for word, instead in zip(lacking, extra, strict=False):
+            for word, instead in change.altered:
                 if self._led(node, instead[0]) not in torn and not self._is_version(
                     node, word, instead
                 ):
                     self._add(node, fault, Deed.ALTERED, word, peer, now)
-            for word in lacking[altered:]:
+            for word in change.dropped:
                 self._add(node, fault, Deed.DROPPED, word, peer, now)
-            for word in (*extra[altered:], *late):
+            for word in change.added:
                 if not self._may_open(node, word, peer):
                     self._add(node, fault, Deed.ADDED, word, peer, now)
 
@@ -392,10 +383,6 @@ class _Recorded:
         done = self._fault.tamper(list(effects), now)
         self._deeds.compare(self._node, self.name, effects, done, now)
         return done
-
-
-def _later(effects: list[Effect | Later]) -> list[Effect | Later]:
-    return [effect.effect for effect in effects if isinstance(effect, Later)]
 
 
 def _says_less(message: AnyMessage, than: AnyMessage) -> bool:
