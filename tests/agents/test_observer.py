@@ -711,6 +711,29 @@ def test_vote_otherwise_than_f_plus_one_others_contradicts(order: tuple[NodeId, 
     assert bob.found("contradicts") == {(B3, "others", "Vote")}
 
 
+@pytest.mark.parametrize(
+    ("policy", "voting", "accepted", "missing"),
+    [
+        ("ab", (B1,), False, set()),
+        ("ab", (B1, B2), False, {B3, B4}),
+        ("ab", (B1, B2, B3), True, {B4}),
+        ("chain", (B1, B2), False, set()),  # not everybody is on the chain
+    ],
+)
+def test_vote_that_a_correct_broker_gives_is_owed_by_all_though_nothing_is_accepted(
+    policy: str, voting: tuple[NodeId, ...], accepted: bool, missing: set[NodeId]
+) -> None:
+    bob = Watched(BOB, "subscriber", policy)
+    bob.answered()
+    for broker in voting:
+        bob.hear(broker, Vote(STREAM, 1, digests(b"1")))
+    if accepted:
+        bob.accept(1)
+    bob.now += PATIENCE_MS
+    rows = [row for row in bob.rows("missing") if row.message == "Vote"]
+    assert {(row.accused, row.count) for row in rows} == {(broker, 1) for broker in missing}
+
+
 def test_history_is_owed_for_chain_runs_that_their_publisher_sent_itself() -> None:
     broker = Watched(B2, "broker", "chain+history")
     broker.now = 0
@@ -843,6 +866,28 @@ def test_state_of_which_nobody_can_say_anything_else_is_not_noted(
     broker = leading(**{B1: there, B3: there, B4: STANDING})
     broker.hear(sender, StateHead(Protection.BYZANTINE, checkpoint, chunks))
     assert broker.found("contradicts") == broker.found("boasts") == set()
+
+
+@pytest.mark.parametrize(
+    ("order", "found"),
+    [
+        ((B2, B3, B4), {B4}),
+        ((B4, B2, B3), {B4}),  # it had spoken before
+        ((B3, B4), set()),  # one of two
+    ],
+)
+def test_who_hands_over_another_log_than_f_plus_one_others_contradicts(
+    order: tuple[NodeId, ...], found: set[NodeId]
+) -> None:
+    broker = Watched(B1, "broker", "total")
+    batches = ((Item(STREAM, 1, digests(b"1")),), (Item(STREAM, 2, digests(b"2")),))
+    for member in order:
+        said = batches[::-1] if member == B4 else batches
+        broker.hear(member, LogPart(Protection.BYZANTINE, 5, said))
+    rows = [row for row in broker.rows("contradicts") if row.message == "LogPart"]
+    assert {(row.accused, row.reason, row.count) for row in rows} == {
+        (b, "others", 1) for b in found
+    }
 
 
 def test_nobody_wakes_up_twice_in_one_session() -> None:

@@ -316,8 +316,11 @@ def broken(publisher: str, *breaks: str, t_ms: int = 100) -> list[Feature]:
     ("breaks", "named"),
     [
         ((f"{B1} {B2}?", f"{B1} {B3} {B4}?"), (B1,)),
+        ((f"{B2} {B1}", f"{B3} {B1}"), (B1,)),  # nobody can hand it anything
+        ((f"{B2} {B1}", f"{B1} {B3}?"), (B1,)),
         ((f"{B1} {B2}?",), ()),  # b2 may stand still
         ((f"{B1} {B2}?", f"{B3} {B1}?"), ()),  # or b1
+        ((f"{B2} {B1}?", f"{B3} {B1}?"), ()),
         ((f"{B1}? {B2}", f"{B1}? {B3}"), ()),  # here, too
         ((f"{B1} {B2}?", f"{B1} {B3}?", f"{B3} {B4}?"), ()),  # more than f, or the weather
         (("", f"{B1} {B2}?", f"{B1} mallory?"), ()),
@@ -495,6 +498,19 @@ def test_broker_of_a_lying_publisher_may_vote_twice_where_that_is_not_settled() 
     assert voted_twice("brb") == [{B1, BOB}]
 
 
+@pytest.mark.parametrize(
+    ("policy", "count", "named"), [("ab", 2, (B1,)), ("ab", 1, ()), ("ab+history", 2, ())]
+)
+def test_no_publisher_makes_a_broker_vote_twice_that_has_no_histories_to_go_by(
+    policy: str, count: int, named: tuple[str, ...]
+) -> None:
+    twice = [
+        noticed(who, B1, "suspect", "equivocation", message="Vote", count=count)
+        for who in (BOB, CAROL)
+    ]
+    assert judged(twice, Cell(Policy.named(policy))).named == named
+
+
 def test_publisher_is_not_blamed_for_being_late_alone() -> None:
     """On a busy machine its offer reaches a broker through others first."""
     late = [
@@ -600,6 +616,31 @@ def test_contents_that_lack_once_are_no_charge_however_many(
     ]
     features += [noticed(who, B1, "came", message="Contents", count=90) for who in (BOB, CAROL)]
     assert judged(features).named == named
+
+
+@pytest.mark.parametrize(("came", "count", "named"), [(9, 4, (B1,)), (9, 3, ()), (40, 4, ())])
+def test_contents_that_lack_are_a_charge_at_once_if_they_are_many_of_those_that_are_due(
+    came: int, count: int, named: tuple[str, ...]
+) -> None:
+    features = [
+        feature
+        for who in (BOB, CAROL)
+        for feature in (
+            noticed(who, B1, "missing", message="Contents", count=count),
+            noticed(who, B1, "came", message="Contents", count=came),
+        )
+    ]
+    assert judged(features).named == named
+
+
+def test_who_asks_one_broker_for_what_only_others_were_shown_does_not_flood() -> None:
+    # b1 lies, and so b2, which was not shown the stream, is believed.
+    liar = [noticed(who, B1, "contradicts", "itself", message="Vote") for who in (BOB, CAROL)]
+    asked = [
+        noticed(who, BOB, "refused", "unknown-stream", message="Pull", count=9) for who in (B2, B3)
+    ]
+    assert judged([*liar, asked[0]]).named == (B1,)
+    assert judged([*liar, *asked]).named == (B1, BOB)
 
 
 @pytest.mark.parametrize(("crowded", "named"), [((), (BOB,)), ((B1, B2), ())])
@@ -719,6 +760,8 @@ def test_broker_that_a_leader_left_out_need_not_accept_what_it_was_not_shown(
     )
     assert judged([*features, client], Cell(Policy.named("total"))).named == (B4,)
     features.append(leader)
+    assert judged(features, Cell(Policy.named("total"))).named == (B4,), "b1 has led nobody"
+    features.append(noticed(B2, B1, "heard", message="Propose", count=9))
     assert judged(features, Cell(Policy.named("total"))).named == named
     # Where brokers lie, who sees that enough others write it accepts what it was not shown.
     others = [msgspec.structs.replace(f, channel="*byzantine") for f in features]
@@ -1030,6 +1073,98 @@ def test_who_answers_for_some_channels_only_censors_the_others(
         )
     ]
     assert judged(features).named == named
+
+
+@pytest.mark.parametrize(
+    ("channels", "count", "named"),
+    [
+        (("orders",), 3, (B1,)),
+        (("orders",), 2, ()),  # as often as it was answered
+        (("orders", "quotes"), 3, ()),  # it may have stood still
+    ],
+)
+def test_who_answers_no_longer_for_one_channel_only_censors_it(
+    channels: tuple[str, ...], count: int, named: tuple[str, ...]
+) -> None:
+    features = [
+        feature
+        for who in (BOB, CAROL)
+        for channel in ("orders", "quotes", "trades")
+        for feature in (
+            noticed(who, B1, "answered", message="Subscribe", channel=channel, count=2),
+            noticed(who, B1, "unanswered", message="Subscribe", channel=channel, count=count),
+        )
+        if feature.kind == "answered" or channel in channels
+    ]
+    assert judged(features).named == named
+
+
+@pytest.mark.parametrize(
+    ("missing", "came", "taken", "named"),
+    [
+        (12, 20, 0, (B1,)),
+        (9, 20, 0, ()),
+        (9, 2, 0, (B1,)),
+        (12, 20, 1, ()),  # it took the state of others
+    ],
+)
+def test_votes_that_several_miss_at_once_are_charged_if_they_are_many_and_others_came(
+    missing: int, came: int, taken: int, named: tuple[str, ...]
+) -> None:
+    features = [
+        noticed(who, broker, kind, message="Vote", slot=1, count=count)
+        for who in (BOB, CAROL)
+        for broker in CELL.manifest.broker_ids
+        for kind, count in (
+            ("missing", missing if broker == B1 else 0),
+            ("came", came if broker == B1 else came + missing),
+        )
+        if count
+    ]
+    features += [noticed(B2, B1, "heard", message="ChunkQuery")] * taken
+    assert judged(features).named == named
+
+
+def test_votes_that_a_liar_and_a_publishers_victims_leave_out_are_told_apart() -> None:
+    """Carol shows b3 and b4 nothing, and b1 votes for nothing of anybody."""
+    ab = Cell(Policy.named("ab"), n=7, f=2, clients=(ALICE, BOB, CAROL, "dave"))
+    brokers = ab.manifest.broker_ids
+    skipped = {ALICE: {brokers[0]}, CAROL: set(brokers[:1] + brokers[2:4])}
+    features = [
+        noticed(who, broker, "missing" if broker in skipped[publisher] else "came",
+                message="Vote", slot=slot, count=9, publisher=publisher)
+        for who in (BOB, "dave")
+        for publisher in (ALICE, CAROL)
+        for broker in brokers
+        for slot in range(8)
+    ]  # fmt: skip
+    model = Model(brokers, ab.manifest.f)
+    found = conclude(Case(ab.manifest, features), model, [])
+    assert brokers[0] in found.named
+    assert not {*brokers[1:]} & {*found.named}
+
+
+def test_who_is_accused_by_all_who_may_lie_is_named_if_not_all_of_them_can() -> None:
+    """Two brokers and a subscriber say so of b5, and of b7 as many, b5 among them."""
+    ab = Cell(Policy.named("ab"), n=7, f=2)
+    accusers = {"b5": ("b3", "b4"), "b7": ("b5", "b1")}
+    features = [
+        noticed(who, accused, "missing", message="Ready", count=4)
+        for accused, by in accusers.items()
+        for who in by
+    ] + [
+        noticed(BOB, broker, "missing" if broker in accusers else "came", message="Vote",
+                slot=slot, count=9)
+        for broker in ab.manifest.broker_ids
+        for slot in range(8)
+    ]  # fmt: skip
+
+    def named(features: list[Feature]) -> tuple[str, ...]:
+        model = Model(ab.manifest.broker_ids, ab.manifest.f)
+        return conclude(Case(ab.manifest, features), model, []).named
+
+    assert named(features) == ("b5",)
+    assert named([f for f in features if f.accused != "b7"]) == ()
 
 
 @pytest.mark.parametrize(("soon", "named"), [(0, (B1,)), (1, ())])

@@ -322,12 +322,25 @@ def test_what_is_done_to_a_liar_or_to_who_cannot_be_reached_is_no_deed() -> None
 )
 def test_what_is_kept_from_who_does_not_listen_is_no_deed(message: Vote | Positions) -> None:
     deeds = record()
-    deeds.heard.left(BOB, STREAM.channel)
+    deeds.heard.left(BOB, STREAM.channel, 0)
     deeds.compare(B1, "any", [Send((B2, BOB, CAROL), message)], [], 0)
     assert [key.towards for key in deeds.done(END)] == [B2, CAROL]
     deeds.heard.joined(BOB, STREAM.channel)
     deeds.compare(B1, "any", [Send((BOB,), message)], [], 10)
     assert BOB in [key.towards for key in deeds.done(END)]
+
+
+@pytest.mark.parametrize(
+    ("stayed_ms", "missed"), [(PATIENCE_MS - 1, [B2]), (PATIENCE_MS, [B2, BOB])]
+)
+def test_who_leaves_before_it_would_have_come_does_not_miss_it(
+    stayed_ms: int, missed: list[NodeId]
+) -> None:
+    deeds = record()
+    wanted: list[Effect] = [Send((B2, BOB), Vote(STREAM, 1, digests(b"1")))]
+    deeds.compare(B1, "any", wanted, [], 100)
+    deeds.heard.left(BOB, STREAM.channel, 100 + stayed_ms)
+    assert [key.towards for key in deeds.done(END)] == missed
 
 
 @pytest.mark.parametrize(("delay_ms", "late"), [(LATE_MS - 1, 0), (LATE_MS, 1)])

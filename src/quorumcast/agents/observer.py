@@ -305,7 +305,9 @@ class Observer:
             self._sequences.passed_on(now, sender, vote, last)
         if self._may_differ(stream):
             for number, digest in enumerate(split_digests(vote.digests), vote.first):
-                self._words.voted(now, sender, (stream, number), digest)
+                backed = self._words.voted(now, sender, (stream, number), digest)
+                if backed and not self._on_chain(stream):
+                    self._votes.backed(now, stream, number)
         self._votes.tells(sender, stream.channel)
         told = self._votes.spoke(now, sender, stream, last)
         if stream.lane is Lane.HISTORY and told == self._manifest.f + 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
+from quorumcast.agents.log_parts import LogParts
 from quorumcast.agents.observation import MAX_REMEMBERED, Kind, Notes, remember
 from quorumcast.agents.sequences import Sequences
 from quorumcast.agents.showings import Showings
@@ -71,6 +72,7 @@ class OrderingWatch:
         "_open",
         "_ordered_at",
         "_own",
+        "_parts",
         "_proposed",
         "_quorate",
         "_quorum",
@@ -142,6 +144,7 @@ class OrderingWatch:
         #: The highest regency that each member asked for.
         self._stops: dict[tuple[Protection, NodeId], int] = {}
         self._standings = Standings(manifest.f, links, notes)
+        self._parts = LogParts(manifest, notes)
 
     def on_message(self, sender: NodeId, message: AnyMessage, now: Millis) -> None:
         """Something of another broker or of a publisher."""
@@ -160,6 +163,7 @@ class OrderingWatch:
             case Offer():
                 self._on_offer(sender, message, now)
             case LogPart(batches=batches):
+                self._parts.handed(sender, message, now)
                 for batch in batches:
                     self._ordered(batch)
             case Fetched(batch=batch):

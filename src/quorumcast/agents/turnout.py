@@ -208,6 +208,7 @@ class Progress:
     """
 
     __slots__ = (
+        "_backed",
         "_last",
         "_left",
         "_links",
@@ -216,6 +217,7 @@ class Progress:
         "_moments",
         "_notes",
         "_reached",
+        "_settled",
         "_willing",
     )
 
@@ -234,6 +236,9 @@ class Progress:
         #: How far each member is on each stream.
         self._reached: OrderedDict[tuple[Stream, NodeId], int] = OrderedDict()
         self._last: dict[Stream, int] = {}
+        #: How far enough are, and numbers of which a correct broker has told, with the time.
+        self._settled: OrderedDict[Stream, int] = OrderedDict()
+        self._backed: dict[Stream, deque[tuple[int, int]]] = {}
         #: Who has shown that it is going to tell, of which channels; None: of all.
         self._willing: dict[tuple[NodeId, Channel | None], None] = {}
         #: What was wanted of whom, and then no more: what it tells may be of that time.
@@ -264,6 +269,7 @@ class Progress:
 
     def enough(self, now: Millis, stream: Stream, number: int) -> None:
         """Enough are as far as this now."""
+        remember(self._settled, stream, max(number, self._settled.get(stream, 0)))
         if now - self._last.get(stream, -1000) < self.APART_MS:
             return
         if stream not in self._moments and len(self._moments) >= MAX_STREAMS:
@@ -278,6 +284,14 @@ class Progress:
         moments = self._moments.setdefault(stream, deque(maxlen=MAX_MOMENTS))
         if waiting:
             moments.append((number, now, waiting))
+
+    def backed(self, now: Millis, stream: Stream, number: int) -> None:
+        """A correct broker is as far as this, and so may all be, though never enough are."""
+        if stream not in self._backed and len(self._backed) >= MAX_STREAMS:
+            return
+        backed = self._backed.setdefault(stream, deque(maxlen=MAX_MOMENTS))
+        if not backed or now - backed[-1][1] >= self.APART_MS:
+            backed.append((number, now))
 
     def spoke(self, now: Millis, member: NodeId, stream: Stream, number: int) -> int:
         """A member says that it is as far as this; returns how many are."""
@@ -304,11 +318,23 @@ class Progress:
             while moments and (now - moments[0][1] >= PATIENCE_MS or not moments[0][2]):
                 number, since, waiting = moments.popleft()
                 for member in waiting:
-                    if self.is_willing(member, stream) and self._links.owed(member, since):
-                        self._notes.add(
-                            now, Kind.MISSING, member, message=self._message, stream=stream,
-                            number=number,
-                        )  # fmt: skip
+                    self._miss(now, member, stream, number, since)
+        for stream, backed in self._backed.items():
+            while backed and now - backed[0][1] >= PATIENCE_MS:
+                number, since = backed.popleft()
+                if number <= self._settled.get(stream, 0):
+                    continue
+                for member in self._members:
+                    if self._reached.get((stream, member), 0) >= number:
+                        self._came(now, member, stream, 0)
+                    else:
+                        self._miss(now, member, stream, number, since)
+
+    def _miss(self, now: Millis, member: NodeId, stream: Stream, number: int, since: int) -> None:
+        if self.is_willing(member, stream) and self._links.owed(member, since):
+            self._notes.add(
+                now, Kind.MISSING, member, message=self._message, stream=stream, number=number
+            )
 
 
 class Accounts:

@@ -117,18 +117,20 @@ class Words:
                 if said is not None and said != ready.run:
                     self._notes.add(now, Kind.CONTRADICTS, broker, "others", kind.__name__, *place)
 
-    def voted(self, now: Millis, sender: NodeId, place: Place, digest: bytes) -> None:
-        """A broker votes for contents on which correct ones may differ."""
+    def voted(self, now: Millis, sender: NodeId, place: Place, digest: bytes) -> bool:
+        """A broker votes for contents on which correct ones may differ; are these f+1 now?"""
         remember(self._voted, (sender, place), digest)
         votes = {broker: self._voted.get((broker, place)) for broker in self._brokers}
         cast = list(votes.values())
-        if cast.count(digest) == self._f + 1:
+        backed = cast.count(digest) == self._f + 1
+        if backed:
             dissenting = [broker for broker, vote in votes.items() if vote not in (None, digest)]
         else:
             agreed = [vote for vote in cast if vote is not None and cast.count(vote) > self._f]
             dissenting = [sender] if any(vote != digest for vote in agreed) else []
         for broker in dissenting:
             self._notes.add(now, Kind.CONTRADICTS, broker, "others", "Vote", *place)
+        return backed
 
     def vote_of(self, broker: NodeId, place: Place) -> bytes | None:
         """What a broker voted for there, if that is known."""

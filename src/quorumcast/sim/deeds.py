@@ -24,7 +24,7 @@ from collections.abc import Callable
 import msgspec
 
 from quorumcast.broadcast.signed_history import read_history
-from quorumcast.core.ids import Lane, Millis, NodeId, Stream
+from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.messages import (
@@ -304,12 +304,8 @@ class Deeds:
         to_broker = peer in self._manifest.broker_ids
         if deed is Deed.DROPPED and isinstance(word[0], Contents) and to_broker:
             return  # who does not have what another broker asks for says nothing either
-        stream = stream_of(word[0]) or getattr(word[0], "stream", None)
-        if isinstance(word[0], Checkpoint):
-            statement = parse_statement(word[0].statement.payload)
-            stream = None if statement is None else statement.stream
-        about = stream if isinstance(stream, Stream) else None
-        if deed is not Deed.ADDED and self._is_idle(word[0], about, peer):
+        about = _about(word[0])
+        if deed is not Deed.ADDED and self._is_idle(word[0], peer):
             return
         before = ""
         if deed is Deed.DROPPED or deed in _IN_TIME:
@@ -331,13 +327,26 @@ class Deeds:
                 run = (message.stream, first)
         self._done.setdefault(key, []).append((now, message, run))
 
-    def _is_idle(self, message: AnyMessage, about: Stream | None, peer: NodeId) -> bool:
+    def _is_idle(self, message: AnyMessage, peer: NodeId) -> bool:
         """Whether nobody cares: its receiver does not listen, or no longer."""
+        channel = self._channel_for(message, peer)
+        return channel is not None and not self.heard.listens(peer, channel)
+
+    def _is_awaited(self, key: DeedKey, message: AnyMessage, at: int) -> bool:
+        """Whether its receiver goes on listening until it would have come."""
+        if key.deed is not Deed.DROPPED:
+            return True
+        channel = self._channel_for(message, key.towards)
+        return channel is None or self.heard.stays(key.towards, channel, at)
+
+    def _channel_for(self, message: AnyMessage, peer: NodeId) -> Channel | None:
+        """The channel that a subscriber must listen to for this to be for it."""
         if not isinstance(message, _TO_LISTENERS) or peer in self._manifest.broker_ids:
-            return False
+            return None
         if isinstance(message, Positions):
-            return not self.heard.listens(peer, message.channel)
-        return about is not None and not self.heard.listens(peer, about.channel)
+            return message.channel
+        about = _about(message)
+        return None if about is None else about.channel
 
     def done(self, end: int) -> dict[DeedKey, int]:
         """How often each deed was done, as far as whom it was done to can tell."""
@@ -348,6 +357,7 @@ class Deeds:
                 message
                 for t, message, run in times
                 if (plain or self.heard.is_clear(key.node, key.towards, t))
+                and self._is_awaited(key, message, t)
                 and (run is None or self._is_missed(key, run, t, end))
             ]
             if key.deed is Deed.DROPPED:
@@ -383,6 +393,15 @@ class _Recorded:
         done = self._fault.tamper(list(effects), now)
         self._deeds.compare(self._node, self.name, effects, done, now)
         return done
+
+
+def _about(message: AnyMessage) -> Stream | None:
+    """The stream that a message speaks of."""
+    stream = stream_of(message) or getattr(message, "stream", None)
+    if isinstance(message, Checkpoint):
+        statement = parse_statement(message.statement.payload)
+        stream = None if statement is None else statement.stream
+    return stream if isinstance(stream, Stream) else None
 
 
 def _says_less(message: AnyMessage, than: AnyMessage) -> bool:

@@ -3,7 +3,8 @@
 A deed towards a node counts only as far as the node can tell it from what happens to everybody.
 What is held back while packets get lost is like what got lost. What a publisher keeps from a node
 is missed only if others speak of it, early enough, and before the publisher shows it after all; and
-whoever has it from its publisher does not miss it from a broker that might have passed it on.
+whoever has it from its publisher does not miss it from a broker that might have passed it on. Who
+leaves before it would come cannot tell whether it would.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Run = tuple[Stream, int]
 class Hearsay:
     """What reached whom, and when."""
 
-    __slots__ = ("_joined", "_learned", "_lost", "_shown")
+    __slots__ = ("_joined", "_learned", "_left", "_lost", "_shown")
 
     def __init__(self) -> None:
         #: When nodes were told of runs by others than their publishers, and by their publishers.
@@ -33,14 +34,22 @@ class Hearsay:
         self._lost: dict[tuple[NodeId, NodeId], list[int]] = {}
         #: Who listens to which channels now.
         self._joined: set[tuple[NodeId, Channel]] = set()
+        #: When nodes ceased to.
+        self._left: dict[tuple[NodeId, Channel], list[int]] = {}
 
     def joined(self, node: NodeId, channel: Channel) -> None:
         """A node begins to listen."""
         self._joined.add((node, channel))
 
-    def left(self, node: NodeId, channel: Channel) -> None:
+    def left(self, node: NodeId, channel: Channel, now: int) -> None:
         """… and listens no longer."""
         self._joined.discard((node, channel))
+        self._left.setdefault((node, channel), []).append(now)
+
+    def stays(self, node: NodeId, channel: Channel, at: int) -> bool:
+        """Whether a node listens for long enough to tell what does not come from what is late."""
+        left = self._left.get((node, channel), ())
+        return not any(at <= when < at + PATIENCE_MS for when in left)
 
     def listens(self, node: NodeId, channel: Channel) -> bool:
         """Whether it matters to a node what becomes of a channel's publications."""

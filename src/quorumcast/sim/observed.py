@@ -87,7 +87,7 @@ class _Observers:
             case Join(channel=channel):
                 self.deeds.heard.joined(node, channel)
             case Leave(channel=channel):
-                self.deeds.heard.left(node, channel)
+                self.deeds.heard.left(node, channel, now)
             case _:
                 pass
 

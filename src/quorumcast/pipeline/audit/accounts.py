@@ -79,6 +79,13 @@ class Account:
         """Whether nothing that was due ever came, of who was there and said other things."""
         return self.failed == self.due and all(f.reason != MUTE for f in self.features)
 
+    def is_mixed(self, slot: int) -> bool:
+        """Whether it did some things in a part of the run, though not all.
+
+        Who stands still for a while does nothing at all meanwhile.
+        """
+        return self.failed[slot] < self.due[slot]
+
     def is_steady(self, also: Collection[int] = (), least: int = LEAST_SLOTS) -> bool:
         """Whether it happened again and again, and not once for a while.
 
@@ -89,8 +96,7 @@ class Account:
             return True  # nothing came any more
         counted = [slot for slot, due in since.items() if due >= DUE]
         failed = [slot for slot in counted if self.failed[slot] or slot in also]
-        # Who stands still for a while does nothing at all meanwhile.
-        mixed = [slot for slot in failed if self.failed[slot] < self.due[slot]]
+        mixed = [slot for slot in failed if self.is_mixed(slot)]
         most = MANY_SLOTS if len(mixed) >= LEAST_SLOTS else MOST_SLOTS
         return len(failed) >= least and len(failed) >= most * len(counted)
 
@@ -117,3 +123,14 @@ def is_alone(case: Case, by_accused: dict[str, Account], accused: str) -> bool:
     others = sorted(other.share for name, other in by_accused.items() if name != accused)
     usual = others[: max(1, len(others) - case.manifest.f + 1)]
     return bool(usual) and usual[-1] <= USUAL * by_accused[accused].share
+
+
+def is_backed(case: Case, by_accused: dict[str, Account]) -> bool:
+    """Whether a correct one, and so whoever published it, did what the others did not.
+
+    That is no matter of a line: who fails lies, or was told something else, if that can be.
+    """
+    did = [account for account in by_accused.values() if account.share < LEAST_SHARE]
+    return len(did) > case.manifest.f and not any(
+        case.settles(f) for account in by_accused.values() for f in account.features
+    )

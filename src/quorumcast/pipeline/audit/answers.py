@@ -32,6 +32,8 @@ ANSWERABLE = {"Subscribe": 5, "Survey": 2, UNTIL_ANSWERED: 5}
 TIMELY = tuple(request for request in ANSWERABLE if request != UNTIL_ANSWERED)
 #: Where nothing gets lost so many are enough, or one of a channel, by who is answered of another.
 IN_VAIN, CENSORED = 2, 1
+#: So often more in vain than not, of whatever, or of one channel alone.
+MOSTLY = 3
 #: How often was asked at least what nothing got lost of.
 TRIES = {"": 1, AGAIN: 2}
 #: So many answers must have come, and this share of them late, before somebody is slow to answer.
@@ -60,7 +62,7 @@ def unanswered(case: Case) -> list[Charge]:
             )
             if request == UNTIL_ANSWERED and answered:
                 continue
-            if silent and (mute or (count >= 3 and count > answered)):
+            if silent and (mute or (count >= MOSTLY and count > answered)):
                 found.append(case.charge(silent, "dropped", f"does not answer {request} requests"))
         found += _censored(case, pair)
     return found
@@ -73,8 +75,16 @@ def _censored(case: Case, pair: list[Feature]) -> list[Charge]:
     answered = {f.channel for f in asked if f.kind == "answered"}
     if len(case.manifest.channels) > PULLS:
         return found  # so many requests at a time nobody answers
+    in_vain = [f for f in asked if f.kind == "unanswered"]
+    unheard = {f.channel for f in in_vain}
     for request, most in ANSWERABLE.items():
         silent = [f for f in asked if f.message == request and f.channel not in answered]
+        if not silent and len(unheard) == 1 and answered - unheard:
+            # It answered once, and does no longer, of this channel only.
+            silent = [f for f in in_vain if f.message == request and f.reason in TRIES]
+            came = sum(f.count for f in asked if f.kind == "answered" and f.channel in unheard)
+            if sum(f.count for f in silent) < max(MOSTLY, came + 1):
+                continue
         # A correct broker is not told apart from a deaf one where it may not have heard.
         censored = IN_VAIN if request == UNTIL_ANSWERED else CENSORED
         least = most if any(f.reason not in TRIES for f in silent) else censored

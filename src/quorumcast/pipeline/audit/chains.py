@@ -38,6 +38,11 @@ class _Break(msgspec.Struct, frozen=True):
     #: Those of them who were heard meanwhile.
     awake: frozenset[str]
 
+    def neighbour(self, broker: str) -> str:
+        """Who got nothing from a broker, or could not hand it anything."""
+        place = self.among.index(broker)
+        return self.among[-1] if broker != self.among[-1] else self.among[place - 1]
+
 
 #: A broker, and the breaks that it may be behind.
 _Shared = tuple[str, list[_Break]]
@@ -92,8 +97,8 @@ def _kept_back(case: Case, common: Sequence[_Shared]) -> list[Charge]:
     """
     found = []
     for accused, breaks in common:
-        kept = [one for one in breaks if accused in one.awake and accused != one.among[-1]]
-        if len({one.among[-1] for one in kept}) >= KEPT_FROM:
+        kept = [one for one in breaks if accused in one.awake]
+        if len({one.neighbour(accused) for one in kept}) >= KEPT_FROM:
             features = [msgspec.structs.replace(one.noted, accused=accused) for one in kept]
             found.append(case.charge(features, "dropped", "keeps from others what it takes"))
     return found

@@ -88,8 +88,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     at_least: int = 1
-    #: … and this share of all such messages that came from the accused, in so many parts of the
-    #: run: a single loss may be of many things.
+    #: … and this share of all that came from the accused of this kind, in so many parts of the run:
+    #: a single loss may be of many things.
     share: float = 0.0
     parts: int = 1
     #: Only where it was not made good later; only where no such message came at all.
@@ -104,6 +104,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether it is only about clients, or only about what the observer itself published.
     of_clients: bool = False
     own: bool = False
+    #: Only where publishers sign no histories, by which brokers correct themselves.
+    unaccounted: bool = False
+    #: So many must say so, where one may not have been told what the others were.
+    by: int = 1
     #: … and not where the observer has too many streams to remember all of them.
     uncrowded: bool = False
 
@@ -124,6 +128,8 @@ RULES = (
          why="voted for other contents than were accepted"),
     Rule(kind="suspect", reasons=("equivocation",), roles=("subscriber",), deed="equivocated",
          publisher=True, why="voted for two contents at one number"),
+    Rule(kind="suspect", reasons=("equivocation",), roles=("subscriber",), deed="equivocated",
+         at_least=2, unaccounted=True, why="voted for two contents at one number"),
     Rule(kind="suspect", reasons=("equivocation",), roles=("broker",), deed="equivocated",
          messages=("Publish", *_VOTES), why="sent two versions of one thing"),
     Rule(kind="suspect", reasons=("equivocation",), roles=("broker",), deed="equivocated",
@@ -140,6 +146,8 @@ RULES = (
     Rule(kind="missing", messages=("Pull",), reasons=("",), deed="dropped",
          why="votes and does not hand over the contents"),
     Rule(kind="missing", messages=("Contents",), deed="dropped", at_least=2, parts=2,
+         why="votes without the contents that it agreed to send"),
+    Rule(kind="missing", messages=("Contents",), deed="dropped", at_least=4, share=0.2,
          why="votes without the contents that it agreed to send"),
     Rule(kind="missing", messages=("Offer", "Publish"), reasons=("",), deed="dropped", at_least=3,
          why="let others show what it should have shown itself"),
@@ -170,7 +178,8 @@ RULES = (
     Rule(kind="refused", reasons=("unknown-stream",), messages=("Contents",),
          deed="flooded", at_least=3, why="spoke of streams that do not exist"),
     Rule(kind="refused", reasons=("unknown-stream",), messages=("Pull",), of_clients=True,
-         uncrowded=True, deed="flooded", at_least=2, why="asked for streams that do not exist"),
+         uncrowded=True, deed="flooded", at_least=2, by=2,
+         why="asked for streams that do not exist"),
     Rule(kind="refused", reasons=("unknown-stream",), messages=("Open", "Publish"),
          of_clients=True, deed="flooded", at_least=15, share=0.2,
          why="opened more streams than it may"),
@@ -181,7 +190,7 @@ RULES = (
     Rule(kind="contradicts", reasons=("itself",), deed="equivocated",
          why="said two different things of one"),
     Rule(kind="contradicts", reasons=("others",), deed="altered", at_least=2,
-         messages=("Ready", "Accept", "Standing", "StateHead"),
+         messages=("Ready", "Accept", "LogPart", "Standing", "StateHead"),
          why="said something else than what was decided"),
     Rule(kind="contradicts", reasons=("digests",), deed="altered",
          why="sent contents that do not match their digest"),
@@ -238,6 +247,7 @@ class Case:
         self._unsettled = {
             channel.name for channel in manifest.channels if channel.policy.may_split
         }
+        self._accounted = {c.name for c in manifest.channels if c.policy.has_history}
         self.clients = {client.id for client in manifest.clients}
         self.publishers = {feature.publisher for feature in self.features} & self.clients
         #: … and those of them who publish where publishers are not trusted.
@@ -268,12 +278,15 @@ class Case:
                     self.doubted |= {accused} & self.publishers
                     if feature.reason != MENDED:
                         self.doubts.setdefault(accused, set()).add(feature.observer)
-        #: How many messages of a kind came from a node.
+        #: How many messages of a kind came from a node, and how many things that were due.
         self.heard: Counter[tuple[str, str, str]] = Counter()
+        self._came: Counter[tuple[str, str, str]] = Counter()
         for feature in self.features:
+            key = (feature.observer, feature.accused, feature.message)
             if feature.kind == "heard" and not feature.reason:
-                key = (feature.observer, feature.accused, feature.message)
                 self.heard[key] += feature.count
+            elif feature.kind == "came":
+                self._came[key] += feature.count
 
     def doubt(self, liars: Iterable[str]) -> None:
         """These are known to lie."""
@@ -286,6 +299,8 @@ class Case:
         if rule.signed and holder(feature.publisher) not in self.clients:
             return False
         if rule.uncrowded and feature.observer in self.crowded:
+            return False
+        if rule.unaccounted and feature.channel in self._accounted:
             return False
         return not rule.own or feature.publisher == feature.observer
 
@@ -305,8 +320,8 @@ class Case:
     def due(self, rule: Rule, group: Sequence[Feature]) -> float:
         """The share of messages that a rule wants, as a number of them."""
         first = group[0]
-        messages = {feature.message for feature in group}
-        return rule.share * sum(self.heard[first.observer, first.accused, m] for m in messages)
+        keys = [(first.observer, first.accused, m) for m in {f.message for f in group}]
+        return rule.share * sum(max(self.heard[key], self._came[key]) for key in keys)
 
     def charge(
         self,
@@ -363,6 +378,8 @@ def firm_charges(case: Case) -> list[Charge]:
             covered = [f for f in covered if not case.made_good(f)]
         if rule.unheard:
             covered = [f for f in covered if not case.heard[f.observer, f.accused, f.message]]
+        if len({f.observer for f in covered}) < rule.by:
+            continue
         for features in case.pairs(covered):
             groups = [features]
             if rule.publisher:

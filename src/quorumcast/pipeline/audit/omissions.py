@@ -25,6 +25,7 @@ from quorumcast.pipeline.audit.accounts import (
     Account,
     Accounts,
     is_alone,
+    is_backed,
     seen_by_several,
 )
 from quorumcast.pipeline.audit.answers import (
@@ -67,6 +68,8 @@ MENDED_LEAST = {
 UNFETCHED, UNFETCHABLE = 3, "proposed what nobody has"
 #: So much missing or late, and this share, is enough for one witness.
 STRONG, STRONG_SHARE = 20, 0.3
+#: … and for two of them one of these, though it was soon over.
+MUCH = ((10, STRONG_SHARE), (3, 0.75))
 
 #: What every broker owes whoever listens to it; later than which class what must be said is late.
 OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept", "Checkpoint", "Standing")
@@ -170,19 +173,30 @@ def _outstanding(
     for charge in firm:
         blamed.setdefault(charge.observer, set()).add(charge.accused)
     several = seen_by_several(accounts)
+    widely = _missed_widely(case, accounts)
     found: list[Charge] = []
     for (_, message), by_accused in accounts.items():
         for accused, account in by_accused.items():
-            alone = message == "Contents" or is_alone(case, by_accused, accused)
+            alone = (
+                message == "Contents"
+                or is_alone(case, by_accused, accused)
+                or (message == "Vote" and is_backed(case, by_accused))
+            )
             # Nothing keeps a broker from being ready, or from settling a history, once the others
             # do, but it may be late.
             owed = deed == "dropped" and message in ("Ready", *OF_HISTORIES.values())
             never = deed == "dropped" and account.never_came
             least = NEVER if owed or never else LEAST
+            steady = (
+                owed
+                or never
+                or (deed == "dropped" and (message, accused) in widely)
+                or account.is_steady(several.get((message, accused), ()))
+            )
             if (
                 account.failed.total() >= least
                 and account.share >= LEAST_SHARE
-                and (owed or never or account.is_steady(several.get((message, accused), ())))
+                and steady
                 and alone
             ):
                 # What it was not shown a broker fetches: it is late with it, and no more.
@@ -203,6 +217,23 @@ def _outstanding(
                     charges = [msgspec.structs.replace(c, strong=True) for c in charges]
                 found += charges
     return found
+
+
+def _missed_widely(case: Case, accounts: Accounts) -> set[tuple[str, str]]:
+    """Of whom several miss so many votes that it was no single moment, however short the run was.
+
+    Who takes the state of others does not vote for what lies before.
+    """
+    jumping = {who for _, who, message in case.heard if message == ASKING[0]}
+    by: dict[tuple[str, str], set[str]] = {}
+    for (observer, message), by_accused in accounts.items():
+        for accused, account in by_accused.items():
+            count, share = account.failed.total(), account.share
+            much = any(count >= least and share >= part for least, part in MUCH)
+            selective = account.never_came or any(map(account.is_mixed, account.failed))
+            if message == "Vote" and much and selective and accused not in jumping:
+                by.setdefault((message, accused), set()).add(observer)
+    return {place for place, observers in by.items() if len(observers) > 1}
 
 
 def _whoever_publishes(case: Case, charge: Charge) -> Charge:
@@ -229,8 +260,9 @@ def _or_leaders(case: Case, charge: Charge) -> Charge:
     for feature in case.features:
         if (feature.observer, feature.reason) == (charge.accused, UNSHOWN):
             unshown[feature.accused] += feature.count
-    brokers = case.manifest.broker_ids
-    leaders = {leader for leader in brokers if unshown[leader] >= LEAST}
+    # Who leads is no secret: others hear it propose, be it not everything.
+    led = {who for by, who, kind in case.heard if kind == "Propose" and by != charge.accused}
+    leaders = {leader for leader in led if unshown[leader] >= LEAST}
     return msgspec.structs.replace(charge, clause=charge.clause | leaders)
 
 

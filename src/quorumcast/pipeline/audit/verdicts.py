@@ -138,7 +138,8 @@ def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
         soft += leader_charges(case)
     soft = [_excused(charge, blamed) for charge in soft]
     sure = [charge for charge in (*firm, *soft) if charge.sure]
-    by_several, together = _settle(model, proven, [*firm, *_of_several(soft, firm, weights)])
+    several = _of_several(soft, firm, weights)
+    by_several, together = _settle(model, proven, [*firm, *several])
     if together - named:
         # Who is found out only beside others needs what is said of them.
         together |= set(by_several.named)
@@ -157,7 +158,7 @@ def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
     if len(heard) < len(soft):
         soft = heard
         by_all, also = _settle(model, proven, (*firm, *soft))
-    forced = _forced(model, {*named, *also}, sure, soft)
+    forced = _forced(model, {*named, *also}, sure, soft, several)
     charges = (*firm, *soft)
     return Conclusion(
         proven=proven,
@@ -194,7 +195,11 @@ def _settle(
 
 
 def _forced(
-    model: Model, named: Collection[str], sure: Sequence[Charge], soft: Sequence[Charge]
+    model: Model,
+    named: Collection[str],
+    sure: Sequence[Charge],
+    soft: Sequence[Charge],
+    several: Sequence[Charge],
 ) -> set[str]:
     """Who is in every explanation of what happened for certain, however few say so.
 
@@ -205,7 +210,7 @@ def _forced(
     certain: list[Clause] = [frozenset((node,)) for node in named]
     found = {
         node
-        for charges in (sure, (*sure, *soft))
+        for charges in (sure, (*sure, *soft), (*sure, *several))
         for node in diagnose([*certain, *(c.clause for c in charges)], model).named
     }
     accused = {c.accused for c in sure if c.accused in found and holder(c.observer) not in found}
