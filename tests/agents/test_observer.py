@@ -1041,6 +1041,27 @@ def test_ready_for_another_run_than_this_broker_contradicts() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("bodies", "noted"),
+    [
+        ({B1: b"1", B2: b"1", B3: b"1"}, set()),
+        ({B1: b"1", B2: b"1", B3: b"2"}, {(B1, b"1"), (B2, b"1"), (B3, b"2")}),
+        ({B3: b"2", B1: b"1", B2: b"1"}, {(B1, b"1"), (B2, b"1"), (B3, b"2")}),
+    ],
+)
+def test_what_everybody_echoes_is_noted_where_not_all_echo_the_same(
+    bodies: dict[NodeId, bytes], noted: set[tuple[NodeId, bytes]]
+) -> None:
+    broker = Watched(B4, "broker", "brb")
+    for _ in range(3):
+        for sender, body in bodies.items():
+            broker.hear(sender, Echo(STREAM, 1, digests(body)))
+    rows = broker.rows("echoed")
+    assert {(row.accused, row.reason, row.number, row.count) for row in rows} == {
+        (sender, f"{STREAM.incarnation}:{digests(body).hex()[:16]}", 1, 1) for sender, body in noted
+    }
+
+
 def test_leader_that_writes_otherwise_than_f_plus_one_others_contradicts_as_leader() -> None:
     broker = Watched(B4, "broker", "total")
     for sender, value in ((B1, b"a"), (B2, b"b"), (B3, b"b")):

@@ -1144,6 +1144,35 @@ def test_votes_that_a_liar_and_a_publishers_victims_leave_out_are_told_apart() -
     assert not {*brokers[1:]} & {*found.named}
 
 
+@pytest.mark.parametrize(
+    ("told", "numbers", "named"),
+    [
+        ({B1: "a", B2: "a", B3: "b", "b5": "b"}, 2, (B4,)),
+        ({B1: "a", B2: "a", B3: "a", "b5": "b"}, 2, ()),  # b5 may lie about what it was told
+        ({B1: "a", B2: "a", B3: "b", "b5": "b"}, 1, ()),
+        ({B1: "a", B2: "a", B3: "a", "b5": "a"}, 2, ()),
+        ({B1: "a", B2: "a", BOB: "b", CAROL: "b"}, 2, ()),  # nobody tells them
+    ],
+)
+def test_who_echoes_different_things_to_more_than_may_lie_has_two_faces(
+    told: dict[str, str], numbers: int, named: tuple[str, ...]
+) -> None:
+    cell = Cell(Policy.named("brb"), n=5)
+    features = [
+        noticed(who, B4, "echoed", f"1:{number}{version}", message="Echo", number=number)
+        for number in range(1, numbers + 1)
+        for who, version in told.items()
+    ]
+    model = Model(cell.manifest.broker_ids, cell.manifest.f)
+    assert conclude(Case(cell.manifest, features), model, []).named == named
+    # What somebody says in its next life has nothing to do with it.
+    lives = [
+        msgspec.structs.replace(f, reason=f.reason.replace("1:", "2:", 1)) if "b" in f.reason else f
+        for f in features
+    ]
+    assert conclude(Case(cell.manifest, lives), model, []).named == ()
+
+
 def test_who_is_accused_by_all_who_may_lie_is_named_if_not_all_of_them_can() -> None:
     """Two brokers and a subscriber say so of b5, and of b7 as many, b5 among them."""
     ab = Cell(Policy.named("ab"), n=7, f=2)

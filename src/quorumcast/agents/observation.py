@@ -112,6 +112,8 @@ class Kind(enum.Enum):
     UNANSWERED = "unanswered"
     #: It said something else than what the cell went by, or than itself.
     CONTRADICTS = "contradicts"
+    #: What it echoed where not all echo the same; the reason is the stream's life and a digest.
+    ECHOED = "echoed"
     #: It claims to be where nobody is.
     BOASTS = "boasts"
     #: The observer lost patience with it as leader.

@@ -12,6 +12,7 @@ from collections import OrderedDict
 
 from quorumcast.agents.observation import Kind, Notes, remember
 from quorumcast.agents.showings import Showings
+from quorumcast.agents.splits import Splits
 from quorumcast.agents.turnout import Links, Place, Turnout
 from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.messages import Echo, Ready
@@ -30,6 +31,7 @@ class Words:
         "_said",
         "_showings",
         "_shown",
+        "_splits",
         "_turnouts",
         "_voted",
         "_vouched",
@@ -47,6 +49,7 @@ class Words:
             kind: Turnout(kind.__name__, others, links, notes) for kind in (Echo, Ready)
         }
         self._showings = Showings("Publish", links, notes)
+        self._splits = Splits(notes)
         #: The runs that publishers showed this broker.
         self._shown: OrderedDict[Place, bytes] = OrderedDict()
         #: The run that this broker is ready for at a first number, and what others said there.
@@ -82,8 +85,13 @@ class Words:
         if isinstance(word, Ready):
             self._count_readies(now, place)
             return
-        echoes = [self._said.get((broker, Echo, place)) for broker in self._brokers]
-        if echoes.count(word.run) <= self._f:
+        echoes = {
+            broker: run
+            for broker in self._brokers
+            if (run := self._said.get((broker, Echo, place))) is not None
+        }
+        self._splits.echoed(now, place, echoes)
+        if list(echoes.values()).count(word.run) <= self._f:
             return
         # One of them is correct, and was shown this run; so this broker ought to be.
         self._showings.due(now, place)

@@ -37,6 +37,7 @@ ACCUSATIONS = (
     (Kind.BACKWARDS, "", "Vote"),
     (Kind.UNANSWERED, "", "Subscribe"),
     (Kind.CONTRADICTS, "itself", "Ready"),
+    (Kind.ECHOED, "1:0123456789abcdef", "Echo"),
     (Kind.BOASTS, "unsent", "Ack"),
     (Kind.GAVE_UP, "alive", "Stop"),
 )

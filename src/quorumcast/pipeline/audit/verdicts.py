@@ -19,6 +19,7 @@ import msgspec
 from quorumcast.core.ids import CELL, holder
 from quorumcast.pipeline.audit.charges import Case, Charge, accusers_of, firm_charges
 from quorumcast.pipeline.audit.diagnosis import Clause, Diagnosis, Model, diagnose
+from quorumcast.pipeline.audit.faces import two_faced
 from quorumcast.pipeline.audit.leaders import GAVE_UP, leader_charges
 from quorumcast.pipeline.audit.omissions import soft_charges
 from quorumcast.pipeline.audit.proofs import Proof
@@ -122,7 +123,7 @@ def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
     """Who is in every explanation."""
     proven = tuple(dict.fromkeys(proof.accused for proof in proofs))
     case.doubt(proven)
-    firm = firm_charges(case)
+    firm = [*firm_charges(case), *two_faced(case)]
     by_firm, named = _settle(model, proven, firm)
     if not by_firm.consistent:
         # Something is charged that did not happen, or more nodes lie than was assumed.
