@@ -12,9 +12,9 @@ from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, Cell
 from quorumcast.core.ids import NodeId
 from quorumcast.core.statements import Basis, Evidence, EvidenceKind, Signed
 from quorumcast.crypto.evidence import Court
+from quorumcast.faults.diagnosis import Model
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.charges import Case, Feature
-from quorumcast.pipeline.audit.diagnosis import Model
 from quorumcast.pipeline.audit.proofs import find_proofs
 from quorumcast.pipeline.audit.verdicts import Conclusion, conclude, verdicts
 from quorumcast.sim.slander import ACCUSATIONS, forgeries, slander

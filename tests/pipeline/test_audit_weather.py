@@ -13,9 +13,9 @@ from quorumcast.agents.observer import Observer
 from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Effect, Event
+from quorumcast.faults.diagnosis import Model
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.charges import Case, Feature
-from quorumcast.pipeline.audit.diagnosis import Model
 from quorumcast.pipeline.audit.verdicts import Conclusion, conclude
 from quorumcast.sim.cells import PUBLISHERS, channel_entry, make_simulated_cell
 from quorumcast.sim.network import Weather

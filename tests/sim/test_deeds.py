@@ -31,8 +31,8 @@ from quorumcast.core.messages import (
 )
 from quorumcast.core.quorum import Protection
 from quorumcast.faults.contract import Later
+from quorumcast.faults.diagnosis import Model, diagnose
 from quorumcast.manifest.policy import Policy
-from quorumcast.pipeline.audit.diagnosis import Model, diagnose
 from quorumcast.pipeline.audit.labels import ideal_clauses
 from quorumcast.sim.deeds import LATE_MS, Deed, Deeds
 

@@ -8,12 +8,12 @@ little, `plain` whose victims cannot all be the liars, `word-against-word` whose
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
-from itertools import combinations
+from collections.abc import Collection
 from pathlib import Path
 
 from quorumcast.agents.observation import CELL_COLUMNS, LABEL_COLUMNS
 from quorumcast.bench.plan import CRASHES, SKIP, Plan
+from quorumcast.faults.diagnosis import Clause, Model, diagnose
 from quorumcast.faults.tally import ABOUT_STREAMS, SLIGHT, TalliedDeed
 from quorumcast.runtime.observations import read_deeds, write_table
 from quorumcast.testing.cluster import LocalCluster
@@ -54,23 +54,13 @@ def status_of(
     """Whether true reports of all these deeds would name who did them."""
     if not deeds:
         return "idle"
-    others: list[set[str]] = []
+    reports: list[Clause] = []
     for deed, count in deeds.items():
         if count >= SLIGHT:
             unsettled = splits and not deed.history and deed.message in ABOUT_STREAMS
             publisher = deed.publisher if unsettled else ""
-            others.append({deed.towards, publisher} - {"", node})
-    if not others:
+            reports.append(frozenset({node, deed.towards, publisher} - {""}))
+    if not reports:
         return "slight"
-    return "word-against-word" if _are_explained(others, brokers, f) else "plain"
-
-
-def _are_explained(others: Iterable[set[str]], brokers: Collection[str], f: int) -> bool:
-    """Whether f brokers and one client, all of them liars, may be behind all reports instead."""
-    reports = list(others)
-    clients = {who for report in reports for who in report if who not in brokers}
-    return any(
-        all(report & {client, *some} for report in reports)
-        for client in (*clients, "")
-        for some in combinations(brokers, f)
-    )
+    named = diagnose(reports, Model(brokers, f)).named
+    return "plain" if node in named else "word-against-word"

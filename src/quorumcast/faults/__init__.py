@@ -1,1 +1,4 @@
-"""The catalogue of misbehaviour, shared by the simulator, the fault console and the tests."""
+"""The catalogue of misbehaviour, what was done and who may be behind it.
+
+Shared by the simulator, real runs, the fault console, the audit and the tests.
+"""

@@ -18,8 +18,8 @@ from quorumcast.agents.breaks import QUIET
 from quorumcast.agents.observation import LOST, Kind
 from quorumcast.agents.turnout import SETTLED_MS
 from quorumcast.core.machine import Suspicion
+from quorumcast.faults.diagnosis import Model, diagnose
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
-from quorumcast.pipeline.audit.diagnosis import Model, diagnose
 from quorumcast.pipeline.audit.silence import WHY, Silences, lost
 
 #: So often a publisher's chains broke where this broker was, or so often in all, and half as often

@@ -18,8 +18,8 @@ from quorumcast.agents.sequences import HOLLOW, VOTED_FIRST
 from quorumcast.agents.turnout import MENDED
 from quorumcast.core.ids import NodeId, holder
 from quorumcast.core.quorum import Protection
+from quorumcast.faults.diagnosis import Clause
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.pipeline.audit.diagnosis import Clause
 
 #: So often must be charged what the protocol forbids before there is no doubt that it happened.
 SURE = 3

@@ -19,9 +19,9 @@ import msgspec
 
 from quorumcast.agents.observation import BY_OBSERVER, DOCUMENT_COLUMNS, DOWN, LOST, Kind
 from quorumcast.core.errors import UsageError
+from quorumcast.faults.diagnosis import Model
 from quorumcast.manifest.files import epoch_path, read_epoch, read_manifest
 from quorumcast.pipeline.audit.charges import Case, Feature
-from quorumcast.pipeline.audit.diagnosis import Model
 from quorumcast.pipeline.audit.proofs import find_proofs, place_of, read_signed
 from quorumcast.pipeline.audit.sifting import (
     MOST_DOCUMENTS,

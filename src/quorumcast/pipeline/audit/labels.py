@@ -4,7 +4,7 @@ The label of a node comes from what was really done (`sim.deeds`), never from wh
 or an audit concluded:
 
 - `plain`: it did enough, towards enough correct nodes, to be named: given true reports of its deeds
-  by all correct nodes, every explanation within the model contains it (`diagnosis`).
+  by all correct nodes, every explanation within the model contains it (`faults.diagnosis`).
 - `word-against-word`: it did, but towards so few that those few might as well be the liars. No
   audit can name it without trusting single witnesses. (A broker that ignores one client; a
   publisher that skips f brokers.)
@@ -26,10 +26,10 @@ import msgspec
 from quorumcast.agents.observation import DOCUMENT_COLUMNS, LABEL_COLUMNS, columns_of
 from quorumcast.core.ids import NodeId
 from quorumcast.faults.catalogue import CATALOGUE
+from quorumcast.faults.diagnosis import Clause, Model, diagnose
 from quorumcast.faults.tally import ABOUT_STREAMS, SLIGHT
 from quorumcast.manifest.files import sign_manifest
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.pipeline.audit.diagnosis import Clause, Model, diagnose
 from quorumcast.sim.cells import identity_of, operator_of
 from quorumcast.sim.deeds import Deed, DeedKey, Difference
 from quorumcast.sim.harm import WORLD

@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from quorumcast.core.ids import CELL, holder
+from quorumcast.faults.diagnosis import Clause, Diagnosis, Model, diagnose
 from quorumcast.pipeline.audit.charges import Case, Charge, accusers_of, firm_charges
-from quorumcast.pipeline.audit.diagnosis import Clause, Diagnosis, Model, diagnose
 from quorumcast.pipeline.audit.faces import two_faced
 from quorumcast.pipeline.audit.leaders import GAVE_UP, leader_charges
 from quorumcast.pipeline.audit.omissions import soft_charges

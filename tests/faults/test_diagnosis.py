@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorumcast.pipeline.audit import diagnosis
-from quorumcast.pipeline.audit.diagnosis import Clause, Model, diagnose
+from quorumcast.faults import diagnosis
+from quorumcast.faults.diagnosis import Clause, Model, diagnose
 
 BROKERS = tuple(f"broker-{index}" for index in range(1, 8))
 CLIENTS = ("alice", "bob", "carol")
