@@ -11,6 +11,7 @@ from quorumcast.agents.claims import FAR_AHEAD, PROBATION_MS
 from quorumcast.agents.observation import COLUMNS, Observation, columns_of
 from quorumcast.agents.observer import Observer
 from quorumcast.agents.ordering_watch import TIRED_MS, UNSHOWN
+from quorumcast.agents.splits import MAX_SPLITS
 from quorumcast.agents.turnout import (
     BUCKETS,
     MENDED,
@@ -1060,6 +1061,16 @@ def test_what_everybody_echoes_is_noted_where_not_all_echo_the_same(
     assert {(row.accused, row.reason, row.number, row.count) for row in rows} == {
         (sender, f"{STREAM.incarnation}:{digests(body).hex()[:16]}", 1, 1) for sender, body in noted
     }
+
+
+def test_publisher_that_splits_brokers_all_the_time_hides_nobody_elses_splits() -> None:
+    broker = Watched(B4, "broker", "brb")
+    others = Stream(ORDERS, BOB, 1)
+    for number, stream in [*((n, STREAM) for n in range(1, MAX_SPLITS + 10)), (1, others)]:
+        for sender, body in ((B1, b"%d"), (B2, b"other %d")):
+            broker.hear(sender, Echo(stream, number, digests(body % number)))
+    whose = [row.publisher for row in broker.rows("echoed")]
+    assert (whose.count(ALICE), whose.count(BOB)) == (2 * MAX_SPLITS, 2)
 
 
 def test_leader_that_writes_otherwise_than_f_plus_one_others_contradicts_as_leader() -> None:
