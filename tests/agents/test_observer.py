@@ -8,6 +8,7 @@ from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, ORDERS, STREAM, Cell
 
 from quorumcast.agents import observation
 from quorumcast.agents.claims import FAR_AHEAD, PROBATION_MS
+from quorumcast.agents.line import TAIL_MS
 from quorumcast.agents.observation import COLUMNS, Observation, columns_of
 from quorumcast.agents.observer import Observer
 from quorumcast.agents.ordering_watch import TIRED_MS, UNSHOWN
@@ -744,11 +745,15 @@ def test_history_is_owed_for_chain_runs_that_their_publisher_sent_itself() -> No
     for publisher, sender in ((ALICE, ALICE), (BOB, B1)):
         stream = type(STREAM)(ORDERS, publisher, 1)
         broker.hear(sender, ChainRun(stream, 1, digests(b"1"), (B2, B3, B4), ()))
-    broker.now += PATIENCE_MS
+    # Others may be first on the chain by now, and so much go by before there is a history.
+    unseen_ms = broker.cell.policy.alpha * TAIL_MS
+    broker.now += PATIENCE_MS + unseen_ms - 1
+    assert broker.found("missing") == set()
+    broker.now += 1
     assert broker.found("missing") == {(ALICE, "", "History")}
     broker.hear(ALICE, ChainRun(STREAM, 2, digests(b"2"), (B2, B3, B4), ()))
     broker.observer.on_lost(B3, Millis(broker.now))
-    broker.now += PATIENCE_MS
+    broker.now += PATIENCE_MS + unseen_ms
     assert broker.found("missing") == {(ALICE, MENDED, "History")}
 
 
@@ -772,6 +777,20 @@ def test_leader_is_alive_only_where_nobody_has_come_back_lately() -> None:
     broker.event(Disconnected(B3))
     broker.event(Connected(B3))
     assert given_up(broker) == {(B1, "young", "Stop")}
+
+
+@pytest.mark.parametrize(
+    ("asked", "ago_ms", "state"), [(0, 249, "young"), (0, 250, "alive"), (1, 0, "alive")]
+)
+def test_leader_is_not_to_blame_while_a_member_still_asks_for_it(
+    asked: int, ago_ms: int, state: str
+) -> None:
+    broker = leading()
+    broker.hear(B3, Stop(Protection.BYZANTINE, asked))
+    broker.now += ago_ms
+    for member in (B1, B3, B4):
+        broker.hear(member, STANDING)
+    assert given_up(broker) == {(B1, state, "Stop")}
 
 
 def test_leader_is_not_to_blame_while_a_voter_is_away_or_stands_still() -> None:

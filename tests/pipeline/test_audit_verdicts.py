@@ -1105,6 +1105,8 @@ def test_who_answers_no_longer_for_one_channel_only_censors_it(
         (12, 20, 0, (B1,)),
         (9, 20, 0, ()),
         (9, 2, 0, (B1,)),
+        (3, 0, 0, (B1,)),
+        (2, 0, 0, ()),  # four in all
         (12, 20, 1, ()),  # it took the state of others
     ],
 )

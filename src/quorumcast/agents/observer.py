@@ -20,6 +20,7 @@ import msgspec
 from quorumcast.agents.breaks import culprits
 from quorumcast.agents.claims import FAR_AHEAD, Claims
 from quorumcast.agents.inquiries import Inquiries
+from quorumcast.agents.line import TAIL_MS
 from quorumcast.agents.observation import DOWN, LOST, MAX_REMEMBERED, Kind, Notes, remember
 from quorumcast.agents.ordering_watch import OrderingWatch
 from quorumcast.agents.repetition import Repetition
@@ -283,7 +284,8 @@ class Observer:
                 if sender == stream.publisher:
                     self._claims.shown(stream, last)
                     if self._has_history(stream):
-                        self._accounts.published(now, stream.data, last)
+                        unseen_ms = self._alpha(stream) * TAIL_MS
+                        self._accounts.published(now, stream.data, last, unseen_ms)
             case Contents(stream=stream, first=first, digests=digests):
                 if digests != b"".join(map(self._manifest.hash, event.bodies)):
                     self.notes.add(
@@ -329,8 +331,12 @@ class Observer:
         return entry is not None and entry.policy.may_split
 
     def _has_history(self, stream: Stream) -> bool:
+        return self._alpha(stream) > 0
+
+    def _alpha(self, stream: Stream) -> int:
+        """After how many publications there is a history, at the latest."""
         entry = self._manifest.channel(stream.channel)
-        return entry is not None and entry.policy.has_history
+        return 0 if entry is None else max(entry.policy.alpha, entry.policy.alpha_max)
 
     def _on_ack(self, sender: NodeId, ack: Ack, now: Millis) -> None:
         sent = self._sent.get(ack.stream.data, 0)

@@ -396,7 +396,10 @@ class OrderingWatch:
         elif now - heard >= ALIVE_MS or leader not in self._links.up_since:
             state = "mute"
         elif not self._links.calm(now) or not all(
-            self._links.awake(member, now) for member in self._members if member != self._me
+            self._links.awake(member, now)
+            and not self._standings.asks_for(log, member, regency - 1, now - ALIVE_MS)
+            for member in self._members
+            if member != self._me
         ):
             # With f liars no leader gets anything ordered that must do without one more.
             state = "young"

@@ -27,7 +27,7 @@ def log_stream(log: Protection) -> Stream:
 class Standings:
     """What each member said last: its regency, and the highest instance decided."""
 
-    __slots__ = ("_f", "_first", "_known", "_links", "_notes", "_said", "_unmoved")
+    __slots__ = ("_asked", "_f", "_first", "_known", "_links", "_notes", "_said", "_unmoved")
 
     def __init__(self, f: int, links: Links, notes: Notes) -> None:
         self._f = f
@@ -40,6 +40,8 @@ class Standings:
         #: … and when it first said since a loss of which instances it knows.
         self._known: dict[tuple[Protection, NodeId], tuple[int, int]] = {}
         self._said: dict[tuple[Protection, NodeId], Standing] = {}
+        #: The regency that each member asked for last, and when.
+        self._asked: dict[tuple[Protection, NodeId], tuple[int, int]] = {}
 
     def of(self, log: Protection, member: NodeId) -> Standing | None:
         """Where a member says it is."""
@@ -140,8 +142,14 @@ class Standings:
             return
         self._notes.add(now, kind, sender, reason, "StateHead", log_stream(head.log), at)
 
+    def asks_for(self, log: Protection, member: NodeId, regency: int, since: int) -> bool:
+        """Whether a member has asked for this leader lately: it does not know that it leads."""
+        asked, at = self._asked.get((log, member), (-1, 0))
+        return asked == regency and at > since
+
     def stopped(self, sender: NodeId, stop: Stop, now: Millis) -> None:
         """A member asks for another leader."""
+        self._asked[stop.log, sender] = (stop.regency, now)
         others = [
             s.regency for (of, who), s in self._said.items() if of is stop.log and who != sender
         ]

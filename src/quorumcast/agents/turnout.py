@@ -341,7 +341,8 @@ class Accounts:
     """Publishers that owe a history: what they publish, and how far they have accounted for it.
 
     A history comes after so many publications, or when nothing more does for a while: a stream that
-    has rested for PATIENCE_MS and is not accounted for to its end is short of one.
+    has rested for PATIENCE_MS and is not accounted for to its end is short of one. Who is no longer
+    the first of a chain does not see what is published since, and has to wait for longer.
     """
 
     __slots__ = ("_accounted", "_links", "_notes", "_published")
@@ -349,14 +350,15 @@ class Accounts:
     def __init__(self, links: Links, notes: Notes) -> None:
         self._links = links
         self._notes = notes
-        #: The last number of each stream, and when it came; at most MAX_STREAMS.
-        self._published: OrderedDict[Stream, tuple[int, int]] = OrderedDict()
+        #: The last number of each stream, when it came, and how long more may have come unseen; at
+        #: most MAX_STREAMS.
+        self._published: OrderedDict[Stream, tuple[int, int, int]] = OrderedDict()
         self._accounted: OrderedDict[Stream, int] = OrderedDict()
 
-    def published(self, now: Millis, stream: Stream, last: int) -> None:
+    def published(self, now: Millis, stream: Stream, last: int, unseen_ms: int = 0) -> None:
         """A publisher has sent this."""
-        if last > self._published.get(stream, (0, 0))[0]:
-            self._published[stream] = (last, now)
+        if last > self._published.get(stream, (0, 0, 0))[0]:
+            self._published[stream] = (last, now, unseen_ms)
             if len(self._published) > MAX_STREAMS:
                 self._published.popitem(last=False)
 
@@ -368,8 +370,8 @@ class Accounts:
 
     def sweep(self, now: Millis) -> None:
         """Who has rested, and not accounted, is not going to."""
-        for stream, (last, since) in list(self._published.items()):
-            if now - since < PATIENCE_MS:
+        for stream, (last, since, unseen_ms) in list(self._published.items()):
+            if now - since < PATIENCE_MS + unseen_ms:
                 continue
             del self._published[stream]
             behind = last - self._accounted.get(stream, 0)

@@ -75,22 +75,26 @@ def _censored(case: Case, pair: list[Feature]) -> list[Charge]:
     answered = {f.channel for f in asked if f.kind == "answered"}
     if len(case.manifest.channels) > PULLS:
         return found  # so many requests at a time nobody answers
-    in_vain = [f for f in asked if f.kind == "unanswered"]
-    unheard = {f.channel for f in in_vain}
     for request, most in ANSWERABLE.items():
         silent = [f for f in asked if f.message == request and f.channel not in answered]
-        if not silent and len(unheard) == 1 and answered - unheard:
-            # It answered once, and does no longer, of this channel only.
-            silent = [f for f in in_vain if f.message == request and f.reason in TRIES]
-            came = sum(f.count for f in asked if f.kind == "answered" and f.channel in unheard)
-            if sum(f.count for f in silent) < max(MOSTLY, came + 1):
-                continue
         # A correct broker is not told apart from a deaf one where it may not have heard.
         censored = IN_VAIN if request == UNTIL_ANSWERED else CENSORED
         least = most if any(f.reason not in TRIES for f in silent) else censored
+        if not silent:
+            silent, least = _no_longer_answered([f for f in asked if f.message == request])
         if answered and sum(f.count for f in silent) >= least:
             found.append(case.charge(silent, "dropped", "answers for some channels only"))
     return found
+
+
+def _no_longer_answered(asked: list[Feature]) -> tuple[list[Feature], int]:
+    """What is asked in vain of the only channel of which anything is, and how often it must be."""
+    in_vain = {f.channel for f in asked if f.kind == "unanswered"}
+    silent = [f for f in asked if f.kind == "unanswered" and f.reason in TRIES]
+    if len(in_vain) != 1 or not {f.channel for f in asked} - in_vain:
+        return [], MOSTLY
+    came = sum(f.count for f in asked if f.kind == "answered" and f.channel in in_vain)
+    return silent, max(MOSTLY, came + 1)
 
 
 def never_signs(case: Case, lying: Collection[str]) -> list[Charge]:

@@ -52,8 +52,8 @@ SKIPPED = {"Vote": 3, "ChainRun": 3, "Propose": 2, "Publish": 3}
 #: What goes to every broker, so that all of them notice.
 SEEN_BY_ALL = ("Propose", "Publish")
 
-#: So much must be missing of what cannot but come, or of which nothing ever came.
-NEVER = 3
+#: So much must be missing of what cannot but come, or of which nothing ever came, to several.
+NEVER, FEWEST = 3, 2
 #: So much must be out of turn, and this share of what was published.
 OUT_OF_TURN = (15, 0.5)
 #: So much must be missing, or late, of what a link may still have to make up for, this share of
@@ -68,8 +68,8 @@ MENDED_LEAST = {
 UNFETCHED, UNFETCHABLE = 3, "proposed what nobody has"
 #: So much missing or late, and this share, is enough for one witness.
 STRONG, STRONG_SHARE = 20, 0.3
-#: … and for two of them one of these, though it was soon over.
-MUCH = ((10, STRONG_SHARE), (3, 0.75))
+#: … and for two of them one of these, though it was soon over; and so much in all.
+MUCH, MUCH_IN_ALL = ((10, STRONG_SHARE), (3, 0.75), (2, 1.0)), 6
 
 #: What every broker owes whoever listens to it; later than which class what must be said is late.
 OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept", "Checkpoint", "Standing")
@@ -186,11 +186,13 @@ def _outstanding(
             # do, but it may be late.
             owed = deed == "dropped" and message in ("Ready", *OF_HISTORIES.values())
             never = deed == "dropped" and account.never_came
+            by_several = (deed, message) == ("dropped", "Vote") and accused in widely
             least = NEVER if owed or never else LEAST
+            least = FEWEST if by_several and never else least
             steady = (
                 owed
                 or never
-                or (deed == "dropped" and (message, accused) in widely)
+                or by_several
                 or account.is_steady(several.get((message, accused), ()))
             )
             if (
@@ -219,21 +221,24 @@ def _outstanding(
     return found
 
 
-def _missed_widely(case: Case, accounts: Accounts) -> set[tuple[str, str]]:
+def _missed_widely(case: Case, accounts: Accounts) -> set[str]:
     """Of whom several miss so many votes that it was no single moment, however short the run was.
 
     Who takes the state of others does not vote for what lies before.
     """
     jumping = {who for _, who, message in case.heard if message == ASKING[0]}
-    by: dict[tuple[str, str], set[str]] = {}
-    for (observer, message), by_accused in accounts.items():
+    missed: Counter[str] = Counter()
+    in_all: Counter[str] = Counter()
+    for (_, message), by_accused in accounts.items():
         for accused, account in by_accused.items():
             count, share = account.failed.total(), account.share
             much = any(count >= least and share >= part for least, part in MUCH)
             selective = account.never_came or any(map(account.is_mixed, account.failed))
-            if message == "Vote" and much and selective and accused not in jumping:
-                by.setdefault((message, accused), set()).add(observer)
-    return {place for place, observers in by.items() if len(observers) > 1}
+            if message == "Vote" and much and selective:
+                missed[accused] += 1
+                in_all[accused] += count
+    several = {accused for accused, observers in missed.items() if observers > 1}
+    return {accused for accused in several if in_all[accused] >= MUCH_IN_ALL} - jumping
 
 
 def _whoever_publishes(case: Case, charge: Charge) -> Charge:
