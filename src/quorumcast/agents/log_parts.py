@@ -10,6 +10,7 @@ from collections import OrderedDict
 
 from quorumcast.agents.observation import Kind, Notes, remember
 from quorumcast.agents.standings import log_stream
+from quorumcast.agents.words import outvoted
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.messages import LogPart
 from quorumcast.core.quorum import Protection
@@ -35,19 +36,8 @@ class LogParts:
             said = self._said.get((part.log, instance), {})
             said[sender] = value_of(self._hash, batch)
             remember(self._said, (part.log, instance), said)
-            for member in self._false(said, sender):
+            for member in outvoted(said, sender, self._f):
                 false.setdefault(member, instance)
         for member, instance in false.items():
             stream = log_stream(part.log)
             self._notes.add(now, Kind.CONTRADICTS, member, "others", "LogPart", stream, instance)
-
-    def _false(self, said: dict[NodeId, bytes], sender: NodeId) -> list[NodeId]:
-        """Who is found out by what has just been said: the sender, or who had spoken before."""
-        values = list(said.values())
-        true = [value for value in values if values.count(value) > self._f]
-        if not true:
-            return []
-        if said[sender] not in true:
-            return [sender]
-        found_now = values.count(said[sender]) == self._f + 1
-        return [member for member, value in said.items() if found_now and value not in true]

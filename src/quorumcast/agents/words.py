@@ -9,6 +9,7 @@ correct broker was shown: who votes otherwise lies, or the publisher told broker
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
 from quorumcast.agents.observation import Kind, Notes, remember
 from quorumcast.agents.showings import Showings
@@ -18,6 +19,14 @@ from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.messages import Echo, Ready
 from quorumcast.crypto.digest import root
 from quorumcast.manifest.manifest import Manifest
+
+
+def outvoted(said: Mapping[NodeId, bytes], sender: NodeId, f: int) -> list[NodeId]:
+    """Who is found out, by what has just been said, to say something else than f+1 others."""
+    word, words = said[sender], list(said.values())
+    if words.count(word) == f + 1:
+        return [who for who, other in said.items() if other != word]
+    return [sender] if any(other != word and words.count(other) > f for other in words) else []
 
 
 class Words:
@@ -128,17 +137,14 @@ class Words:
     def voted(self, now: Millis, sender: NodeId, place: Place, digest: bytes) -> bool:
         """A broker votes for contents on which correct ones may differ; are these f+1 now?"""
         remember(self._voted, (sender, place), digest)
-        votes = {broker: self._voted.get((broker, place)) for broker in self._brokers}
-        cast = list(votes.values())
-        backed = cast.count(digest) == self._f + 1
-        if backed:
-            dissenting = [broker for broker, vote in votes.items() if vote not in (None, digest)]
-        else:
-            agreed = [vote for vote in cast if vote is not None and cast.count(vote) > self._f]
-            dissenting = [sender] if any(vote != digest for vote in agreed) else []
-        for broker in dissenting:
+        votes = {
+            broker: vote
+            for broker in self._brokers
+            if (vote := self._voted.get((broker, place))) is not None
+        }
+        for broker in outvoted(votes, sender, self._f):
             self._notes.add(now, Kind.CONTRADICTS, broker, "others", "Vote", *place)
-        return backed
+        return list(votes.values()).count(digest) == self._f + 1
 
     def vote_of(self, broker: NodeId, place: Place) -> bytes | None:
         """What a broker voted for there, if that is known."""

@@ -130,9 +130,9 @@ class Deeds:
         self._versions: dict[_Place, dict[bytes, dict[NodeId, None]]] = {}
         #: Whether a peer is correct and can be reached by a node.
         self._reached = reached
-        #: When each deed was done, to which words, and which run a publisher kept back, or a broker
-        #: did not pass on, if it did.
-        self._done: dict[DeedKey, list[tuple[int, AnyMessage, Run | None]]] = {}
+        #: When each deed was done, to which words, which run a publisher kept back, or a broker did
+        #: not pass on, if it did, and on which channel who lacks it listens for it.
+        self._done: dict[DeedKey, list[tuple[int, AnyMessage, Run | None, Channel | None]]] = {}
         #: What reached whom.
         self.heard = Hearsay()
         #: What is put off: until when, what, and about what.
@@ -305,8 +305,9 @@ class Deeds:
         if deed is Deed.DROPPED and isinstance(word[0], Contents) and to_broker:
             return  # who does not have what another broker asks for says nothing either
         about = _about(word[0])
-        if deed is not Deed.ADDED and self._is_idle(word[0], peer):
-            return
+        channel = self._channel_for(word[0], about, peer)
+        if deed is not Deed.ADDED and channel and not self.heard.listens(peer, channel):
+            return  # nobody cares
         before = ""
         if deed is Deed.DROPPED or deed in _IN_TIME:
             before = self._before_on_chain(node, word[0]) or self._before.get((node, about), "")
@@ -325,27 +326,17 @@ class Deeds:
             first = 0 if isinstance(message, Open) else message.first
             if message.stream.publisher == node or isinstance(message, Offer):
                 run = (message.stream, first)
-        self._done.setdefault(key, []).append((now, message, run))
+        awaited = channel if deed is Deed.DROPPED else None
+        self._done.setdefault(key, []).append((now, message, run, awaited))
 
-    def _is_idle(self, message: AnyMessage, peer: NodeId) -> bool:
-        """Whether nobody cares: its receiver does not listen, or no longer."""
-        channel = self._channel_for(message, peer)
-        return channel is not None and not self.heard.listens(peer, channel)
-
-    def _is_awaited(self, key: DeedKey, message: AnyMessage, at: int) -> bool:
-        """Whether its receiver goes on listening until it would have come."""
-        if key.deed is not Deed.DROPPED:
-            return True
-        channel = self._channel_for(message, key.towards)
-        return channel is None or self.heard.stays(key.towards, channel, at)
-
-    def _channel_for(self, message: AnyMessage, peer: NodeId) -> Channel | None:
+    def _channel_for(
+        self, message: AnyMessage, about: Stream | None, peer: NodeId
+    ) -> Channel | None:
         """The channel that a subscriber must listen to for this to be for it."""
         if not isinstance(message, _TO_LISTENERS) or peer in self._manifest.broker_ids:
             return None
         if isinstance(message, Positions):
             return message.channel
-        about = _about(message)
         return None if about is None else about.channel
 
     def done(self, end: int) -> dict[DeedKey, int]:
@@ -355,9 +346,9 @@ class Deeds:
             plain = key.deed in (Deed.ALTERED, Deed.ADDED)
             counted = [
                 message
-                for t, message, run in times
+                for t, message, run, awaited in times
                 if (plain or self.heard.is_clear(key.node, key.towards, t))
-                and self._is_awaited(key, message, t)
+                and (awaited is None or self.heard.stays(key.towards, awaited, t))
                 and (run is None or self._is_missed(key, run, t, end))
             ]
             if key.deed is Deed.DROPPED:

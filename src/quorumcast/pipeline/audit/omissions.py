@@ -106,7 +106,7 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
         if f.kind == "heard" and f.message in ASKING
         for later in (0, 1)
     }
-    jumping = {f.accused for f in case.features if f.kind == "heard" and f.message == ASKING[0]}
+    jumping = _jumping(case)
 
     def owed_anyway(f: Feature) -> bool:
         return f.message in WHOEVER_LIES and case.settles(f) and f.publisher not in case.flooding
@@ -176,12 +176,9 @@ def _outstanding(
     widely = _missed_widely(case, accounts)
     found: list[Charge] = []
     for (_, message), by_accused in accounts.items():
+        anyway = message == "Contents" or (message == "Vote" and is_backed(case, by_accused))
         for accused, account in by_accused.items():
-            alone = (
-                message == "Contents"
-                or is_alone(case, by_accused, accused)
-                or (message == "Vote" and is_backed(case, by_accused))
-            )
+            alone = anyway or is_alone(case, by_accused, accused)
             # Nothing keeps a broker from being ready, or from settling a history, once the others
             # do, but it may be late.
             owed = deed == "dropped" and message in ("Ready", *OF_HISTORIES.values())
@@ -221,12 +218,16 @@ def _outstanding(
     return found
 
 
+def _jumping(case: Case) -> set[str]:
+    """Who takes the state of others, as far as anybody heard it ask for it."""
+    return {who for _, who, message in case.heard if message == ASKING[0]}
+
+
 def _missed_widely(case: Case, accounts: Accounts) -> set[str]:
     """Of whom several miss so many votes that it was no single moment, however short the run was.
 
     Who takes the state of others does not vote for what lies before.
     """
-    jumping = {who for _, who, message in case.heard if message == ASKING[0]}
     missed: Counter[str] = Counter()
     in_all: Counter[str] = Counter()
     for (_, message), by_accused in accounts.items():
@@ -238,7 +239,7 @@ def _missed_widely(case: Case, accounts: Accounts) -> set[str]:
                 missed[accused] += 1
                 in_all[accused] += count
     several = {accused for accused, observers in missed.items() if observers > 1}
-    return {accused for accused in several if in_all[accused] >= MUCH_IN_ALL} - jumping
+    return {accused for accused in several if in_all[accused] >= MUCH_IN_ALL} - _jumping(case)
 
 
 def _whoever_publishes(case: Case, charge: Charge) -> Charge:
