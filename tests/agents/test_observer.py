@@ -1035,6 +1035,22 @@ def test_position_far_from_all_others_is_a_boast() -> None:
     assert bob.found("boasts") == {(B3, "ahead", "Positions")}
 
 
+def test_position_is_a_boast_whoever_speaks_first_and_whoever_else_boasts() -> None:
+    bob = Watched(BOB, "subscriber", n=7)
+    b5, b6, b7 = (NodeId(f"broker-{k}") for k in (5, 6, 7))
+    claims = ((B1, 10**6), (B2, 2**61), (B3, 5), (B4, 6), (b5, 5), (b6, 7), (b7, 5))
+    for broker, end in claims:
+        bob.hear(broker, Positions(ORDERS, (Position(STREAM, 1, end),)))
+    assert bob.found("boasts") == {(B1, "ahead", "Positions"), (B2, "ahead", "Positions")}
+
+
+def test_position_is_no_boast_where_too_few_others_tell_theirs() -> None:
+    bob = Watched(BOB, "subscriber")
+    for broker, end in ((B1, 10**6), (B2, 5)):
+        bob.hear(broker, Positions(ORDERS, (Position(STREAM, 1, end),)))
+    assert bob.found("boasts") == set()
+
+
 @pytest.mark.parametrize(("reached", "boasts"), [(3000, {"boasts"}), (4900, set())])
 def test_position_is_no_boast_if_others_come_near_it_in_time(
     reached: int, boasts: set[str]

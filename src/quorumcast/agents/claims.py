@@ -30,7 +30,7 @@ class Claims:
         self._manifest = manifest
         self._sequences = sequences
         self._notes = notes
-        self._heard: OrderedDict[tuple[Stream, NodeId], int] = OrderedDict()
+        self._heard: OrderedDict[Stream, dict[NodeId, int]] = OrderedDict()
         #: How far publishers showed their streams to this node.
         self._shown: OrderedDict[Stream, int] = OrderedDict()
         #: Claims on probation, and since when.
@@ -44,8 +44,9 @@ class Claims:
         """A broker says where it is."""
         for position in message.positions:
             claim = (position.stream, broker, position.next)
-            remember(self._heard, claim[:2], position.next)
-            if claim not in self._doubtful and self._is_alone(*claim):
+            heard = self._heard.get(position.stream, {})
+            remember(self._heard, position.stream, {**heard, broker: position.next})
+            if claim not in self._doubtful and self._is_beyond(*claim):
                 remember(self._doubtful, claim, now)
 
     def sweep(self, now: Millis, *, last: bool = False) -> None:
@@ -56,12 +57,16 @@ class Claims:
                 return
             del self._doubtful[claim]
             stream, broker, place = claim
-            if self._is_alone(*claim):
+            if len(self._others(stream, broker)) > self._manifest.f and self._is_beyond(*claim):
                 self._notes.add(now, Kind.BOASTS, broker, "ahead", "Positions", stream, place)
 
-    def _is_alone(self, stream: Stream, broker: NodeId, place: int) -> bool:
-        """Whether more than f others are there, and all of them far behind."""
-        others = [at for (of, who), at in self._heard.items() if of == stream and who != broker]
+    def _others(self, stream: Stream, broker: NodeId) -> list[int]:
+        """Where the others say that they are, the furthest first."""
+        heard = self._heard.get(stream, {})
+        return sorted((at for who, at in heard.items() if who != broker), reverse=True)
+
+    def _is_beyond(self, stream: Stream, broker: NodeId, place: int) -> bool:
+        """Whether it lies far beyond everything that is more than the word of f brokers."""
+        confirmed = self._others(stream, broker)[self._manifest.f :]
         reached = [self._sequences.reached(other, stream) for other in self._manifest.broker_ids]
-        known = max(*others, *reached, self._shown.get(stream, 0), 0)
-        return len(others) > self._manifest.f and place > FAR_AHEAD + known
+        return place > FAR_AHEAD + max(*confirmed, *reached, self._shown.get(stream, 0), 0)
