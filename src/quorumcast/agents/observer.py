@@ -72,6 +72,8 @@ from quorumcast.manifest.manifest import Manifest
 SWEEP_MS = 100
 #: Documents that are kept.
 MAX_DOCUMENTS = 20_000
+#: What only brokers say. Whoever else does is refused, and its word is not held against theirs.
+OF_BROKERS = (Vote, Ack, Echo, Ready, Positions, Checkpoint)
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -250,6 +252,8 @@ class Observer:
         self.notes.add(now, Kind.HEARD, sender, message=name)
         self._inquiries.told(now, sender, message)
         self._repetition.hear(now, sender, message)
+        if isinstance(message, OF_BROKERS) and sender not in self._manifest.broker_ids:
+            return
         match message:
             case Vote():
                 self._on_vote(sender, message, now)
