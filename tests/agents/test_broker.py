@@ -138,6 +138,12 @@ def test_broker_subscription_without_right_is_refused_with_a_reason() -> None:
     assert reasons(made.handle(Receive(BOB, Missed(STREAM, 1, 1)), T0)) == [DropReason.NO_RIGHT]
 
 
+def test_broker_who_misses_what_it_does_not_know_of_is_told_no_more_than_that() -> None:
+    """A subscriber tells every broker what it missed, of streams that some gave up meanwhile."""
+    effects = broker(AB, BOB).handle(Receive(BOB, Missed(STREAM, 1, 1)), T0)
+    assert effects == [Drop(DropReason.UNKNOWN_STREAM, BOB)]
+
+
 def test_broker_asked_for_a_time_answers_with_the_first_number_of_it() -> None:
     made = broker(AB, BOB)
     for number, stamp in enumerate((10, 30, 20, 40), 1):

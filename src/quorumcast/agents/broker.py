@@ -399,9 +399,11 @@ class Broker:
         message, sender = event.message, event.sender
         if not isinstance(message, Missed):
             return []
+        if refusal := self._admission.may_not_listen(sender, message.stream.channel):
+            return refusal
         desk = self._desks.get(message.stream.data)
-        if desk is None or not self._manifest.may_subscribe(sender, message.stream.channel):
-            return [Drop(DropReason.NO_RIGHT, sender)]
+        if desk is None:
+            return [Drop(DropReason.UNKNOWN_STREAM, sender)]
         if not desk.note_missed(sender, message.first, message.first + message.count - 1):
             return [Drop(DropReason.OVER_LIMIT, sender)]
         return self._finish(desk, [])

@@ -359,12 +359,34 @@ class Case:
             publishers=frozenset(f.publisher for f in features),
         )
 
+    def charge_each(
+        self, features: Sequence[Feature], deed: str, why: str, *, always: bool = False
+    ) -> list[Charge]:
+        """One per publisher: each of them may have kept its own publications from the accused.
+
+        One or two things beside many are no charge of their own.
+        """
+        least = min(3, sum(feature.count for feature in features))
+        return [
+            self.charge(group, deed, why, publisher=True, always=always)
+            for group in by_publisher(features)
+            if sum(feature.count for feature in group) >= least
+        ]
+
     def pairs(self, features: Iterable[Feature]) -> list[list[Feature]]:
         """Features by observer and accused."""
         grouped: dict[tuple[str, str], list[Feature]] = {}
         for feature in features:
             grouped.setdefault((feature.observer, feature.accused), []).append(feature)
         return list(grouped.values())
+
+
+def by_publisher(features: Iterable[Feature]) -> list[list[Feature]]:
+    """Features by whose streams they are about."""
+    grouped: dict[str, list[Feature]] = {}
+    for feature in features:
+        grouped.setdefault(feature.publisher, []).append(feature)
+    return list(grouped.values())
 
 
 def firm_charges(case: Case) -> list[Charge]:
@@ -381,17 +403,11 @@ def firm_charges(case: Case) -> list[Charge]:
         if len({f.observer for f in covered}) < rule.by:
             continue
         for features in case.pairs(covered):
-            groups = [features]
-            if rule.publisher:
-                by: dict[str, list[Feature]] = {}
-                for feature in features:
-                    by.setdefault(feature.publisher, []).append(feature)
-                groups = list(by.values())
             found += [
                 case.charge(
                     group, rule.deed, rule.why, publisher=rule.publisher, always=rule.always
                 )
-                for group in groups
+                for group in (by_publisher(features) if rule.publisher else [features])
                 if sum(f.count for f in group) >= max(rule.at_least, case.due(rule, group))
                 and len({f.slot for f in group}) >= rule.parts
             ]

@@ -35,8 +35,9 @@ from quorumcast.pipeline.audit.answers import (
     unanswered,
     withholding,
 )
-from quorumcast.pipeline.audit.chains import breaks_of, broken_chains
+from quorumcast.pipeline.audit.chains import broken_chains
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
+from quorumcast.pipeline.audit.gaps import TAKES_STATE, jumps_of, out_of_turn, skipping
 from quorumcast.pipeline.audit.leaders import ALWAYS_SLOW, SLOW_SHARE, slow_leaders
 from quorumcast.pipeline.audit.silence import deaf_to_requests
 
@@ -46,16 +47,9 @@ CERTAIN, CERTAIN_LEAST, WHOEVER_PUBLISHES = ("Echo", "Ready"), 2, "Ready"
 #: What all of them say in the end where what a publisher said is settled, though it lies: but for
 #: who does so late.
 WHOEVER_LIES = ("Ready", "Vote")
-#: Who left numbers out so often, in what it votes for, proposes or publishes, did not just catch up
-#: by another way.
-SKIPPED = {"Vote": 3, "ChainRun": 3, "Propose": 2, "Publish": 3}
-#: What goes to every broker, so that all of them notice.
-SEEN_BY_ALL = ("Propose", "Publish")
 
 #: So much must be missing of what cannot but come, or of which nothing ever came, to several.
 NEVER, FEWEST = 3, 2
-#: So much must be out of turn, and this share of what was published.
-OUT_OF_TURN = (15, 0.5)
 #: So much must be missing, or late, of what a link may still have to make up for, this share of
 #: what came, and in so many parts of the run: a single lost packet may have held several things.
 MENDED_LEAST = {
@@ -79,7 +73,7 @@ HEARTBEAT = "Standing"
 OF_HISTORIES = {"Ack": "Ack (history)", "Vote": "Vote (history)"}
 LATE = {"Vote": 20, "Ack": 20, "Accept": 20, "Echo": 40, "Ready": 40, "Checkpoint": 80}
 #: By which a broker asks for state, for what was decided, and for what is in it.
-ASKING = ("ChunkQuery", "LogQuery", "Fetch")
+ASKING = (TAKES_STATE, "LogQuery", "Fetch")
 #: Where brokers accept what they are shown, and not what others write.
 CRASH_LOG = log_stream(Protection.CRASH).channel
 
@@ -106,7 +100,7 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
         if f.kind == "heard" and f.message in ASKING
         for later in (0, 1)
     }
-    jumping = _jumping(case)
+    jumping = jumps_of(case)
 
     def owed_anyway(f: Feature) -> bool:
         return f.message in WHOEVER_LIES and case.settles(f) and f.publisher not in case.flooding
@@ -150,7 +144,7 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
         *_outstanding(case, missing, "dropped", "left out {} messages that the others sent", firm),
         *_unsaid(case, lying),
         *_outstanding(case, delayed, "delayed", "was late with its {} messages", firm),
-        *_skipping(case, features),
+        *skipping(case, features),
         *slow_leaders(case, led_calmly, SLOW_SHARE, steadily=True),
         *slow_leaders(case, led, ALWAYS_SLOW, steadily=False),
         *unanswered(case),
@@ -162,7 +156,7 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
         *broken_chains(case),
         *_after_loss(case),
         *_unfetchable(case, lying),
-        *_out_of_turn(case),
+        *out_of_turn(case),
     ]
 
 
@@ -202,7 +196,7 @@ def _outstanding(
                 excused = deed == "delayed" or account.features[0].channel == CRASH_LOG
                 charges = [
                     _or_leaders(case, charge) if excused else charge
-                    for charge in _charges(case, account.weighty, deed, why.format(message))
+                    for charge in case.charge_each(account.weighty, deed, why.format(message))
                     if charge.publishers & blamed.get(accused, set())
                     or account.fails_without(blamed.get(accused, ()), least)
                 ]
@@ -216,11 +210,6 @@ def _outstanding(
                     charges = [msgspec.structs.replace(c, strong=True) for c in charges]
                 found += charges
     return found
-
-
-def _jumping(case: Case) -> set[str]:
-    """Who takes the state of others, as far as anybody heard it ask for it."""
-    return {who for _, who, message in case.heard if message == ASKING[0]}
 
 
 def _missed_widely(case: Case, accounts: Accounts) -> set[str]:
@@ -239,7 +228,9 @@ def _missed_widely(case: Case, accounts: Accounts) -> set[str]:
                 missed[accused] += 1
                 in_all[accused] += count
     several = {accused for accused, observers in missed.items() if observers > 1}
-    return {accused for accused in several if in_all[accused] >= MUCH_IN_ALL} - _jumping(case)
+    return {accused for accused in several if in_all[accused] >= MUCH_IN_ALL} - jumps_of(
+        case
+    ).keys()
 
 
 def _whoever_publishes(case: Case, charge: Charge) -> Charge:
@@ -293,72 +284,7 @@ def _unsaid(case: Case, lying: Collection[str]) -> list[Charge]:
                 charge = case.charge(pair, "dropped", why)
                 found.append(msgspec.structs.replace(charge, publishers=frozenset()))
             else:
-                found += _charges(case, pair, "dropped", why, always=True)
-    return found
-
-
-def _skipping(case: Case, features: list[Feature]) -> list[Charge]:
-    saw: dict[str, set[str]] = {}
-    for feature in features:
-        if feature.kind == "skipped" and feature.message in SEEN_BY_ALL:
-            saw.setdefault(feature.accused, set()).add(feature.observer)
-    brokers = case.manifest.broker_ids
-
-    def all_saw(pair: list[Feature]) -> bool:
-        """Whether every broker noticed it that need not lie: then once is enough."""
-        return len(saw[pair[0].accused]) >= len(brokers) - case.manifest.f
-
-    # Whoever is left out of a chain for a while has not seen what came by others; and who takes
-    # the state of others goes on where they are.
-    breaks: Counter[str] = Counter()
-    for (publisher, _), count in breaks_of(case).items():
-        breaks[publisher] = max(breaks[publisher], count)
-    jumps: Counter[str] = Counter(
-        {who: sum(case.heard[by, who, ASKING[0]] for by in brokers) for who in brokers}
-    )
-    found = [
-        (message, charge)
-        for message, least in SKIPPED.items()
-        for pair in case.pairs(f for f in features if (f.kind, f.message) == ("skipped", message))
-        if sum(f.count for f in pair) >= least or (message in SEEN_BY_ALL and all_saw(pair))
-        for charge in _charges(case, pair, "dropped", "left numbers out and went on")
-        if charge.count > max((breaks[p] for p in charge.publishers), default=0)
-        and (message != "Vote" or charge.count >= least + jumps[charge.accused])
-    ]
-    # Leaders number their proposals themselves: no publisher makes them leave one out.
-    return [
-        charge if message != "Propose" else msgspec.structs.replace(charge, publishers=frozenset())
-        for message, charge in found
-    ]
-
-
-def _charges(
-    case: Case, features: list[Feature], deed: str, why: str, *, always: bool = False
-) -> list[Charge]:
-    """One per publisher: each of them may have kept its own publications from the accused.
-
-    One or two things beside many are no charge of their own.
-    """
-    by: dict[str, list[Feature]] = {}
-    for feature in features:
-        by.setdefault(feature.publisher, []).append(feature)
-    least = min(3, sum(feature.count for feature in features))
-    return [
-        case.charge(group, deed, why, publisher=True, always=always)
-        for group in by.values()
-        if sum(feature.count for feature in group) >= least
-    ]
-
-
-def _out_of_turn(case: Case) -> list[Charge]:
-    """Publishers whose runs do not follow each other, most of the time."""
-    found = []
-    about = [f for f in case.features if (f.reason, f.message) == ("out-of-turn", "Publish")]
-    for pair in case.pairs(about):
-        count = sum(f.count for f in pair)
-        heard = case.heard[pair[0].observer, pair[0].accused, "Publish"]
-        if count >= OUT_OF_TURN[0] and count >= OUT_OF_TURN[1] * heard:
-            found.append(case.charge(pair, "dropped", "left numbers out"))
+                found += case.charge_each(pair, "dropped", why, always=True)
     return found
 
 
@@ -398,7 +324,7 @@ def _unfetchable(case: Case, lying: Collection[str]) -> list[Charge]:
         charge
         for pair in case.pairs(about)
         if sum(f.count for f in pair) >= UNFETCHED
-        for charge in _charges(case, pair, "forged", UNFETCHABLE, always=True)
+        for charge in case.charge_each(pair, "forged", UNFETCHABLE, always=True)
         # Of several publishers too few things each: one of them may lie, and not all.
         or [case.charge(pair, "forged", UNFETCHABLE)]
     ]
