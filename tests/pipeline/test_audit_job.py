@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
-from tests.support.cells import ALICE, B1, B2, BOB, CAROL, Cell, identity_of
+from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, Cell, identity_of
 from typer.testing import CliRunner
 
 from quorumcast.agents.observation import (
@@ -25,6 +25,7 @@ from quorumcast.agents.observation import (
 from quorumcast.cli.main import app, main
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Connected
+from quorumcast.core.statements import Basis
 from quorumcast.manifest.files import sign_manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.job import audit, contested, features, read_tables
@@ -151,6 +152,24 @@ def test_only_statements_that_contradict_something_reach_the_judge(spark: SparkS
     ]
     found = contested(spark.createDataFrame(rows, DOCUMENTS)).collect()
     assert sorted((r["run"], r["kind"]) for r in found) == [("other", "statement")] * 2
+
+
+def test_statements_on_which_only_a_publisher_can_make_brokers_differ_are_compared_too(
+    spark: SparkSession,
+) -> None:
+    sides = ((B1, b"one"), (B2, b"one"), (B3, b"other"), (B4, b"other"))
+    documents = [
+        document(BOB, "statement", msgspec.json.encode(signed))
+        for broker, body in sides
+        for _, signed in [CELL.segment(NodeId(broker), 1, body, basis=Basis.FORWARDED)]
+    ]
+    assert contested(spark.createDataFrame(documents[:2], DOCUMENTS)).collect() == []
+    found = audit(
+        spark.createDataFrame([row(BOB, B1, kind="heard", reason="")], OBSERVATIONS),
+        spark.createDataFrame(documents, DOCUMENTS),
+        spark.createDataFrame([("r", SIGNED)], CELLS),
+    ).collect()
+    assert {(r["node"], r["standing"]) for r in found} == {("alice", "suspected")}
 
 
 def test_verdicts_on_two_runs_at_once(spark: SparkSession) -> None:

@@ -22,6 +22,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.faults.diagnosis import Model
 from quorumcast.manifest.files import epoch_path, read_epoch, read_manifest
 from quorumcast.pipeline.audit.charges import Case, Feature
+from quorumcast.pipeline.audit.dissents import find_dissents
 from quorumcast.pipeline.audit.proofs import find_proofs, place_of, read_signed
 from quorumcast.pipeline.audit.sifting import (
     MOST_DOCUMENTS,
@@ -277,7 +278,8 @@ def judge_run(
     newest = max(known, key=lambda manifest: manifest.epoch)
     proofs = find_proofs(known, shown["evidence"], shown["statement"])
     model = Model(newest.broker_ids, newest.f, lying_clients)
-    found = verdicts(conclude(Case(newest, noted), model, proofs))
+    dissents = find_dissents(known, shown["statement"])
+    found = verdicts(conclude(Case(newest, noted), model, proofs, dissents))
     return pd.DataFrame([_row(run, verdict) for verdict in found], columns=list(VERDICT_COLUMNS))
 
 

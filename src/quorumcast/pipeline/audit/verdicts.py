@@ -19,6 +19,7 @@ import msgspec
 from quorumcast.core.ids import CELL, holder
 from quorumcast.faults.diagnosis import Clause, Diagnosis, Model, diagnose
 from quorumcast.pipeline.audit.charges import Case, Charge, accusers_of, firm_charges
+from quorumcast.pipeline.audit.dissents import Dissent, dissent_charges
 from quorumcast.pipeline.audit.faces import two_faced
 from quorumcast.pipeline.audit.leaders import GAVE_UP, leader_charges
 from quorumcast.pipeline.audit.omissions import soft_charges
@@ -119,11 +120,13 @@ class Weights:
         return brokers > bounds[0] or len(heard) - brokers > bounds[1]
 
 
-def conclude(case: Case, model: Model, proofs: Sequence[Proof]) -> Conclusion:
+def conclude(
+    case: Case, model: Model, proofs: Sequence[Proof], dissents: Sequence[Dissent] = ()
+) -> Conclusion:
     """Who is in every explanation."""
     proven = tuple(dict.fromkeys(proof.accused for proof in proofs))
     case.doubt(proven)
-    firm = [*firm_charges(case), *two_faced(case)]
+    firm = [*firm_charges(case), *two_faced(case), *dissent_charges(case, dissents)]
     by_firm, named = _settle(model, proven, firm)
     if not by_firm.consistent:
         # Something is charged that did not happen, or more nodes lie than was assumed.
