@@ -768,6 +768,29 @@ def test_broker_that_a_leader_left_out_need_not_accept_what_it_was_not_shown(
     assert judged(others, Cell(Policy.named("total"))).named == (B4,)
 
 
+def test_broker_that_a_leader_tells_something_else_need_not_accept_it() -> None:
+    """Seed 1900429; it asks the others what was decided, and whoever does not ask drops it."""
+    total = Cell(Policy.named("total"))
+    silent = [
+        noticed(who, broker, kind, message="Accept", slot=slot, count=10, publisher="*",
+                channel="*byzantine")
+        for who in (B1, B2, B3)
+        for broker in CELL.manifest.broker_ids
+        for slot in range(8)
+        for kind in ("missing" if broker == B4 else "came",)
+        if who != broker
+    ]  # fmt: skip
+    lied_to = noticed(B4, B1, "suspect", "equivocation", message="Write", count=9, publisher="*")
+    leads = noticed(B2, B1, "heard", message="Propose", count=9)
+    asks = noticed(B2, B4, "heard", message="LogQuery", count=9)
+    assert judged([*silent, lied_to, leads, asks], total).named == ()
+    assert judged([*silent, lied_to, leads], total).named == (B4,)
+    assert judged([*silent, lied_to, asks], total).named == (B4,)
+    assert judged([*silent, leads, asks], total).named == (B4,)
+    votes = [msgspec.structs.replace(f, message="Vote", channel="orders") for f in silent]
+    assert judged([*votes, lied_to, leads, asks], total).named == (B4,)
+
+
 def test_broker_that_a_leader_left_out_still_votes_for_what_it_fetched() -> None:
     features = [
         noticed(who, broker, kind, message="Vote", slot=slot, count=10, publisher="*")
@@ -857,6 +880,20 @@ def test_who_takes_the_state_of_others_goes_on_where_they_are(
         noticed(who, B4, "skipped", message="Vote", count=4, publisher="*") for who in (BOB, CAROL)
     ]
     features.append(noticed(B2, B4, "heard", message="ChunkQuery", count=jumps, publisher=""))
+    assert judged(features, Cell(Policy.named("total"))).named == named
+
+
+@pytest.mark.parametrize(("per_channel", "named"), [(2, ()), (3, (B4,))])
+def test_who_takes_the_state_of_others_goes_on_on_every_channel(
+    per_channel: int, named: tuple[str, ...]
+) -> None:
+    """Seed 1900395: three times, on two channels."""
+    features = [
+        noticed(who, B4, "skipped", message="Vote", count=per_channel, publisher="*", channel=name)
+        for who in (BOB, CAROL)
+        for name in ("orders", "quotes")
+    ]
+    features.append(noticed(B2, B4, "heard", message="ChunkQuery", count=1, publisher=""))
     assert judged(features, Cell(Policy.named("total"))).named == named
 
 

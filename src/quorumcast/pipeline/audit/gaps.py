@@ -59,13 +59,18 @@ def skipping(case: Case, features: Sequence[Feature]) -> list[Charge]:
         if sum(f.count for f in pair) >= least or (message in SEEN_BY_ALL and all_saw(pair))
         for charge in case.charge_each(pair, "dropped", "left numbers out and went on")
         if charge.count > max((breaks[p] for p in charge.publishers), default=0)
-        and (message != "Vote" or charge.count >= least + jumps[charge.accused])
+        and (message != "Vote" or charge.count >= least + jumps[charge.accused] * _channels(pair))
     ]
     # Leaders number their proposals themselves: no publisher makes them leave one out.
     return [
         charge if message != "Propose" else msgspec.structs.replace(charge, publishers=frozenset())
         for message, charge in found
     ]
+
+
+def _channels(features: Sequence[Feature]) -> int:
+    """On how many channels: who goes on further down does so on each of them."""
+    return len({feature.channel for feature in features})
 
 
 def out_of_turn(case: Case) -> list[Charge]:

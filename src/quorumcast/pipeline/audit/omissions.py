@@ -205,6 +205,8 @@ def _outstanding(
                 elif not excused:
                     # Nor from accepting what is ordered and voting for it: it can fetch it.
                     charges = [_of_publishers(c) for c in charges]
+                if message == "Accept":
+                    charges = [_or_liars(case, c, firm) for c in charges]
                 many = account.failed.total() >= STRONG and account.share >= STRONG_SHARE
                 if many and message != "Checkpoint":
                     charges = [msgspec.structs.replace(c, strong=True) for c in charges]
@@ -257,10 +259,25 @@ def _or_leaders(case: Case, charge: Charge) -> Charge:
     for feature in case.features:
         if (feature.observer, feature.reason) == (charge.accused, UNSHOWN):
             unshown[feature.accused] += feature.count
-    # Who leads is no secret: others hear it propose, be it not everything.
-    led = {who for by, who, kind in case.heard if kind == "Propose" and by != charge.accused}
-    leaders = {leader for leader in led if unshown[leader] >= LEAST}
+    leaders = {leader for leader in _heard_lead(case, charge) if unshown[leader] >= LEAST}
     return msgspec.structs.replace(charge, clause=charge.clause | leaders)
+
+
+def _or_liars(case: Case, charge: Charge, firm: Sequence[Charge]) -> Charge:
+    """The same charge, or one of leaders that told a broker something else than the others.
+
+    It does not accept that, and asks the others what was decided.
+    """
+    if not any(who == charge.accused and message in ASKING for _, who, message in case.heard):
+        return charge
+    liars = {c.accused for c in firm if c.observer == charge.accused and c.deed == "equivocated"}
+    leaders = liars & _heard_lead(case, charge)
+    return msgspec.structs.replace(charge, clause=charge.clause | leaders)
+
+
+def _heard_lead(case: Case, charge: Charge) -> set[str]:
+    """Who leads is no secret: others hear it propose, be it not everything."""
+    return {who for by, who, kind in case.heard if kind == "Propose" and by != charge.accused}
 
 
 def _unsaid(case: Case, lying: Collection[str]) -> list[Charge]:
