@@ -1044,6 +1044,13 @@ def test_position_is_a_boast_whoever_speaks_first_and_whoever_else_boasts() -> N
     assert bob.found("boasts") == {(B1, "ahead", "Positions"), (B2, "ahead", "Positions")}
 
 
+def test_position_is_no_boast_because_one_other_makes_itself_small() -> None:
+    broker = Watched(B2, "broker")
+    for other, end in ((B1, 5000), (B3, 5000), (B4, 5)):
+        broker.hear(other, Positions(ORDERS, (Position(STREAM, 1, end),)))
+    assert broker.found("boasts") == set()
+
+
 def test_position_is_no_boast_where_too_few_others_tell_theirs() -> None:
     bob = Watched(BOB, "subscriber")
     for broker, end in ((B1, 10**6), (B2, 5)):

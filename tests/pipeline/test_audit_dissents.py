@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+import pytest
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, ORDERS, STREAM, Cell
 
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.statements import Basis
 from quorumcast.faults.diagnosis import Model
+from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
-from quorumcast.pipeline.audit.charges import Case
+from quorumcast.pipeline.audit.charges import Case, Feature
 from quorumcast.pipeline.audit.dissents import Dissent, find_dissents
 from quorumcast.pipeline.audit.verdicts import Conclusion, conclude, verdicts
 
@@ -18,39 +22,44 @@ OF_CAROL = Stream(ORDERS, CAROL, 1)
 
 
 def shown(
-    broker: NodeId,
-    body: bytes,
-    first: int = 1,
-    *,
-    stream: Stream = STREAM,
-    basis: Basis = Basis.FORWARDED,
-    signer: NodeId | None = None,
+    broker: NodeId, body: bytes, first: int = 1, stream: Stream = STREAM, **more: Any
 ) -> tuple[str, bytes]:
     """A statement of a broker, in the hands of Bob."""
-    signed = CELL.segment(broker, first, body, basis=basis, signer=signer, stream=stream)[1]
-    return BOB, msgspec.json.encode(signed)
+    options = {"basis": Basis.FORWARDED, **more}
+    return BOB, msgspec.json.encode(CELL.segment(broker, first, body, stream=stream, **options)[1])
 
 
-def judged(statements: list[tuple[str, bytes]]) -> Conclusion:
-    dissents = find_dissents([CELL.manifest], statements)
-    return conclude(
-        Case(CELL.manifest, []), Model(CELL.manifest.broker_ids, CELL.manifest.f), [], dissents
-    )
+def split(stream: Stream = STREAM, **more: Any) -> list[tuple[str, bytes]]:
+    """What two brokers signed, and what two others did."""
+    sides = [(B1, b"one"), (B2, b"one"), (B3, b"other"), (B4, b"other")]
+    return [shown(broker, body, stream=stream, **more) for broker, body in sides]
+
+
+def judged(statements: list[tuple[str, bytes]], manifest: Manifest = CELL.manifest) -> Conclusion:
+    noted = Feature(observer=BOB, role="subscriber", accused=B1, kind="heard", publisher=ALICE,
+                    t_ms=70, until_ms=90)  # fmt: skip
+    model = Model(manifest.broker_ids, manifest.f)
+    return conclude(Case(manifest, [noted]), model, [], find_dissents(manifest, statements))
 
 
 def test_who_signs_otherwise_than_f_plus_one_is_found_with_them_and_how_often() -> None:
     statements = [shown(b, b"truth", n) for b in (B2, B3) for n in (1, 2, 3)]
     lies = [shown(B1, b"lie", n) for n in (1, 2)]
-    found = find_dissents([CELL.manifest], [*statements, *lies])
+    found = find_dissents(CELL.manifest, [*statements, *lies])
     assert found == [Dissent(B1, ALICE, (B2, B3), 2)]
 
 
 def test_publisher_whose_stream_half_of_the_brokers_signed_otherwise_is_suspected() -> None:
     """One subscriber shows it, which is not believed: it could not have signed for brokers."""
-    sides = [(B1, b"one"), (B2, b"one"), (B3, b"other"), (B4, b"other")]
-    found = judged([shown(broker, body) for broker, body in sides])
-    assert found.named == (ALICE,)
-    assert {verdict.standing for verdict in verdicts(found)} == {"suspected"}
+    (verdict,) = verdicts(judged(split()))
+    assert (verdict.node, verdict.standing, verdict.deed) == (ALICE, "suspected", "misled")
+    assert verdict.reasons == ("may be behind that somebody signed something else than f+1 others",)
+    assert verdict.towards == (B1, B2, B3, B4)
+    assert (verdict.t_ms, verdict.until_ms) == (70, 90)
+
+
+def test_publisher_is_known_by_its_seats() -> None:
+    assert judged(split(Stream(ORDERS, NodeId("alice#3"), 1))).named == (ALICE,)
 
 
 def test_broker_that_signs_otherwise_of_one_publisher_is_disputed_and_of_two_suspected() -> None:
@@ -65,10 +74,33 @@ def test_broker_that_signs_otherwise_of_one_publisher_is_disputed_and_of_two_sus
 
 def test_what_too_few_signed_or_somebody_else_did_is_no_dissent() -> None:
     assert judged([shown(B1, b"lie"), shown(B2, b"truth")]).charges == ()
-    forged = [shown(broker, b"truth", signer=B4) for broker in (B2, B3)]
-    assert judged([shown(B1, b"lie"), *forged]).charges == ()
+    real = [CELL.segment(b, 1, b"truth", basis=Basis.FORWARDED)[1] for b in (B2, B3)]
+    forged = [msgspec.structs.replace(one, signature=b"x" * 64) for one in real]
+    for others, dissents in ((real, 1), (forged, 0)):
+        documents = [(BOB, msgspec.json.encode(one)) for one in others]
+        assert len(find_dissents(CELL.manifest, [shown(B1, b"lie"), *documents])) == dissents
+    in_their_names = [shown(broker, b"truth", signer=B4) for broker in (B2, B3)]
+    assert judged([shown(B1, b"lie"), *in_their_names]).charges == ()
 
 
-def test_what_is_settled_is_left_to_proofs() -> None:
-    statements = [shown(b, b"truth", basis=Basis.SETTLED) for b in (B2, B3)]
-    assert judged([*statements, shown(B1, b"lie", basis=Basis.SETTLED)]).charges == ()
+def test_liar_that_signs_everything_is_one_signer() -> None:
+    lies = [shown(B1, b"lie %d" % number) for number in range(9)]
+    found = find_dissents(CELL.manifest, [*lies, shown(B2, b"truth"), shown(B3, b"truth")])
+    assert found == [Dissent(B1, ALICE, (B2, B3), 9)]
+
+
+@pytest.mark.parametrize(
+    ("more", "manifest"),
+    [
+        ({"basis": Basis.SETTLED}, CELL.manifest),
+        ({"cell": "another"}, CELL.manifest),
+        ({}, msgspec.structs.replace(CELL.manifest, epoch=2)),
+        # There a broker that was away takes the word of one other, which may lie.
+        ({}, Cell(Policy.named("direct-crash")).manifest),
+    ],
+)
+def test_where_it_is_not_for_the_publisher_to_answer_there_is_no_dissent(
+    more: dict[str, Any], manifest: Manifest
+) -> None:
+    assert judged(split()).charges
+    assert judged(split(**more), manifest).charges == ()

@@ -157,17 +157,19 @@ def test_only_statements_that_contradict_something_reach_the_judge(spark: SparkS
 def test_statements_on_which_only_a_publisher_can_make_brokers_differ_are_compared_too(
     spark: SparkSession,
 ) -> None:
+    cell = Cell(Policy.named("ab"))
+    kept = msgspec.json.encode(sign_manifest(cell.manifest, identity_of("operator")))
     sides = ((B1, b"one"), (B2, b"one"), (B3, b"other"), (B4, b"other"))
     documents = [
         document(BOB, "statement", msgspec.json.encode(signed))
         for broker, body in sides
-        for _, signed in [CELL.segment(NodeId(broker), 1, body, basis=Basis.FORWARDED)]
+        for _, signed in [cell.segment(NodeId(broker), 1, body, basis=Basis.FORWARDED)]
     ]
     assert contested(spark.createDataFrame(documents[:2], DOCUMENTS)).collect() == []
     found = audit(
         spark.createDataFrame([row(BOB, B1, kind="heard", reason="")], OBSERVATIONS),
         spark.createDataFrame(documents, DOCUMENTS),
-        spark.createDataFrame([("r", SIGNED)], CELLS),
+        spark.createDataFrame([("r", kept)], CELLS),
     ).collect()
     assert {(r["node"], r["standing"]) for r in found} == {("alice", "suspected")}
 

@@ -57,16 +57,15 @@ class Claims:
                 return
             del self._doubtful[claim]
             stream, broker, place = claim
-            if len(self._others(stream, broker)) > self._manifest.f and self._is_beyond(*claim):
+            if self._is_beyond(*claim) and self._is_alone(*claim):
                 self._notes.add(now, Kind.BOASTS, broker, "ahead", "Positions", stream, place)
 
-    def _others(self, stream: Stream, broker: NodeId) -> list[int]:
-        """Where the others say that they are, the furthest first."""
-        heard = self._heard.get(stream, {})
-        return sorted((at for who, at in heard.items() if who != broker), reverse=True)
-
     def _is_beyond(self, stream: Stream, broker: NodeId, place: int) -> bool:
-        """Whether it lies far beyond everything that is more than the word of f brokers."""
-        confirmed = self._others(stream, broker)[self._manifest.f :]
+        """Whether it lies far beyond everything that was voted for or shown."""
         reached = [self._sequences.reached(other, stream) for other in self._manifest.broker_ids]
-        return place > FAR_AHEAD + max(*confirmed, *reached, self._shown.get(stream, 0), 0)
+        return place > FAR_AHEAD + max(*reached, self._shown.get(stream, 0))
+
+    def _is_alone(self, stream: Stream, broker: NodeId, place: int) -> bool:
+        """Whether more than f others are far behind: one of these tells the truth."""
+        others = [at for who, at in self._heard.get(stream, {}).items() if who != broker]
+        return sum(place > FAR_AHEAD + at for at in others) > self._manifest.f

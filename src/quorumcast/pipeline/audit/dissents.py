@@ -8,13 +8,16 @@ the statements could not have made them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from quorumcast.core.ids import Stream, holder
+from quorumcast.core.statements import Basis, SegmentStatement, parse_statement
+from quorumcast.crypto.identity import signature_holds
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.pipeline.audit.charges import Case, Charge
-from quorumcast.pipeline.audit.proofs import genuine
+from quorumcast.pipeline.audit.proofs import read_signed
 
 WHY = "signed something else than f+1 others"
 
@@ -28,33 +31,53 @@ class Dissent(msgspec.Struct, frozen=True):
     count: int
 
 
-def find_dissents(
-    manifests: Sequence[Manifest], statements: Iterable[tuple[str, bytes]]
-) -> list[Dissent]:
-    """Statements on which correct brokers may differ, but only because of a publisher."""
-    statements = list(statements)
+def find_dissents(manifest: Manifest, statements: Iterable[tuple[str, bytes]]) -> list[Dissent]:
+    """Who signed otherwise where correct brokers can differ only because of a publisher."""
+    needed = manifest.quorums.one_correct
+    #: What was signed of each segment, and by whom.
+    segments: dict[tuple[Stream, int, int], dict[bytes, set[str]]] = {}
+    for one in _unsettled(manifest, statements):
+        sayings = segments.setdefault((one.stream, one.first, one.count), {})
+        sayings.setdefault(one.root, set()).add(one.broker)
     found: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
-    for manifest in manifests:
-        needed = manifest.quorums.one_correct
-        #: What was signed of each segment, and by whom.
-        segments: dict[tuple[str, str], dict[bytes, dict[str, None]]] = {}
-        for _, _, place in genuine(manifest, statements):
-            if place.publisher and place.signer in manifest.broker_ids:
-                sayings = segments.setdefault((place.publisher, place.segment), {})
-                sayings.setdefault(place.said, {})[place.signer] = None
-        for (publisher, _), sayings in segments.items():
-            for said, signers in sayings.items():
-                for other, witnesses in sayings.items():
-                    agreeing = sorted(witnesses)[:needed]
-                    if other != said and len(agreeing) == needed:
-                        found.update((s, publisher, tuple(agreeing)) for s in signers)
+    for (stream, _, _), sayings in segments.items():
+        # However much a liar signs, these are few: each has a correct signer of its own.
+        agreed = {said: signers for said, signers in sayings.items() if len(signers) >= needed}
+        for said, signers in sayings.items():
+            for other, witnesses in agreed.items():
+                for signer in signers - witnesses if other != said else ():
+                    chosen = tuple(sorted(witnesses)[:needed])
+                    found[signer, holder(stream.publisher), chosen] += 1
     return [Dissent(*key, count) for key, count in found.items()]
 
 
-def dissent_charges(case: Case, dissents: Iterable[Dissent]) -> list[Charge]:
+def _unsettled(
+    manifest: Manifest, statements: Iterable[tuple[str, bytes]]
+) -> Iterator[SegmentStatement]:
+    """What brokers of this cell and epoch really signed of streams that a publisher can split."""
+    keys = manifest.directory()
+    for _, data in statements:
+        signed = read_signed(data)
+        statement = None if signed is None else parse_statement(signed.payload)
+        if signed is None or not isinstance(statement, SegmentStatement):
+            continue
+        entry = manifest.channel(statement.stream.channel)
+        if (
+            statement.basis is Basis.FORWARDED
+            and (statement.cell, statement.epoch) == (manifest.cell, manifest.epoch)
+            and entry is not None
+            and entry.policy.may_split
+            and statement.broker == signed.signer
+            and statement.broker in manifest.broker_ids
+            and signature_holds(signed, keys[statement.broker].verify_key)
+        ):
+            yield statement
+
+
+def dissent_charges(case: Case, dissents: Sequence[Dissent]) -> list[Charge]:
     """What dissents amount to; each of those who signed the same accuses."""
     spans = {
-        publisher: [f for f in case.features if f.publisher == publisher]
+        publisher: [f for f in case.features if holder(f.publisher) == publisher]
         for publisher in {dissent.publisher for dissent in dissents}
     }
     return [
@@ -72,5 +95,4 @@ def dissent_charges(case: Case, dissents: Iterable[Dissent]) -> list[Charge]:
         )
         for dissent in dissents
         for witness in dissent.witnesses
-        if witness != dissent.signer
     ]

@@ -278,7 +278,7 @@ def judge_run(
     newest = max(known, key=lambda manifest: manifest.epoch)
     proofs = find_proofs(known, shown["evidence"], shown["statement"])
     model = Model(newest.broker_ids, newest.f, lying_clients)
-    dissents = find_dissents(known, shown["statement"])
+    dissents = find_dissents(newest, shown["statement"])
     found = verdicts(conclude(Case(newest, noted), model, proofs, dissents))
     return pd.DataFrame([_row(run, verdict) for verdict in found], columns=list(VERDICT_COLUMNS))
 

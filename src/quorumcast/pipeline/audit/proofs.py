@@ -8,7 +8,7 @@ sees both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -52,8 +52,8 @@ class Place(msgspec.Struct, frozen=True):
     segment: str
     #: What is said.
     said: bytes
-    #: Whose publications it is about, if a lie of theirs can make correct brokers differ.
-    publisher: str = ""
+    #: Whether correct nodes cannot differ on it.
+    settled: bool = True
 
 
 def court_of(manifest: Manifest) -> Court:
@@ -80,9 +80,8 @@ def place_of(signed: Signed) -> Place | None:
     if isinstance(statement, SegmentStatement):
         span = f"{statement.stream} {statement.first}+{statement.count} {statement.epoch}"
         about = f"{statement.cell} {span} {statement.basis.value}"
-        forwarded = statement.basis is Basis.FORWARDED
-        publisher = holder(statement.stream.publisher) if forwarded else ""
-        return Place(signed.signer, about, about, statement.root, publisher)
+        settled = statement.basis is Basis.SETTLED
+        return Place(signed.signer, about, about, statement.root, settled)
     if isinstance(statement, HistoryStatement):
         about = f"{statement.cell} {statement.stream} history {statement.index}"
         said = statement.first.to_bytes(8, "big") + statement.digests
@@ -151,22 +150,6 @@ def find_proofs(
     ]
 
 
-def genuine(
-    manifest: Manifest, statements: Iterable[tuple[str, bytes]]
-) -> Iterator[tuple[str, Signed, Place]]:
-    """Statements that were really signed, who showed them, and what they are about.
-
-    A forgery must not take the place of what was signed.
-    """
-    keys = manifest.directory()
-    for observer, data in statements:
-        signed = read_signed(data)
-        place = None if signed is None else place_of(signed)
-        key = None if place is None else keys.get(holder(place.signer))
-        if signed and place and key and signature_holds(signed, key.verify_key):
-            yield observer, signed, place
-
-
 _Filed = dict[bytes, tuple[Signed, dict[str, None]]]
 
 
@@ -174,12 +157,20 @@ def combined(
     manifest: Manifest, statements: Iterable[tuple[str, bytes]]
 ) -> list[tuple[Evidence, tuple[str, ...]]]:
     """Evidence made of statements that different observers hold; the whole is not judged yet."""
+    keys = manifest.directory()
     own: dict[tuple[str, str], _Filed] = {}
     segments: dict[str, dict[str, _Filed]] = {}
-    for observer, signed, place in genuine(manifest, statements):
+    for observer, data in statements:
+        signed = read_signed(data)
+        place = None if signed is None else place_of(signed)
+        if signed is None or place is None:
+            continue
+        key = keys.get(holder(place.signer))
+        if key is None or not signature_holds(signed, key.verify_key):
+            continue  # or a forgery could take the place of what was really signed
         filed = own.setdefault((place.signer, place.about), {})
         filed.setdefault(place.said, (signed, {}))[1][observer] = None
-        if place.segment and not place.publisher:
+        if place.segment and place.settled:
             by_signer = segments.setdefault(place.segment, {})
             by_signer.setdefault(place.signer, filed)
     return [*_conflicts(own), *_outvoted(segments, manifest.quorums.one_correct)]

@@ -27,6 +27,8 @@ from quorumcast.pipeline.audit.proofs import Proof
 
 #: Accusers that are named beside a verdict.
 MOST_NAMED = 12
+#: What somebody does that makes correct nodes look like liars.
+BEHIND, BEHIND_WHAT = "misled", "may be behind that somebody "
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,12 +305,15 @@ def _of_node(
         if charge.accused == node:
             by_deed.setdefault(charge.deed, []).append(charge)
     if not by_deed and not found:
-        slandered = [charge for charge in conclusion.charges if node in charge.clause]
-        by_deed["accused falsely"] = slandered
+        within = [charge for charge in conclusion.charges if node in charge.clause]
+        behind = [charge for charge in within if node != charge.observer]
+        by_deed = {BEHIND: behind} if behind else {"accused falsely": within}
     for deed, charges in by_deed.items():
         towards = dict.fromkeys(
-            charge.observer if charge.observer != node else charge.accused for charge in charges
+            charge.accused if deed == BEHIND or charge.observer == node else charge.observer
+            for charge in charges
         )
+        reasons = {f"{BEHIND_WHAT}{c.why}" if deed == BEHIND else c.why for c in charges}
         found.append(
             Verdict(
                 node=node,
@@ -316,7 +321,7 @@ def _of_node(
                 score=score,
                 deed=deed,
                 towards=tuple(sorted(towards))[:MOST_NAMED],
-                reasons=tuple(sorted({charge.why for charge in charges})),
+                reasons=tuple(sorted(reasons)),
                 count=sum(charge.count for charge in charges),
                 t_ms=min((charge.t_ms for charge in charges), default=0),
                 until_ms=max((charge.until_ms for charge in charges), default=0),
