@@ -883,6 +883,26 @@ def test_who_takes_the_state_of_others_goes_on_where_they_are(
     assert judged(features, Cell(Policy.named("total"))).named == named
 
 
+def test_who_passes_on_the_gaps_of_the_one_before_it_has_not_made_them() -> None:
+    """Seed 2000400: neither it nor the publisher is to blame for what the head of a chain drops."""
+    chain = Cell(Policy.named("chain"))
+    gaps = [noticed(who, B3, "skipped", message="ChainRun", count=7) for who in (B2, B4)]
+    seen = [noticed(who, B1, "skipped", message="ChainRun", count=14) for who in (B2, B3, B4)]
+    known = [noticed(who, B1, "refused", "wrong-sender", count=3) for who in (BOB, CAROL)]
+    assert judged([*gaps, *known], chain).named == (ALICE, B1)
+    assert judged([*gaps, *seen, *known], chain).named == (B1,)
+
+
+@pytest.mark.parametrize(("witnesses", "named"), [((B2,), (B1,)), ((B2, B3), (ALICE, B1))])
+def test_histories_that_one_broker_alone_misses_are_no_charge(
+    witnesses: tuple[NodeId, ...], named: tuple[str, ...]
+) -> None:
+    """Seed 2000193: they came late to all, and only the head of the chain knew that."""
+    missing = [noticed(who, ALICE, "missing", message="History", count=6) for who in witnesses]
+    known = [noticed(who, B1, "refused", "wrong-sender", count=3) for who in (BOB, CAROL)]
+    assert judged([*missing, *known], Cell(Policy.named("chain+history"))).named == named
+
+
 @pytest.mark.parametrize(("per_channel", "named"), [(2, ()), (3, (B4,))])
 def test_who_takes_the_state_of_others_goes_on_on_every_channel(
     per_channel: int, named: tuple[str, ...]
@@ -1466,7 +1486,7 @@ def test_broker_that_passes_runs_on_and_leaves_some_out_is_charged_on_chains_as_
     assert judged(left_out, Cell(Policy.named("chain"))).named == (B1,)
 
 
-def test_history_that_may_have_got_lost_takes_more_than_one_accuser() -> None:
+def test_history_that_is_missing_takes_more_than_one_accuser() -> None:
     liar = [noticed(who, B1, "contradicts", "itself", message="Ready") for who in (B2, B3)]
 
     def owing(reason: str, *accusers: str) -> tuple[str, ...]:
@@ -1475,7 +1495,8 @@ def test_history_that_may_have_got_lost_takes_more_than_one_accuser() -> None:
         ]
         return judged([*liar, *owed]).named
 
-    assert owing("", B2) == (ALICE, B1)
+    assert owing("", B2) == (B1,), "histories go to every broker"
+    assert owing("", B2, B3) == (ALICE, B1)
     assert owing("mended", B2) == (B1,)
     assert owing("mended", B2, B3) == (ALICE, B1)
 

@@ -140,9 +140,9 @@ RULES = (
          why="signed what others contradict"),
     Rule(kind="suspect", reasons=("without-history",), deed="dropped",
          why="publishes and does not account for it"),
+    # Histories go to every broker: what one alone misses came late to all, while chains broke.
     Rule(kind="missing", messages=("History",), reasons=("",), deed="dropped", at_least=3,
-         for_good=True,
-         why="publishes and does not account for it"),
+         for_good=True, by=2, why="publishes and does not account for it"),
     Rule(kind="missing", messages=("Pull",), reasons=("",), deed="dropped",
          why="votes and does not hand over the contents"),
     Rule(kind="missing", messages=("Contents",), deed="dropped", at_least=2, parts=2,
@@ -400,9 +400,9 @@ def firm_charges(case: Case) -> list[Charge]:
             covered = [f for f in covered if not case.made_good(f)]
         if rule.unheard:
             covered = [f for f in covered if not case.heard[f.observer, f.accused, f.message]]
-        if len({f.observer for f in covered}) < rule.by:
-            continue
-        for features in case.pairs(covered):
+        saying = {(f.accused, f.observer) for f in covered}
+        by = Counter(accused for accused, _ in saying)
+        for features in case.pairs(f for f in covered if by[f.accused] >= rule.by):
             found += [
                 case.charge(
                     group, rule.deed, rule.why, publisher=rule.publisher, always=rule.always

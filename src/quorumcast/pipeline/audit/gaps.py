@@ -61,11 +61,25 @@ def skipping(case: Case, features: Sequence[Feature]) -> list[Charge]:
         if charge.count > max((breaks[p] for p in charge.publishers), default=0)
         and (message != "Vote" or charge.count >= least + jumps[charge.accused] * _channels(pair))
     ]
-    # Leaders number their proposals themselves: no publisher makes them leave one out.
-    return [
-        charge if message != "Propose" else msgspec.structs.replace(charge, publishers=frozenset())
-        for message, charge in found
-    ]
+    return [_of_whom(message, charge, features) for message, charge in found]
+
+
+def _of_whom(message: str, charge: Charge, features: Sequence[Feature]) -> Charge:
+    """The same charge, without those who cannot be behind it, and with those who can.
+
+    Leaders number their proposals themselves: no publisher makes them leave one out. Who passes
+    something on passes on the gaps of the one before it.
+    """
+    if message == "Propose":
+        return msgspec.structs.replace(charge, publishers=frozenset())
+    before = {
+        f.accused
+        for f in features
+        if message == "ChainRun"
+        and (f.kind, f.message, f.observer) == ("skipped", "ChainRun", charge.accused)
+        and f.publisher in charge.publishers
+    }
+    return msgspec.structs.replace(charge, clause=charge.clause | before)
 
 
 def _channels(features: Sequence[Feature]) -> int:
