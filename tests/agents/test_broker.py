@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from tests.support.cells import (
     AB,
@@ -27,6 +26,7 @@ from tests.support.cells import (
     delivered,
     digests,
     feed,
+    is_sendable,
     limited,
     messages,
     publish,
@@ -59,7 +59,6 @@ from quorumcast.core.machine import (
 )
 from quorumcast.core.messages import (
     Ack,
-    AnyMessage,
     Attest,
     ChainRun,
     Checkpoint,
@@ -99,15 +98,6 @@ def broker(policy: Policy = AB, *readers: NodeId, me: NodeId = B1) -> Broker:
     for reader in readers:
         made.handle(subscribe(reader, bodies=reader == BOB), T0)
     return made
-
-
-def is_sendable(message: AnyMessage) -> bool:
-    """Whether the reader's decoder would take it."""
-    try:
-        msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message))
-    except msgspec.ValidationError:
-        return False
-    return True
 
 
 def echo(sender: NodeId, stream: Stream = STREAM, first: int = 1) -> Receive:

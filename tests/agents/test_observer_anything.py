@@ -6,11 +6,22 @@ import enum
 import typing
 from typing import Annotated, Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.cells import ALICE, B1, B2, B3, BOB, CAROL, ORDERS, STREAM, Cell, digests
+from tests.support.cells import (
+    ALICE,
+    B1,
+    B2,
+    B3,
+    BOB,
+    CAROL,
+    ORDERS,
+    STREAM,
+    Cell,
+    digests,
+    is_sendable,
+)
 
 from quorumcast.agents.observer import Observer
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
@@ -48,15 +59,6 @@ def anything(of: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(list(of))
     hints = typing.get_type_hints(of, include_extras=True)
     return st.builds(of, **{name: anything(hint) for name, hint in hints.items()})
-
-
-def is_sendable(message: AnyMessage) -> bool:
-    """Whether the reader's decoder would take it."""
-    try:
-        msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=AnyMessage)
-    except msgspec.ValidationError:
-        return False
-    return True
 
 
 MESSAGES = {kind.__name__: anything(kind) for kind in typing.get_args(AnyMessage)}

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from functools import cache
 
+import msgspec
+
 from quorumcast.agents.broker import Broker
 from quorumcast.agents.publisher import Publisher
 from quorumcast.agents.subscriber import Subscriber
@@ -277,3 +279,12 @@ def feed(
 ) -> list[Effect]:
     """The effects of several events in a row."""
     return [effect for event in events for effect in handle(event, Millis(now))]
+
+
+def is_sendable(message: AnyMessage) -> bool:
+    """Whether the reader's decoder would take it."""
+    try:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=AnyMessage)
+    except msgspec.ValidationError:
+        return False
+    return True

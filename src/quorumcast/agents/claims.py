@@ -45,8 +45,9 @@ class Claims:
         for position in message.positions:
             claim = (position.stream, broker, position.next)
             heard = self._heard.get(position.stream, {})
-            remember(self._heard, position.stream, {**heard, broker: position.next})
-            if claim not in self._doubtful and self._is_beyond(*claim):
+            heard[broker] = position.next
+            remember(self._heard, position.stream, heard)
+            if claim not in self._doubtful and self._is_beyond(position.stream, position.next):
                 remember(self._doubtful, claim, now)
 
     def sweep(self, now: Millis, *, last: bool = False) -> None:
@@ -57,10 +58,10 @@ class Claims:
                 return
             del self._doubtful[claim]
             stream, broker, place = claim
-            if self._is_beyond(*claim) and self._is_alone(*claim):
+            if self._is_beyond(stream, place) and self._is_alone(*claim):
                 self._notes.add(now, Kind.BOASTS, broker, "ahead", "Positions", stream, place)
 
-    def _is_beyond(self, stream: Stream, broker: NodeId, place: int) -> bool:
+    def _is_beyond(self, stream: Stream, place: int) -> bool:
         """Whether it lies far beyond everything that was voted for or shown."""
         reached = [self._sequences.reached(other, stream) for other in self._manifest.broker_ids]
         return place > FAR_AHEAD + max(*reached, self._shown.get(stream, 0))

@@ -224,15 +224,13 @@ def _missed_widely(case: Case, accounts: Accounts) -> set[str]:
     for (_, message), by_accused in accounts.items():
         for accused, account in by_accused.items():
             count, share = account.failed.total(), account.share
-            much = any(count >= least and share >= part for least, part in MUCH)
+            enough = any(count >= least and share >= part for least, part in MUCH)
             selective = account.never_came or any(map(account.is_mixed, account.failed))
-            if message == "Vote" and much and selective:
+            if message == "Vote" and enough and selective:
                 missed[accused] += 1
                 in_all[accused] += count
-    several = {accused for accused, observers in missed.items() if observers > 1}
-    return {accused for accused in several if in_all[accused] >= MUCH_IN_ALL} - jumps_of(
-        case
-    ).keys()
+    several = {who for who, observers in missed.items() if observers > 1}
+    return {who for who in several if in_all[who] >= MUCH_IN_ALL} - set(jumps_of(case))
 
 
 def _whoever_publishes(case: Case, charge: Charge) -> Charge:
