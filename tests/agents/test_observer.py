@@ -217,6 +217,18 @@ def test_answer_to_an_earlier_request_promises_no_contents() -> None:
     assert bob.found("missing") == set()
 
 
+@pytest.mark.parametrize(("answered", "missing"), [(True, {(B1, "", "Pull")}), (False, set())])
+def test_source_withholds_contents_only_if_it_knows_that_it_is_one(
+    answered: bool, missing: set[tuple[str, str, str]]
+) -> None:
+    bob = Watched(BOB, "subscriber")
+    bob.send(B1, Subscribe(ORDERS, (), bodies=True))
+    if answered:
+        bob.hear(B1, Positions(ORDERS, ()))
+    bob.effect(Suspect(B1, Suspicion.WITHHOLDS, STREAM, 1))
+    assert bob.found("missing") == missing
+
+
 @pytest.mark.parametrize(("lost", "missing"), [(False, {(B1, "", "Contents")}), (True, set())])
 def test_source_that_has_not_answered_may_not_have_heard_where_packets_get_lost(
     lost: bool, missing: set[tuple[str, str, str]]

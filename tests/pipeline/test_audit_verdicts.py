@@ -14,7 +14,7 @@ from quorumcast.core.statements import Basis, Evidence, EvidenceKind, Signed
 from quorumcast.crypto.evidence import Court
 from quorumcast.faults.diagnosis import Model
 from quorumcast.manifest.policy import Policy
-from quorumcast.pipeline.audit.charges import Case, Feature
+from quorumcast.pipeline.audit.charges import Case, Feature, firm_charges
 from quorumcast.pipeline.audit.proofs import find_proofs
 from quorumcast.pipeline.audit.verdicts import Conclusion, conclude, verdicts
 from quorumcast.sim.slander import ACCUSATIONS, forgeries, slander
@@ -1646,6 +1646,17 @@ def test_leader_cannot_blame_a_publisher_that_nobody_else_doubts_for_what_it_pro
     assert judged([*unfetched, excuse], total).named == (B1,)
     doubt = noticed(B4, ALICE, "contradicts", "itself", message="Offer", count=9)
     assert judged([*unfetched, excuse, doubt], total).named != (B1,)
+
+
+@pytest.mark.parametrize("proven", [(), (ALICE,)])
+def test_leader_may_have_proposed_what_a_publisher_that_is_known_to_lie_offered(
+    proven: tuple[str, ...],
+) -> None:
+    unfetched = noticed(B2, B1, "missing", message="Propose", count=3)
+    case = Case(Cell(Policy.named("total")).manifest, [unfetched])
+    case.doubt(proven)
+    (charge,) = firm_charges(case)
+    assert charge.clause == {B1, B2, *proven}
 
 
 @pytest.mark.parametrize(("count", "named"), [(3, (B1,)), (2, ())])

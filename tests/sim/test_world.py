@@ -207,6 +207,22 @@ def test_node_paused_does_everything_at_once_when_it_goes_on() -> None:
     assert little.heard(2, Receive) == [(205, Receive(B2, HELLO))]
 
 
+@pytest.mark.parametrize("paused", [True, False])
+def test_node_paused_comes_to_things_in_the_order_in_which_they_came(paused: bool) -> None:
+    little = Little()
+    little.scheduler.run_until(100)
+    node = little.nodes[1]
+    known: list[int] = []
+    if paused:
+        node.pause()
+    for _ in range(2):
+        node.feed(Receive(B1, HELLO))
+        node.in_turn(lambda: known.append(len(little.heard(1, Receive))))
+    assert known == ([] if paused else [1, 2])
+    node.resume()
+    assert known == [1, 2]
+
+
 def test_node_paused_and_crashed_forgets_what_it_had_not_done() -> None:
     little = Little()
     little.scheduler.run_until(100)

@@ -193,9 +193,8 @@ class Observer:
                 self.notes.add(
                     now, Kind.SUSPECT, node, reason.value, among, effect.stream, effect.number
                 )
-            case Suspect(node=node, reason=Suspicion.WITHHOLDS, stream=stream, number=number):
-                state = self._links.state(node, now)
-                self.notes.add(now, Kind.MISSING, node, state, "Pull", stream, number)
+            case Suspect(node=node, reason=Suspicion.WITHHOLDS, stream=Stream() as stream):
+                self._sources.withheld(now, node, stream, effect.number)
             case Suspect(node=node, reason=reason, stream=stream, number=number):
                 self.notes.add(
                     now, Kind.SUSPECT, node, reason.value, self._hearing[1], stream, number

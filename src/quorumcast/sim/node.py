@@ -173,6 +173,11 @@ class Node:
         for act in held or ():
             act()
 
+    def in_turn(self, act: Callable[[], None]) -> None:
+        """Do this, once a process that stands still comes to it."""
+        if not self._waits(act):
+            act()
+
     def _waits(self, act: Callable[[], None]) -> bool:
         """Whether this process stands still; it then does this later."""
         if self._held is None:

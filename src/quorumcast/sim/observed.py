@@ -98,11 +98,13 @@ class _Observers:
 
     def on_lost(self, node: NodeId, peer: NodeId) -> None:
         observer = self._observer(node)
-        if observer is not None and self.run is not None:
-            now = Millis(self.run.world.scheduler.now)
-            observer.on_lost(peer, now)
-            if self.deeds is not None:
-                self.deeds.heard.lost(peer, node, now)
+        if observer is None or self.run is None:
+            return
+        world = self.run.world
+        # What came before it has to be heard before it.
+        world.nodes[node].in_turn(lambda: observer.on_lost(peer, Millis(world.scheduler.now)))
+        if self.deeds is not None:
+            self.deeds.heard.lost(peer, node, world.scheduler.now)
 
 
 def perform_observed(plan: Plan, linger_ms: int = LINGER_MS) -> ObservedRun:

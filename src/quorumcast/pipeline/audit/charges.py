@@ -271,6 +271,7 @@ class Case:
         #: who says so where nothing gets lost.
         self.doubted: set[str] = set()
         self.doubts: dict[str, set[str]] = {}
+        self._liars: set[str] = set()
         for feature in self.features:
             for rule in (*RULES, *_DOUBTS):
                 if rule.covers(feature) and self.concerns(rule, feature):
@@ -290,7 +291,8 @@ class Case:
 
     def doubt(self, liars: Iterable[str]) -> None:
         """These are known to lie."""
-        self.doubted |= self.publishers.intersection(liars)
+        self._liars |= self.publishers.intersection(liars)
+        self.doubted |= self._liars
 
     def concerns(self, rule: Rule, feature: Feature) -> bool:
         """Whether an observation is about such nodes as the rule is about."""
@@ -343,7 +345,8 @@ class Case:
             publishers &= self.doubted
         if first.message == "Propose":
             # What a leader alone says of a publisher is no excuse: it need not propose it.
-            publishers = {p for p in publishers if self.doubts.get(p, set()) - {first.accused}}
+            by_others = {p for p, doubting in self.doubts.items() if doubting - {first.accused}}
+            publishers &= by_others | self._liars
         clause = {first.accused, first.observer}
         if len(publishers) == 1:
             clause |= publishers & self.clients
