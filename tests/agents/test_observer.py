@@ -60,6 +60,7 @@ from quorumcast.core.messages import (
     Stop,
     Subscribe,
     Survey,
+    Sync,
     Unsubscribe,
     Vote,
     Write,
@@ -493,6 +494,33 @@ def test_leader_proposes_nothing_only_where_its_predecessors_left_something_open
         broker.hear(B1, Propose(Protection.BYZANTINE, regency, instance, ()))
     (row,) = broker.rows("passes-over")
     assert (row.accused, row.reason, row.count) == (B1, "hollow", 2)
+
+
+@pytest.mark.parametrize(
+    ("regency", "waited"),
+    [
+        (0, bucket_of(400)),
+        (1, bucket_of(30)),  # … and under others before
+        (5, bucket_of(400)),  # it has begun to lead long ago, and only says so again
+    ],
+)
+def test_what_waited_under_others_before_it_was_not_kept_waiting_by_a_leader(
+    regency: int, waited: int
+) -> None:
+    broker = Watched(B3, "broker", "total")
+    leader = BROKERS[regency % 4]
+    if regency == 5:
+        broker.hear(leader, Sync(Protection.BYZANTINE, regency, ()))
+    broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
+    broker.now += 370
+    if regency:
+        broker.hear(leader, Sync(Protection.BYZANTINE, regency, ()))
+    broker.now += 30
+    broker.hear(
+        leader, Propose(Protection.BYZANTINE, regency, 1, (Item(STREAM, 1, digests(b"1")),))
+    )
+    (row,) = [r for r in broker.rows("came") if (r.accused, r.message) == (leader, "Propose")]
+    assert row.number == waited
 
 
 def led(instance: int, regency: int = 0) -> Write:

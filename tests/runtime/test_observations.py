@@ -2,6 +2,8 @@
 
 import logging
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +157,27 @@ def test_notes_that_cannot_be_written_are_lost_and_said_once_and_the_next_are_wr
     log.close()
     own = directory / "observations" / "observer=bob"
     assert {row["kind"] for row in pq.read_table(own).to_pylist()} == {"link"}
+
+
+_WRITES = """
+import sys
+from pathlib import Path
+from tests.runtime.test_observations import Logged
+
+assert "pandas" not in sys.modules
+bob = Logged(Path(sys.argv[1]))
+before = set(sys.modules)
+bob.accept()
+bob.log.close()
+assert list(Path(sys.argv[1]).glob("observations/*/*.parquet"))
+print(sorted(set(sys.modules) - before))
+"""
+
+
+def test_nothing_is_loaded_for_the_first_time_while_others_wait_for_the_node(
+    tmp_path: Path,
+) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _WRITES, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert (ran.stdout.strip(), ran.returncode) == ("[]", 0), ran.stderr

@@ -25,6 +25,7 @@ from quorumcast.core.messages import (
     Standing,
     StateHead,
     Stop,
+    Sync,
     Write,
 )
 from quorumcast.core.quorum import Protection
@@ -160,6 +161,8 @@ class OrderingWatch:
             case Stop(log=log, regency=regency):
                 self._stops[log, sender] = max(regency, self._stops.get((log, sender), 0))
                 self._standings.stopped(sender, message, now)
+            case Sync():
+                self._standings.began(sender, message, now)
             case Offer():
                 self._on_offer(sender, message, now)
             case LogPart(batches=batches):
@@ -357,7 +360,7 @@ class OrderingWatch:
             if not message.batch:
                 left_open = self._open if message.regency else 0  # the first has no predecessor
                 self._sequences.proposed_nothing(now, sender, log, message, left_open)
-        newest = -1
+        newest, leading = -1, self._standings.leads_since(message.log, sender)
         for item in message.batch:
             place = (item.stream, item.first)
             self._showings.due(now, place)
@@ -368,7 +371,7 @@ class OrderingWatch:
             if since is not None:
                 newest = max(newest, since)
                 state = "" if self._links.calm(since) and self._attended(sender, since) else MENDED
-                late = bucket_of(now - since)
+                late = bucket_of(now - max(since, leading))
                 self._notes.add(now, Kind.CAME, sender, state, "Propose", log, bucket=late)
         for (stream, first), since in self._offers.items():
             if newest - since > LONG_MS:

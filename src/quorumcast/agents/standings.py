@@ -11,7 +11,7 @@ from quorumcast.agents.claims import FAR_AHEAD
 from quorumcast.agents.observation import Kind, Notes
 from quorumcast.agents.turnout import MUTE, Links
 from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream
-from quorumcast.core.messages import Standing, StateHead, Stop
+from quorumcast.core.messages import Standing, StateHead, Stop, Sync
 from quorumcast.core.quorum import Protection
 from quorumcast.ordering.state import root_of
 
@@ -27,7 +27,17 @@ def log_stream(log: Protection) -> Stream:
 class Standings:
     """What each member said last: its regency, and the highest instance decided."""
 
-    __slots__ = ("_asked", "_f", "_first", "_known", "_links", "_notes", "_said", "_unmoved")
+    __slots__ = (
+        "_asked",
+        "_f",
+        "_first",
+        "_known",
+        "_led",
+        "_links",
+        "_notes",
+        "_said",
+        "_unmoved",
+    )
 
     def __init__(self, f: int, links: Links, notes: Notes) -> None:
         self._f = f
@@ -42,6 +52,8 @@ class Standings:
         self._said: dict[tuple[Protection, NodeId], Standing] = {}
         #: The regency that each member asked for last, and when.
         self._asked: dict[tuple[Protection, NodeId], tuple[int, int]] = {}
+        #: The last regency that each member began to lead, and when.
+        self._led: dict[tuple[Protection, NodeId], tuple[int, int]] = {}
 
     def of(self, log: Protection, member: NodeId) -> Standing | None:
         """Where a member says it is."""
@@ -146,6 +158,16 @@ class Standings:
         """Whether a member has asked for this leader lately: it does not know that it leads."""
         asked, at = self._asked.get((log, member), (-1, 0))
         return asked == regency and at > since
+
+    def began(self, sender: NodeId, sync: Sync, now: Millis) -> None:
+        """A member begins to lead."""
+        regency, _ = self._led.get((sync.log, sender), (0, 0))
+        if sync.regency > regency:
+            self._led[sync.log, sender] = (sync.regency, now)
+
+    def leads_since(self, log: Protection, member: NodeId) -> int:
+        """Since when a member has led; others led before, and what waited then is not its fault."""
+        return self._led.get((log, member), (0, 0))[1]
 
     def stopped(self, sender: NodeId, stop: Stop, now: Millis) -> None:
         """A member asks for another leader."""

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 from urllib.parse import quote
 
 from quorumcast.agents.observation import (
@@ -40,6 +40,9 @@ from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.logs import log, note
 from quorumcast.runtime.strain import Strain
 from quorumcast.traces.drafts import directory_at, replacing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 P = ParamSpec("P")
 
@@ -109,6 +112,10 @@ class ObservationLog:
     """
 
     def __init__(self, directory: Path, manifest: Manifest, node: NodeId, role: str) -> None:
+        # Arrow takes most of a second to load: now, and not while others wait for this node.
+        import pyarrow.parquet  # noqa: F401
+
+        table_of(COLUMNS, columns_of("", [], 0))
         self._directory = directory
         self._node = node
         self._role = role
@@ -258,11 +265,17 @@ def read_deeds(directory: Path) -> dict[str, Counter[TalliedDeed]]:
     return found
 
 
+def table_of(kinds: dict[str, str], columns: dict[str, list[object]]) -> pa.Table:
+    """Columns of these kinds."""
+    import pyarrow as pa  # a node that observes nothing starts without Arrow
+
+    return pa.table(columns, schema=pa.schema(list(kinds.items())))
+
+
 def write_table(path: Path, kinds: dict[str, str], columns: dict[str, list[object]]) -> None:
     """One Parquet file, all of it or none."""
-    import pyarrow as pa  # a node that observes nothing starts without Arrow
     import pyarrow.parquet as pq
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft:
-        pq.write_table(pa.table(columns, schema=pa.schema(list(kinds.items()))), draft)
+        pq.write_table(table_of(kinds, columns), draft)
