@@ -303,6 +303,20 @@ def test_broker_missed_publications_that_do_not_exist_are_ignored() -> None:
 # ------------------------------------------------------- subscribing, replays
 
 
+def test_broker_says_that_what_histories_speak_of_is_over_before_it_has_it() -> None:
+    """Else who begins here would wait for it, and the histories that speak of it were over."""
+    policy = limited("ab+history")
+    made, body = broker(policy), Cell(policy).history(1, 1, b"a", b"b")
+    ready = Ready(LANE, 1, root(1, digests(body)))
+    made.handle(publish(1, body, stream=LANE), T0)
+    before = messages(made.handle(subscribe(), T0), Positions)
+    readies = [Receive(peer, ready) for peer in (B2, B3, B4)]
+    feed(made.handle, *readies, contents(B2, 1, body, stream=LANE))
+    after = messages(made.handle(subscribe(), T0), Positions)
+    assert before == [Positions(ORDERS, (Position(STREAM, 1, 1), Position(LANE, 1, 1)))]
+    assert after == [Positions(ORDERS, (Position(STREAM, 1, 3), Position(LANE, 1, 2)))]
+
+
 def test_broker_subscription_is_answered_with_positions() -> None:
     made = broker(limited("ab+history"))
     made.handle(publish(1, b"a", b"b"), T0)

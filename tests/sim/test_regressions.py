@@ -76,6 +76,9 @@ FOUND = [
     # And its operator's: it looked at the broker that it had restarted last, and took away what an
     # earlier one had just found out that it lacked.
     (30000509, "direct", "rolling"),
+    # A subscriber began with a publication before the first history that it asked for: one broker
+    # had answered before there was any, and another had histories and not what they speak of.
+    (210009626, "chain+history", "drop"),
 ]
 
 

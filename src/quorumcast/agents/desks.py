@@ -296,18 +296,22 @@ class Desks:
         for data, desk in self._by_stream.items():
             if data.channel != channel or not desk.genuine:
                 continue
-            ledger = desk.carrier.ledger
-            oldest = ledger.base
+            ledger, carrier = desk.carrier.ledger, desk.carrier
+            oldest, end = ledger.base, ledger.next
             if ledger.base > ledger.floor and expects(desk):
                 oldest = ledger.floor
+            if isinstance(carrier, History):
+                # What the histories before those that are still to come speak of is over as well.
+                end = max(end, carrier.settled + 1)
             if since_us:
                 first = ledger.since(search, labelled=desk.entry.policy.total)
                 # What is expected may begin earlier: whoever asked skips what lies before the time.
                 base = oldest if first == ledger.base else first
-                found.append(Position(data, base, ledger.next, oldest))
+                found.append(Position(data, base, end, oldest))
             else:
-                found.append(Position(data, oldest, ledger.next))
-            if isinstance(desk.carrier, History):
-                histories = desk.carrier.history_ledger
-                found.append(Position(data.history, histories.base, histories.next))
+                found.append(Position(data, oldest, end))
+            if isinstance(carrier, History):
+                histories = carrier.history_ledger
+                upto = min(histories.next, carrier.history_carrier.settled + 1)
+                found.append(Position(data.history, histories.base, max(histories.base, upto)))
         return tuple(found[-MAX_STREAMS_NAMED:])

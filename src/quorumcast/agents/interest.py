@@ -260,13 +260,14 @@ class Interest:
             if len(named) >= self._enough_to_believe or self.excerpt is not None:
                 first, news = self._beginning(data)
                 effects += news
-                end = self.excerpt.until if self.excerpt else self._reported(data, highest=True)
+                end = self.excerpt.until if self.excerpt else self._reported(data)
                 if first < end or news:
                     self.ends[data] = end
                 self._accept_from(data, first)
                 if self.entry.policy.has_history:
-                    # Rather one history too many than a publication that none of them names.
-                    self._accept_from(data.history, self._reported(data.history, highest=False))
+                    # Rather some histories too many than a publication that none of them names.
+                    # Correct brokers report publications at least as far as their histories go.
+                    self._accept_from(data.history, min(self._ends_of(data.history)))
         if self._start is not None and self._start > 1 and not self.acceptors:
             effects.append(self._refuse_start(self._start, 1))
         return effects
@@ -277,7 +278,7 @@ class Interest:
 
     def _beginning(self, stream: Stream) -> tuple[int, list[Effect]]:
         """The number to begin with, and what is to be said about those before it."""
-        end = self._reported(stream, highest=True)
+        end = self._reported(stream)
         start = self._start
         if start is None:
             return end, []
@@ -296,13 +297,13 @@ class Interest:
     def _speaks_of(self, held: dict[Stream, Position], data: Stream) -> bool:
         return data in held or data.history in held
 
-    def _reported(self, stream: Stream, *, highest: bool) -> int:
-        """The (f+1)-th largest or smallest position that brokers report."""
-        answers = sorted(
-            (held[stream].next if stream in held else 1 for held in self._positions.values()),
-            reverse=highest,
-        )
-        return answers[min(self._enough_to_believe, len(answers)) - 1]
+    def _ends_of(self, stream: Stream) -> list[int]:
+        """How far each broker says that a stream is."""
+        return [held[stream].next if stream in held else 1 for held in self._positions.values()]
+
+    def _reported(self, stream: Stream) -> int:
+        """The (f+1)-th largest position that brokers report."""
+        return sorted(self._ends_of(stream))[-self._enough_to_believe :][0]
 
     def name(self, broker: NodeId, stream: Stream) -> bool:
         """A broker speaks of a stream; True if that makes it one that we follow from now on."""
@@ -346,11 +347,8 @@ class Interest:
         )
         for incarnation in incarnations[: max(0, len(incarnations) - limit)]:
             self._floor[stream.publisher] = incarnation
-            for stale in [
-                s
-                for s in self.acceptors
-                if s.publisher == stream.publisher and s.incarnation == incarnation
-            ]:
+            over = (stream.publisher, incarnation)
+            for stale in [s for s in self.acceptors if (s.publisher, s.incarnation) == over]:
                 self._end(stale)
 
     def _end(self, stream: Stream) -> None:
@@ -371,7 +369,7 @@ class Interest:
         """Where there is one order: the position that comes next, as far as is known."""
         stream = total_order(self.channel)
         if self.excerpt is not None:
-            return self._reported(stream, highest=True)
+            return self._reported(stream)
         acceptor = self.acceptors.get(stream)
         return 1 if acceptor is None else max(acceptor.next, self.ends.get(stream, 1))
 
