@@ -497,25 +497,28 @@ def test_leader_proposes_nothing_only_where_its_predecessors_left_something_open
 
 
 @pytest.mark.parametrize(
-    ("regency", "waited"),
+    ("regency", "begins", "waited"),
     [
-        (0, bucket_of(400)),
-        (1, bucket_of(30)),  # … and under others before
-        (5, bucket_of(400)),  # it has begun to lead long ago, and only says so again
+        (0, (), bucket_of(400)),
+        (1, (1,), bucket_of(30)),
+        (1, (5,), bucket_of(400)),  # another time
+        (5, (1, 5), bucket_of(30)),
     ],
 )
+@pytest.mark.parametrize("again", [True, False])
 def test_what_waited_under_others_before_it_was_not_kept_waiting_by_a_leader(
-    regency: int, waited: int
+    regency: int, begins: tuple[int, ...], waited: int, again: bool
 ) -> None:
     broker = Watched(B3, "broker", "total")
     leader = BROKERS[regency % 4]
-    if regency == 5:
-        broker.hear(leader, Sync(Protection.BYZANTINE, regency, ()))
     broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
     broker.now += 370
-    if regency:
-        broker.hear(leader, Sync(Protection.BYZANTINE, regency, ()))
+    for begun in begins:
+        broker.hear(leader, Sync(Protection.BYZANTINE, begun, ()))
     broker.now += 30
+    if again:
+        for begun in begins:
+            broker.hear(leader, Sync(Protection.BYZANTINE, begun, ()))
     broker.hear(
         leader, Propose(Protection.BYZANTINE, regency, 1, (Item(STREAM, 1, digests(b"1")),))
     )

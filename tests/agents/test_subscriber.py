@@ -431,22 +431,6 @@ def test_subscriber_history_that_is_none_is_passed_over() -> None:
     assert feed(made.handle, *votes(1, b"nonsense", stream=LANE)) == []
 
 
-def test_subscriber_begins_with_every_history_that_may_name_what_it_begins_with() -> None:
-    """One broker had answered long ago: its answer takes us back to where nothing was published."""
-    made = Cell(HISTORY).subscriber()
-    made.handle(Join(ORDERS), T0)
-    answers: dict[NodeId, tuple[Position, ...]] = {
-        B1: (),
-        B2: (Position(STREAM, 1, 3), Position(LANE, 1, 2)),
-        B3: (Position(STREAM, 1, 9), Position(LANE, 1, 2)),
-    }
-    for broker, held in answers.items():
-        made.handle(Receive(broker, Positions(ORDERS, held)), T0)
-    cursors = (Cursor(STREAM, 3), Cursor(LANE, 1))
-    asked = messages(made.handle(Connected(B4), T0), Subscribe)
-    assert asked == [Subscribe(ORDERS, cursors, bodies=True)]
-
-
 # ------------------------------------------------------------------ refresh
 
 

@@ -76,8 +76,8 @@ FOUND = [
     # And its operator's: it looked at the broker that it had restarted last, and took away what an
     # earlier one had just found out that it lacked.
     (30000509, "direct", "rolling"),
-    # A subscriber began with a publication before the first history that it asked for: one broker
-    # had answered before there was any, and another had histories and not what they speak of.
+    # A subscriber began with publications that only a history before its first one names: one
+    # broker had answered before there was any, another had the history and not what it names.
     (210009626, "chain+history", "drop"),
 ]
 

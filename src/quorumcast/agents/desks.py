@@ -301,7 +301,7 @@ class Desks:
             if ledger.base > ledger.floor and expects(desk):
                 oldest = ledger.floor
             if isinstance(carrier, History):
-                # What the histories before those that are still to come speak of is over as well.
+                # Who begins with the next history must not wait for what those before it name.
                 end = max(end, carrier.settled + 1)
             if since_us:
                 first = ledger.since(search, labelled=desk.entry.policy.total)

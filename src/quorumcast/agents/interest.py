@@ -260,14 +260,15 @@ class Interest:
             if len(named) >= self._enough_to_believe or self.excerpt is not None:
                 first, news = self._beginning(data)
                 effects += news
-                end = self.excerpt.until if self.excerpt else self._reported(data)
+                end = self.excerpt.until if self.excerpt else self._reported(data, highest=True)
                 if first < end or news:
                     self.ends[data] = end
                 self._accept_from(data, first)
                 if self.entry.policy.has_history:
-                    # Rather some histories too many than a publication that none of them names.
-                    # Correct brokers report publications at least as far as their histories go.
-                    self._accept_from(data.history, min(self._ends_of(data.history)))
+                    # Rather one history too many than a publication that none of them names. The
+                    # smallest of all would be safer, but one liar could make us wait for histories
+                    # that too few brokers hold.
+                    self._accept_from(data.history, self._reported(data.history, highest=False))
         if self._start is not None and self._start > 1 and not self.acceptors:
             effects.append(self._refuse_start(self._start, 1))
         return effects
@@ -278,7 +279,7 @@ class Interest:
 
     def _beginning(self, stream: Stream) -> tuple[int, list[Effect]]:
         """The number to begin with, and what is to be said about those before it."""
-        end = self._reported(stream)
+        end = self._reported(stream, highest=True)
         start = self._start
         if start is None:
             return end, []
@@ -297,13 +298,13 @@ class Interest:
     def _speaks_of(self, held: dict[Stream, Position], data: Stream) -> bool:
         return data in held or data.history in held
 
-    def _ends_of(self, stream: Stream) -> list[int]:
-        """How far each broker says that a stream is."""
-        return [held[stream].next if stream in held else 1 for held in self._positions.values()]
-
-    def _reported(self, stream: Stream) -> int:
-        """The (f+1)-th largest position that brokers report."""
-        return sorted(self._ends_of(stream))[-self._enough_to_believe :][0]
+    def _reported(self, stream: Stream, *, highest: bool) -> int:
+        """The (f+1)-th largest or smallest position that brokers report."""
+        answers = sorted(
+            (held[stream].next if stream in held else 1 for held in self._positions.values()),
+            reverse=highest,
+        )
+        return answers[min(self._enough_to_believe, len(answers)) - 1]
 
     def name(self, broker: NodeId, stream: Stream) -> bool:
         """A broker speaks of a stream; True if that makes it one that we follow from now on."""
@@ -369,7 +370,7 @@ class Interest:
         """Where there is one order: the position that comes next, as far as is known."""
         stream = total_order(self.channel)
         if self.excerpt is not None:
-            return self._reported(stream)
+            return self._reported(stream, highest=True)
         acceptor = self.acceptors.get(stream)
         return 1 if acceptor is None else max(acceptor.next, self.ends.get(stream, 1))
 

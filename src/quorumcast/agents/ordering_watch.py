@@ -360,7 +360,7 @@ class OrderingWatch:
             if not message.batch:
                 left_open = self._open if message.regency else 0  # the first has no predecessor
                 self._sequences.proposed_nothing(now, sender, log, message, left_open)
-        newest, leading = -1, self._standings.leads_since(message.log, sender)
+        newest, leading = -1, self._standings.leads_since(message.log, sender, message.regency)
         for item in message.batch:
             place = (item.stream, item.first)
             self._showings.due(now, place)

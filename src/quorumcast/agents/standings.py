@@ -165,9 +165,10 @@ class Standings:
         if sync.regency > regency:
             self._led[sync.log, sender] = (sync.regency, now)
 
-    def leads_since(self, log: Protection, member: NodeId) -> int:
+    def leads_since(self, log: Protection, member: NodeId, regency: int) -> int:
         """Since when a member has led; others led before, and what waited then is not its fault."""
-        return self._led.get((log, member), (0, 0))[1]
+        led, since = self._led.get((log, member), (0, 0))
+        return since if led == regency else 0
 
     def stopped(self, sender: NodeId, stop: Stop, now: Millis) -> None:
         """A member asks for another leader."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from quorumcast.core.ids import NodeId
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
-from quorumcast.runtime.observations import observing
+from quorumcast.runtime.observations import load_arrow, observing
 from quorumcast.runtime.trace import record
 from quorumcast.traces.drafts import directory_at
 from quorumcast.traces.recorder import Recorder
@@ -21,6 +21,8 @@ class Watching:
         self._recorder = recorder
         self._observe = directory_at(Path(observe)).resolve() if observe else None
         self._logs = contextlib.ExitStack()
+        if observe:
+            load_arrow()
 
     def begin(self, driver: Driver, manifest: Manifest, me: NodeId, role: str) -> None:
         """Watch a machine that has had no event yet: links that are up are the first."""

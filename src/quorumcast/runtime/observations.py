@@ -112,10 +112,7 @@ class ObservationLog:
     """
 
     def __init__(self, directory: Path, manifest: Manifest, node: NodeId, role: str) -> None:
-        # Arrow takes most of a second to load: now, and not while others wait for this node.
-        import pyarrow.parquet  # noqa: F401
-
-        table_of(COLUMNS, columns_of("", [], 0))
+        load_arrow()
         self._directory = directory
         self._node = node
         self._role = role
@@ -263,6 +260,13 @@ def read_deeds(directory: Path) -> dict[str, Counter[TalliedDeed]]:
             node, count = row.pop("node"), row.pop("count")
             found.setdefault(node, Counter())[TalliedDeed(**row)] += count
     return found
+
+
+def load_arrow() -> None:
+    """It takes most of a second: before anybody waits for this node, and not amid the run."""
+    import pyarrow.parquet  # noqa: F401
+
+    table_of(COLUMNS, columns_of("", [], 0))
 
 
 def table_of(kinds: dict[str, str], columns: dict[str, list[object]]) -> pa.Table:
