@@ -145,12 +145,10 @@ class Interest:
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
         sizes = {"acceptors": len(self.acceptors), "named": len(self._named)}
-        for stream, acceptor in self.acceptors.items():
-            for name, size in acceptor.sizes().items():
-                sizes[f"{stream}/{name}"] = size
-        for stream, archive in self.archives.items():
-            for name, size in archive.sizes().items():
-                sizes[f"{stream}/{name}"] = size
+        parts = [(stream, acceptor.sizes()) for stream, acceptor in self.acceptors.items()]
+        parts += [(stream, archive.sizes()) for stream, archive in self.archives.items()]
+        for stream, part in parts:
+            sizes.update({f"{stream}/{name}": size for name, size in part.items()})
         return sizes
 
     def subscribe_to(self, broker: NodeId) -> Subscribe:
@@ -265,10 +263,13 @@ class Interest:
                     self.ends[data] = end
                 self._accept_from(data, first)
                 if self.entry.policy.has_history:
-                    # Rather one history too many than a publication that none of them names. The
-                    # smallest of all would be safer, but one liar could make us wait for histories
-                    # that too few brokers hold.
-                    self._accept_from(data.history, self._reported(data.history, highest=False))
+                    # Rather one history too many than a publication that none of them names. (Not
+                    # the smallest of all: one liar could have us wait where nobody votes.)
+                    begin = self._reported(data.history, highest=False)
+                    if first < end and self.chained(data.lane):
+                        # Of what did not come by its chain histories alone speak.
+                        begin = min(begin, self._agreed(data.history))
+                    self._accept_from(data.history, begin)
         if self._start is not None and self._start > 1 and not self.acceptors:
             effects.append(self._refuse_start(self._start, 1))
         return effects
