@@ -595,7 +595,7 @@ def test_one_witness_is_enough_for_many_offers_that_never_came_if_nobody_else_ma
         ("backwards", "", "Ack", 1),
         ("backwards", "decided", "Standing", 1),
         ("backwards", "synced", "Standing", 1),
-        ("refused", "unexpected-message", "Taken", 2),
+        ("refused", "unexpected-message", "Taken", 1),
     ],
 )
 def test_what_correct_brokers_never_do_is_charged_however_seldom(
@@ -679,6 +679,12 @@ def test_few_late_things_of_one_publisher_are_nothing_beside_what_another_kept(
         for slot in (range(parts) if f.count > late else (0,))
     ]
     assert judged(spread, Cell(Policy.named("ab"), 4)).named == named
+
+
+@pytest.mark.parametrize(("count", "charged"), [(1, False), (2, True)])
+def test_what_is_out_of_place_once_and_at_one_node_is_no_charge(count: int, charged: bool) -> None:
+    odd = noticed(BOB, B1, "refused", "unexpected-message", message="Taken", count=count)
+    assert bool(firm_charges(Case(CELL.manifest, [odd]))) is charged
 
 
 def test_answer_that_comes_twice_because_it_was_asked_for_twice_is_nobodys_fault() -> None:

@@ -122,6 +122,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _VOTES = ("Write", "Accept", "Propose")
+#: Messages of which everybody knows who says them to whom.
+_OUT_OF_PLACE = (
+    "Accept", "ChainRun", "Checkpoint", "Contents", "Echo", "Open", "Propose", "Publish", "Pull",
+    "Ready", "Standing", "Subscribe", "Survey", "Taken", "Vote", "Write",
+)  # fmt: skip
 
 RULES = (
     Rule(kind="suspect", reasons=("dissent",), deed="altered", publisher=True,
@@ -171,10 +176,9 @@ RULES = (
          deed="forged", at_least=2, of_clients=True, why="used a channel that does not exist"),
     # Not Positions: whoever is asked twice, because it was slow, answers twice.
     Rule(kind="refused", reasons=("unexpected-message",), deed="flooded", at_least=2,
-         messages=("Accept", "ChainRun", "Checkpoint", "Contents", "Echo", "Open", "Propose",
-                   "Publish", "Pull", "Ready", "Standing", "Subscribe", "Survey", "Taken", "Vote",
-                   "Write"),
-         why="sent messages that nobody in its place sends"),
+         messages=_OUT_OF_PLACE, why="sent messages that nobody in its place sends"),
+    Rule(kind="refused", reasons=("unexpected-message",), deed="flooded", by=2,
+         messages=_OUT_OF_PLACE, why="sent messages that nobody in its place sends"),
     Rule(kind="refused", reasons=("unknown-stream",), messages=("Contents",),
          deed="flooded", at_least=3, why="spoke of streams that do not exist"),
     Rule(kind="refused", reasons=("unknown-stream",), messages=("Pull",), of_clients=True,
