@@ -349,7 +349,7 @@ class Case:
             publishers &= self.doubted
         if first.message == "Propose":
             # What a leader alone says of a publisher is no excuse: it need not propose it.
-            by_others = {p for p, doubting in self.doubts.items() if doubting - {first.accused}}
+            by_others = {p for p in publishers if self.doubts.get(p, set()) - {first.accused}}
             publishers &= by_others | self._liars
         clause = {first.accused, first.observer}
         if len(publishers) == 1:
