@@ -408,6 +408,16 @@ def test_history_broker_that_joins_later_signs_nothing_before_its_first_history(
     assert (broker.settled, broker.final, broker.final_from) == (4, 4, 3)
 
 
+def test_history_what_is_settled_stays_so_when_the_publisher_goes_on_further_up() -> None:
+    """It keeps no longer the histories that this broker missed; its credit must not fall."""
+    broker = history()
+    broker.handle(publish(1, *P[1:3]), T0)
+    settle(broker, 1, H1)
+    broker.handle(Receive(ALICE, Open(LANE, 3, 3)), T0)
+    assert (broker.settled, broker.final, broker.credit) == (2, 2, 6)
+    assert reasons(broker.handle(publish(3, *P[3:6]), T0)) == []
+
+
 # -------------------------------------------------------------------- limits
 
 

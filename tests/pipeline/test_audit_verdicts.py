@@ -687,6 +687,14 @@ def test_what_is_out_of_place_once_and_at_one_node_is_no_charge(count: int, char
     assert bool(firm_charges(Case(CELL.manifest, [odd]))) is charged
 
 
+def test_what_several_rules_say_in_the_same_words_is_counted_once() -> None:
+    features = [
+        noticed(who, B1, "refused", "unexpected-message", message="Taken", count=2)
+        for who in (B2, B3)
+    ]
+    assert [verdict.count for verdict in verdicts(judged(features))] == [4]
+
+
 def test_answer_that_comes_twice_because_it_was_asked_for_twice_is_nobodys_fault() -> None:
     features = [
         noticed(who, B1, "refused", "unexpected-message", message="Positions", count=2)

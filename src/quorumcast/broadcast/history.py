@@ -95,7 +95,8 @@ class History:
         self._ends: dict[int, int] = {}
         #: The first signed history seen per index; at most REMEMBERED.
         self._seen = Seen(stream)
-        #: Where this broker came in: nothing before it can be settled here.
+        #: What was settled stays so, although the history lane is opened further on; and nothing
+        #: before the number where this broker came in can be settled here.
         self._floor = 0
         #: Histories were learned without a gap from this number on; a broker that came in later
         #: cannot tell whether what it forwarded before agrees with the cell.
@@ -226,7 +227,7 @@ class History:
             if before == 1:
                 # Only a broker that holds nothing takes the publisher's word for where to begin;
                 # otherwise one that skips numbers could publish for ever without a history.
-                self._floor = self.ledger.base - 1
+                self._floor = max(self._floor, self.ledger.base - 1)
         return effects
 
     def _on_data_lane(self, event: Receive, now: Millis) -> list[Effect]:
@@ -365,6 +366,7 @@ class History:
     def _heed(self, effects: list[Effect]) -> list[Effect]:
         for vouch in [effect for effect in effects if isinstance(effect, Vouch)]:
             self._learn(vouch)
+        self._floor = self.settled
         return effects
 
     def _learn(self, vouch: Vouch) -> None:

@@ -322,13 +322,22 @@ def _of_node(
                 deed=deed,
                 towards=tuple(sorted(towards))[:MOST_NAMED],
                 reasons=tuple(sorted(reasons)),
-                count=sum(charge.count for charge in charges),
+                count=_times(charges),
                 t_ms=min((charge.t_ms for charge in charges), default=0),
                 until_ms=max((charge.until_ms for charge in charges), default=0),
                 explanations=() if standing != "disputed" else explanations,
             )
         )
     return found
+
+
+def _times(charges: Iterable[Charge]) -> int:
+    """How often it was seen: several rules may say the same of the same things."""
+    most: dict[tuple[str, str, str, frozenset[str]], int] = {}
+    for charge in charges:
+        seen = (charge.accused, charge.observer, charge.why, charge.publishers)
+        most[seen] = max(charge.count, most.get(seen, 0))
+    return sum(most.values())
 
 
 def _contradicted(proof: Proof) -> str:
