@@ -79,7 +79,7 @@ def test_interest_asks_for_a_time_until_it_has_begun() -> None:
     made = interest(start=0, since=1234)
     assert made.subscribe_to(B1) == Subscribe(ORDERS, (), False, 1234)
     for broker, base in ((B1, 5), (B2, 5), (B3, 4)):
-        say(made, broker, 10, base)
+        made.on_positions(broker, Positions(ORDERS, (Position(STREAM, base, 10, 1),)))
     assert made.acceptors[STREAM].next == 5
     assert made.ends == {STREAM: 10}
     assert made.subscribe_to(B1).since == 0
@@ -127,6 +127,14 @@ def test_interest_liar_about_its_oldest_cannot_keep_us_from_what_comes() -> None
     # B1 is down: two of those that may lie or not are too few to accept from, and we say so.
     assert made.wait_no_longer() == (True, [Gap(STREAM, 1, 9)])
     assert made.acceptors[STREAM].next == 10
+
+
+def test_interest_of_two_that_answer_one_may_be_a_liar_and_the_third_is_waited_for() -> None:
+    """In a smallest cell nothing tells them apart, and numbers would be passed over in silence."""
+    made = interest(Policy.named("direct"), n=3, start=0)
+    assert say(made, B2, 2**61, 2**61) == say(made, B1, 6) == (False, [])
+    assert say(made, B3, 6) == (True, [])
+    assert made.acceptors[STREAM].next == 1
 
 
 def test_interest_that_begins_with_what_comes_has_no_doubts_about_the_past() -> None:

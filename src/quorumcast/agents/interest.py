@@ -14,15 +14,18 @@ What nobody holds any longer is announced as a gap, never passed over in silence
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quorumcast.agents.archive import Archive
 from quorumcast.agents.excerpt import Excerpt
+from quorumcast.agents.reports import Reports
 from quorumcast.agents.silence import Silence, Tardiness
 from quorumcast.broadcast.acceptance import Acceptor, rules_for
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED
 from quorumcast.core.machine import Effect, Gap, Refused
-from quorumcast.core.messages import Cursor, Position, Positions, Subscribe
-from quorumcast.core.quorum import Broadcast, Protection, Quorums, accept_votes
+from quorumcast.core.messages import Cursor, Positions, Subscribe
+from quorumcast.core.quorum import Broadcast, Quorums
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 
@@ -42,8 +45,8 @@ class Interest:
         "_lost",
         "_manifest",
         "_named",
-        "_positions",
         "_quorums",
+        "_reports",
         "_rules",
         "_since",
         "_start",
@@ -84,8 +87,7 @@ class Interest:
         self._quorums: Quorums = manifest.quorums
         self._keyring = keyring
         self._rules = rules_for(self._quorums, entry.policy, manifest.broker_ids)
-        #: What each broker last said it holds; at most MAX_STREAMS_NAMED streams each.
-        self._positions: dict[NodeId, dict[Stream, Position]] = {}
+        self._reports = Reports(manifest, entry.policy)
         #: Streams (data lanes) that too few brokers have named yet, and which ones have; of each
         #: publisher at most streams_per_publisher by each broker.
         self._named: dict[Stream, dict[NodeId, None]] = {}
@@ -125,8 +127,7 @@ class Interest:
         self._rules = rules_for(self._quorums, self.entry.policy, manifest.broker_ids)
         members = manifest.broker_ids
         self.silence.retain(members)
-        for gone in [broker for broker in self._positions if broker not in members]:
-            del self._positions[gone]
+        self._reports.adopt(manifest)
         for data, named in list(self._named.items()):
             self._named[data] = {broker: None for broker in named if broker in members}
             if not self._named[data]:
@@ -171,36 +172,29 @@ class Interest:
 
     def answered(self, broker: NodeId) -> bool:
         """Whether a broker has said what it holds."""
-        return broker in self._positions
+        return broker in self._reports
 
     def forget(self, broker: NodeId) -> None:
         """A broker that comes back may have forgotten everything."""
         if not self.begun:
-            self._positions.pop(broker, None)
-
-    @property
-    def _enough_to_believe(self) -> int:
-        if self.entry.policy.protection is Protection.CRASH:
-            return 1
-        return self._quorums.one_correct
+            self._reports.forget(broker)
 
     # ------------------------------------------------------------ positions
 
     def on_positions(self, broker: NodeId, message: Positions) -> tuple[bool, list[Effect]]:
         """What a broker holds; says whether cursors should be sent anew."""
-        held = {position.stream: position for position in message.positions}
-        self._positions[broker] = {s: p for s, p in held.items() if self._relevant(s)}
+        held = {p.stream: p for p in message.positions if self._relevant(p.stream)}
+        self._reports.hear(broker, held)
         if not self.begun:
             return self._maybe_begin()
-        fresh = [stream for stream in self._positions[broker] if self.name(broker, stream)]
-        return bool(fresh), self._gaps(broker)
+        fresh = [stream for stream in held if self.name(broker, stream)]
+        return bool(fresh), self._gaps(held)
 
     def _maybe_begin(self) -> tuple[bool, list[Effect]]:
-        answers = len(self._positions)
-        all_answered = answers == len(self._manifest.broker_ids)
-        if answers < self._quorums.responders:
+        if len(self._reports) < self._quorums.responders:
             return False, []
-        if not all_answered and self._doubts < DOUBTFUL_TICKS and self._doubtful():
+        past = self._start is not None
+        if past and self._doubts < DOUBTFUL_TICKS and self._reports.doubtful():
             return False, []
         return True, self._begin()
 
@@ -208,27 +202,6 @@ class Interest:
         """A refresh finds that it has not begun; says whether it has now."""
         self._doubts += 1
         return self._maybe_begin()
-
-    def _doubtful(self) -> bool:
-        """Whether a correct broker holds an older past than those that answered agree on.
-
-        One of them may lie about its oldest, or have lost it; the others may tell.
-        """
-        if self._start is None:
-            return False
-        streams = {stream for held in self._positions.values() for stream in held}
-        return any(self._claimed(stream) < self._agreed(stream) for stream in streams)
-
-    def _claimed(self, stream: Stream) -> int:
-        """From this number on, at least one correct broker holds a stream, or what is wanted."""
-        return _rank([p.base for p in self._held(stream)], self._enough_to_believe)
-
-    def _held(self, stream: Stream) -> list[Position]:
-        return [held[stream] for held in self._positions.values() if stream in held]
-
-    def _agreed(self, stream: Stream) -> int:
-        """From this number on, as many brokers as it takes to accept say that they hold it."""
-        return _rank([p.oldest or p.base for p in self._held(stream)], self.needed(stream.lane))
 
     def _relevant(self, stream: Stream) -> bool:
         return (
@@ -247,28 +220,25 @@ class Interest:
     def _begin(self) -> list[Effect]:
         self.begun = True
         effects: list[Effect] = []
-        streams: dict[Stream, None] = {}
-        for held in self._positions.values():
-            streams.update(dict.fromkeys(stream.data for stream in held))
+        streams = self._reports.streams()
         if self.excerpt is not None:
             # Whoever knows where it ends knows that it is there.
-            streams[total_order(self.channel)] = None
-        for data in streams:
-            named = [held for held in self._positions.values() if self._speaks_of(held, data)]
-            if len(named) >= self._enough_to_believe or self.excerpt is not None:
+            streams[total_order(self.channel)] = self._reports.believe
+        for data, named in streams.items():
+            if named >= self._reports.believe:
                 first, news = self._beginning(data)
                 effects += news
-                end = self.excerpt.until if self.excerpt else self._reported(data, highest=True)
+                end = self.excerpt.until if self.excerpt else self._reports.end(data)
                 if first < end or news:
                     self.ends[data] = end
                 self._accept_from(data, first)
                 if self.entry.policy.has_history:
                     # Rather one history too many than a publication that none of them names. (Not
                     # the smallest of all: one liar could have us wait where nobody votes.)
-                    begin = self._reported(data.history, highest=False)
+                    begin = self._reports.end(data.history, highest=False)
                     if first < end and self.chained(data.lane):
                         # Of what did not come by its chain histories alone speak.
-                        begin = min(begin, self._agreed(data.history))
+                        begin = min(begin, self._reports.agreed(data.history))
                     self._accept_from(data.history, begin)
         if self._start is not None and self._start > 1 and not self.acceptors:
             effects.append(self._refuse_start(self._start, 1))
@@ -280,32 +250,21 @@ class Interest:
 
     def _beginning(self, stream: Stream) -> tuple[int, list[Effect]]:
         """The number to begin with, and what is to be said about those before it."""
-        end = self._reported(stream, highest=True)
+        end = self._reports.end(stream)
         start = self._start
         if start is None:
             return end, []
         if start > end and self.excerpt is None:
             return end, [self._refuse_start(start, end)]
         # Whoever claims to hold nothing before some far number must not keep us from what comes.
-        oldest = min(self._agreed(stream), end)
-        start = start or min(self._claimed(stream), end)
+        oldest = min(self._reports.agreed(stream), end)
+        start = start or min(self._reports.claimed(stream), end)
         return max(start, oldest), self._gap(stream, start, oldest)
 
     def _gap(self, stream: Stream, first: int, oldest: int) -> list[Effect]:
         """What is to be said of numbers that nobody holds any longer, if they were wanted."""
         stop = oldest if self.excerpt is None else min(oldest, self.excerpt.until)
         return [Gap(stream, first, stop - 1)] if first < stop else []
-
-    def _speaks_of(self, held: dict[Stream, Position], data: Stream) -> bool:
-        return data in held or data.history in held
-
-    def _reported(self, stream: Stream, *, highest: bool) -> int:
-        """The (f+1)-th largest or smallest position that brokers report."""
-        answers = sorted(
-            (held[stream].next if stream in held else 1 for held in self._positions.values()),
-            reverse=highest,
-        )
-        return answers[min(self._enough_to_believe, len(answers)) - 1]
 
     def name(self, broker: NodeId, stream: Stream) -> bool:
         """A broker speaks of a stream; True if that makes it one that we follow from now on."""
@@ -314,7 +273,7 @@ class Interest:
         data = stream.data
         named = self._named.setdefault(data, {})
         named[broker] = None
-        if len(named) >= self._enough_to_believe:
+        if len(named) >= self._reports.believe:
             del self._named[data]
             self._accept_from(data, 1)
             if self.entry.policy.has_history:
@@ -371,23 +330,21 @@ class Interest:
         """Where there is one order: the position that comes next, as far as is known."""
         stream = total_order(self.channel)
         if self.excerpt is not None:
-            return self._reported(stream, highest=True)
+            return self._reports.end(stream)
         acceptor = self.acceptors.get(stream)
         return 1 if acceptor is None else max(acceptor.next, self.ends.get(stream, 1))
 
     def oldest(self, stream: Stream, *, of_those_who_answer: bool = False) -> int:
         """The first number that enough brokers may still hold to be accepted."""
-        # A broker that has not spoken of the stream may hold all of it.
-        bases = [
-            held[stream].oldest or held[stream].base if held is not None and stream in held else 0
-            for held in map(self._positions.get, self._manifest.broker_ids)
-            if held is not None or not of_those_who_answer
-        ]
-        return _rank(bases, self.needed(stream.lane)) if bases else 0
+        return self._reports.oldest(stream, of_those_who_answer=of_those_who_answer)
 
-    def _gaps(self, broker: NodeId) -> list[Effect]:
+    def needed(self, lane: Lane) -> int:
+        """How many brokers must hold a publication so that it can still be accepted."""
+        return self._reports.needed(lane)
+
+    def _gaps(self, streams: Iterable[Stream]) -> list[Effect]:
         effects: list[Effect] = []
-        for stream in self._positions[broker]:
+        for stream in streams:
             acceptor = self.acceptors.get(stream)
             if acceptor is None:
                 continue
@@ -396,15 +353,6 @@ class Interest:
                 effects += self._gap(stream, acceptor.next, first)
                 acceptor.skip_to(first)
         return effects
-
-    def needed(self, lane: Lane) -> int:
-        """How many brokers must hold a publication so that it can still be accepted."""
-        policy = self.entry.policy
-        if lane is Lane.HISTORY:
-            return self._quorums.ready_accept
-        if policy.has_history:
-            return self._quorums.one_correct
-        return accept_votes(self._quorums, policy.protection, policy.broadcast)
 
     # ------------------------------------------------------------- progress
 
@@ -439,12 +387,5 @@ class Interest:
             return False
         replay = self.entry.policy.limits.replay
         acceptor = self.acceptors[stream]
-        ends = sorted((position.next for position in self._held(stream)), reverse=True)
-        rank = self._enough_to_believe
-        left = ends[rank - 1] - asked if len(ends) >= rank else 0
+        left = self._reports.reached(stream) - asked
         return left > replay // 2 and acceptor.next - asked >= min(replay // 2, left)
-
-
-def _rank(numbers: list[int], rank: int) -> int:
-    """The so-manieth smallest, or the largest if there are fewer; 1 if there are none."""
-    return sorted(numbers or [1])[min(rank, max(1, len(numbers))) - 1]

@@ -206,6 +206,8 @@ class Draw:
                     self.acts.append(Act(self.rng.randrange(self.safety_ms), "stop", victim))
             case "rolling":
                 self._roll()
+            case "latecomers":
+                self._come_late()
             case "crash-recover":
                 self._crash_recover()
             case "amnesia":
@@ -242,6 +244,20 @@ class Draw:
         order = tuple(self.rng.sample(self.names, self.brokers))
         begin, pause = self.rng.randrange(self.safety_ms), self.rng.choice((5, 20, 60))
         self.acts.append(Act(begin, "roll", self.subscribers[-1], ORDERS, pause, order))
+
+    def _come_late(self) -> None:
+        rng = self.rng
+        for subscriber in self.subscribers:
+            for _ in range(rng.randrange(3)):
+                self.acts.append(Act(rng.randrange(self.safety_ms), "read", subscriber, ORDERS))
+        self.acts.append(Act(self.safety_ms, "read", self.subscribers[-1], ORDERS))
+        faults = [
+            name
+            for name, entry in CATALOGUE.items()
+            if entry.role is Role.BROKER and applicable(name, self.policy_name)
+        ]
+        if faults:
+            self._corrupt(rng.choice(faults))
 
     def _corrupt(self, fault: str) -> None:
         rng = self.rng

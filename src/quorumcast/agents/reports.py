@@ -1,0 +1,117 @@
+"""What brokers report that they hold of a channel, and how much of it a subscriber may believe.
+
+Up to f of them lie. Reports are ranked, never averaged: the (f+1)-th largest or smallest is one
+that a correct broker made, or lies between two that correct ones made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from quorumcast.core.ids import Lane, NodeId, Stream
+from quorumcast.core.messages import Position
+from quorumcast.core.quorum import Protection, accept_votes
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.policy import Policy
+
+
+class Reports:
+    """The last report of each broker."""
+
+    __slots__ = ("_held", "_manifest", "_policy")
+
+    def __init__(self, manifest: Manifest, policy: Policy) -> None:
+        self._manifest = manifest
+        self._policy = policy
+        #: At most MAX_STREAMS_NAMED streams each.
+        self._held: dict[NodeId, dict[Stream, Position]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, broker: NodeId) -> bool:
+        return broker in self._held
+
+    def hear(self, broker: NodeId, held: dict[Stream, Position]) -> None:
+        """A broker reports; what it said before no longer counts."""
+        self._held[broker] = held
+
+    def forget(self, broker: NodeId) -> None:
+        """What this broker reported may no longer be so."""
+        self._held.pop(broker, None)
+
+    def adopt(self, manifest: Manifest) -> None:
+        """Brokers that left have no say."""
+        self._manifest = manifest
+        for gone in [broker for broker in self._held if broker not in manifest.broker_ids]:
+            del self._held[gone]
+
+    @property
+    def believe(self) -> int:
+        """So many brokers do not all lie."""
+        crash = self._policy.protection is Protection.CRASH
+        return 1 if crash else self._manifest.quorums.one_correct
+
+    def needed(self, lane: Lane) -> int:
+        """How many brokers must hold a publication so that it can still be accepted."""
+        quorums, policy = self._manifest.quorums, self._policy
+        if lane is Lane.HISTORY:
+            return quorums.ready_accept
+        if policy.has_history:
+            return quorums.one_correct
+        return accept_votes(quorums, policy.protection, policy.broadcast)
+
+    def streams(self) -> Counter[Stream]:
+        """Every stream (data lane) that is spoken of, and by how many."""
+        return Counter(
+            data for held in self._held.values() for data in {stream.data: None for stream in held}
+        )
+
+    def doubtful(self) -> bool:
+        """Whether a broker claims to hold an older past than those that reported agree on.
+
+        It may be the only correct one of them; those that have not reported yet can tell.
+        """
+        if len(self._held) == len(self._manifest.broker_ids):
+            return False
+        streams = {stream for held in self._held.values() for stream in held}
+        return any(min(self._bases(stream)) < self.agreed(stream) for stream in streams)
+
+    def claimed(self, stream: Stream) -> int:
+        """From this number on, at least one correct broker holds a stream, or what is wanted."""
+        return _rank(self._bases(stream), self.believe)
+
+    def agreed(self, stream: Stream) -> int:
+        """From this number on, as many brokers as it takes to accept say that they hold it."""
+        return _rank([p.oldest or p.base for p in self._of(stream)], self.needed(stream.lane))
+
+    def oldest(self, stream: Stream, *, of_those_who_answer: bool) -> int:
+        """The first number that enough brokers may still hold to be accepted."""
+        # A broker that has not spoken of the stream may hold all of it.
+        bases = [
+            held[stream].oldest or held[stream].base if held is not None and stream in held else 0
+            for held in map(self._held.get, self._manifest.broker_ids)
+            if held is not None or not of_those_who_answer
+        ]
+        return _rank(bases, self.needed(stream.lane)) if bases else 0
+
+    def end(self, stream: Stream, *, highest: bool = True) -> int:
+        """The (f+1)-th largest or smallest next number; who does not know a stream is at 1."""
+        ends = [held[stream].next if stream in held else 1 for held in self._held.values()]
+        return sorted(ends, reverse=highest)[min(self.believe, len(ends)) - 1]
+
+    def reached(self, stream: Stream) -> int:
+        """The next number of at least one correct broker that knows a stream; 0 if none need be."""
+        ends = sorted((position.next for position in self._of(stream)), reverse=True)
+        return ends[self.believe - 1] if len(ends) >= self.believe else 0
+
+    def _of(self, stream: Stream) -> list[Position]:
+        return [held[stream] for held in self._held.values() if stream in held]
+
+    def _bases(self, stream: Stream) -> list[int]:
+        return [position.base for position in self._of(stream)]
+
+
+def _rank(numbers: list[int], rank: int) -> int:
+    """The so-manieth smallest, or the largest if there are fewer; 1 if there are none."""
+    return sorted(numbers or [1])[min(rank, max(1, len(numbers))) - 1]
