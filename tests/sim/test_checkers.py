@@ -43,6 +43,7 @@ from quorumcast.sim.promises import (
     AllAcknowledged,
     Boundedness,
     CompleteBlame,
+    Extracts,
     Promise,
     Standing,
     Totality,
@@ -347,6 +348,33 @@ def test_durability_a_gap_is_no_delivery() -> None:
         stage.does(node, Gap(total_order(ORDERS), 1, 1))
         stage.places(node, 2, 2, b"b")
     assert pending(Durability(), stage)
+
+
+def extracting() -> OrderedStage:
+    """Somebody reads positions 1 and 2 of three."""
+    stage = OrderedStage(gaps_allowed=True)
+    stage.event(SUB, Leave(ORDERS))
+    stage.event(SUB, Join(ORDERS, 1, until=3))
+    stage.places(SUB, 1, 1, b"a")
+    return stage
+
+
+def test_excerpt_is_pending_until_all_of_it_has_come_and_nothing_more_is_due() -> None:
+    stage = extracting()
+    assert pending(Extracts(), stage)
+    stage.places(SUB, 2, 2, b"b")
+    assert not pending(Extracts(), stage)
+    assert SUB not in [reader.node for reader in stage.facts.present()]
+
+
+def test_excerpt_with_a_gap_or_with_more_than_was_asked_for_is_reported() -> None:
+    stage = extracting()
+    stage.does(SUB, Gap(total_order(ORDERS), 2, 2))
+    assert pending(Extracts(), stage)
+    stage = extracting()
+    stage.places(SUB, 2, 2, b"b")
+    stage.places(SUB, 3, 3, b"c")
+    assert pending(Extracts(), stage)
 
 
 # ------------------------------------------------------------------- blame

@@ -77,10 +77,10 @@ FOUND = [
     # earlier one had just found out that it lacked.
     (30000509, "direct", "rolling"),
     # Who wanted everything from the oldest on believed one of two, which lied about what it holds.
-    (105, "direct", "latecomers"),
+    (93, "direct", "latecomers"),
     # Who read the past asked for later histories than those that alone speak of what a chain did
     # not bring.
-    (8, "chain+history", "latecomers"),
+    (4, "chain+history", "latecomers"),
     # A subscriber began with publications that only a history before its first one names: one
     # broker had answered before there was any, another had the history and not what it names.
     (210009626, "chain+history", "drop"),

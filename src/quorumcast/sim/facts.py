@@ -47,8 +47,10 @@ class Reader(msgspec.Struct, eq=False):
     #: Since when the subscriber knows where its streams begin; None: not yet.
     standing_at: int | None = None
     left_at: int | None = None
-    #: Whether it asked for everything that is still held.
-    from_the_oldest: bool = False
+    #: Where it asked to begin: None with what comes next, 0 with the oldest, else at a position.
+    start: int | None = None
+    #: The first position that it does not want, if it reads a part of an order; 0: it listens on.
+    until: int = 0
     #: What was accepted of each stream, in order.
     accepted: dict[Stream, list[tuple[int, Digest]]] = msgspec.field(default_factory=dict)
     gaps: dict[Stream, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
@@ -165,7 +167,7 @@ class Facts:
                 known.extend((body, now) for body in bodies[len(known) - said :])
                 self._said[stream] = said + len(bodies)
             case Join(channel=channel) if self.adversary.is_correct(node):
-                reader = Reader(node, channel, now, from_the_oldest=event.start == 0)
+                reader = Reader(node, channel, now, start=event.start, until=event.until)
                 self.readers.append(reader)
                 self._current[node, channel] = reader
             case Leave(channel=channel):
@@ -186,8 +188,12 @@ class Facts:
         return self._current.get((node, channel))
 
     def present(self) -> list[Reader]:
-        """Everyone who is still there."""
-        return list(self._current.values())
+        """Everyone who still listens."""
+        return [reader for reader in self._current.values() if not reader.until]
+
+    def extracts(self) -> list[Reader]:
+        """Everyone who reads, or has read, a part of an order."""
+        return [reader for reader in self._current.values() if reader.until]
 
     def record(self, node: NodeId, effect: Effect) -> None:
         """Note what a correct node did, after the checkers have looked at it."""

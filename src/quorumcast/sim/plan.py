@@ -236,6 +236,8 @@ class Run:
                 world.join(act.node, act.channel)
             case "read":
                 world.read(act.node, act.channel)
+            case "extract":
+                world.extract(act.node, act.channel, act.amount)
             case "roll":
                 world.roll(act.peers, act.amount, lambda: world.read(act.node, act.channel))
             case "leave":

@@ -88,7 +88,7 @@ class Past:
         if facts.restarting:
             return f"{facts.restarting[0]} was restarted and has not caught up"
         for reader in facts.present():
-            if not reader.from_the_oldest:
+            if reader.start != 0:
                 continue
             for stream, published in facts.published.items():
                 if stream.channel != reader.channel or not published:
@@ -101,6 +101,22 @@ class Past:
                 safe = facts.acknowledged.get(stream, 0)
                 if accepted[:safe] != list(range(1, safe + 1)):
                     return f"{reader} got {len(accepted)} of {safe} on {stream} from the oldest on"
+        return None
+
+
+class Extracts:
+    """Whoever reads a part of an order gets that part, with no gap, and nothing beyond it."""
+
+    name = "Excerpt"
+
+    def pending(self, facts: Facts) -> str | None:
+        for reader in facts.extracts():
+            if reader.gaps:
+                return f"{reader} was told of a gap in what it reads: {reader.gaps}"
+            wanted = reader.until - (reader.start or 1)
+            got = sum(map(len, reader.accepted.values()))
+            if (got, reader.position) != (wanted, reader.until - 1):
+                return f"{reader} got {got} of {wanted} publications before {reader.until}"
         return None
 
 
@@ -215,7 +231,7 @@ def promised(policy: Policy, *, valid: bool, told: Mapping[NodeId, int]) -> list
     if valid:
         result += [Standing(), Validity(), AllAcknowledged(), Past()]
     if valid and policy.total:
-        result.append(Durability())
+        result += [Durability(), Extracts()]
     if policy.name in ("brb", "ab+history", "chain+history", "total", "total-crash"):
         result.append(Totality(policy))
     result.append(CompleteBlame(policy, told))

@@ -1,4 +1,4 @@
-"""Known-bad variants of getting back what was lost: words taken on trust, and nothing asked for."""
+"""Known-bad variants of getting what lies back: words taken on trust, and nothing asked for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from quorumcast.agents.excerpt import Excerpt
 from quorumcast.agents.holdings import Holdings
 from quorumcast.agents.recovery import Recovery
 from quorumcast.core.ids import DIGEST_SIZE, Millis
@@ -102,5 +103,19 @@ RECOVERY_VARIANTS: tuple[Variant, ...] = (
             ],
         ),
         caught_by=("Upkeep",),
+    ),
+    Variant(
+        name="patient-excerpt",
+        mistake="who reads a part of an order waits for the votes of all brokers, for ever",
+        patches=(Patch(Excerpt, "time_over", lambda self, acceptor, brokers: None),),
+        attack=order_variants.siege(
+            "total",
+            Corruption(B4, "silent"),
+            acts=[
+                *(Act(60 + 6 * n, "submit", PUB, ORDERS, 4) for n in range(12)),
+                Act(900, "extract", SUB2, ORDERS, 40),
+            ],
+        ),
+        caught_by=("Excerpt",),
     ),
 )

@@ -18,11 +18,11 @@ from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Role
 from quorumcast.manifest.manifest import EVERYONE, ChannelEntry
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
+from quorumcast.sim import steps
 from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
 from quorumcast.sim.harm import ACCOMPLICES, JOURNALED, TOTAL_WORLD, WORLD, applicable
 from quorumcast.sim.network import Weather
 from quorumcast.sim.plan import Act, Corruption, Outcome, Plan, perform, small_limits
-from quorumcast.sim.steps import draw_lives, draw_steps, hands_on, outlives_restarts
 
 #: Every name that `--adversary` takes.
 ADVERSARIES = (*WORLD, *CATALOGUE)
@@ -124,7 +124,7 @@ class Draw:
             return ()
         liars = {corruption.node for corruption in self.corruptions}
         honest = tuple(name for name in self.publishers if name not in liars)
-        acts = draw_lives(self.seed, honest, self.safety_ms)
+        acts = steps.draw_lives(self.seed, honest, self.safety_ms)
         self.acts += acts or []
         return () if acts is None else honest
 
@@ -246,18 +246,16 @@ class Draw:
         self.acts.append(Act(begin, "roll", self.subscribers[-1], ORDERS, pause, order))
 
     def _come_late(self) -> None:
-        rng = self.rng
-        for subscriber in self.subscribers:
-            for _ in range(rng.randrange(3)):
-                self.acts.append(Act(rng.randrange(self.safety_ms), "read", subscriber, ORDERS))
-        self.acts.append(Act(self.safety_ms, "read", self.subscribers[-1], ORDERS))
+        self.acts += steps.draw_late_readers(
+            self.rng, self.subscribers, ORDERS, self.policy, self.safety_ms
+        )
         faults = [
             name
             for name, entry in CATALOGUE.items()
             if entry.role is Role.BROKER and applicable(name, self.policy_name)
         ]
         if faults:
-            self._corrupt(rng.choice(faults))
+            self._corrupt(self.rng.choice(faults))
 
     def _corrupt(self, fault: str) -> None:
         rng = self.rng
@@ -368,14 +366,14 @@ class Draw:
     def _change_members(self) -> None:
         """One step after the other, and something else that goes wrong at the same time."""
         rng = self.rng
-        steps, added = draw_steps(rng, self.names, self.f, self.policy, self.safety_ms)
-        self.acts += steps
+        acts, added = steps.draw_steps(rng, self.names, self.f, self.policy, self.safety_ms)
+        self.acts += acts
         self.newcomers = max(added, 1)
         also = rng.choice(("nothing", "crash", "cut", "pause", "lie"))
-        if also == "lie" and not hands_on(self.policy):
+        if also == "lie" and not steps.hands_on(self.policy):
             # There who is new counts like one that forgot: f of them are enough.
             return
-        if also == "crash" and not outlives_restarts(self.policy):
+        if also == "crash" and not steps.outlives_restarts(self.policy):
             return
         if also == "crash":
             self._crash_recover()

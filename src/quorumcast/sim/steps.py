@@ -1,11 +1,11 @@
-"""Which brokers come and go in a run, and which publishers live on: drawn like everything else."""
+"""Which brokers and readers come and go in a run, and which publishers live on: drawn, too."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import Channel, NodeId
 from quorumcast.core.quorum import Broadcast, minimum_brokers
 from quorumcast.core.statements import Basis
 from quorumcast.manifest.policy import Policy
@@ -71,3 +71,15 @@ def draw_lives(seed: int, publishers: Sequence[NodeId], during_ms: int) -> list[
             acts.append(Act(at, "crash", publisher))
             acts.append(Act(at + rng.randrange(1, 60), "restart", publisher))
     return acts
+
+
+def draw_late_readers(
+    rng: random.Random, readers: Sequence[NodeId], channel: Channel, policy: Policy, during_ms: int
+) -> list[Act]:
+    """Subscribers that want the past, all that is held or, where there is one order, a part."""
+    acts: list[Act] = []
+    for reader in readers:
+        for _ in range(rng.randrange(3)):
+            what = rng.choice(("read", "extract") if policy.total else ("read",))
+            acts.append(Act(rng.randrange(during_ms), what, reader, channel, rng.randrange(1, 80)))
+    return [*acts, Act(during_ms, "read", readers[-1], channel)]

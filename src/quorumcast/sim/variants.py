@@ -14,7 +14,7 @@ from typing import Any
 from quorumcast.agents import receipts
 from quorumcast.agents.archive import Archive
 from quorumcast.agents.broker import Broker
-from quorumcast.agents.interest import Interest
+from quorumcast.agents.reports import Reports
 from quorumcast.broadcast import acceptance, history
 from quorumcast.broadcast.acceptance import Acceptor
 from quorumcast.broadcast.authenticated import Relay
@@ -390,7 +390,7 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
     ),
     _variant(
         "start-believed", "one broker alone says where a stream begins",
-        [Patch(Interest, "_enough_to_believe", property(lambda self: 1))],
+        [Patch(Reports, "believe", property(lambda self: 1))],
         siege("ab", Corruption(B2, "false-positions"),
               acts=[Act(200, "leave", SUB2, ORDERS), Act(240, "join", SUB2, ORDERS)]),
         "Validity", "FIFO",

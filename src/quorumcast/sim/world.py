@@ -219,6 +219,14 @@ class World:
         self.nodes[subscriber].feed(Leave(channel))
         self.nodes[subscriber].feed(Join(channel, 0))
 
+    def extract(self, subscriber: NodeId, channel: Channel, count: int) -> None:
+        """The application reads again, and once, so much of what it accepted last."""
+        reader = self.facts.reader(subscriber, channel)
+        if reader is not None and reader.position:
+            start = max(1, reader.position - count + 1)
+            self.nodes[subscriber].feed(Leave(channel))
+            self.nodes[subscriber].feed(Join(channel, start, until=reader.position + 1))
+
     def leave(self, subscriber: NodeId, channel: Channel) -> None:
         """The application has had enough."""
         self.nodes[subscriber].feed(Leave(channel))
