@@ -137,6 +137,22 @@ def test_interest_of_two_that_answer_one_may_be_a_liar_and_the_third_is_waited_f
     assert made.acceptors[STREAM].next == 1
 
 
+def test_interest_what_one_of_two_may_hold_is_a_gap_if_the_third_does_not_answer() -> None:
+    made = interest(Policy.named("direct"), n=3, start=0)
+    assert say(made, B2, 2**61, 2**61) == say(made, B1, 6) == (False, [])
+    for _ in range(DOUBTFUL_TICKS - 1):
+        assert made.wait_no_longer() == (False, [])
+    assert made.wait_no_longer() == (True, [Gap(STREAM, 1, 5)])
+    assert made.acceptors[STREAM].next == 6
+
+
+def test_interest_brokers_that_forgot_one_number_more_than_others_raise_no_doubts() -> None:
+    made = interest(Policy.named("brb"), start=0)
+    assert say(made, B1, 200, 100) == say(made, B2, 200, 101) == (False, [])
+    assert say(made, B3, 200, 101) == (True, [])
+    assert made.acceptors[STREAM].next == 101
+
+
 def test_interest_that_begins_with_what_comes_has_no_doubts_about_the_past() -> None:
     made = interest()
     say(made, B4, 10, 9)

@@ -693,6 +693,12 @@ def test_what_several_rules_say_in_the_same_words_is_counted_once() -> None:
         for who in (B2, B3)
     ]
     assert [verdict.count for verdict in verdicts(judged(features))] == [4]
+    features = [
+        noticed(who, B1, "missing", reason, message="Offer", count=count, publisher=publisher)
+        for who in (B2, B3, B4)
+        for publisher, reason, count in ((ALICE, "", 3), (CAROL, "mended", 12))
+    ]
+    assert [verdict.count for verdict in verdicts(judged(features))] == [45]
 
 
 def test_answer_that_comes_twice_because_it_was_asked_for_twice_is_nobodys_fault() -> None:

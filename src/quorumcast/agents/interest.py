@@ -223,9 +223,9 @@ class Interest:
         streams = self._reports.streams()
         if self.excerpt is not None:
             # Whoever knows where it ends knows that it is there.
-            streams[total_order(self.channel)] = self._reports.believe
+            streams[total_order(self.channel)] = self._reports.enough
         for data, named in streams.items():
-            if named >= self._reports.believe:
+            if named >= self._reports.enough:
                 first, news = self._beginning(data)
                 effects += news
                 end = self.excerpt.until if self.excerpt else self._reports.end(data)
@@ -273,7 +273,7 @@ class Interest:
         data = stream.data
         named = self._named.setdefault(data, {})
         named[broker] = None
-        if len(named) >= self._reports.believe:
+        if len(named) >= self._reports.enough:
             del self._named[data]
             self._accept_from(data, 1)
             if self.entry.policy.has_history:

@@ -1,7 +1,8 @@
 """What brokers report that they hold of a channel, and how much of it a subscriber may believe.
 
-Up to f of them lie. Reports are ranked, never averaged: the (f+1)-th largest or smallest is one
-that a correct broker made, or lies between two that correct ones made.
+Up to f of them lie. So reports are ranked: of 2f+1 the (f+1)-th smallest is neither smaller nor
+larger than all that correct brokers made. Fewer reports are all that there may be where cells have
+2f+1 brokers, and then it may be a liar's.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Reports:
             del self._held[gone]
 
     @property
-    def believe(self) -> int:
+    def enough(self) -> int:
         """So many brokers do not all lie."""
         crash = self._policy.protection is Protection.CRASH
         return 1 if crash else self._manifest.quorums.one_correct
@@ -68,18 +69,22 @@ class Reports:
         )
 
     def doubtful(self) -> bool:
-        """Whether a broker claims to hold an older past than those that reported agree on.
+        """Whether somebody claims to hold an older past than those that reported agree on.
 
-        It may be the only correct one of them; those that have not reported yet can tell.
+        One of them may lie about its oldest, or have lost it; those yet to report can tell.
         """
         if len(self._held) == len(self._manifest.broker_ids):
             return False
         streams = {stream for held in self._held.values() for stream in held}
-        return any(min(self._bases(stream)) < self.agreed(stream) for stream in streams)
+        return any(self.claimed(stream) < self.agreed(stream) for stream in streams)
 
     def claimed(self, stream: Stream) -> int:
-        """From this number on, at least one correct broker holds a stream, or what is wanted."""
-        return _rank(self._bases(stream), self.believe)
+        """From this number on, a correct broker may hold a stream, or what is wanted.
+
+        If f of those that reported lie, and say that they hold nothing, so few are correct.
+        """
+        correct = len(self._held) - (self.enough - 1)
+        return _rank([p.base for p in self._of(stream)], max(1, min(self.enough, correct)))
 
     def agreed(self, stream: Stream) -> int:
         """From this number on, as many brokers as it takes to accept say that they hold it."""
@@ -98,18 +103,15 @@ class Reports:
     def end(self, stream: Stream, *, highest: bool = True) -> int:
         """The (f+1)-th largest or smallest next number; who does not know a stream is at 1."""
         ends = [held[stream].next if stream in held else 1 for held in self._held.values()]
-        return sorted(ends, reverse=highest)[min(self.believe, len(ends)) - 1]
+        return sorted(ends, reverse=highest)[min(self.enough, len(ends)) - 1]
 
     def reached(self, stream: Stream) -> int:
         """The next number of at least one correct broker that knows a stream; 0 if none need be."""
         ends = sorted((position.next for position in self._of(stream)), reverse=True)
-        return ends[self.believe - 1] if len(ends) >= self.believe else 0
+        return ends[self.enough - 1] if len(ends) >= self.enough else 0
 
     def _of(self, stream: Stream) -> list[Position]:
         return [held[stream] for held in self._held.values() if stream in held]
-
-    def _bases(self, stream: Stream) -> list[int]:
-        return [position.base for position in self._of(stream)]
 
 
 def _rank(numbers: list[int], rank: int) -> int:

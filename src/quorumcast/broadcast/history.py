@@ -377,10 +377,11 @@ class History:
             return
         signed, statement = found
         self._seen.add(signed, statement)
-        if statement.first - 1 != self._known_upto:
-            # What lies between was never settled, and correct brokers may differ on it.
+        if statement.first - 1 > self._known_upto:
+            # What lies between was never settled, and correct brokers may differ on it. (One that
+            # begins before says nothing new of that: its publisher left out those in between.)
             self._known_from = statement.first
-        self._known_upto = end_of(statement)
+        self._known_upto = max(self._known_upto, end_of(statement))
         self._ends[statement.index] = end_of(statement)
         while len(self._ends) > REMEMBERED:
             del self._ends[min(self._ends)]

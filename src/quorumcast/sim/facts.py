@@ -191,10 +191,6 @@ class Facts:
         """Everyone who still listens."""
         return [reader for reader in self._current.values() if not reader.until]
 
-    def extracts(self) -> list[Reader]:
-        """Everyone who reads, or has read, a part of an order."""
-        return [reader for reader in self._current.values() if reader.until]
-
     def record(self, node: NodeId, effect: Effect) -> None:
         """Note what a correct node did, after the checkers have looked at it."""
         match effect:

@@ -21,7 +21,7 @@ WORLD = {
     "pause": "brokers, also more than f, stand still for a while and then do everything at once",
     "rolling": "brokers restart without their memories, each once all have caught up",
     "members": "brokers are added, removed and replaced, amid crashes, cuts, pauses or f liars",
-    "latecomers": "f brokers lie, and readers come at any time who want all that is still held",
+    "latecomers": "f brokers lie, and readers come at any time who want the past, or a part of it",
     "wiped": "f brokers lose their disks when the others have long forgotten the log they need",
 }
 #: Adversaries of total order alone: they take their time, for leaders change by the second.

@@ -110,12 +110,15 @@ class Extracts:
     name = "Excerpt"
 
     def pending(self, facts: Facts) -> str | None:
-        for reader in facts.extracts():
+        for reader in facts.readers:
+            if not reader.until:
+                continue
             if reader.gaps:
                 return f"{reader} was told of a gap in what it reads: {reader.gaps}"
             wanted = reader.until - (reader.start or 1)
             got = sum(map(len, reader.accepted.values()))
-            if (got, reader.position) != (wanted, reader.until - 1):
+            stayed = reader.left_at is None
+            if got > wanted or (stayed and (got, reader.position) != (wanted, reader.until - 1)):
                 return f"{reader} got {got} of {wanted} publications before {reader.until}"
         return None
 

@@ -1,4 +1,4 @@
-"""Known-bad variants of getting what lies back: words taken on trust, and nothing asked for."""
+"""Known-bad variants of getting back what was lost, or passed by: trust, and too much patience."""
 
 from __future__ import annotations
 

@@ -390,7 +390,7 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
     ),
     _variant(
         "start-believed", "one broker alone says where a stream begins",
-        [Patch(Reports, "believe", property(lambda self: 1))],
+        [Patch(Reports, "enough", property(lambda self: 1))],
         siege("ab", Corruption(B2, "false-positions"),
               acts=[Act(200, "leave", SUB2, ORDERS), Act(240, "join", SUB2, ORDERS)]),
         "Validity", "FIFO",

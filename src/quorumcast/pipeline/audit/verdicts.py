@@ -332,12 +332,17 @@ def _of_node(
 
 
 def _times(charges: Iterable[Charge]) -> int:
-    """How often it was seen: several rules may say the same of the same things."""
-    most: dict[tuple[str, str, str, frozenset[str]], int] = {}
+    """How often it was seen: several rules may say the same of the same things, or of some."""
+    seen: dict[tuple[str, str, str], dict[frozenset[str], int]] = {}
     for charge in charges:
-        seen = (charge.accused, charge.observer, charge.why, charge.publishers)
-        most[seen] = max(charge.count, most.get(seen, 0))
-    return sum(most.values())
+        about = seen.setdefault((charge.accused, charge.observer, charge.why), {})
+        about[charge.publishers] = max(charge.count, about.get(charge.publishers, 0))
+    return sum(
+        count
+        for about in seen.values()
+        for publishers, count in about.items()
+        if not any(publishers < others for others in about)
+    )
 
 
 def _contradicted(proof: Proof) -> str:
