@@ -21,7 +21,7 @@ from quorumcast.core.machine import (
     Suspect,
     Suspicion,
 )
-from quorumcast.core.messages import Ack
+from quorumcast.core.messages import Ack, Checkpoint
 from quorumcast.core.statements import (
     Basis,
     Evidence,
@@ -380,11 +380,35 @@ def test_excerpt_with_a_gap_or_with_more_than_was_asked_for_is_reported() -> Non
 # ------------------------------------------------------------------- blame
 
 
+@pytest.mark.parametrize(
+    ("basis", "other", "broken"),
+    [
+        (Basis.SETTLED, B3, ["Sound statements"]),
+        (Basis.FORWARDED, B3, []),
+        (Basis.FORWARDED, B1, ["Sound statements"]),
+    ],
+)
+def test_statements_of_correct_brokers_that_differ_are_reported(
+    basis: Basis, other: NodeId, broken: list[str]
+) -> None:
+    stage = Stage()
+    for broker, root_ in ((B1, b"a" * 32), (B2, b"lie" * 9), (other, b"b" * 32)):
+        stage.does(broker, Send((SUB,), Checkpoint(segment(broker, root_, basis=basis))))
+    assert stage.broken == broken
+
+
 def sign(node: NodeId, statement: Statement) -> Signed:
     return identity_of(4, node).sign(canonical(statement))
 
 
-def segment(broker: NodeId, root: bytes, *, epoch: int = 1, count: int = 8) -> Signed:
+def segment(
+    broker: NodeId,
+    root: bytes,
+    *,
+    epoch: int = 1,
+    count: int = 8,
+    basis: Basis = Basis.SETTLED,
+) -> Signed:
     statement = SegmentStatement(
         cell="simulated",
         epoch=epoch,
@@ -393,7 +417,7 @@ def segment(broker: NodeId, root: bytes, *, epoch: int = 1, count: int = 8) -> S
         first=1,
         count=count,
         root=root,
-        basis=Basis.SETTLED,
+        basis=basis,
     )
     return sign(broker, statement)
 

@@ -27,7 +27,14 @@ from __future__ import annotations
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.contract import Carrier, Surroundings, dropped, publisher_of
 from quorumcast.broadcast.ledger import Ledger
-from quorumcast.broadcast.signed_history import REMEMBERED, Seen, end_of, is_ours, read_history
+from quorumcast.broadcast.signed_history import (
+    REMEMBERED,
+    Known,
+    Seen,
+    end_of,
+    is_ours,
+    read_history,
+)
 from quorumcast.core.ids import DIGEST_SIZE, Digest, Lane, Millis, Stream, split_digests
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import (
@@ -72,8 +79,7 @@ class History:
         "_fast",
         "_fetching",
         "_floor",
-        "_known_from",
-        "_known_upto",
+        "_known",
         "_learned",
         "_seen",
         "_waiting",
@@ -98,11 +104,7 @@ class History:
         #: What was settled stays so, although the history lane is opened further on; and nothing
         #: before the number where this broker came in can be settled here.
         self._floor = 0
-        #: Histories were learned without a gap from this number on; a broker that came in later
-        #: cannot tell whether what it forwarded before agrees with the cell.
-        self._known_from = 1
-        #: … and up to this one, by histories or by the word of enough others.
-        self._known_upto = 0
+        self._known = Known()
         #: Peers asked so far for what is lacking; the next question goes to the next one.
         self._asked = 0
         #: Whether HistoryFetch is set.
@@ -138,7 +140,7 @@ class History:
 
     @property
     def final_from(self) -> int:
-        return max(self.ledger.base, self._known_from)
+        return max(self.ledger.base, self._known.first)
 
     @property
     def spare(self) -> int:
@@ -168,7 +170,7 @@ class History:
         if number > self.ledger.next:
             self.ledger.skip_to(number)
             self._floor = max(self._floor, number - 1)
-            self._known_from, self._known_upto = number, number - 1
+            self._known.begin(number)
             self._forget_learned()
 
     def recover(self, first: int, digests: list[Digest], bodies: tuple[bytes, ...]) -> bool:
@@ -184,11 +186,11 @@ class History:
         ):
             if self.ledger.digest(number) != digest:
                 self.ledger.correct(number, digest, body)
-        self._known_upto = max(self._known_upto, self.final_from - 1)
+        self._known.upto = max(self._known.upto, self.final_from - 1)
         if lacked and not self.ledger.prepend(digests[:lacked], bodies[:lacked]):
-            self._known_from = self.ledger.base
+            self._known.first = self.ledger.base
             return False
-        self._known_from = first
+        self._known.first = first
         self._forget_learned()
         return True
 
@@ -377,11 +379,7 @@ class History:
             return
         signed, statement = found
         self._seen.add(signed, statement)
-        if statement.first - 1 > self._known_upto:
-            # What lies between was never settled, and correct brokers may differ on it. (One that
-            # begins before says nothing new of that: its publisher left out those in between.)
-            self._known_from = statement.first
-        self._known_upto = max(self._known_upto, end_of(statement))
+        self._known.learn(statement)
         self._ends[statement.index] = end_of(statement)
         while len(self._ends) > REMEMBERED:
             del self._ends[min(self._ends)]

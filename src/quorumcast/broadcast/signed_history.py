@@ -64,6 +64,34 @@ def end_of(statement: HistoryStatement) -> int:
     return statement.first + len(statement.digests) // DIGEST_SIZE - 1
 
 
+class Known:
+    """Numbers of which histories spoke with nothing left out between them.
+
+    A broker that came in later cannot tell whether what it forwarded before agrees with the cell.
+    """
+
+    __slots__ = ("first", "upto")
+
+    def __init__(self) -> None:
+        self.first = 1
+        #: By histories, or by the word of enough others.
+        self.upto = 0
+
+    def begin(self, number: int) -> None:
+        """Nothing is known of what lies before."""
+        self.first, self.upto = number, number - 1
+
+    def learn(self, statement: HistoryStatement) -> None:
+        """A history will be delivered.
+
+        What one leaves out is not settled, and correct brokers may differ on it; one that goes back
+        behind it makes up for nothing.
+        """
+        if statement.first - 1 > self.upto:
+            self.first = statement.first
+        self.upto = max(self.upto, end_of(statement))
+
+
 class Seen:
     """The first signed history per index; another one with the same index proves a lie."""
 

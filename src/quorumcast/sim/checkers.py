@@ -22,7 +22,9 @@ from quorumcast.core.machine import (
     Effect,
     Gap,
     Proven,
+    Send,
 )
+from quorumcast.core.messages import Checkpoint
 from quorumcast.core.quorum import Broadcast, OrderQuorums, Protection
 from quorumcast.core.statements import (
     Basis,
@@ -194,6 +196,31 @@ class SoundBlame(Watching):
             facts.violate(self.name, f"{node}'s evidence against {accused} is void: {flaw}")
 
 
+class SoundStatements(Watching):
+    """Correct brokers never sign different things of what is settled, nor one of them of anything.
+
+    Blame rests on it: whoever holds two such statements convicts a correct broker.
+    """
+
+    name = "Sound statements"
+
+    def __init__(self) -> None:
+        self._roots: dict[tuple[Stream, int, int, NodeId | None], tuple[bytes, NodeId]] = {}
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Send) or not isinstance(effect.message, Checkpoint):
+            return
+        said = parse_statement(effect.message.statement.payload)
+        if not isinstance(said, SegmentStatement) or said.broker != node:
+            return
+        by = None if said.basis is Basis.SETTLED else node
+        place = (said.stream, said.first, said.count, by)
+        known, other = self._roots.setdefault(place, (said.root, node))
+        if known != said.root:
+            about = f"{said.stream} from {said.first} on"
+            facts.violate(self.name, f"{other} and {node} sign different things of {about}")
+
+
 class SoundReceipts(Watching):
     """A receipt convinces a third party, and of nothing that its publisher did not publish."""
 
@@ -274,6 +301,7 @@ def safety_checkers(*, gaps_allowed: bool) -> list[Checker]:
         TotalOrder(),
         Fifo(gaps_allowed=gaps_allowed),
         SoundBlame(),
+        SoundStatements(),
         SoundReceipts(),
         Acknowledgement(),
     ]

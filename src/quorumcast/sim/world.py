@@ -77,7 +77,11 @@ class Monitor:
                 self._facts.on_ack(node, effect.message)
             elif type(effect.message) is Checkpoint or effect.bodies:
                 self._lies.on_send(self._facts, node, effect)
-        elif type(effect) in _EFFECTS and self._facts.adversary.is_correct(node):
+            if type(effect.message) is not Checkpoint:
+                return
+        elif type(effect) not in _EFFECTS:
+            return
+        if self._facts.adversary.is_correct(node):
             for checker in self._checkers:
                 checker.on_effect(self._facts, node, effect)
             self._facts.record(node, effect)
