@@ -63,7 +63,6 @@ from quorumcast.core.machine import (
     TimerFired,
 )
 from quorumcast.core.messages import (
-    AnyMessage,
     Attest,
     Checkpoint,
     Cursor,
@@ -425,42 +424,6 @@ def test_subscriber_history_without_the_body_pulls_it() -> None:
     assert SetTimer(PullDue(STREAM), PULL_MS) in effects
     (pull,) = messages(made.handle(DUE, T0), Pull)
     assert pull == Pull(STREAM, 1, 1)
-
-
-def test_subscriber_that_began_with_too_late_a_history_asks_for_earlier_ones() -> None:
-    """One broker had answered before the others went on, and another lied about how far it is.
-
-    History n is of the publications 2n-1 and 2n. It begins with publication 3 and with history 8.
-    """
-    made, cell = Cell(HISTORY).subscriber(), Cell(HISTORY)
-    made.handle(Join(ORDERS), T0)
-    made.handle(Connected(B4), T0)
-    for broker, data, lane in ((B1, 1, 8), (B2, 3, 8), (B3, 15, 8)):
-        held = (Position(STREAM, 1, data), Position(LANE, 1, lane))
-        made.handle(Receive(broker, Positions(ORDERS, held)), T0)
-
-    def asked_after(index: int) -> list[AnyMessage]:
-        body = cell.history(index, 2 * index - 1, b"%d" % (2 * index - 1), b"%d" % (2 * index))
-        return messages(feed(made.handle, *votes(index, body, stream=LANE)), Subscribe)
-
-    for index, back_to in ((8, 7), (7, 5), (5, 1)):
-        cursors = (Cursor(STREAM, 3), Cursor(LANE, back_to))
-        assert asked_after(index) == [Subscribe(ORDERS, cursors, bodies=True)]
-    assert asked_after(1) == asked_after(2) == []
-    assert messages(made.handle(DUE, T0), Pull) == [Pull(STREAM, 3, 2)]
-
-
-def test_subscriber_that_began_with_the_right_history_asks_for_no_other() -> None:
-    made, cell = Cell(HISTORY).subscriber(), Cell(HISTORY)
-    made.handle(Join(ORDERS), T0)
-    made.handle(Connected(B4), T0)
-    held = (Position(STREAM, 1, 16), Position(LANE, 1, 8))
-    for broker in (B1, B2, B3):
-        made.handle(Receive(broker, Positions(ORDERS, held)), T0)
-    effects = feed(made.handle, *votes(8, cell.history(8, 15, b"15", b"16"), stream=LANE))
-    assert messages(effects, Subscribe) == []
-    later = votes(9, cell.history(9, 18, b"18"), stream=LANE)
-    assert messages(feed(made.handle, *later), Subscribe) == []
 
 
 def test_subscriber_history_that_is_none_is_passed_over() -> None:

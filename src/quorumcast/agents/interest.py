@@ -41,7 +41,6 @@ class Interest:
     __slots__ = (
         "_doubts",
         "_floor",
-        "_histories",
         "_keyring",
         "_lost",
         "_manifest",
@@ -94,8 +93,6 @@ class Interest:
         self._named: dict[Stream, dict[NodeId, None]] = {}
         #: Incarnations of a publisher up to this one are over and forgotten.
         self._floor: dict[NodeId, int] = {}
-        #: The history that each lane began with, and how far to go back if that is too late.
-        self._histories: dict[Stream, tuple[int, int]] = {}
         #: For how many refreshes it has not begun.
         self._doubts = 0
         #: Whether the beginnings are known.
@@ -243,7 +240,6 @@ class Interest:
                         # Of what did not come by its chain histories alone speak.
                         begin = min(begin, self._reports.agreed(data.history))
                     self._accept_from(data.history, begin)
-                    self._histories[data.history] = (begin, 1)
         if self._start is not None and self._start > 1 and not self.acceptors:
             effects.append(self._refuse_start(self._start, 1))
         return effects
@@ -298,21 +294,6 @@ class Interest:
             if not self._named[stale]:
                 del self._named[stale]
 
-    def reach_back(self, lane: Stream, index: int, first: int) -> bool:
-        """A history came that names numbers from `first` on; says whether earlier ones are needed.
-
-        Who joined while brokers restarted, or one lied, may have begun with publications that only
-        a history before its first one names. It asks for those, twice as far back each time.
-        """
-        data = self.acceptors.get(lane.data)
-        begin, step = self._histories.get(lane, (1, 1))
-        if data is None or first <= data.next or index != begin or begin == 1:
-            return False
-        begin = max(1, begin - step)
-        self._histories[lane] = (begin, 2 * step)
-        self._accept_from(lane, begin)
-        return True
-
     def _accept_from(self, stream: Stream, first: int) -> None:
         limits = self.entry.policy.limits
         rule = self._rules[stream.lane]
@@ -336,7 +317,6 @@ class Interest:
         acceptor, end = self.acceptors.pop(stream), self.ends.pop(stream, 0)
         self.archives.pop(stream, None)
         self.pulls.pop(stream, None)
-        self._histories.pop(stream, None)
         if end > acceptor.next:
             self._lost.append(Gap(stream, acceptor.next, end - 1))
 

@@ -367,8 +367,6 @@ class Subscriber:
                 notice = Missed(data.stream, missed[0], missed[-1] - missed[0] + 1)
                 effects.append(Send(tuple(self._up), notice))
             effects += self._advance(interest, data)
-            if interest.reach_back(effect.stream, effect.number, found[1].first):
-                effects += self._ask_all(interest)
             if missed and data.lacking(1):
                 # The fast path has failed already: there is nothing to wait for.
                 effects += self._fetcher.pull(interest, data)
