@@ -20,7 +20,7 @@ from tests.support.cells import (
 )
 
 from quorumcast.agents.interest import DOUBTFUL_TICKS, Interest
-from quorumcast.core.ids import Channel, NodeId, Stream
+from quorumcast.core.ids import Channel, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED
 from quorumcast.core.machine import Effect, Gap
 from quorumcast.core.messages import Cursor, Position, Positions, Subscribe
@@ -144,6 +144,35 @@ def test_interest_what_one_of_two_may_hold_is_a_gap_if_the_third_does_not_answer
         assert made.wait_no_longer() == (False, [])
     assert made.wait_no_longer() == (True, [Gap(STREAM, 1, 5)])
     assert made.acceptors[STREAM].next == 6
+
+
+@pytest.mark.parametrize("policy", ["ab+history", "brb", "total"])
+def test_interest_broker_that_lost_its_past_and_a_liar_hide_nothing_that_two_others_hold(
+    policy: str,
+) -> None:
+    made = interest(Policy.named(policy), start=0)
+    stream = total_order(ORDERS) if policy == "total" else STREAM
+    doubts = policy != "brb"  # there three of four must hold it, and two have not
+    for broker, base in ((B1, 1), (B2, 50), (B4, 50)):
+        assert say(made, broker, 60, base, stream)[0] is (broker == B4 and not doubts)
+    said = say(made, B3, 60, 1, stream)[1]
+    assert (said, made.acceptors[stream].next) == (([], 1) if doubts else ([], 50))
+
+
+def test_interest_who_wants_what_all_hold_waits_for_nobody() -> None:
+    made = interest(Policy.named("total"), start=55)
+    stream = total_order(ORDERS)
+    assert say(made, B1, 60, 1, stream) == say(made, B2, 60, 50, stream) == (False, [])
+    assert say(made, B4, 60, 50, stream) == (True, [])
+    assert made.acceptors[stream].next == 55
+
+
+def test_interest_one_broker_cannot_have_us_begin_long_before_a_time() -> None:
+    made = interest(Policy.named("total"), start=0, since=1234)
+    stream = total_order(ORDERS)
+    for broker, base in ((B4, 1), (B1, 50), (B2, 50)):
+        made.on_positions(broker, Positions(ORDERS, (Position(stream, base, 60, 1),)))
+    assert made.acceptors[stream].next == 50
 
 
 def test_interest_brokers_that_forgot_one_number_more_than_others_raise_no_doubts() -> None:

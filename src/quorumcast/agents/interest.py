@@ -193,8 +193,8 @@ class Interest:
     def _maybe_begin(self) -> tuple[bool, list[Effect]]:
         if len(self._reports) < self._quorums.responders:
             return False, []
-        past = self._start is not None
-        if past and self._doubts < DOUBTFUL_TICKS and self._reports.doubtful():
+        patient = self._start is not None and self._doubts < DOUBTFUL_TICKS
+        if patient and self._reports.doubtful(self._start or 0):
             return False, []
         return True, self._begin()
 

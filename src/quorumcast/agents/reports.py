@@ -68,23 +68,26 @@ class Reports:
             data for held in self._held.values() for data in {stream.data: None for stream in held}
         )
 
-    def doubtful(self) -> bool:
-        """Whether somebody claims to hold an older past than those that reported agree on.
+    def doubtful(self, start: int) -> bool:
+        """Whether what is wanted from `start` on may be there, although too few say so as yet.
 
-        One of them may lie about its oldest, or have lost it; those yet to report can tell.
+        Some lie about their oldest, or have lost it; those that have not reported can tell.
         """
-        if len(self._held) == len(self._manifest.broker_ids):
-            return False
         streams = {stream for held in self._held.values() for stream in held}
-        return any(self.claimed(stream) < self.agreed(stream) for stream in streams)
+        return any(max(start, self._possible(stream)) < self.agreed(stream) for stream in streams)
 
     def claimed(self, stream: Stream) -> int:
-        """From this number on, a correct broker may hold a stream, or what is wanted.
+        """From this number on, a correct broker holds a stream, or what is wanted; or may hold it.
 
-        If f of those that reported lie, and say that they hold nothing, so few are correct.
+        What may be there counts only where it is in doubt: a liar could else have us begin earlier.
         """
-        correct = len(self._held) - (self.enough - 1)
-        return _rank([p.base for p in self._of(stream)], max(1, min(self.enough, correct)))
+        possible, claimed = self._possible(stream), _rank(self._bases(stream), self.enough)
+        return min(possible, claimed) if possible < self.agreed(stream) else claimed
+
+    def _possible(self, stream: Stream) -> int:
+        """From this number on, enough may hold it if all do that have not reported."""
+        silent = len(self._manifest.broker_ids) - len(self._held)
+        return _rank(self._bases(stream), self.needed(stream.lane) - silent)
 
     def agreed(self, stream: Stream) -> int:
         """From this number on, as many brokers as it takes to accept say that they hold it."""
@@ -113,7 +116,10 @@ class Reports:
     def _of(self, stream: Stream) -> list[Position]:
         return [held[stream] for held in self._held.values() if stream in held]
 
+    def _bases(self, stream: Stream) -> list[int]:
+        return [position.base for position in self._of(stream)]
+
 
 def _rank(numbers: list[int], rank: int) -> int:
     """The so-manieth smallest, or the largest if there are fewer; 1 if there are none."""
-    return sorted(numbers or [1])[min(rank, max(1, len(numbers))) - 1]
+    return sorted(numbers or [1])[max(1, min(rank, len(numbers))) - 1]
