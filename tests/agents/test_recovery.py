@@ -27,8 +27,9 @@ from tests.support.cells import (
 from quorumcast.agents.broker import Broker
 from quorumcast.agents.holdings import Holdings
 from quorumcast.agents.outpaced import UNANSWERED
+from quorumcast.agents.pace import GRACE, MOVING_GRACE
 from quorumcast.agents.pledges import Vouched
-from quorumcast.agents.recovery import CHUNK, GRACE, IDLE_MS, PATIENCE, RecoveryTick
+from quorumcast.agents.recovery import CHUNK, IDLE_MS, PATIENCE, RecoveryTick
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_STREAMS_NAMED
 from quorumcast.core.machine import (
@@ -282,6 +283,30 @@ def test_broker_that_fell_behind_goes_on_and_votes_for_what_others_vouch_for() -
     effects += broker.handle(recalled(B3, 3, b"p3", b"p4"), T0)
     assert messages(effects, Vote) == [Vote(STREAM, 3, digests(b"p3", b"p4"))]
     assert held(broker) == (1, 5)
+
+
+def test_broker_that_its_publisher_shows_a_little_now_and_then_asks_the_others() -> None:
+    broker = Cell(DIRECT).broker(B1)
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+        broker.handle(Receive(peer, Positions(ORDERS, (Position(STREAM, 1, 100),))), T0)
+    for number in range(1, MOVING_GRACE + 1):
+        broker.handle(publish(number, b"p%d" % number), T0)
+        assert recalls(tick(broker)) == []
+    first = MOVING_GRACE + 1
+    asked = {(first, count) for _, first, count, _ in recalls(tick(broker))}
+    assert asked == {(first, 100 - first)}
+
+
+def test_broker_that_comes_by_itself_where_others_were_asks_for_nothing() -> None:
+    broker = Cell(DIRECT).broker(B1)
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+        broker.handle(Receive(peer, Positions(ORDERS, (Position(STREAM, 1, 9),))), T0)
+    for number in range(1, 9):
+        broker.handle(publish(number, b"p%d" % number), T0)
+        assert recalls(tick(broker)) == []
+    assert recalls(tick(broker, MOVING_GRACE)) == []
 
 
 def test_broker_with_a_journal_takes_nothing_before_the_disk_has_it() -> None:

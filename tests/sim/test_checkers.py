@@ -598,6 +598,14 @@ def test_complete_blame_provable_lie_without_evidence_is_pending() -> None:
     assert not pending(blame, stage)
 
 
+def test_complete_blame_wrong_contents_prove_nothing_and_need_suspicion() -> None:
+    stage = Stage()
+    blame = CompleteBlame(Policy.named("brb"), {}, {B2: None})
+    assert pending(blame, stage)
+    stage.does(SUB, Suspect(B2, Suspicion.BAD_BODY))
+    assert not pending(blame, stage)
+
+
 def test_complete_blame_unprovable_lie_needs_suspicion() -> None:
     stage = Stage("ab")
     blame = CompleteBlame(Policy.named("ab"), {B2: 1})

@@ -81,6 +81,11 @@ FOUND = [
     # Who read the past asked for later histories than those that alone speak of what a chain did
     # not bring.
     (4, "chain+history", "latecomers"),
+    # A publisher that lies showed a broker a little now and then, which so asked nobody else.
+    (250001616, "ab", "restarting-clients"),
+    (250001866, "ab", "bad-bodies"),
+    # The checker's mistake: wrong contents alone prove nothing, and evidence was asked for.
+    (250010985, "total", "lie-in-ordering"),
     # A subscriber began with publications that only a history before its first one names: one
     # broker had answered before there was any, another had the history and not what it names.
     (210009626, "chain+history", "drop"),

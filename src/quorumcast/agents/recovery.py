@@ -16,7 +16,7 @@ The last because it may have vouched for something else before it forgot: whatev
 bring nobody to accept what others would not have accepted without it. It may itself be one of
 them, if its journal says so. Contents are checked against their digests. A stream that nobody opens
 here, because its publisher is gone, begins where enough peers end; one that stands still while
-others are further goes on there.
+others are further goes on there, and so does one that its publisher keeps behind (`pace`).
 
 One range of one stream is under way at a time, and one may wait for the disk. A liar is one voice
 of many, and contents are asked of one peer after the other. What too few peers hold or agree on is
@@ -31,6 +31,7 @@ from quorumcast.agents.desks import Desk, Desks
 from quorumcast.agents.holdings import Holdings, recoverable
 from quorumcast.agents.lost_range import Job, borders, is_after, own_words
 from quorumcast.agents.outpaced import UNANSWERED, Outpaced
+from quorumcast.agents.pace import GRACE, Pace
 from quorumcast.agents.pledges import Pledges, Vouched
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.contract import match
@@ -59,8 +60,6 @@ TICK_MS = 150
 IDLE_MS = 3_000
 #: Publications asked for at a time.
 CHUNK = 256
-#: Ticks that a publisher has to open its stream, or to go on with it, before peers are asked.
-GRACE = 6
 #: Ticks for one range before it is made smaller, and at last given up.
 PATIENCE = 4
 
@@ -81,8 +80,8 @@ class Recovery:
         "_manifest",
         "_me",
         "_outpaced",
+        "_paces",
         "_pledges",
-        "_seen",
         "_set",
         "_size",
         "_surveyed",
@@ -107,8 +106,7 @@ class Recovery:
         self._surveyed: dict[tuple[Channel, NodeId], int] = {}
         #: Streams with which nothing can be done before, or after (True), what is held, for now.
         self._done: dict[tuple[Stream, bool], None] = {}
-        #: Where a stream stood, and for how many ticks.
-        self._seen: dict[Stream, tuple[int, int]] = {}
+        self._paces: dict[Stream, Pace] = {}
         #: Streams of which too few peers knew enough to judge by.
         self._outpaced = Outpaced(desks, self._holdings, pledges, self._entry)
         self._job: Job | None = None
@@ -335,12 +333,14 @@ class Recovery:
     def _choose(self, stream: Stream) -> tuple[int, int] | None:
         """First number and length of what to ask for now."""
         ahead, desk = self._ahead(stream), self._desks.get(stream)
+        pace = self._paces.get(stream, Pace(0))
         # Otherwise its publisher may be about to send it.
-        if ahead is not None and self._seen.get(stream, (0, 0))[1] >= GRACE:
+        if ahead is not None and pace.lags:
             first, end = ahead
             if desk is not None and first > 1 and isinstance(desk.carrier, Forwarder):
                 return first, min(self._size, end - first)
-            self._resume(stream, end)
+            if pace.stands:
+                self._resume(stream, end)
         wanted = self._before(stream)
         if wanted is None:
             return None
@@ -419,11 +419,11 @@ class Recovery:
 
     def _watch(self) -> None:
         """See which streams move by themselves."""
-        seen: dict[Stream, tuple[int, int]] = {}
+        paces: dict[Stream, Pace] = {}
         for stream in self._holdings.streams():
-            desk: Desk | None = self._desks.get(stream)
+            desk, entry = self._desks.get(stream), self._entry(stream)
             at = 1 if desk is None else desk.carrier.ledger.next
-            before, ticks = self._seen.get(stream, (at, 0))
-            seen[stream] = (at, ticks + 1 if before == at else 0)
-        self._seen = seen
+            end = 0 if entry is None else self._holdings.end(entry, stream)
+            paces[stream] = self._paces.get(stream, Pace(at)).tick(at, end)
+        self._paces = paces
         self._outpaced.watch()

@@ -3,7 +3,8 @@
 Complete blame asks that every provable lie ends in evidence. A lie is provable from the moment on
 at which one correct subscriber has been sent what it takes: a broker's signed statement, and either
 f+1 correct brokers' statements that settle the contrary, or the same broker's own contrary words.
-Only what is sent while the network is calm counts, since a packet may be lost before.
+Wrong contents prove nothing, and end in suspicion. Only what is sent while the network is calm
+counts, since a packet may be lost before.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _Segment = tuple[Stream, int, int, Basis]
 class Lies:
     """Counts provable lies by liar."""
 
-    __slots__ = ("_bad_bodies", "_f", "_said", "calm", "told")
+    __slots__ = ("_bad_bodies", "_f", "_said", "calm", "dubious", "told")
 
     def __init__(self, f: int) -> None:
         self._f = f
@@ -34,6 +35,8 @@ class Lies:
         self._bad_bodies: dict[NodeId, int] = {}
         #: Provable lies by liar.
         self.told: dict[NodeId, int] = {}
+        #: Who sent wrong contents often enough to be suspected.
+        self.dubious: dict[NodeId, None] = {}
 
     def on_send(self, facts: Facts, sender: NodeId, send: Send) -> None:
         """A node has sent a statement or contents."""
@@ -85,4 +88,4 @@ class Lies:
             if present.upto(message.stream) < message.first:
                 count = self._bad_bodies[sender] = self._bad_bodies.get(sender, 0) + 1
                 if count >= BAD_BODIES_DUE:
-                    self.told[sender] = self.told.get(sender, 0) + 1
+                    self.dubious[sender] = None

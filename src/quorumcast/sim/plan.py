@@ -188,7 +188,7 @@ class Run:
         self._pass_time(plan.calm_at_ms)
         self._calm_down()
         valid = promises_validity(plan)
-        promises = promised(plan.policy, valid=valid, told=world.lies.told)
+        promises = promised(plan.policy, valid=valid, lies=world.lies)
         if valid:
             promises.append(Upkeep(world.nodes))
         self._finale()

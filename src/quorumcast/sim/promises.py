@@ -7,7 +7,7 @@ pending, and whatever still is when time is up becomes a violation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from quorumcast.core.ids import NodeId, Stream
@@ -15,6 +15,7 @@ from quorumcast.core.machine import Machine
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Trace
 from quorumcast.manifest.policy import Policy
+from quorumcast.sim.blame import Lies
 from quorumcast.sim.facts import Facts, Reader
 from quorumcast.sim.order import Durability
 
@@ -190,18 +191,22 @@ class CompleteBlame:
 
     name = "Complete blame"
 
-    def __init__(self, policy: Policy, told: Mapping[NodeId, int]) -> None:
+    def __init__(
+        self, policy: Policy, told: Collection[NodeId], dubious: Collection[NodeId] = ()
+    ) -> None:
         self._policy = policy.name
-        #: Provable lies that reached correct nodes while the network was calm, by liar.
+        #: Whose provable lies reached correct nodes while the network was calm …
         self._told = told
+        #: … and whose wrong contents did.
+        self._dubious = dubious
 
     def pending(self, facts: Facts) -> str | None:
         for node, how in facts.adversary.faulty.items():
             entry = CATALOGUE.get(how)
-            if entry is None or not self._told.get(node):
+            if entry is None or not (node in self._told or node in self._dubious):
                 continue
             provable = entry.trace is Trace.EVIDENCE and self._policy in entry.provable_under
-            if provable and not facts.convicted(node):
+            if provable and node in self._told and not facts.convicted(node):
                 return f"{node} did {how!r} and nobody can prove it"
             if entry.trace is not Trace.NOTHING and not (
                 facts.suspected(node) or facts.convicted(node)
@@ -228,7 +233,7 @@ class Boundedness:
                 facts.violate(self.name, f"{node}: {what!r} holds {size}, at most {limit} may")
 
 
-def promised(policy: Policy, *, valid: bool, told: Mapping[NodeId, int]) -> list[Promise]:
+def promised(policy: Policy, *, valid: bool, lies: Lies) -> list[Promise]:
     """What this channel promises in the end; `valid`: the adversary leaves validity intact."""
     result: list[Promise] = []
     if valid:
@@ -237,5 +242,5 @@ def promised(policy: Policy, *, valid: bool, told: Mapping[NodeId, int]) -> list
         result += [Durability(), Extracts()]
     if policy.name in ("brb", "ab+history", "chain+history", "total", "total-crash"):
         result.append(Totality(policy))
-    result.append(CompleteBlame(policy, told))
+    result.append(CompleteBlame(policy, lies.told, lies.dubious))
     return result
