@@ -296,6 +296,13 @@ def test_broker_that_its_publisher_shows_a_little_now_and_then_asks_the_others()
     first = MOVING_GRACE + 1
     asked = {(first, count) for _, first, count, _ in recalls(tick(broker))}
     assert asked == {(first, 100 - first)}
+    broker.handle(publish(first, b"p%d" % first), T0)
+    rest = bodies(first, 100 - first)
+    answers = [
+        effect for peer in PEERS for effect in broker.handle(recalled(peer, first, *rest), T0)
+    ]
+    assert recalls(answers) == [], "its publisher was quicker, and may go on"
+    assert recalls(tick(broker, 2)) == []
 
 
 def test_broker_that_comes_by_itself_where_others_were_asks_for_nothing() -> None:

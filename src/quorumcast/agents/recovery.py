@@ -246,7 +246,9 @@ class Recovery:
             return self._give_up(job)
         self._job = None
         if not borders(job, self._desks.get(job.stream)):
-            return self._next()  # its publisher has spoken: the journal must not say otherwise
+            # Its publisher has spoken: the journal must not say otherwise, and it may go on.
+            self._paces.pop(job.stream, None)
+            return self._next()
         if not entry.policy.journal:
             return self._write(job)
         record = Vouched(job.stream, job.first, value)
