@@ -63,6 +63,16 @@ def test_shrinking_ends_when_its_runs_are_spent() -> None:
     assert shrunk.runs == 3
 
 
+def test_runs_that_never_come_to_rest_are_tried_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    with planted("no-dedup"):
+        plan = draw(0, "direct", "partition")
+        steps = perform(plan).steps
+        monkeypatch.setattr("quorumcast.sim.shrink.MOST_STEPS", steps + 1)
+        shrunk = shrink(plan, "Uniqueness")
+    assert shrunk is not None
+    assert shrunk.runs == 2
+
+
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_plan_is_the_same_after_writing_and_reading(policy: str) -> None:
     for seed in range(20):

@@ -19,8 +19,10 @@ from quorumcast.core.ids import NodeId
 from quorumcast.sim.network import Weather
 from quorumcast.sim.plan import Act, Outcome, Plan, perform
 
-#: Runs that are tried at most, unless told otherwise.
+#: Runs that are tried at most, unless told otherwise; and steps that these may take together, for
+#: a cell that never comes to rest would keep us for half an hour.
 MOST_RUNS = 150
+MOST_STEPS = 300_000
 
 #: What ends an episode that begins so.
 _ENDS = {
@@ -70,12 +72,13 @@ class _Search:
         self.best = plan
         self.outcome: Outcome | None = None
         self.runs = 0
+        self._steps = 0
         self._broken = broken
         self._most = most_runs
 
     @property
     def spent(self) -> bool:
-        return self.runs >= self._most
+        return self.runs >= self._most or self._steps >= MOST_STEPS
 
     def keeps(self, plan: Plan) -> bool:
         """Whether a plan still breaks the property; it is then the best so far."""
@@ -83,6 +86,7 @@ class _Search:
             return False
         self.runs += 1
         outcome = perform(plan)
+        self._steps += outcome.steps
         if not breaks(outcome, self._broken):
             return False
         self.best, self.outcome = plan, outcome
