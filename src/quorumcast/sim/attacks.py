@@ -200,7 +200,7 @@ class HarkBack(Tampering):
         if not isinstance(message, Publish):
             return [send]
         if message.stream.lane is Lane.HISTORY:
-            return [send] if message.first == 1 else self._astray(send, message.stream)
+            return [send] if message.first == 1 else self._astray(message.stream)
         numbered = dict(enumerate(split_digests(message.digests), message.first))
         self._digests |= numbered
         if self.SECRET not in numbered:
@@ -209,7 +209,7 @@ class HarkBack(Tampering):
         lie = _other(replace(send, to=tuple(victims)), message, self.context)
         return [*self.without(send, victims), lie]
 
-    def _astray(self, send: Send, lane: Stream) -> list[Effect | Later]:
+    def _astray(self, lane: Stream) -> list[Effect | Later]:
         if self._told:
             return []
         self._told = True

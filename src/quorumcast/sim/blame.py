@@ -22,7 +22,7 @@ _Segment = tuple[Stream, int, int, Basis]
 
 
 class Lies:
-    """Counts provable lies by liar."""
+    """Notes who told provable lies."""
 
     __slots__ = ("_bad_bodies", "_f", "_said", "calm", "dubious", "told")
 
@@ -33,8 +33,8 @@ class Lies:
         #: Who said what to whom about which segment.
         self._said: dict[tuple[NodeId, _Segment], dict[NodeId, list[bytes]]] = {}
         self._bad_bodies: dict[NodeId, int] = {}
-        #: Provable lies by liar.
-        self.told: dict[NodeId, int] = {}
+        #: Who told provable lies.
+        self.told: dict[NodeId, None] = {}
         #: Who sent wrong contents often enough to be suspected.
         self.dubious: dict[NodeId, None] = {}
 
@@ -72,7 +72,7 @@ class Lies:
                 and any(root != truths[0] for root in roots)
             )
             if contradicts_itself or outvoted:
-                self.told[broker] = self.told.get(broker, 0) + 1
+                self.told[broker] = None
 
     def _on_bodies(
         self, facts: Facts, sender: NodeId, send: Send, message: Vote | Contents
