@@ -1,4 +1,10 @@
-"""Seeds that once found a bug in the machines, each with a line that says what it was."""
+"""Plans that once found a bug in the machines, each with a line that says what it was.
+
+They were drawn from seeds, or made small from such. A seed draws another plan whenever the draw
+changes; a stored plan stays what it was.
+"""
+
+from pathlib import Path
 
 import pytest
 
@@ -7,95 +13,102 @@ from quorumcast.sim.campaign import replay_command
 from quorumcast.sim.order_variants import B2, B3, B4, PUB1, siege
 from quorumcast.sim.plan import Act, Corruption, Run, perform
 from quorumcast.sim.scenario import ORDERS, run_scenario
+from quorumcast.sim.shrink import read_plan
 from quorumcast.sim.variants import B5, B6, SUB2
 from quorumcast.sim.variants import siege as busy
 
 pytestmark = pytest.mark.sim
 
+PLANS = Path(__file__).parent / "plans"
+
 FOUND = [
     # A broker that lost the publisher's SEND and became ready by others' echoes never echoed
     # itself; brokers that lost echoes as well waited for ever (Bracha's step 2 echoes there, too).
-    (2, "brb", "equivocate"),
-    (36, "brb", "equivocate"),
+    "brb-equivocate-2",
+    "brb-equivocate-36",
     # The acknowledgement that gave new credit was lost; the publisher had nothing it might repeat
     # and said nothing, so the broker had no reason to say it again.
-    (37, "ab+history", "crash"),
-    (151, "ab+history", "crash"),
+    "ab+history-crash-37",
+    "ab+history-crash-151",
     # Two liars and their neighbours in the chain took turns at standing aside, for ever.
-    (201024, "chain+history", "alter-body"),
+    "chain+history-alter-body-201024",
     # One liar that claimed to be far ahead when the cell began kept everybody out of the first
     # instances for ever: each broker took it that it might have voted there in an earlier life.
-    (20018, "total", "wiped"),
-    (20010, "total", "false-standing"),
-    (20017, "total", "false-standing"),
+    "total-wiped-20018",
+    "total-false-standing-20010",
+    "total-false-standing-20017",
     # After a blackout brokers held neither the log before their newest snapshot nor that state
     # to hand out: those that were behind could never catch up, and no leader could conclude.
-    (30006, "total", "blackout"),
-    (30008, "total", "blackout"),
-    (30031, "total", "blackout"),
-    (30037, "total-crash", "blackout"),
-    (517, "ab", "rolling"),
-    (525, "ab+history", "rolling"),
+    "total-blackout-30006",
+    "total-blackout-30008",
+    "total-blackout-30031",
+    "total-crash-blackout-30037",
+    "ab-rolling-517",
+    "ab+history-rolling-525",
     # The checker's own mistake: wrong contents that came before a subscription stood were looked
     # at by nobody, and blame was asked for.
-    (1000809, "total", "alter-body"),
+    "total-alter-body-1000809",
     # Another: below a number that a lying publisher told brokers differently of, a new broker of a
     # bare fast path can get nothing back, for its ledger has no holes.
-    (29, "ab", "members"),
+    "ab-members-29",
     # And another: what contradicts its journal a broker never takes, however many vouch for it.
-    (7000768, "ab", "crash-recover"),
+    "ab-crash-recover-7000768",
     # The catalogue's mistake: a chain promises nothing while one of its brokers acknowledges what
     # it never held.
-    (7100159, "chain", "false-positions"),
+    "chain-false-positions-7100159",
     # The checker's: what proposals name is kept beyond a publisher's window, and was counted to it.
-    (11001413, "total", "lie-to-subscribers"),
+    "total-lie-to-subscribers-11001413",
     # Acknowledgements were lost on one lane: two new brokers began with a publication before the
     # first history that they got, on a chain nobody brought it to them, and the cell waited.
-    (5000786, "chain+history", "members"),
+    "chain+history-members-5000786",
     # Runs were on their way once more when the chain was changed again: all brokers held them, each
     # by another chain, so no chain's last ones agreed.
-    (500080, "chain", "members"),
-    (6000103, "chain", "members"),
-    (6000323, "chain", "members"),
+    "chain-members-500080",
+    "chain-members-6000103",
+    "chain-members-6000323",
     # A broker was replaced before the one before it knew how histories had ended; one of the two
     # that did lied.
-    (20079, "ab+history", "members"),
+    "ab+history-members-20079",
     # Who had got back what it lacked asked for more only three seconds later, although the others
     # had gone on meanwhile; behind a publisher that lies to it, it fell further back every time.
-    (14008411, "ab", "bad-bodies"),
+    "ab-bad-bodies-14008411",
     # Contents ordered since the newest checkpoint were retained by nobody any longer, so the broker
     # that lacked them could neither execute them nor get a state.
-    (17000897, "total", "twin"),
+    "total-twin-17000897",
     # With 2f+1 brokers one peer alone remembered what a restarted broker forgot, and another got it
     # a moment later; it called itself caught up at once, and the next one was restarted.
-    (30000987, "direct", "rolling"),
-    (94008755, "ab", "members"),
+    "direct-rolling-30000987",
+    "ab-members-94008755",
     # The scenario's mistake: without a log brokers keep no epoch, and start with the file. One that
     # went back to an epoch of which one broker was left was never led out of it.
-    (30000139, "direct", "members"),
+    "direct-members-30000139",
     # And its operator's: it looked at the broker that it had restarted last, and took away what an
     # earlier one had just found out that it lacked.
-    (30000509, "direct", "rolling"),
+    "direct-rolling-30000509",
     # Who wanted everything from the oldest on believed one of two, which lied about what it holds.
-    (93, "direct", "latecomers"),
+    "direct-latecomers-93",
     # Who read the past asked for later histories than those that alone speak of what a chain did
     # not bring.
-    (4, "chain+history", "latecomers"),
+    "chain+history-latecomers-4",
     # A publisher that lies showed a broker a little now and then, which so asked nobody else.
-    (250001616, "ab", "restarting-clients"),
-    (250001866, "ab", "bad-bodies"),
+    "ab-restarting-clients-250001616",
+    "ab-bad-bodies-250001866",
     # The checker's mistake: wrong contents alone prove nothing, and evidence was asked for.
-    (250010985, "total", "lie-in-ordering"),
+    "total-lie-in-ordering-250010985",
     # A subscriber began with publications that only a history before its first one names: one
     # broker had answered before there was any, another had the history and not what it names.
-    (210009626, "chain+history", "drop"),
+    "chain+history-drop-210009626",
 ]
 
 
-@pytest.mark.parametrize(("seed", "policy", "adversary"), FOUND)
-def test_seed_that_found_a_bug_stays_clean(seed: int, policy: str, adversary: str) -> None:
-    outcome = run_scenario(seed, policy, adversary)
-    assert outcome.violations == [], replay_command(outcome)
+@pytest.mark.parametrize("name", FOUND)
+def test_plan_that_found_a_bug_stays_clean(name: str) -> None:
+    path = PLANS / f"{name}.json"
+    assert perform(read_plan(path)).violations == [], f"quorumcast sim --plan {path}"
+
+
+def test_every_stored_plan_is_run() -> None:
+    assert sorted(path.stem for path in PLANS.iterdir()) == sorted(FOUND)
 
 
 def test_machine_that_raises_is_a_violation_with_a_command_that_replays_it(

@@ -28,7 +28,7 @@ from quorumcast.crypto.session import Refusal, encode_parcel
 from quorumcast.faults.contract import Later
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cells import channel_entry, make_simulated_cell
-from quorumcast.sim.network import Network, Weather
+from quorumcast.sim.network import LinkWeather, Network, Weather
 from quorumcast.sim.node import Node
 from quorumcast.sim.scheduler import Scheduler
 from quorumcast.sim.world import World
@@ -139,6 +139,47 @@ def test_network_link_broken_twice_at_once_comes_back_with_one_session() -> None
     little.scheduler.run_until(400)
     assert len(little.heard(1, Receive)) == 1
     assert not little.network.refused
+
+
+def test_network_direction_of_a_link_has_its_own_latency_and_changes_it() -> None:
+    links = (LinkWeather(B1, B2, 40), LinkWeather(B1, B2, 90, since_ms=200))
+    little = Little(weather=Weather(latency_ms=5, jitter_ms=0, links=links))
+    for at, sender, peer in ((150, 0, B2), (150, 1, B1), (150, 0, B3), (250, 0, B2)):
+        little.scheduler.run_until(at)
+        little.nodes[sender].carry_out([Send((peer,), HELLO)])
+    little.scheduler.run_until(400)
+    assert [at for at, _ in little.heard(1, Receive)] == [190, 340]
+    assert [at for at, _ in little.heard(0, Receive)] == [155]
+    assert [at for at, _ in little.heard(2, Receive)] == [155]
+
+
+def test_network_calm_ends_the_loss_of_a_link_and_leaves_its_latency() -> None:
+    links = (LinkWeather(B1, B2, 40, 30, 1000), LinkWeather(B1, B2, 70, 0, 1000, since_ms=300))
+    little = Little(weather=Weather(latency_ms=5, jitter_ms=0, links=links))
+    little.scheduler.run_until(150)
+    little.nodes[0].carry_out([Send((B2,), HELLO)])
+    little.scheduler.run_until(250)
+    assert not little.heard(1, Receive)
+    little.network.calm()
+    little.nodes[0].carry_out([Send((B2,), HELLO)])
+    little.scheduler.run_until(350)
+    little.nodes[0].carry_out([Send((B2,), HELLO)])
+    little.scheduler.run_until(500)
+    first, second = [at for at, _ in little.heard(1, Receive)]
+    assert 290 <= first <= 292
+    assert second == 420
+
+
+def test_network_link_that_is_mute_one_way_is_not_made_again() -> None:
+    little = Little()
+    little.scheduler.run_until(100)
+    little.network.mute(B2, [B1])
+    little.network.break_all(B1)
+    little.scheduler.run_until(200)
+    assert [event for _, event in little.heard(0, Connected)].count(Connected(B2)) == 1
+    little.network.heal()
+    little.scheduler.run_until(300)
+    assert [event for _, event in little.heard(0, Connected)].count(Connected(B2)) == 2
 
 
 @pytest.mark.parametrize(

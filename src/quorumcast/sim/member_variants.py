@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quorumcast.agents.membership import Membership
+from quorumcast.core.ids import Channel
 from quorumcast.core.statements import Signed
 from quorumcast.core.tally import Tally
 from quorumcast.manifest.manifest import Manifest
@@ -13,9 +14,9 @@ from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_
 from quorumcast.sim.known_bad import Patch, Variant
 from quorumcast.sim.network import Weather
 from quorumcast.sim.plan import Act, Corruption, Plan, small_limits
-from quorumcast.sim.scenario import ORDERS, draw
 
-B1, _, _, B4, B5 = broker_names(5)
+ORDERS = Channel("orders")
+B1, B2, _, B4, B5, B6 = broker_names(6)
 PUB = PUBLISHERS[0]
 SUB1, SUB2 = SUBSCRIBERS[:2]
 PLOT = "plot"
@@ -57,15 +58,47 @@ def _two_stories(seed: int) -> Plan:
     )
 
 
+#: When the publisher of `_removed_too_soon` publishes, and how much.
+_BUSY = ((97, 1), (135, 16), (156, 8), (287, 1), (291, 8), (298, 8), (318, 8), (327, 3), (374, 8))
+
+
+def _removed_too_soon(seed: int) -> Plan:
+    """Two of five brokers stand still; the fifth is removed, and one other has seen it happen."""
+    rules = Policy.named("total", journal=True, limits=small_limits())
+    return Plan(
+        seed=f"removed {seed}",
+        policy=rules,
+        brokers=5,
+        newcomers=1,
+        f=1,
+        weather=Weather(latency_ms=3, jitter_ms=5, loss=150, duplication=100),
+        publishers=(PUB,),
+        subscribers=(SUB1, SUB2),
+        channels=(channel_entry(ORDERS, rules),),
+        acts=(
+            *(Act(5, "join", sub, ORDERS) for sub in (SUB1, SUB2)),
+            Act(44, "pause", B2),
+            Act(51, "pause", B4),
+            *(Act(at, "submit", PUB, ORDERS, count) for at, count in _BUSY),
+            Act(518, "remove", B5),
+            Act(635, "resume", B4),
+            Act(640, "resume", B2),
+            Act(655, "add", B6),
+        ),
+        calm_at_ms=1432,
+        patience_ms=15_000,
+        sync_ms=0,
+        adversary="siege",
+    )
+
+
 MEMBER_VARIANTS: tuple[Variant, ...] = (
     Variant(
         name="lone-move",
         mistake="a broker takes an epoch with f+1 words, also of brokers that leave with it",
         patches=(Patch(Membership, "_learnable", _believable),),
-        # Only the broker that is removed and one other have executed the epoch.
-        attack=lambda seed: draw(3 + seed, "total", "members"),
+        attack=_removed_too_soon,
         caught_by=("Validity",),
-        seeds=1,
     ),
     Variant(
         name="votes-of-the-removed",

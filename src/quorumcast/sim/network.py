@@ -6,8 +6,9 @@ later one. A connection is made with fresh nonces, exactly as in the runtime: bo
 or an attacker on the wire does to the bytes is noticed, or not, by the code that will run.
 
 Within the *safety phase* the network draws its misfortunes from `Weather`; `calm()` ends all of
-them. A partition makes nodes unreachable: packets are lost at once and sessions break shortly
-after; healing lets both ends reconnect.
+them. Each direction of a link may have a latency and a loss of its own (`LinkWeather`), which may
+change with time; latency outlasts the calm. A partition makes nodes unreachable: packets are lost
+at once and sessions break shortly after; healing lets both ends reconnect.
 """
 
 from __future__ import annotations
@@ -38,6 +39,21 @@ NOTICE_MS = 15
 RECONNECT_MS = 10
 
 
+#: The jitter that is left when all is calm.
+CALM_JITTER_MS = 2
+
+
+class LinkWeather(msgspec.Struct, frozen=True):
+    """What one direction of a link does to packets from a time on, in place of the `Weather`."""
+
+    sender: NodeId
+    receiver: NodeId
+    latency_ms: int
+    jitter_ms: int = 0
+    loss: int = 0
+    since_ms: int = 0
+
+
 class Weather(msgspec.Struct, frozen=True, kw_only=True):
     """What the network does to packets, in packets of a thousand and milliseconds."""
 
@@ -51,6 +67,8 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True):
     replay: int = 0
     #: … or sends every frame from one node to another back to where it came from.
     reflected: tuple[tuple[NodeId, NodeId], ...] = ()
+    #: Directions of links that differ from the rest; the latest one that has begun is in force.
+    links: tuple[LinkWeather, ...] = ()
 
 
 class Link:
@@ -83,6 +101,14 @@ class Network:
         self._rng = scheduler.fork("network")
         self._keyrings = keyrings
         self.weather = weather
+        self._is_calm = False
+        #: What is in force on directions of links that differ from the rest.
+        self._on_link: dict[tuple[NodeId, NodeId], LinkWeather] = {}
+        for change in weather.links:
+            if change.since_ms:
+                scheduler.after(change.since_ms, partial(self._change, change))
+            else:
+                self._change(change)
         self._nodes: dict[NodeId, Node] = {}
         self._links: dict[tuple[NodeId, NodeId], Link] = {}
         #: Pairs that cannot reach each other for now.
@@ -116,6 +142,7 @@ class Network:
             self._nodes[link.caller].up
             and self._nodes[link.callee].up
             and (link.caller, link.callee) not in self._cut
+            and (link.callee, link.caller) not in self._cut
         )
 
     def _greet(self, link: Link) -> None:
@@ -151,7 +178,7 @@ class Network:
                     self.on_mismatch(late, link.callee if late == link.caller else link.caller)
                 return
             link.sessions[link.callee] = self._session(callee, link.caller, hello, nonce, False)
-            delay_ms = self._latency()
+            delay_ms = self._latency(link.callee, link.caller)
             # Nothing overtakes the answer to the greeting.
             link.arrivals = {link.caller: self._scheduler.now + delay_ms}
             self._scheduler.after(delay_ms, welcomed)
@@ -165,7 +192,7 @@ class Network:
             link.sessions[link.caller] = self._session(caller, link.callee, hello, nonce, True)
             self._nodes[link.caller].connected(link.callee)
 
-        self._scheduler.after(self._latency(), called)
+        self._scheduler.after(self._latency(link.caller, link.callee), called)
 
     def _session(
         self, keyring: Keyring, peer: NodeId, hello: Hello, nonce: bytes, is_caller: bool
@@ -216,12 +243,26 @@ class Network:
     def calm(self) -> None:
         """End all misfortune of the network: what is left is latency."""
         self.heal()
-        self.weather = Weather(latency_ms=self.weather.latency_ms, jitter_ms=2)
+        self.weather = Weather(latency_ms=self.weather.latency_ms, jitter_ms=CALM_JITTER_MS)
+        self._is_calm = True
+        for change in list(self._on_link.values()):
+            self._change(change)
 
     # ---------------------------------------------------------- packets
 
-    def _latency(self) -> int:
-        return self.weather.latency_ms + self._rng.randrange(self.weather.jitter_ms + 1)
+    def _change(self, change: LinkWeather) -> None:
+        """Let this be in force from now on; of a change that comes after the calm, the latency."""
+        if self._is_calm:
+            jitter = min(change.jitter_ms, CALM_JITTER_MS)
+            change = msgspec.structs.replace(change, jitter_ms=jitter, loss=0)
+        self._on_link[change.sender, change.receiver] = change
+
+    def _on(self, sender: NodeId, receiver: NodeId) -> Weather | LinkWeather:
+        return self._on_link.get((sender, receiver), self.weather)
+
+    def _latency(self, sender: NodeId, receiver: NodeId) -> int:
+        weather = self._on(sender, receiver)
+        return weather.latency_ms + self._rng.randrange(weather.jitter_ms + 1)
 
     def _strikes(self, per_mille: int) -> bool:
         return per_mille > 0 and self._rng.randrange(1000) < per_mille
@@ -235,19 +276,20 @@ class Network:
         frame = session.seal(parcels)
         self.packets += 1
         self.messages += len(parcels)
-        if (sender, receiver) in self._cut or self._strikes(self.weather.loss):
+        if (sender, receiver) in self._cut or self._strikes(self._on(sender, receiver).loss):
             return
-        arrival = self._scheduler.now + self._latency()
+        latency = partial(self._latency, sender, receiver)
+        arrival = self._scheduler.now + latency()
         if not self._strikes(self.weather.reordering):
             arrival = max(arrival, link.arrivals.get(receiver, 0))
         link.arrivals[receiver] = max(arrival, link.arrivals.get(receiver, 0))
         self.carry(link, sender, receiver, frame, arrival - self._scheduler.now)
         if self._strikes(self.weather.duplication):
-            self.carry(link, sender, receiver, frame, self._latency() * 2)
+            self.carry(link, sender, receiver, frame, latency() * 2)
         if self._strikes(self.weather.corruption):
-            self.carry(link, sender, receiver, self._corrupted(frame), self._latency())
+            self.carry(link, sender, receiver, self._corrupted(frame), latency())
         if self._strikes(self.weather.replay) and receiver in link.recorded:
-            self.carry(link, sender, receiver, link.recorded[receiver], self._latency())
+            self.carry(link, sender, receiver, link.recorded[receiver], latency())
         if (sender, receiver) in self.weather.reflected:
             self.carry(link, receiver, sender, frame, 0)
         if self.weather.replay:

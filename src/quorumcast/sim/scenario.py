@@ -20,12 +20,16 @@ from quorumcast.manifest.manifest import EVERYONE, ChannelEntry
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.sim import steps
 from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
+from quorumcast.sim.drawing.links import draw_links
 from quorumcast.sim.harm import ACCOMPLICES, JOURNALED, TOTAL_WORLD, WORLD, applicable
 from quorumcast.sim.network import Weather
 from quorumcast.sim.plan import Act, Corruption, Outcome, Plan, perform, small_limits
 
 #: Every name that `--adversary` takes.
 ADVERSARIES = (*WORLD, *CATALOGUE)
+
+#: How much longer promises may take for each millisecond of latency on the slowest link.
+PATIENCE_PER_MS = 40
 
 ORDERS, QUOTES = Channel("orders"), Channel("quotes")
 SIZES = {
@@ -109,7 +113,8 @@ class Draw:
             corruptions=tuple(self.corruptions),
             doomed=tuple(self.doomed),
             calm_at_ms=self.safety_ms,
-            patience_ms=15_000 if self.long or self.adversary == "rolling" else 6000,
+            patience_ms=(15_000 if self.long or self.adversary == "rolling" else 6000)
+            + PATIENCE_PER_MS * max((link.latency_ms for link in weather.links), default=0),
             sync_ms=rng.choice((0, 2, 5, 20)),
             coalesce_ms=rng.choice((0, 0, 1, 3)),
             finale=rng.choice((1, 3)),
@@ -177,6 +182,13 @@ class Draw:
             corruption=100 * wire,
             replay=100 * wire,
             reflected=self._reflected() if wire else (),
+            # Drawn apart from the rest.
+            links=draw_links(
+                random.Random(f"links {self.seed}"),
+                self.names,
+                (*self.publishers, *self.subscribers),
+                self.safety_ms,
+            ),
         )
 
     def _reflected(self) -> tuple[tuple[NodeId, NodeId], ...]:

@@ -150,6 +150,9 @@ def _one_channel(plan: Plan) -> Iterator[Plan]:
 
 
 def _milder(plan: Plan) -> Iterator[Plan]:
+    if plan.weather.links:
+        alike = msgspec.structs.replace(plan.weather, links=())
+        yield msgspec.structs.replace(plan, weather=alike)
     calm = Weather(latency_ms=1, jitter_ms=0)
     if plan.weather != calm:
         yield msgspec.structs.replace(plan, weather=calm)
@@ -177,7 +180,34 @@ def encode_plan(plan: Plan) -> bytes:
     """A plan as JSON; attacks of known-bad variants are code and have no such form."""
     if any(corruption.attack is not None for corruption in plan.corruptions):
         raise UsageError("a plan with attacks that are not in the catalogue cannot be written")
-    return msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
+    lines = []
+    for name, value in _told(plan).items():
+        items = value if isinstance(value, list) else ()
+        if any(isinstance(item, dict) for item in items):
+            rows = b",\n  ".join(map(msgspec.json.encode, items))
+            lines.append(b'"%s": [\n  %s\n ]' % (name.encode(), rows))
+        else:
+            lines.append(b'"%s": %s' % (name.encode(), msgspec.json.encode(value)))
+    return b"{\n " + b",\n ".join(lines) + b"\n}\n"
+
+
+def _told(value: msgspec.Struct) -> dict[str, object]:
+    """The fields of a struct that are not at their defaults, as JSON has them.
+
+    What is left out may change its default and its name, and an old plan can still be read.
+    """
+    told: dict[str, object] = {}
+    for field in msgspec.structs.fields(value):
+        held = getattr(value, field.name)
+        if held == field.default:
+            continue
+        if isinstance(held, msgspec.Struct):
+            told[field.encode_name] = _told(held)
+        elif isinstance(held, tuple) and any(isinstance(item, msgspec.Struct) for item in held):
+            told[field.encode_name] = [_told(item) for item in held]
+        else:
+            told[field.encode_name] = msgspec.to_builtins(held)
+    return told
 
 
 def _no_attack(kind: object, value: object) -> Callable[..., object] | None:

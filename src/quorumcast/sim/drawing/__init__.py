@@ -1,0 +1,1 @@
+"""The ingredients of a drawn run, one room for each: `scenario` puts them together."""
