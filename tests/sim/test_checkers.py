@@ -6,6 +6,7 @@ import pytest
 
 from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream, total_order
 from quorumcast.core.labels import label
+from quorumcast.core.limits import Limits
 from quorumcast.core.machine import (
     Accuse,
     Acknowledged,
@@ -334,7 +335,6 @@ def test_durability_acknowledged_and_lost_is_pending_even_if_the_publisher_is_go
     stage.places(OTHER, 1, 1, b"a")
     stage.places(OTHER, 2, 2, b"b")
     durability = Durability()
-    assert not pending(Validity(), stage)
     assert pending(durability, stage)
     stage.places(SUB, 2, 2, b"b")
     assert not pending(durability, stage)
@@ -546,6 +546,48 @@ def test_validity_published_before_the_subscription_stood_is_not_due() -> None:
     assert not pending(Validity(), stage)
 
 
+def test_validity_acknowledged_by_a_publisher_that_is_gone_is_still_due() -> None:
+    stage = Stage()
+    stage.join(SUB)
+    stage.submit(b"a", b"b")
+    stage.hold(1, B1, B3)
+    stage.does(PUB, Acknowledged(STREAM, 1))
+    stage.facts.stopped(PUB, Millis(30))
+    assert pending(Validity(), stage)
+    stage.accepts(SUB, 1, b"a")
+    assert not pending(Validity(), stage)
+
+
+def test_validity_gap_counts_only_where_retention_explains_it() -> None:
+    stage = Stage()
+    stage.join(SUB)
+    retained = Limits().retained_publications
+    stage.submit(*(b"%d" % n for n in range(1, retained + 3)))
+    stage.does(SUB, Gap(STREAM, 1, 2))
+    assert stage.broken == []
+    stage.does(SUB, Gap(STREAM, 3, 3))
+    assert stage.broken == ["FIFO"]
+    for number in range(4, retained + 3):
+        stage.accepts(SUB, number, b"%d" % number)
+    assert (
+        Validity().pending(stage.facts) == f"{stage.facts.readers[0]} has not accepted {STREAM} 3"
+    )
+
+
+def test_gap_is_excused_where_more_than_f_brokers_lost_their_contents_since() -> None:
+    stage = Stage()
+    stage.join(SUB)
+    stage.submit(b"a")
+    stage.world.adversary.lossy[B3] = None
+    assert stage.world.adversary.has_lost_contents()
+    stage.facts.lost_at = 15
+    stage.submit(b"b", now=20)
+    stage.does(SUB, Gap(STREAM, 1, 1))
+    assert stage.broken == []
+    stage.does(SUB, Gap(STREAM, 2, 2))
+    assert stage.broken == ["FIFO"]
+
+
 def test_standing_subscriber_without_beginnings_is_pending() -> None:
     stage = Stage()
     stage.event(SUB, Join(ORDERS))
@@ -573,6 +615,18 @@ def test_totality_one_reader_left_out_is_pending() -> None:
     assert pending(totality, stage)
     stage.accepts(OTHER, 1, b"a", Stream(ORDERS, LIAR, 1))
     assert not pending(totality, stage)
+
+
+def test_totality_announced_gap_is_not_what_others_accepted() -> None:
+    stage = Stage()
+    stage.join(SUB, OTHER)
+    stream = Stream(ORDERS, LIAR, 1)
+    stage.submit(b"a", b"b", publisher=LIAR)
+    for number, body in enumerate((b"a", b"b"), 1):
+        stage.accepts(SUB, number, body, stream)
+    stage.does(OTHER, Gap(stream, 1, 1))
+    stage.accepts(OTHER, 2, b"b", stream)
+    assert pending(Totality(Policy.named("brb")), stage)
 
 
 def test_fairness_more_than_two_alpha_apart_is_pending() -> None:

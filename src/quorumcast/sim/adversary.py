@@ -138,6 +138,15 @@ class Adversary:
         self._network.break_all(node)
         self.injected += 1
 
+    def has_lost_contents(self) -> bool:
+        """Whether more brokers are faulty or have lost their contents than the model allows for.
+
+        Journals keep a broker's word, not its contents.
+        """
+        lost = dict.fromkeys((*self.lossy, *self.faulty))
+        brokers = [name for name in lost if self._cell.manifest.broker(name) is not None]
+        return len(brokers) > self._cell.manifest.f
+
     def damage(self, node: NodeId) -> None:
         """Damage a running node's disk: it goes on, and forgets everything when it restarts."""
         self.declare(node, "amnesia")

@@ -152,7 +152,10 @@ class Agreement(Watching):
 
 
 class Fifo(Watching):
-    """Numbers of one publisher are accepted in order and without a gap that was not announced."""
+    """Numbers of one publisher are accepted in order and without a gap that was not announced.
+
+    Nor is a gap announced of what brokers must still retain of a correct publisher.
+    """
 
     name = "FIFO"
 
@@ -172,7 +175,9 @@ class Fifo(Watching):
         if known and (number <= known if skipped else number != known + 1):
             facts.violate(self.name, f"{node} came to {effect.stream} {number} after {known}")
         lies = not facts.adversary.is_correct(effect.stream.publisher)
-        if isinstance(effect, Gap) and not self._gaps_allowed and not lies:
+        if not isinstance(effect, Gap) or self._gaps_allowed or lies:
+            return
+        if effect.upto > facts.let_go(effect.stream):
             facts.violate(
                 self.name,
                 f"{node} gave up {effect.stream} {effect.first} to {effect.upto}, "

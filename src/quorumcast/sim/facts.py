@@ -8,11 +8,12 @@ to readers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from quorumcast.core.ids import CELL, Channel, Digest, Millis, NodeId, Stream
+from quorumcast.core.ids import CELL, Channel, Digest, Millis, NodeId, Stream, total_order
+from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.core.machine import (
     Accuse,
     Acknowledged,
@@ -53,11 +54,17 @@ class Reader(msgspec.Struct, eq=False):
     until: int = 0
     #: What was accepted of each stream, in order.
     accepted: dict[Stream, list[tuple[int, Digest]]] = msgspec.field(default_factory=dict)
+    #: The same without digests.
+    numbers: dict[Stream, dict[int, None]] = msgspec.field(default_factory=dict)
     gaps: dict[Stream, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
+    #: Those parts of the gaps that retention explains.
+    excused: dict[Stream, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
     #: The last position accepted, where a channel has one order.
     position: int = 0
     #: … and what was accepted there.
     placed: tuple[Stream, int] | None = None
+    #: How far brokers had ordered the channel when the reader began.
+    ordered: int = 0
 
     def upto(self, stream: Stream) -> int:
         """The last number accepted or announced as lost."""
@@ -74,6 +81,10 @@ class Reader(msgspec.Struct, eq=False):
         numbers += [first for first, _ in self.gaps.get(stream, ())]
         return min(numbers) if numbers else None
 
+    def is_excused(self, stream: Stream, number: int) -> bool:
+        """Whether this number was announced as lost, and brokers were allowed to let go of it."""
+        return any(first <= number <= upto for first, upto in self.excused.get(stream, ()))
+
     def __str__(self) -> str:
         return f"{self.node} (on {self.channel} since {self.joined_at} ms)"
 
@@ -88,11 +99,16 @@ class Facts:
         "acknowledged",
         "adversary",
         "ended",
+        "gaps_allowed",
         "held",
         "incarnations",
+        "lost_at",
         "manifest",
         "manifests",
+        "ordered",
+        "places",
         "published",
+        "reached",
         "readers",
         "restarting",
         "suspicions",
@@ -124,6 +140,16 @@ class Facts:
         self.violations: list[Violation] = []
         #: Brokers that are restarted one after the other; the first one has not caught up yet.
         self.restarting: tuple[NodeId, ...] = ()
+        #: Whether the plan lets brokers lose more than the rest of the cell can make up for.
+        self.gaps_allowed = False
+        #: When more than f brokers were last without contents that they had held; -1: never.
+        self.lost_at = -1
+        #: The highest number of each stream that any correct subscriber accepted.
+        self.reached: dict[Stream, int] = {}
+        #: Where in its channel's order a publication was accepted.
+        self.places: dict[tuple[Stream, int], int] = {}
+        #: How far correct brokers have ordered a channel; the world knows.
+        self.ordered: Callable[[Stream], int] = lambda stream: 0
 
     def violate(self, name: str, detail: str) -> None:
         """A checker has found something; only the first few are kept."""
@@ -182,6 +208,7 @@ class Facts:
         reader = self._current.get((node, channel))
         if reader is not None and reader.standing_at is None:
             reader.standing_at = now
+            reader.ordered = self.ordered(total_order(channel))
 
     def reader(self, node: NodeId, channel: Channel) -> Reader | None:
         """The present stay of a subscriber on a channel."""
@@ -198,12 +225,18 @@ class Facts:
                 reader = self.reader(node, stream.channel)
                 if reader is not None:
                     reader.accepted.setdefault(stream, []).append((number, digest))
+                    reader.numbers.setdefault(stream, {})[number] = None
+                    self.reached[stream] = max(number, self.reached.get(stream, 0))
                     if effect.position:
+                        self.places[stream, number] = effect.position
                         reader.position, reader.placed = effect.position, (stream, number)
             case Gap(stream=stream, first=first, upto=upto):
                 reader = self.reader(node, stream.channel)
                 if reader is not None:
                     reader.gaps.setdefault(stream, []).append((first, upto))
+                    excused = min(upto, self.let_go(stream))
+                    if first <= excused:
+                        reader.excused.setdefault(stream, []).append((first, excused))
             case Acknowledged(stream=stream, upto=upto):
                 self.acknowledged[stream] = max(upto, self.acknowledged.get(stream, 0))
             case Suspect(node=suspect, reason=reason):
@@ -213,6 +246,48 @@ class Facts:
                 self.accusations.append((node, effect))
             case _:
                 pass
+
+    # --------------------------------------------------------- retention
+
+    def let_go(self, stream: Stream) -> int:
+        """The last number that correct brokers may have let go of by now.
+
+        They keep the newest `retained_publications`, whatever a publisher does. On channels without
+        total order they may also have lost what was published before too many of them restarted.
+        """
+        entry = self.manifest.channel(stream.channel)
+        if entry is None:
+            return 0
+        limits, published = entry.policy.limits, self.published.get(stream, ())
+        if stream.publisher == CELL:
+            return self.ordered(stream) - limits.retained_publications
+        if self.gaps_allowed:
+            return MAX_NUMBER
+        if self.adversary.is_correct(stream.publisher):
+            top = len(published)
+        else:
+            # Brokers may be ahead of all subscribers, by what they take before it is settled.
+            top = self.reached.get(stream, 0) + limits.window
+        lost = sum(when <= self.lost_at for _, when in published)
+        return max(top - limits.retained_publications, lost)
+
+    def missing(self, reader: Reader, stream: Stream, first: int, upto: int) -> list[int]:
+        """Numbers that a reader neither accepted nor was told of as lost by retention."""
+        got = reader.numbers.get(stream, {})
+        lacking = [n for n in range(first, upto + 1) if n not in got]
+        order = total_order(stream.channel)
+        if not lacking or not (reader.excused.get(stream) or reader.excused.get(order)):
+            return lacking
+        return [n for n in lacking if not self._is_excused(reader, stream, order, n)]
+
+    def _is_excused(self, reader: Reader, stream: Stream, order: Stream, number: int) -> bool:
+        if reader.is_excused(stream, number):
+            return True
+        if order not in reader.excused:
+            return False
+        place = self.places.get((stream, number))
+        # Nobody knows where it was: it may have been among the positions that were let go of.
+        return place is None or reader.is_excused(order, place)
 
     def on_ack(self, broker: NodeId, ack: Ack) -> None:
         """A broker tells a publisher how far it is."""

@@ -110,8 +110,8 @@ class Durability:
     def _missing(self, facts: Facts, reader: Reader, stream: Stream, upto: int) -> int | None:
         if reader.standing_at is None:
             return None
-        accepted = {number for number, _ in reader.accepted.get(stream, ())}
-        for number, (_, when) in enumerate(facts.published.get(stream, ())[:upto], 1):
-            if when > reader.standing_at and number not in accepted:
+        published = facts.published.get(stream, ())
+        for number in facts.missing(reader, stream, 1, min(upto, len(published))):
+            if published[number - 1][1] > reader.standing_at:
                 return number
         return None

@@ -161,6 +161,7 @@ class Run:
             coalesce_ms=plan.coalesce_ms,
             watchers=watchers,
         )
+        self.world.facts.gaps_allowed = plan.gaps_allowed
         self._members: Members | None = None
         if plan.newcomers:
             patient = not plan.policy.total

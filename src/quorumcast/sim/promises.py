@@ -44,43 +44,51 @@ def _first_due(facts: Facts, reader: Reader, stream: Stream) -> int | None:
     return first
 
 
-def _correct_streams(facts: Facts) -> list[Stream]:
-    return [
-        stream
-        for stream in facts.published
-        if stream not in facts.ended
-        and facts.adversary.is_correct(stream.publisher)
-        and facts.manifest.may_publish(stream.publisher, stream.channel)
-    ]
+def _correct_streams(facts: Facts) -> list[tuple[Stream, int]]:
+    """Streams of correct publishers, and how much of each is promised to subscribers.
+
+    A publisher that crashed no longer repeats what it is not sure of, so of its stream what it saw
+    acknowledged; unless too many brokers restarted since, and nobody is left who knows of it.
+    """
+    found: list[tuple[Stream, int]] = []
+    for stream, published in facts.published.items():
+        if not facts.adversary.is_correct(stream.publisher):
+            continue
+        if not facts.manifest.may_publish(stream.publisher, stream.channel):
+            continue
+        if stream not in facts.ended:
+            found.append((stream, len(published)))
+        elif facts.lost_at < 0 and not facts.gaps_allowed:
+            found.append((stream, facts.acknowledged.get(stream, 0)))
+    return found
 
 
 class Validity:
-    """What a correct publisher publishes is accepted by every standing subscriber (LC1)."""
+    """What a correct publisher publishes is accepted by every standing subscriber (LC1).
+
+    A gap counts only where retention explains it.
+    """
 
     name = "Validity"
 
     def pending(self, facts: Facts) -> str | None:
-        for stream in _correct_streams(facts):
+        for stream, count in _correct_streams(facts):
             for reader in facts.present():
                 if reader.channel != stream.channel:
                     continue
                 if not facts.manifest.may_subscribe(reader.node, reader.channel):
                     continue
                 due = _first_due(facts, reader, stream)
-                if due is None:
-                    continue
-                first, count = reader.first(stream), len(facts.published[stream])
-                if first is None or first > due:
-                    return f"{reader} has not accepted {stream} {due}"
-                if reader.upto(stream) < count:
-                    return f"{reader} has not accepted {stream} {reader.upto(stream) + 1}"
+                missing = [] if due is None else facts.missing(reader, stream, due, count)
+                if missing:
+                    return f"{reader} has not accepted {stream} {missing[0]}"
         return None
 
 
 class Past:
-    """Whoever asks for everything that is held gets all of it, from the first one on, with no gap.
+    """Whoever asks for everything that is held gets all that brokers must retain, with no gap.
 
-    True where brokers retain everything, and restart one after the other at most.
+    True where brokers restart one after the other at most.
     """
 
     name = "Retention"
@@ -96,13 +104,21 @@ class Past:
                     continue
                 if not facts.adversary.is_correct(stream.publisher):
                     continue
-                if reader.gaps.get(stream):
-                    return f"{reader} was told of a gap in {stream}: {reader.gaps[stream]}"
-                accepted = [number for number, _ in reader.accepted.get(stream, ())]
                 safe = facts.acknowledged.get(stream, 0)
-                if accepted[:safe] != list(range(1, safe + 1)):
-                    return f"{reader} got {len(accepted)} of {safe} on {stream} from the oldest on"
+                for number in facts.missing(reader, stream, 1, safe):
+                    if not self._had_gone(facts, reader, stream, number):
+                        return f"{reader} reads from the oldest on and lacks {stream} {number}"
         return None
+
+    def _had_gone(self, facts: Facts, reader: Reader, stream: Stream, number: int) -> bool:
+        """Whether brokers no longer had to retain a number when the reader began."""
+        entry = facts.manifest.channel(stream.channel)
+        if entry is None or reader.standing_at is None:
+            return False
+        place, top = number, sum(when <= reader.standing_at for _, when in facts.published[stream])
+        if entry.policy.total:
+            place, top = facts.places.get((stream, number), 0), reader.ordered
+        return place <= top - entry.policy.limits.retained_publications
 
 
 class Extracts:
@@ -114,12 +130,16 @@ class Extracts:
         for reader in facts.readers:
             if not reader.until:
                 continue
-            if reader.gaps:
+            lost = sum(upto - first + 1 for gaps in reader.excused.values() for first, upto in gaps)
+            if lost < sum(
+                upto - first + 1 for gaps in reader.gaps.values() for first, upto in gaps
+            ):
                 return f"{reader} was told of a gap in what it reads: {reader.gaps}"
-            wanted = reader.until - (reader.start or 1)
+            wanted = reader.until - (reader.start or 1) - lost
             got = sum(map(len, reader.accepted.values()))
             stayed = reader.left_at is None
-            if got > wanted or (stayed and (got, reader.position) != (wanted, reader.until - 1)):
+            reached = max([reader.position, *(u for g in reader.gaps.values() for _, u in g)])
+            if got > wanted or (stayed and (got, reached) != (wanted, reader.until - 1)):
                 return f"{reader} got {got} of {wanted} publications before {reader.until}"
         return None
 
@@ -144,8 +164,8 @@ class AllAcknowledged:
     name = "Acknowledged"
 
     def pending(self, facts: Facts) -> str | None:
-        for stream in _correct_streams(facts):
-            told, count = facts.acknowledged.get(stream, 0), len(facts.published[stream])
+        for stream, count in _correct_streams(facts):
+            told = facts.acknowledged.get(stream, 0)
             if told < count:
                 return f"{stream.publisher} was told that {told} of {count} are safe on {stream}"
         return None
@@ -163,26 +183,21 @@ class Totality:
         self.name = "Fairness" if self._slack else "Totality"
 
     def pending(self, facts: Facts) -> str | None:
-        reach: dict[Stream, tuple[int, Reader]] = {}
         present = facts.present()
-        for reader in facts.readers:
-            for stream in reader.accepted:
-                upto = reader.upto(stream)
-                if upto > reach.get(stream, (0, reader))[0]:
-                    reach[stream] = (upto, reader)
-        for stream, (upto, leader) in reach.items():
+        for stream, upto in facts.reached.items():
             if facts.adversary.faulty.get(stream.publisher) == "publisher-flood":
                 # Whoever opens more streams than brokers keep displaces its own, and nobody else's.
                 continue
+            accepted = dict.fromkeys(n for r in facts.readers for n in r.numbers.get(stream, ()))
             for reader in present:
-                if reader.channel != stream.channel or reader is leader:
-                    continue
-                due = _first_due(facts, reader, stream)
+                due = (
+                    _first_due(facts, reader, stream) if reader.channel == stream.channel else None
+                )
                 if due is None:
                     continue
-                reached = max(reader.upto(stream), due - 1)
-                if upto - reached > self._slack:
-                    return f"{leader} accepted {stream} up to {upto}, {reader} only {reached}"
+                lacking = [n for n in facts.missing(reader, stream, due, upto) if n in accepted]
+                if len(lacking) > self._slack:
+                    return f"{reader} has not accepted {stream} {lacking[0]}, which others have"
         return None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from quorumcast.agents.broker import Broker
 from quorumcast.agents.publisher import Publisher
 from quorumcast.agents.subscriber import Subscriber
-from quorumcast.core.ids import Channel, Millis, NodeId, resumable, total_order
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream, resumable, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.machine import (
     Accuse,
@@ -107,6 +107,7 @@ class World:
         self.nodes: dict[NodeId, Node] = {}
         self.adversary = Adversary(cell, self.scheduler, self.network, self.nodes)
         self.facts = Facts(cell.manifest, self.adversary)
+        self.facts.ordered = self._ordered
         self.checkers = checkers
         self.lies = Lies(cell.manifest.f)
         monitor = Monitor(self.facts, checkers, self.lies, self._look_whether_begun)
@@ -189,6 +190,16 @@ class World:
 
         # Once the machine has taken the answer in.
         self.scheduler.after(0, look)
+
+    def _ordered(self, order: Stream) -> int:
+        """The last position that any correct broker has given."""
+        reach = 0
+        for name in self.facts.manifest.broker_ids:
+            machine = self.nodes[name].machine if name in self.nodes else None
+            desk = machine.desk(order) if isinstance(machine, Broker) else None
+            if desk is not None and self.adversary.is_correct(name):
+                reach = max(reach, desk.carrier.ledger.next - 1)
+        return reach
 
     # ----------------------------------------------------- applications
 
@@ -302,3 +313,5 @@ class World:
         if self.nodes[node].up:
             self.adversary.crash(node, wipe=wipe, tear=tear, corrupt=corrupt, remembers=remembers)
             self.facts.stopped(node, self.scheduler.now)
+            if self.adversary.has_lost_contents():
+                self.facts.lost_at = self.scheduler.now
