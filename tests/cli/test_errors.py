@@ -417,6 +417,9 @@ def test_bench_and_sim_and_demo_wrong_options(capsys: pytest.CaptureFixture[str]
     assert "--observe is for single runs and the suites 'freeman' and 'faults'" in line
     assert "cannot be used" in sentence(capsys, "bench", "--observe", __file__)
     assert "--seeds is 1 or more" in sentence(capsys, "sim", "--seeds", "0")
+    assert "go with --mutants" in sentence(capsys, "sim", "--only", "labels-number")
+    assert "goes with --coverage" in sentence(capsys, "sim", "--steer")
+    assert "no mistake 'x'" in sentence(capsys, "sim", "--mutants", "--only", "x")
     assert "--seconds is 1 to 600" in sentence(capsys, "demo", "--seconds", "0")
 
 

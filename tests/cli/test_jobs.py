@@ -31,6 +31,27 @@ def test_sim_counts_its_scenarios(
     assert said == ["1 of 3 scenarios", "2 of 3 scenarios", "3 of 3 scenarios"]
 
 
+def test_sim_mutants_says_what_noticed_a_mistake_and_fails_if_nothing_did(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report = answer(capsys, "sim", "--mutants", "--only", "labels-number", "--seeds", "5")
+    assert report["total"]["percent"] == 100.0
+    (result,) = report["results"]
+    assert result["verdict"] == "caught"
+    assert result["by"]["by"] == "Authenticity"
+    missed = ["sim", "--mutants", "--only", "quorum-order-anchored", "--seeds", "1"]
+    assert main(missed) == 1
+    assert "missed by 1 scenarios" in capsys.readouterr().out
+
+
+def test_sim_coverage_names_states_that_nobody_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--seeds", "3", "--policy", "brb", "--adversary", "none", "--steer")
+    report = answer(capsys, "sim", "--coverage", *options)
+    assert report["growth"][-1] == report["transitions"] > 0
+    assert {"policy": "brb", "role": "broker", "what": "drops: conflict"} in report["unreached"]
+    assert len(report["unreached"]) < report["known_states"]
+
+
 def test_bench_prints_the_figures_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     report = answer(
         capsys, "bench", "--policy", "direct", "--brokers", "3", "--seconds", "0.5",

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quorumcast.cli.common import JsonOption, console, print_json
+from quorumcast.cli.coverage import run_coverage
+from quorumcast.cli.mutants import run_mutants
 from quorumcast.cli.progress import Progress
 from quorumcast.core.errors import UsageError
 
@@ -19,12 +21,17 @@ if TYPE_CHECKING:
 EXAMPLE = "Example:  quorumcast sim --seeds 200 --policy ab+history --adversary alter"
 
 ALL = "all"
+#: Scenarios if nobody says how many: of a campaign, and for each mistake; and processes for those.
+SEEDS, MUTANT_SEEDS, MUTANT_JOBS = 100, 500, 2
 #: Failing seeds that are shown to people.
 SHOWN = 10
 
 
 def sim(
-    seeds: Annotated[int, typer.Option(help="How many scenarios.")] = 100,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="How many scenarios: 100, or with --mutants 500 for each mistake."),
+    ] = None,
     start: Annotated[int, typer.Option(help="The first seed.")] = 0,
     policy: Annotated[str, typer.Option(help="A policy by name, or all of them.")] = ALL,
     adversary: Annotated[str, typer.Option(help="A fault by name, or all of them.")] = ALL,
@@ -34,6 +41,29 @@ def sim(
     variant: Annotated[
         str, typer.Option(help="Plant this known-bad variant in whatever is run.")
     ] = "",
+    mutants: Annotated[
+        bool,
+        typer.Option("--mutants", help="Plant single mistakes; drawn scenarios must notice them."),
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="With --mutants: this mistake alone.")
+    ] = None,
+    room: Annotated[
+        list[str] | None, typer.Option(help="With --mutants: the mistakes of this room.")
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(help="With --mutants: when to stop looking for what is left.")
+    ] = 55.0,
+    with_tests: Annotated[
+        bool,
+        typer.Option("--with-tests", help="With --mutants: unit tests for what seeds missed."),
+    ] = False,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="Say which protocol states are never reached.")
+    ] = False,
+    steer: Annotated[
+        bool, typer.Option("--steer", help="With --coverage: prefer what reaches new states.")
+    ] = False,
     plan: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Carry out a plan that a campaign has made small."),
@@ -57,20 +87,58 @@ def sim(
 ) -> None:
     """Run whole cells in the simulator: network, disks, crashes and liars drawn from a seed.
 
-    Exit code 1 if any property was violated, or if a known-bad variant got away.
+    Exit code 1 if any property was violated, or if a known-bad variant or a mistake got away.
     """
-    if sum((known_bad, plan is not None, workload is not None)) > 1:
-        raise UsageError("--known-bad, --plan and --workload are three things; choose one")
+    if sum((known_bad, mutants, coverage, plan is not None, workload is not None)) > 1:
+        raise UsageError(
+            "--known-bad, --mutants, --coverage, --plan and --workload are five things; choose one"
+        )
+    if mutants:
+        run_mutants(
+            only=only or [],
+            room=room or [],
+            start=start,
+            seeds=MUTANT_SEEDS if seeds is None else seeds,
+            jobs=workers or MUTANT_JOBS,
+            minutes=minutes,
+            with_tests=with_tests,
+            json_=json_,
+        )
+        return
+    if only or room or with_tests:
+        raise UsageError("--only, --room and --with-tests go with --mutants")
+    if steer and not coverage:
+        raise UsageError("--steer goes with --coverage")
+    if coverage and (variant or trace is not None):
+        raise UsageError("--coverage takes neither --variant nor --trace")
     if known_bad and trace is not None:
         raise UsageError("--known-bad leaves no traces: leave out --trace")
     if known_bad:
         _known_bad(json_)
+    elif coverage:
+        run_coverage(
+            seeds=SEEDS if seeds is None else seeds,
+            start=start,
+            policy=_named(policy),
+            adversary=_named(adversary),
+            steer=steer,
+            json_=json_,
+        )
     elif plan is not None:
         _plan(plan, variant, json_)
     elif workload is not None:
         _workload(workload, events, start, policy, adversary, variant, json_)
     else:
-        _campaign(seeds, start, policy, adversary, variant, workers, trace, json_)
+        _campaign(
+            SEEDS if seeds is None else seeds,
+            start,
+            policy,
+            adversary,
+            variant,
+            workers,
+            trace,
+            json_,
+        )
 
 
 def _plan(path: Path, variant: str, json_: bool) -> None:

@@ -143,12 +143,9 @@ class Court:
 def _conflicting(first: Statement | OfferStatement, second: Statement | OfferStatement) -> bool:
     """Whether no correct node could have signed both."""
     if isinstance(first, OfferStatement) and isinstance(second, OfferStatement):
-        # A correct publisher never cuts a run anew. The epoch of a line may have several lives, and
-        # a later one may have lost what an earlier one offered: there two offers prove nothing.
-        return (
-            first.stream == second.stream
-            and first.stream.line is None
-            and (first.first == second.first and first.digests != second.digests)
+        # A correct publisher never cuts a run anew.
+        return first.stream == second.stream and (
+            first.first == second.first and first.digests != second.digests
         )
     if isinstance(first, SegmentStatement) and isinstance(second, SegmentStatement):
         return (

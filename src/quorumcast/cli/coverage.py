@@ -1,0 +1,107 @@
+"""`quorumcast sim --coverage`: which protocol states scenarios reach, and which never."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import typer
+
+from quorumcast.cli.common import console, print_json
+from quorumcast.cli.progress import Progress
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from quorumcast.sim.coverage.explore import Exploration, Found
+    from quorumcast.sim.coverage.states import State
+
+#: Where plans go that broke a property and follow from no seed.
+FAILURES = Path("failures")
+
+
+def run_coverage(
+    *,
+    seeds: int,
+    start: int,
+    policy: str | None,
+    adversary: str | None,
+    steer: bool,
+    json_: bool,
+) -> None:
+    """Run scenarios, print what they reached; exit code 1 if a property was violated."""
+    from quorumcast.manifest.policy import POLICY_NAMES
+    from quorumcast.sim.coverage.explore import explore
+    from quorumcast.sim.coverage.states import known_states
+
+    if seeds < 1 or start < 0:
+        raise UsageError("--seeds is 1 or more, --start 0 or more")
+    with Progress() as shown:
+        exploration = explore(
+            seeds,
+            start,
+            policy,
+            adversary,
+            steer=steer,
+            progress=lambda so_far: shown(
+                f"{so_far.scenarios:,} of {seeds:,} scenarios, "
+                f"{len(so_far.transitions):,} transitions"
+            ),
+        )
+    policies = POLICY_NAMES if policy is None else (policy,)
+    unreached = exploration.unreached(policies)
+    known = sum(state.policy in policies for state in known_states())
+    replays = [_replay(found) for found in exploration.found]
+    if json_:
+        print_json(
+            {
+                "scenarios": exploration.scenarios,
+                "transitions": len(exploration.transitions),
+                "growth": exploration.growth,
+                "known_states": known,
+                "unreached": msgspec.to_builtins(unreached),
+                "violations": len(replays),
+                "failures": replays,
+            }
+        )
+    else:
+        _print(exploration, known, unreached, replays)
+    if replays:
+        raise typer.Exit(1)
+
+
+def _replay(found: Found) -> str:
+    """The command that runs a failing plan again; one that follows from no seed is written."""
+    from quorumcast.sim.campaign import replay_command
+    from quorumcast.sim.shrink import encode_plan
+
+    if found.drawn:
+        return replay_command(found.outcome)
+    name = f"{found.plan.policy.name}-{found.plan.adversary}-{found.plan.seed}.json"
+    path = FAILURES / name.replace(" ", "-")
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(encode_plan(found.plan))
+    return f"quorumcast sim --plan {path}"
+
+
+def _print(
+    exploration: Exploration, known: int, unreached: list[State], replays: list[str]
+) -> None:
+    out = console()
+    colour = "red" if replays else "green"
+    out.print(
+        f"[{colour}]{len(replays)} violations[/] in {exploration.scenarios:,} scenarios; "
+        f"{len(exploration.transitions):,} distinct transitions; "
+        f"{known - len(unreached)} of {known} known states reached"
+    )
+    for found, replay in zip(exploration.found, replays, strict=True):
+        first = found.outcome.violations[0]
+        out.print(f"{first.property}: {first.detail}", markup=False)
+        out.print(f"  {replay}", markup=False)
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for state in unreached:
+        grouped.setdefault((state.role, state.what), []).append(state.policy)
+    if grouped:
+        out.print("never reached:")
+    for (role, what), policies in grouped.items():
+        out.print(f"  {role:10} {what:32} {', '.join(policies)}", markup=False, highlight=False)

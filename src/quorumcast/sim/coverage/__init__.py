@@ -1,0 +1,1 @@
+"""Which protocol states scenarios reach, which they never reach, and seeds steered by that."""

@@ -1,0 +1,151 @@
+"""The protocol states that the code names: what scenarios should reach, policy by policy.
+
+Read from the source itself, so that the list follows the code: every reason to drop or to suspect,
+every message, timer, record and rare effect that a module of a role names is a state of that role
+under the policies that use the module.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from quorumcast.core.machine import DropReason, Suspicion
+from quorumcast.core.messages import AnyMessage
+from quorumcast.manifest.policy import POLICY_NAMES
+from quorumcast.sim.coverage.transitions import Transition
+
+PACKAGE = Path(__file__).parents[2]
+
+FIFO = ("direct*", "ab*", "brb", "chain*")
+TOTAL = ("total*",)
+HISTORY = ("*+history",)
+RECOVERED = ("direct*", "ab*", "brb")
+ALL = ("*",)
+
+#: Module → role that runs it, and patterns of the policies that do.
+MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("broadcast/authenticated.py", "broker", ("direct*", "ab*")),
+    ("broadcast/forwarding.py", "broker", ("direct*", "ab*", "chain*")),
+    ("broadcast/bracha.py", "broker", ("brb", *HISTORY)),
+    ("broadcast/chain.py", "broker", ("chain*",)),
+    ("broadcast/history.py", "broker", HISTORY),
+    ("broadcast/signed_history.py", "broker", HISTORY),
+    ("broadcast/contract.py", "broker", FIFO),
+    ("broadcast/acceptance.py", "subscriber", ALL),
+    ("broadcast/chain_outlet.py", "publisher", ("chain*",)),
+    ("broadcast/outlet.py", "publisher", FIFO),
+    ("ordering/outlet.py", "publisher", TOTAL),
+    ("ordering/resumption.py", "publisher", TOTAL),
+    ("ordering/*.py", "broker", TOTAL),
+    ("agents/broker.py", "broker", FIFO),
+    ("agents/admission.py", "broker", ALL),
+    ("agents/membership.py", "broker", ALL),
+    ("agents/pledges.py", "broker", FIFO),
+    ("agents/holdings.py", "broker", RECOVERED),
+    ("agents/recovery.py", "broker", RECOVERED),
+    ("agents/subscriber.py", "subscriber", ALL),
+    ("agents/fetching.py", "subscriber", ALL),
+    ("agents/interest.py", "subscriber", ALL),
+    ("agents/archive.py", "subscriber", ALL),
+    ("agents/receipts.py", "subscriber", ALL),
+    ("agents/recalling.py", "subscriber", TOTAL),
+    ("agents/excerpt.py", "subscriber", TOTAL),
+    ("agents/refusals.py", "subscriber", ALL),
+    ("agents/publisher.py", "publisher", ALL),
+    ("agents/line.py", "publisher", ALL),
+)
+#: Messages that only some policies use, wherever they are named.
+MESSAGES: dict[str, tuple[str, ...]] = {
+    "ChainRun": ("chain*",),
+    "Publish": FIFO,
+    "Echo": ("brb", *HISTORY),
+    "Ready": ("brb", *HISTORY),
+    "Missed": HISTORY,
+    "Survey": RECOVERED,
+    "Positions": ALL,
+    "Regain": RECOVERED,
+    "Regained": RECOVERED,
+}
+TIMERS: dict[str, tuple[str, ...]] = {"TailHistory": HISTORY}
+#: Effects that are rare enough to be worth a line.
+EFFECTS = (
+    "Gap", "Proven", "Recalled", "Refused", "Concluded", "Contradicted", "Accuse", "Adopt",
+)  # fmt: skip
+_KINDS = frozenset(kind.__name__ for kind in get_args(AnyMessage))
+
+
+class State(msgspec.Struct, frozen=True, order=True):
+    """Something that a role does or meets under a policy."""
+
+    policy: str
+    role: str
+    what: str
+
+
+@cache
+def known_states() -> tuple[State, ...]:
+    """Every state that the code names."""
+    found: dict[State, None] = {}
+    for pattern, role, policies in MODULES:
+        named = {path for path, *_ in MODULES if path != pattern}
+        for path in sorted(PACKAGE.glob(pattern)):
+            if path.relative_to(PACKAGE).as_posix() in named:
+                continue  # it has a line of its own
+            for what, under in _named_in(ast.parse(path.read_text(encoding="utf-8"))):
+                for policy in _chosen(_chosen(POLICY_NAMES, policies), under):
+                    found[State(policy, role, what)] = None
+    return tuple(sorted(found))
+
+
+def _chosen(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    return [n for n in names if any(fnmatchcase(n, pattern) for pattern in patterns)]
+
+
+def _named_in(tree: ast.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What a module names, and patterns of the policies under which it matters."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="DropReason"), attr=name):
+                yield f"drops: {DropReason[name].value}", ALL
+            case ast.Attribute(value=ast.Name(id="Suspicion"), attr=name):
+                yield f"suspects: {Suspicion[name].value}", ALL
+            case ast.MatchClass(cls=ast.Name(id=name)) if name in _KINDS:
+                yield f"takes {name}", MESSAGES.get(name, ALL)
+            case ast.Dict(keys=keys):
+                for key in keys:
+                    if isinstance(key, ast.Name) and key.id in _KINDS:
+                        yield f"takes {key.id}", MESSAGES.get(key.id, ALL)
+            case ast.ClassDef(name=name, bases=[ast.Name(id="Timer")]):
+                yield f"timer {name}", TIMERS.get(name, ALL)
+            case ast.ClassDef(name=name, bases=[ast.Name(id="Record" | "LogRecord")]) if (
+                name != "LogRecord"
+            ):
+                yield f"persists {name}", ALL
+                yield f"restores {name}", ALL
+            case ast.Call(func=ast.Name(id=name)) if name in EFFECTS:
+                yield f"says {name}", ALL
+
+
+def states_of(transition: Transition) -> list[State]:
+    """The states that a transition shows."""
+    kind, _, rest = transition.effect.partition(" ")
+    event = transition.event
+    found = [f"takes {event.partition('/')[0]}", f"timer {event}"]
+    if event.startswith("Restored "):
+        found.append("restores " + event.removeprefix("Restored "))
+    if kind == "Drop":
+        found.append(f"drops: {rest}")
+    elif kind == "Suspect":
+        found.append(f"suspects: {rest}")
+    elif kind == "Persist":
+        found.append(f"persists {rest}")
+    elif kind in EFFECTS:
+        found.append(f"says {kind}")
+    return [State(transition.policy, transition.role, what) for what in found]

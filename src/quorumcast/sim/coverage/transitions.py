@@ -1,0 +1,155 @@
+"""What machines do, seen from outside: which event led to which effect, where, under which harm.
+
+A machine takes events and returns effects, so a watcher of the simulator sees every transition
+without a change to the machines. A transition is counted apart for every policy, quorum size and
+kind of harm: a leader change among seven brokers amid liars is not the same as one among four that
+merely crash.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quorumcast.agents.broker import Broker
+from quorumcast.agents.publisher import Publisher
+from quorumcast.core.ids import Lane, Millis, NodeId, Stream
+from quorumcast.core.machine import (
+    Drop,
+    Effect,
+    Event,
+    Persist,
+    Persisted,
+    Receive,
+    Restored,
+    Send,
+    SetTimer,
+    Suspect,
+    TimerFired,
+)
+from quorumcast.core.messages import AnyMessage
+from quorumcast.faults.catalogue import CATALOGUE
+from quorumcast.faults.contract import Role
+from quorumcast.sim.plan import Plan, Run
+from quorumcast.sim.world import World
+
+
+class Transition(msgspec.Struct, frozen=True, order=True):
+    """One event and one of the effects that followed."""
+
+    policy: str
+    #: Brokers and how many of them may be faulty: "4/1".
+    size: str
+    #: What goes wrong in the run: nothing, the world, lying brokers, lying clients, or both.
+    harm: str
+    role: str
+    #: Where there is a log: whether this broker leads, is behind, and leaders have changed.
+    phase: str
+    event: str
+    effect: str
+
+
+def harm_of(plan: Plan) -> str:
+    """What goes wrong in a run, in one of a few words."""
+    roles = {
+        CATALOGUE[corruption.fault].role if corruption.fault in CATALOGUE else Role.BROKER
+        for corruption in plan.corruptions
+    }
+    if not roles:
+        return "nothing" if plan.adversary in ("", "none") else "world"
+    if roles == {Role.BROKER}:
+        return "brokers lie"
+    return "brokers and clients lie" if Role.BROKER in roles else "clients lie"
+
+
+def said(message: AnyMessage) -> str:
+    """The kind of a message, and its lane where that is not the usual one."""
+    stream: Stream | None = getattr(message, "stream", None)
+    lane = "/history" if stream is not None and stream.lane is Lane.HISTORY else ""
+    return type(message).__name__ + lane
+
+
+def event_name(event: Event) -> str:
+    """The kind of an event."""
+    match event:
+        case Receive(message=message):
+            return said(message)
+        case TimerFired(timer=timer):
+            return type(timer).__name__
+        case Persisted(record=record) | Restored(record=record):
+            return f"{type(event).__name__} {type(record).__name__}"
+        case _:
+            return type(event).__name__
+
+
+def effect_name(effect: Effect) -> str:
+    """The kind of an effect, with the reason where there is one."""
+    match effect:
+        case Send(message=message):
+            return f"Send {said(message)}"
+        case Drop(reason=reason):
+            return f"Drop {reason.value}"
+        case Suspect(reason=suspicion):
+            return f"Suspect {suspicion.value}"
+        case Persist(record=record):
+            return f"Persist {type(record).__name__}"
+        case SetTimer(timer=timer):
+            return f"SetTimer {type(timer).__name__}"
+        case _:
+            return type(effect).__name__
+
+
+class Probe:
+    """Watches one run and collects its transitions."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._where = (plan.policy.name, f"{plan.brokers}/{plan.f}", harm_of(plan))
+        self._ordered = plan.policy.total
+        self._world: World | None = None
+        #: Role, phase and kind of the event that each node took last.
+        self._last: dict[NodeId, tuple[str, str, str]] = {}
+        self._roles: dict[NodeId, str] = {}
+        self.seen: dict[Transition, None] = {}
+
+    def watch(self, world: World) -> None:
+        """Look at this world from now on."""
+        self._world = world
+        world.watch(self)
+
+    def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
+        """A machine is about to take this event."""
+        last = self._last[node] = (self._role(node), self._phase(node), event_name(event))
+        self.seen[Transition(*self._where, *last, "")] = None
+
+    def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
+        """A node has carried out this effect."""
+        last = self._last.get(node)
+        if last is not None:
+            self.seen[Transition(*self._where, *last, effect_name(effect))] = None
+
+    def _role(self, node: NodeId) -> str:
+        role = self._roles.get(node)
+        if role is None:
+            machine = None if self._world is None else self._world.nodes[node].machine
+            role = "broker" if isinstance(machine, Broker) else "subscriber"
+            role = self._roles[node] = "publisher" if isinstance(machine, Publisher) else role
+        return role
+
+    def _phase(self, node: NodeId) -> str:
+        if not self._ordered or self._world is None or self._roles[node] != "broker":
+            return ""
+        machine = self._world.nodes[node].machine
+        logs = machine.logs() if isinstance(machine, Broker) else {}
+        phases = []
+        for log in logs.values():
+            phases.append("leads" if log["leader"] == node else "follows")
+            phases += ["after a leader change"] if log["regency"] else []
+            phases += ["behind"] if log["executed"] != log["decided"] else []
+        return ", ".join(phases)
+
+
+def transitions_of(plan: Plan) -> tuple[Run, Probe]:
+    """A run of a plan that is about to begin, and the probe that watches it."""
+    run = Run(plan)
+    probe = Probe(plan)
+    probe.watch(run.world)
+    return run, probe

@@ -1,0 +1,125 @@
+"""The catalogue of single mistakes: how it is read, and how a mistake is put into source text.
+
+Nothing here imports protocol code: a worker reads the catalogue before it imports the module that
+the mistake is put into.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import msgspec
+
+from quorumcast.core.errors import UsageError
+
+CATALOGUE = Path(__file__).parent / "catalogue"
+#: The folder of the package that paths in the catalogue start from.
+PACKAGE = Path(__file__).parents[2]
+
+
+class Mistake(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One mistake in one source file."""
+
+    id: str
+    #: The source file, from the package's folder on.
+    file: str
+    #: The function or class (`Class.method`) that holds the snippet; empty: the whole file.
+    within: str = ""
+    #: The snippet, which stands there exactly once, and its replacement.
+    find: str
+    replace: str
+    #: Names or patterns ("total*") of the policies whose scenarios can reach it.
+    policies: tuple[str, ...] = ("*",)
+    #: What goes wrong for users.
+    why: str
+    #: The reason why no user can tell the difference; empty: somebody can.
+    equivalent: str = ""
+    #: The reason why drawn scenarios are not expected to catch it; empty: they are.
+    missed: str = ""
+
+    @property
+    def room(self) -> str:
+        """The room that the file belongs to."""
+        return self.file.partition("/")[0]
+
+    @property
+    def module(self) -> str:
+        """The module's name."""
+        return "quorumcast." + self.file.removesuffix(".py").replace("/", ".")
+
+    def source(self) -> tuple[str, int]:
+        """The source of the module with the mistake in it, and the line that it is on."""
+        return plant(self, (PACKAGE / self.file).read_text(encoding="utf-8"))
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    mistake: list[Mistake]
+
+
+def read_catalogue(folder: Path = CATALOGUE) -> list[Mistake]:
+    """Every mistake, room by room, in the order of the files."""
+    found: list[Mistake] = []
+    for path in sorted(folder.glob("*.toml")):
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+            found += msgspec.convert(data, _File).mistake
+        except (tomllib.TOMLDecodeError, msgspec.MsgspecError) as error:
+            raise UsageError(f"{path.name} is not a catalogue of mistakes ({error})") from None
+    return found
+
+
+def mistake_named(name: str) -> Mistake:
+    """The mistake with this id."""
+    for mistake in read_catalogue():
+        if mistake.id == name:
+            return mistake
+    raise UsageError(f"there is no mistake {name!r} in the catalogue")
+
+
+def plant(mistake: Mistake, source: str) -> tuple[str, int]:
+    """This source with the mistake in it, and the line that the mistake is on."""
+    start, end = _extent(mistake, source) if mistake.within else (0, len(source))
+    times = source.count(mistake.find, start, end)
+    if times != 1:
+        where = mistake.within or mistake.file
+        raise UsageError(
+            f"mistake {mistake.id!r}: its snippet stands {times} times in {where}, and must stand "
+            "there once; adapt the catalogue to the code"
+        )
+    at = source.index(mistake.find, start, end)
+    planted = source[:at] + mistake.replace + source[at + len(mistake.find) :]
+    # Where lines were removed, the one before them belongs to the same statement.
+    blank = len(mistake.find) - len(mistake.find.lstrip())
+    shown = at + blank if mistake.replace else at - 1
+    return planted, planted.count("\n", 0, shown) + 1
+
+
+def _extent(mistake: Mistake, source: str) -> tuple[int, int]:
+    """Where the named function or class begins and ends, as offsets."""
+    for name, node in _definitions(ast.parse(source)):
+        if name == mistake.within:
+            lines = source.splitlines(keepends=True)
+            end = node.end_lineno or node.lineno
+            return sum(map(len, lines[: node.lineno - 1])), sum(map(len, lines[:end]))
+    raise UsageError(
+        f"mistake {mistake.id!r}: {mistake.file} has no {mistake.within!r}; adapt the catalogue"
+    )
+
+
+_Definition = ast.FunctionDef | ast.ClassDef
+
+
+def _definitions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, _Definition]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, _Definition):
+            yield prefix + node.name, node
+            yield from _definitions(node, f"{prefix}{node.name}.")
+
+
+def chosen_policies(patterns: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """The policies that some pattern names, in their usual order."""
+    return tuple(n for n in names if any(fnmatchcase(n, pattern) for pattern in patterns))

@@ -1,0 +1,386 @@
+"""Goes through the catalogue and the known-bad variants, and says what noticed each mistake.
+
+In rounds, so that a bounded time is spent where it tells most: a few scenarios for every mistake,
+then more for those that nobody noticed, and so on. After the last round a known-bad variant meets
+the attack that was written for it, and, if asked for, every mistake that is left the unit tests
+that name its module.
+"""
+
+from __future__ import annotations
+
+import enum
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from quorumcast.core.errors import UsageError
+from quorumcast.manifest.policy import POLICY_NAMES
+from quorumcast.sim.known_bad import try_variant
+from quorumcast.sim.mutants.mistakes import PACKAGE, Mistake, chosen_policies, read_catalogue
+from quorumcast.sim.mutants.worker import Answer, Caught, Task
+from quorumcast.sim.scenario import run_scenario
+from quorumcast.sim.variants import VARIANTS
+
+KNOWN_BAD = "known-bad"
+#: Scenarios per mistake after each round but the last one.
+ROUNDS = (30, 120)
+#: Scenarios for a mistake that is judged equivalent, to see that nobody can tell after all; and for
+#: a known-bad variant, which has an attack of its own.
+FOR_EQUIVALENT, FOR_KNOWN_BAD = 30, 120
+
+
+class Verdict(enum.Enum):
+    """What became of one mistake."""
+
+    #: A drawn scenario noticed it.
+    CAUGHT = "caught"
+    #: The attack that was written for a known-bad variant noticed it.
+    BY_PLAN = "caught by its plan"
+    BY_TEST = "caught by a unit test"
+    #: Nothing noticed it, and the catalogue says why drawn scenarios do not.
+    EXPECTED = "missed, as the catalogue says"
+    MISSED = "missed"
+    #: There was no time for all scenarios.
+    UNFINISHED = "not finished"
+    EQUIVALENT = "equivalent"
+    #: Judged equivalent, and noticed all the same.
+    NOT_EQUIVALENT = "not equivalent"
+    #: The process with the mistake ended without an answer.
+    BROKEN = "broken"
+
+
+BAD = (Verdict.MISSED, Verdict.UNFINISHED, Verdict.NOT_EQUIVALENT, Verdict.BROKEN)
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A mistake of the catalogue or a known-bad variant, as the run sees it."""
+
+    id: str
+    room: str
+    why: str
+    policies: tuple[str, ...]
+    mistake: Mistake | None = None
+
+    @property
+    def known_bad(self) -> bool:
+        """Whether it is a variant with an attack of its own."""
+        return self.mistake is None
+
+    @property
+    def equivalent(self) -> bool:
+        """Whether the catalogue says that nobody can tell."""
+        return self.mistake is not None and bool(self.mistake.equivalent)
+
+    def depth(self, seeds: int) -> int:
+        """How many of so many scenarios are worth it."""
+        if self.equivalent:
+            return min(seeds, FOR_EQUIVALENT)
+        return min(seeds, FOR_KNOWN_BAD) if self.known_bad else seeds
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """What is known about one entry."""
+
+    id: str
+    room: str
+    why: str
+    verdict: Verdict
+    #: Drawn scenarios that were tried, the one that noticed it included.
+    scenarios: int = 0
+    #: Those of them that reached the statement with the mistake; unknown of known-bad variants.
+    reached: int = 0
+    by: Caught | None = None
+    #: The catalogue's reason why it is equivalent, or missed by drawn scenarios.
+    reason: str = ""
+
+
+class Share(msgspec.Struct, kw_only=True):
+    """The figures of one room."""
+
+    mistakes: int = 0
+    equivalent: int = 0
+    caught: int = 0
+    by_plan: int = 0
+    by_test: int = 0
+    missed: int = 0
+
+    @property
+    def percent(self) -> float:
+        """The part of those that are not equivalent that drawn scenarios caught."""
+        return 100 * self.caught / max(1, self.mistakes - self.equivalent)
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What a run found."""
+
+    results: list[Result]
+    seconds: float
+    rooms: dict[str, Share]
+    total: Share
+    #: Seeds at which the code as it is breaks a property: they prove nothing and were passed over.
+    unclean: list[tuple[int, str]]
+
+    @property
+    def failed(self) -> list[Result]:
+        """Results that should not be."""
+        return [result for result in self.results if result.verdict in BAD]
+
+
+def entries(rooms: Sequence[str] = (), only: Sequence[str] = ()) -> list[Entry]:
+    """Everything to be tried: whole rooms, single ids, or all there is."""
+    found = [
+        Entry(
+            id=mistake.id,
+            room=mistake.room,
+            why=mistake.why,
+            policies=chosen_policies(mistake.policies, POLICY_NAMES),
+            mistake=mistake,
+        )
+        for mistake in read_catalogue()
+    ]
+    found += [
+        Entry(
+            id=variant.name,
+            room=KNOWN_BAD,
+            why=variant.mistake,
+            policies=(variant.attack(0).policy.name,),
+        )
+        for variant in VARIANTS
+    ]
+    _check_choice("room", rooms, {entry.room for entry in found})
+    _check_choice("mistake", only, {entry.id for entry in found})
+    return [
+        entry
+        for entry in found
+        if (not rooms and not only) or entry.room in rooms or entry.id in only
+    ]
+
+
+def _check_choice(what: str, asked: Iterable[str], known: set[str]) -> None:
+    for name in asked:
+        if name not in known:
+            raise UsageError(f"there is no {what} {name!r}; choose from {', '.join(sorted(known))}")
+
+
+class Hunt:
+    """One run through entries."""
+
+    def __init__(
+        self,
+        chosen: Sequence[Entry],
+        *,
+        start: int = 0,
+        seeds: int = 500,
+        jobs: int = 2,
+        minutes: float = 55.0,
+        tests: Path | None = None,
+        progress: Callable[[str], None] = lambda doing: None,
+    ) -> None:
+        self._entries = chosen
+        self._start = start
+        self._seeds = seeds
+        self._jobs = jobs
+        self._began = time.time()
+        self._until = self._began + 60 * minutes
+        self._tests = tests
+        self._progress = progress
+        self._results = {
+            entry.id: Result(
+                id=entry.id, room=entry.room, why=entry.why, verdict=Verdict.UNFINISHED
+            )
+            for entry in chosen
+        }
+        #: Entries whose process failed, and what it said.
+        self._broken: dict[str, str] = {}
+        #: Whether the code as it is passes a scenario, as far as somebody asked.
+        self._clean: dict[tuple[int, str], bool] = {}
+        self._lock = threading.Lock()
+
+    def run(self) -> Report:
+        """Everything."""
+        depths = [*(depth for depth in ROUNDS if depth < self._seeds), self._seeds]
+        for depth in depths:
+            self._each(f"up to {depth} scenarios", partial(self._deepen, depth=depth))
+        for entry in self._entries:
+            self._judge(entry)
+        left = self._left()
+        for number, entry in enumerate(left, 1):
+            if entry.known_bad:
+                self._progress(f"{number} of {len(left)}: the plan of {entry.id}")
+                self._meet_plan(entry)
+        if self._tests is not None:
+            self._each("unit tests", self._meet_tests)
+        return self._report()
+
+    def _left(self) -> list[Entry]:
+        """What nobody has noticed; what scenarios reach most often comes first."""
+        left = [
+            entry
+            for entry in self._entries
+            if self._results[entry.id].by is None and entry.id not in self._broken
+        ]
+        return sorted(left, key=lambda entry: -self._results[entry.id].reached)
+
+    def _each(self, what: str, act: Callable[[Entry], None]) -> None:
+        left = self._left()
+        done = 0
+
+        def one(entry: Entry) -> None:
+            nonlocal done
+            try:
+                act(entry)
+            except UsageError as error:
+                self._broken[entry.id] = str(error)
+            with self._lock:
+                done += 1
+                caught = sum(result.by is not None for result in self._results.values())
+                self._progress(
+                    f"{what}: {done} of {len(left)} mistakes tried, "
+                    f"{caught} of {len(self._entries)} caught"
+                )
+
+        with ThreadPoolExecutor(self._jobs) as pool:
+            for _ in pool.map(one, left):
+                pass
+
+    # ---------------------------------------------------------------- scenarios
+
+    def _deepen(self, entry: Entry, depth: int) -> None:
+        """Try scenarios until so many have been tried in all, or one notices the mistake."""
+        result = self._results[entry.id]
+        depth = entry.depth(depth)
+        while result.scenarios < depth and time.time() < self._until:
+            task = Task(
+                name=entry.id,
+                known_bad=entry.known_bad,
+                policies=entry.policies,
+                start=self._start + result.scenarios,
+                count=depth - result.scenarios,
+                until=self._until,
+            )
+            answer = work(task)
+            result.scenarios += answer.tried
+            result.reached += answer.reached
+            if answer.caught is None:
+                return
+            if self._is_clean(answer.caught):
+                result.by = answer.caught
+                return
+
+    def _is_clean(self, caught: Caught) -> bool:
+        """Whether the code as it is passes the scenario that noticed a mistake."""
+        key = (caught.seed, caught.policy)
+        with self._lock:
+            if key not in self._clean:
+                self._clean[key] = not run_scenario(*key).violations
+            return self._clean[key]
+
+    def _judge(self, entry: Entry) -> None:
+        """The verdict after all scenarios."""
+        result = self._results[entry.id]
+        mistake = entry.mistake
+        if mistake is not None:
+            result.reason = mistake.equivalent or mistake.missed
+        if entry.equivalent and result.by is not None:
+            result.verdict = Verdict.NOT_EQUIVALENT
+        elif result.by is not None:
+            result.verdict = Verdict.CAUGHT
+        elif entry.equivalent:
+            result.verdict = Verdict.EQUIVALENT
+        elif result.reason:
+            result.verdict = Verdict.EXPECTED
+        elif result.scenarios >= entry.depth(self._seeds):
+            result.verdict = Verdict.MISSED
+
+    # ------------------------------------------------------------ plans and tests
+
+    def _meet_plan(self, entry: Entry) -> None:
+        variant = next(variant for variant in VARIANTS if variant.name == entry.id)
+        catch = try_variant(variant)
+        if catch.caught and catch.clean:
+            result = self._results[entry.id]
+            policy = entry.policies[0]
+            result.by = Caught(catch.by, "", catch.seed, policy, "its own plan")
+            result.verdict = Verdict.BY_PLAN
+
+    def _meet_tests(self, entry: Entry) -> None:
+        mistake = entry.mistake
+        if mistake is None or mistake.equivalent or self._tests is None:
+            return
+        for tests in test_files(self._tests, mistake):
+            caught = work(Task(name=entry.id, tests=tests)).caught
+            if caught is not None and work(Task(name="", tests=(caught.by,))).caught is None:
+                result = self._results[entry.id]
+                result.by, result.verdict = caught, Verdict.BY_TEST
+                return
+
+    # ------------------------------------------------------------------- figures
+
+    def _report(self) -> Report:
+        rooms: dict[str, Share] = {}
+        total = Share()
+        results = list(self._results.values())
+        for name, said in self._broken.items():
+            self._results[name].verdict, self._results[name].reason = Verdict.BROKEN, said
+        for result in results:
+            for share in (rooms.setdefault(result.room, Share()), total):
+                _add(share, result.verdict)
+        unclean = [key for key, clean in self._clean.items() if not clean]
+        seconds = round(time.time() - self._began, 1)
+        return Report(results=results, seconds=seconds, rooms=rooms, total=total, unclean=unclean)
+
+
+def _add(share: Share, verdict: Verdict) -> None:
+    share.mistakes += 1
+    match verdict:
+        case Verdict.CAUGHT:
+            share.caught += 1
+        case Verdict.BY_PLAN:
+            share.by_plan += 1
+        case Verdict.BY_TEST:
+            share.by_test += 1
+        case Verdict.EQUIVALENT:
+            share.equivalent += 1
+        case Verdict.NOT_EQUIVALENT:
+            share.equivalent += 1
+        case Verdict.EXPECTED | Verdict.MISSED | Verdict.UNFINISHED | Verdict.BROKEN:
+            share.missed += 1
+
+
+def work(task: Task) -> Answer:
+    """Let a process of its own do this."""
+    command = [sys.executable, "-m", "quorumcast.sim.mutants.worker"]
+    done = subprocess.run(
+        [*command, msgspec.json.encode(task).decode()],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=PACKAGE.parents[1] if task.tests else None,
+    )
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise UsageError(f"the process for {task.name!r} failed and said: {said}")
+    return msgspec.json.decode(lines[-1], type=Answer)
+
+
+def test_files(tests: Path, mistake: Mistake) -> list[tuple[str, ...]]:
+    """The tests that name the module of a mistake, then the other tests of its room."""
+    room, name = mistake.module.split(".", 2)[1:]
+    spellings = (mistake.module, f"from quorumcast.{room} import {name}")
+    paths = sorted(path for path in tests.rglob("test_*.py") if path.parent.name != "sim")
+    naming = [
+        path
+        for path in paths
+        if path.parent.name not in ("runtime", "pipeline", "cli")
+        and any(spelling in path.read_text(encoding="utf-8") for spelling in spellings)
+    ]
+    others = [path for path in paths if path.parent.name == room and path not in naming]
+    return [tuple(map(str, some)) for some in (naming, others) if some]

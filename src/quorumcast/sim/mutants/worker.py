@@ -1,0 +1,153 @@
+"""One mistake in a process of its own: drawn scenarios, or tests, until one of them notices.
+
+    python -m quorumcast.sim.mutants.worker TASK        TASK is JSON; the answer is one JSON line
+
+A scenario may cost so much processor time and memory; what exceeds it raises inside the machine
+that runs at the time, and the run reports that as a violation of Robustness.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType
+
+import msgspec
+
+from quorumcast.sim.mutants.mistakes import mistake_named
+from quorumcast.sim.mutants.planting import Reached, import_instead
+
+#: Processor time of one scenario, many times what the slowest one takes; and memory of a worker.
+SCENARIO_S = 30.0
+MEMORY_BYTES = 4 << 30
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is to do."""
+
+    #: An id of the catalogue, or the name of a known-bad variant.
+    name: str
+    known_bad: bool = False
+    policies: tuple[str, ...] = ()
+    start: int = 0
+    count: int = 0
+    #: When to stop although nothing was found, by `time.time()`.
+    until: float = 0.0
+    #: Arguments for pytest; with them tests are run, and no scenarios.
+    tests: tuple[str, ...] = ()
+
+
+class Caught(msgspec.Struct, frozen=True):
+    """What noticed a mistake."""
+
+    #: The broken property, or the failed test.
+    by: str
+    detail: str = ""
+    seed: int = -1
+    policy: str = ""
+    adversary: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a worker found."""
+
+    tried: int
+    caught: Caught | None = None
+    #: Scenarios that reached the statement with the mistake.
+    reached: int = 0
+
+
+class Hangs(Exception):
+    """A scenario that takes far too long."""
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise `Hangs` in the middle of what takes more processor time than this."""
+
+    def over(number: int, frame: FrameType | None) -> None:
+        raise Hangs(f"it hangs: more than {seconds:.0f} s of processor time")
+
+    before = signal.signal(signal.SIGPROF, over)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def run_scenarios(task: Task, probe: Reached) -> Answer:
+    """Drawn scenarios until a checker reports a violation; the policies take turns."""
+    from quorumcast.sim.scenario import run_scenario
+
+    reached = 0
+    for tried in range(task.count):
+        if time.time() > task.until:
+            return Answer(tried, reached=reached)
+        seed = task.start + tried
+        policy = task.policies[seed % len(task.policies)]
+        probe.times = 0
+        found: Caught | None = None
+        try:
+            with limited(SCENARIO_S):
+                outcome = run_scenario(seed, policy)
+        except Exception as error:  # before the cell runs: a campaign would end with it
+            found = Caught("Robustness", f"{type(error).__name__}: {error}", seed, policy)
+        else:
+            for first in outcome.violations[:1]:
+                found = Caught(first.property, first.detail, seed, policy, outcome.adversary)
+        reached += probe.times > 0
+        if found is not None:
+            return Answer(tried + 1, found, reached)
+    return Answer(task.count, reached=reached)
+
+
+def run_tests(task: Task) -> Answer:
+    """Tests until one fails."""
+    import pytest
+
+    failed: list[Caught] = []
+
+    class Failures:
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.failed:
+                failed.append(Caught(report.nodeid))
+
+        def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+            if report.failed:
+                failed.append(Caught(report.nodeid))
+
+    options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header"]
+    pytest.main([*options, *task.tests], plugins=[Failures()])
+    return Answer(len(task.tests), failed[0] if failed else None)
+
+
+def carry_out(task: Task) -> Answer:
+    """Plant the mistake and look for it."""
+    planted: AbstractContextManager[None] = nullcontext()
+    probe = Reached()
+    if task.known_bad:
+        from quorumcast.sim.variants import planted as plant_variant
+
+        planted = plant_variant(task.name)
+    elif task.name:
+        mistake = mistake_named(task.name)
+        probe = import_instead(mistake.module, *mistake.source())
+    with planted:
+        return run_tests(task) if task.tests else run_scenarios(task, probe)
+
+
+def main() -> None:
+    """Read the task, answer on standard output."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    answer = carry_out(msgspec.json.decode(sys.argv[1], type=Task))
+    print(msgspec.json.encode(answer).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
