@@ -349,6 +349,14 @@ def test_broker_replay_is_bounded_and_told_where_it_ended() -> None:
     assert vote == Vote(STREAM, 1, digests(*bodies(1, 3)))
 
 
+def test_broker_replay_is_no_longer_than_what_a_subscriber_counts_votes_for() -> None:
+    made = broker(limited("ab", replay=8, vote_window=4, window=4))
+    made.handle(publish(1, *bodies(1, 4)), T0)
+    made.handle(publish(5, *bodies(5, 4)), T0)
+    (vote,) = messages(made.handle(subscribe(BOB, Cursor(STREAM, 1)), T0), Vote)
+    assert vote == Vote(STREAM, 1, digests(*bodies(1, 4)))
+
+
 def test_broker_replay_of_what_is_forgotten_starts_at_the_oldest_held() -> None:
     made = broker(limited("ab", retained_publications=2))
     made.handle(publish(1, *bodies(1, 5)), T0)

@@ -19,7 +19,8 @@ from tests.support.cells import (
     limited,
 )
 
-from quorumcast.agents.interest import DOUBTFUL_TICKS, Interest
+from quorumcast.agents.interest import DOUBTFUL_TICKS, PATIENT_TICKS, Interest
+from quorumcast.agents.reports import FRESH_ROUNDS
 from quorumcast.core.ids import Channel, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED
 from quorumcast.core.machine import Effect, Gap
@@ -321,6 +322,47 @@ def test_interest_no_gap_as_long_as_a_broker_not_heard_may_hold_the_numbers() ->
     assert made.acceptors[STREAM].next == 5
     assert say(made, B2, 20, base=16) == (False, [])
     assert say(made, B3, 20, base=16)[1] == [Gap(STREAM, 5, 15)]
+
+
+def crash_cell() -> Interest:
+    """Three brokers of which one word is enough; the third has answered once."""
+    made = interest(Policy.named("direct-crash"), n=3)
+    for broker in (B1, B2, B3):
+        say(made, broker, 5)
+    return made
+
+
+def wait(made: Interest, refreshes: int, *brokers: NodeId) -> list[object]:
+    """These brokers answer every refresh: they no longer hold what comes next."""
+    news: list[object] = []
+    for _ in range(refreshes):
+        made.note_progress()
+        made.asked_again()
+        for broker in brokers:
+            news += say(made, broker, 40, base=20)[1]
+    return news
+
+
+def test_interest_waits_for_a_broker_that_is_dead_only_so_long() -> None:
+    made = crash_cell()
+    assert wait(made, PATIENT_TICKS, B1, B2) == []
+    assert wait(made, FRESH_ROUNDS + 1, B1, B2) == [Gap(STREAM, 5, 19)]
+
+
+def test_interest_does_not_give_up_what_a_broker_that_answers_holds() -> None:
+    made = crash_cell()
+    for _ in range(3 * PATIENT_TICKS):
+        assert wait(made, 1, B1, B2) == []
+        assert say(made, B3, 8)[1] == []
+
+
+def test_interest_liar_cannot_announce_a_gap_while_a_correct_broker_is_away() -> None:
+    made = following()
+    for _ in range(3 * PATIENT_TICKS):
+        made.note_progress()
+        made.asked_again()
+        assert say(made, B1, 8)[1] == say(made, B2, 8)[1] == []
+        assert say(made, B4, 2**61, base=2**61)[1] == []
 
 
 def test_interest_gap_is_announced_once() -> None:

@@ -119,7 +119,7 @@ class Audience:
     ) -> list[Effect]:
         """Vote again, from a number on, for what is held."""
         ledger = desk.ledger(stream.lane)
-        stop = first + desk.entry.policy.limits.replay
+        stop = first + desk.entry.policy.limits.replayed
         reads, size = REPLAY_READS, MAX_FRAME_BYTES // 4
         if asked.until:
             stop, reads, size = min(stop, asked.until), EXCERPT_READS, EXCERPT_BYTES

@@ -25,7 +25,7 @@ from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED
 from quorumcast.core.machine import Effect, Gap, Refused
 from quorumcast.core.messages import Cursor, Positions, Subscribe
-from quorumcast.core.quorum import Broadcast, Quorums
+from quorumcast.core.quorum import Broadcast, Protection, Quorums
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 
@@ -33,6 +33,9 @@ from quorumcast.manifest.manifest import ChannelEntry, Manifest
 DOUBTFUL_TICKS = 4
 #: Refreshes without any news after which a subscriber asks whether it missed the last word.
 QUIET_TICKS = 8
+#: Refreshes, about eight seconds, for which numbers that others let go of may still be with a
+#: broker that does not answer. Where one broker's word is enough, all would wait for a dead one.
+PATIENT_TICKS = 32
 
 
 class Interest:
@@ -50,6 +53,7 @@ class Interest:
         "_rules",
         "_since",
         "_start",
+        "_waits",
         "acceptors",
         "archives",
         "begun",
@@ -116,6 +120,8 @@ class Interest:
         #: `next` per stream at the last refresh, and refreshes since something moved.
         self.seen: dict[Stream, int] = {}
         self.ticks = 0
+        #: Refreshes for which no broker that answers has held the next number of a stream.
+        self._waits: dict[Stream, int] = {}
 
     def adopt(self, manifest: Manifest) -> None:
         """Go on in a new epoch with other rights and, perhaps, a broker more or less.
@@ -162,6 +168,7 @@ class Interest:
 
     def asked_again(self) -> None:
         """Every broker is about to be asked for everything from the cursors on."""
+        self._reports.ask()
         self.requested = {s: a.next for s, a in self.acceptors.items()}
         if self.excerpt is not None:
             self.excerpt.again(self.requested.get(total_order(self.channel), 1))
@@ -348,7 +355,8 @@ class Interest:
             acceptor = self.acceptors.get(stream)
             if acceptor is None:
                 continue
-            first = self.oldest(stream)
+            impatient = self._waits.get(stream, 0) >= PATIENT_TICKS
+            first = self.oldest(stream, of_those_who_answer=impatient)
             if first > acceptor.next:
                 effects += self._gap(stream, acceptor.next, first)
                 acceptor.skip_to(first)
@@ -361,6 +369,12 @@ class Interest:
         moved = any(a.next != self.seen.get(s) for s, a in self.acceptors.items())
         if self.finished:
             return False
+        if self.entry.policy.protection is Protection.CRASH:
+            self._waits = {
+                stream: self._waits.get(stream, 0) + 1
+                for stream, acceptor in self.acceptors.items()
+                if self.oldest(stream, of_those_who_answer=True) > acceptor.next
+            }
         stuck = self.excerpt is not None or any(a.stuck for a in self.acceptors.values())
         self.seen = {s: a.next for s, a in self.acceptors.items()}
         self.ticks = 0 if moved else self.ticks + 1
@@ -385,7 +399,7 @@ class Interest:
         asked = self.requested.get(stream)
         if asked is None or self.excerpt is not None:
             return False
-        replay = self.entry.policy.limits.replay
+        replay = self.entry.policy.limits.replayed
         acceptor = self.acceptors[stream]
         left = self._reports.reached(stream) - asked
         return left > replay // 2 and acceptor.next - asked >= min(replay // 2, left)

@@ -16,16 +16,23 @@ from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
 
 
+#: Rounds of questions that a broker may leave unanswered and still count among those who answer.
+FRESH_ROUNDS = 3
+
+
 class Reports:
     """The last report of each broker."""
 
-    __slots__ = ("_held", "_manifest", "_policy")
+    __slots__ = ("_held", "_manifest", "_policy", "_round", "_rounds")
 
     def __init__(self, manifest: Manifest, policy: Policy) -> None:
         self._manifest = manifest
         self._policy = policy
         #: At most MAX_STREAMS_NAMED streams each.
         self._held: dict[NodeId, dict[Stream, Position]] = {}
+        #: How often all brokers were asked, and in which of these rounds each one reported last.
+        self._round = 0
+        self._rounds: dict[NodeId, int] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -36,6 +43,20 @@ class Reports:
     def hear(self, broker: NodeId, held: dict[Stream, Position]) -> None:
         """A broker reports; what it said before no longer counts."""
         self._held[broker] = held
+        self._rounds[broker] = self._round
+
+    def ask(self) -> None:
+        """All brokers are about to be asked."""
+        self._round += 1
+
+    def _answers(self, broker: NodeId) -> bool:
+        """Whether a broker still answers; where brokers may lie, whether it ever did.
+
+        There, f of those who answer may claim to hold nothing, so whoever ceases to answer counts.
+        """
+        if self._policy.protection is not Protection.CRASH:
+            return broker in self._held
+        return self._round - self._rounds.get(broker, -FRESH_ROUNDS) < FRESH_ROUNDS
 
     def forget(self, broker: NodeId) -> None:
         """What this broker reported may no longer be so."""
@@ -46,6 +67,7 @@ class Reports:
         self._manifest = manifest
         for gone in [broker for broker in self._held if broker not in manifest.broker_ids]:
             del self._held[gone]
+            self._rounds.pop(gone, None)
 
     @property
     def enough(self) -> int:
@@ -98,8 +120,9 @@ class Reports:
         # A broker that has not spoken of the stream may hold all of it.
         bases = [
             held[stream].oldest or held[stream].base if held is not None and stream in held else 0
-            for held in map(self._held.get, self._manifest.broker_ids)
-            if held is not None or not of_those_who_answer
+            for broker in self._manifest.broker_ids
+            for held in (self._held.get(broker),)
+            if not of_those_who_answer or self._answers(broker)
         ]
         return _rank(bases, self.needed(stream.lane)) if bases else 0
 

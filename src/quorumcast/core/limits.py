@@ -102,3 +102,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     validity_ms: int = 0
     #: Publications that wait for an application that does not say how many may.
     queue: int = 4096
+
+    @property
+    def replayed(self) -> int:
+        """Publications replayed at once: votes beyond a subscriber's window would be dropped."""
+        return min(self.replay, self.vote_window)
