@@ -16,6 +16,7 @@ from quorumcast.sim.mutants.worker import Hangs, limited
 test_files.__test__ = False  # type: ignore[attr-defined]
 
 CATALOGUE = read_catalogue()
+TESTS = Path(__file__).parents[1]
 ROOMS = ("core", "crypto", "broadcast", "ordering", "agents", "named", "manifest")
 SOURCE = """def low(x):
     if x < 1:
@@ -111,6 +112,15 @@ def test_hunt_variant_that_seeds_miss_is_caught_by_its_own_plan() -> None:
     assert [result.verdict for result in report.results] == [Verdict.BY_PLAN]
 
 
+@pytest.mark.sim
+def test_hunt_mistake_that_seeds_miss_is_caught_by_a_unit_test() -> None:
+    hunt = Hunt(entries(only=["named-owner"]), seeds=1, jobs=1, minutes=5, tests=TESTS)
+    (result,) = hunt.run().results
+    assert result.verdict is Verdict.BY_TEST
+    assert result.by is not None
+    assert result.by.by.startswith("tests/named/test_")
+
+
 def test_hunt_without_time_says_that_it_is_not_finished() -> None:
     report = Hunt(entries(only=["labels-number"]), seeds=3, jobs=1, minutes=0).run()
     assert [result.verdict for result in report.failed] == [Verdict.UNFINISHED]
@@ -133,7 +143,7 @@ def test_limited_endless_loop_is_ended() -> None:
 
 
 def test_unit_tests_of_a_mistake_begin_with_those_that_name_its_module() -> None:
-    first, rest = test_files(Path(__file__).parents[1], mistake(file="ordering/regency.py"))
+    first, rest = test_files(TESTS, mistake(file="ordering/regency.py"))
     assert any(path.endswith("ordering/test_regency.py") for path in first)
     assert any(path.endswith("ordering/test_log.py") for path in rest)
     assert not set(first) & set(rest)

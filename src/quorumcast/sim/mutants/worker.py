@@ -18,6 +18,7 @@ from types import FrameType
 
 import msgspec
 
+from quorumcast.core.errors import UsageError
 from quorumcast.sim.mutants.mistakes import mistake_named
 from quorumcast.sim.mutants.planting import Reached, import_instead
 
@@ -123,7 +124,11 @@ def run_tests(task: Task) -> Answer:
                 failed.append(Caught(report.nodeid))
 
     options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header"]
-    pytest.main([*options, *task.tests], plugins=[Failures()])
+    # Otherwise pytest imports this package, which has a plugin for it, by a hook of its own.
+    options.append("--assert=plain")
+    code = pytest.main([*options, *task.tests], plugins=[Failures()])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not failed:
+        raise UsageError(f"pytest ended with {code!r}")
     return Answer(len(task.tests), failed[0] if failed else None)
 
 
