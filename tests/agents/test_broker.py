@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from tests.support.cells import (
     AB,
     ALICE,
@@ -40,13 +41,14 @@ from quorumcast.agents.broker import Broker
 from quorumcast.agents.pledges import Vouched
 from quorumcast.core.envelope import write_envelope
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
-from quorumcast.core.limits import MAX_NAME, Limits
+from quorumcast.core.limits import MAX_NAME, MAX_RUN, Limits
 from quorumcast.core.machine import (
     Connected,
     Disconnected,
     Drop,
     DropReason,
     Effect,
+    Forget,
     Persist,
     Receive,
     Record,
@@ -80,6 +82,8 @@ from quorumcast.core.messages import (
 from quorumcast.core.statements import Basis, SegmentStatement, parse_statement
 from quorumcast.crypto.digest import root
 from quorumcast.manifest.policy import Policy
+from quorumcast.sim.disk import Disk
+from quorumcast.sim.scheduler import Scheduler
 
 WINDOW = Limits().window
 ORDER = (B1, B2, B3)
@@ -451,12 +455,28 @@ def restarted(policy: Policy, *before: Receive, me: NodeId = B1) -> Broker:
     return made
 
 
-def test_broker_pledges_are_bounded_however_long_the_journal_is() -> None:
-    made = broker(limited("ab", retained_publications=3))
-    for number in range(1, 9):
-        made.handle(Restored(Vouched(STREAM, number, digests(b"%d" % number))), T0)
-    assert made.sizes()["pledges"] == 3
-    assert reasons(made.handle(publish(8, b"other"), T0)) == [DropReason.CONFLICT]
+def test_broker_lets_go_of_its_journal_with_what_it_no_longer_retains() -> None:
+    """The cost of standing by everything does not grow with the stream."""
+    limits = {"retained_publications": 4, "window": 4, "segment": 4}
+    made = broker(replace(limited("ab", **limits), journal=True))
+    scheduler = Scheduler("journal")
+    disk = Disk(scheduler, 0)
+    for number in range(1, 3 * MAX_RUN):
+        for effect in made.handle(publish(number, b"%d" % number), T0):
+            if isinstance(effect, Persist):
+                disk.write(effect.record, lambda: None)
+            elif isinstance(effect, Forget):
+                disk.forget(effect.kind, effect.owner, effect.below, effect.since)
+    scheduler.run_until(Millis(1), 10**6)
+    assert len(disk.durable) <= MAX_RUN + MAX_RUN // 4 + 8
+    assert made.sizes()["pledges"] == 0
+    again = broker(replace(limited("ab", **limits), journal=True))
+    for record in disk.durable:
+        again.handle(Restored(record), T0)
+    for number in (1, 2 * MAX_RUN, 3 * MAX_RUN - 1):
+        again.handle(Receive(ALICE, Open(STREAM, number, number)), T0)
+        effects = again.handle(publish(number, b"other"), T0)
+        assert [e for e in effects if isinstance(e, Persist)] == []
 
 
 def test_broker_with_a_journal_votes_only_after_the_disk_has_it() -> None:
@@ -506,6 +526,24 @@ def test_broker_with_a_journal_echoes_only_what_the_disk_holds() -> None:
     (record,) = [e.record for e in effects if isinstance(e, Persist)]
     assert record == Vouched(STREAM, 1, digests(b"a"))
     assert len(sent(synced(effects), Echo)) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "run"), [(1, (b"a",)), (1, (b"a", b"b", b"c")), (2, (b"b",)), (2, (b"b", b"c"))]
+)
+def test_broker_with_a_journal_echoes_no_run_that_is_cut_differently(
+    first: int, run: tuple[bytes, ...]
+) -> None:
+    """Votes are about runs: with two cuts of one run both could gather enough echoes."""
+    made = broker(Policy.named("brb", journal=True))
+    made.handle(Restored(Vouched(STREAM, 1, digests(b"a", b"b"))), T0)
+    made.handle(Receive(ALICE, Open(STREAM, first, first)), T0)
+    effects = made.handle(publish(first, *run), T0)
+    assert reasons(effects) == [DropReason.CONFLICT]
+    assert suspects(effects) == [ALICE]
+    again = broker(Policy.named("brb", journal=True))
+    again.handle(Restored(Vouched(STREAM, 1, digests(b"a", b"b"))), T0)
+    assert len(sent(synced(again.handle(publish(1, b"a", b"b"), T0)), Echo)) == 1
 
 
 def test_broker_with_a_journal_signs_only_what_the_disk_holds() -> None:

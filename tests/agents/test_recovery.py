@@ -17,6 +17,7 @@ from tests.support.cells import (
     T0,
     Cell,
     bodies,
+    chain_run,
     digests,
     messages,
     publish,
@@ -28,7 +29,7 @@ from quorumcast.agents.broker import Broker
 from quorumcast.agents.holdings import Holdings
 from quorumcast.agents.outpaced import UNANSWERED
 from quorumcast.agents.pace import GRACE, MOVING_GRACE
-from quorumcast.agents.pledges import Vouched
+from quorumcast.agents.pledges import Attested, Vouched
 from quorumcast.agents.recovery import CHUNK, IDLE_MS, PATIENCE, RecoveryTick
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_STREAMS_NAMED
@@ -48,12 +49,14 @@ from quorumcast.core.messages import (
     Open,
     Position,
     Positions,
+    Ready,
     Regain,
     Regained,
     Subscribe,
     Survey,
     Vote,
 )
+from quorumcast.crypto.digest import root
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
 
@@ -325,7 +328,7 @@ def test_broker_with_a_journal_takes_nothing_before_the_disk_has_it() -> None:
         for effect in broker.handle(recalled(B3, 1, *bodies(1, 3)), T0)
         if isinstance(effect, Persist)
     ]
-    assert record == Vouched(STREAM, 1, digests(*bodies(1, 3)))
+    assert record == Attested(STREAM, 1, digests(*bodies(1, 3)))
     assert held(broker) == (4, 4)
     broker.handle(Persisted(record), T0)
     assert held(broker) == (1, 4)
@@ -355,7 +358,7 @@ def test_broker_whose_disk_does_not_answer_gets_back_what_needs_none() -> None:
     assert broker.sizes()["regained"] == 3
     assert recalls(tick(broker, GRACE)) == []  # nothing more of the one that waits
     (record,) = records
-    assert isinstance(record, Vouched)
+    assert isinstance(record, Attested)
     broker.handle(Persisted(record), T0)
     assert broker.streams()[STREAM] == (1, 4, 0)
 
@@ -461,7 +464,51 @@ def test_broker_what_nobody_asked_for_is_dropped() -> None:
     assert reasons(broker.handle(recalled(B2, 1, b"p1"), T0)) == [DropReason.DUPLICATE]
 
 
-@pytest.mark.parametrize("name", ["chain", "total"])
-def test_broker_of_a_chain_or_a_log_asks_nobody(name: str) -> None:
-    broker = Cell(Policy.named(name)).broker(B1)
+def test_broker_of_a_log_asks_nobody() -> None:
+    broker = Cell(Policy.named("total")).broker(B1)
     assert messages(broker.handle(Connected(B2), T0), Survey) == []
+
+
+@pytest.mark.parametrize("name", ["ab", "brb", "chain"])
+def test_broker_that_its_publisher_left_behind_goes_on_by_the_word_of_f_plus_1(name: str) -> None:
+    """An honest publisher forgot what n-f brokers hold; a lying one erases nothing."""
+    broker = begun(Policy.named(name))
+    broker.handle(Receive(ALICE, Open(STREAM, 6, 6)), T0)
+    assert held(broker) == (1, 3)
+    assert {peer for peer, first, *_ in recalls(tick(broker)) if first == 3} == set(PEERS)
+    broker.handle(recalled(B2, 3, b"false", *bodies(4, 2)), T0)
+    assert held(broker) == (1, 3)
+    broker.handle(recalled(B3, 3, *bodies(3, 3)), T0)
+    assert held(broker) == (1, 3)
+    effects = broker.handle(recalled(B4, 3, *bodies(3, 3)), T0)
+    assert held(broker) == (1, 6)
+    vote = Vote(STREAM, 3, digests(*bodies(3, 3)))
+    assert messages(effects, Vote) == ([] if name == "chain" else [vote])
+
+
+def test_broker_leaves_out_what_its_peers_no_longer_retain() -> None:
+    broker = begun(AB, base=9, end=12)
+    broker.handle(Receive(ALICE, Open(STREAM, 12, 12)), T0)
+    asked = recalls(tick(broker, 2))
+    assert (held(broker), {first for _, first, *_ in asked}) == ((9, 9), {9})
+
+
+def begun(policy: Policy, base: int = 1, end: int = 6) -> Broker:
+    """Broker 1 holds numbers 1 and 2; its peers hold base … end-1, and bob listens."""
+    cell = Cell(policy)
+    broker = cell.broker(B1)
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+    broker.handle(Receive(BOB, Subscribe(ORDERS, (), bodies=False)), T0)
+    run = bodies(1, 2)
+    if policy.name == "chain":
+        order = (B1, B2, B3)
+        vouchers = cell.vouchers(ALICE, (B1, B2), 1, run, order)
+        broker.handle(chain_run(ALICE, 1, run, order, vouchers), T0)
+    else:
+        broker.handle(publish(1, *run), T0)
+        for peer in PEERS if policy.name == "brb" else ():
+            broker.handle(Receive(peer, Ready(STREAM, 1, root(1, digests(*run)))), T0)
+    for peer in PEERS:
+        broker.handle(Receive(peer, Positions(ORDERS, (Position(STREAM, base, end),))), T0)
+    return broker

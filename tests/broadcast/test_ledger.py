@@ -132,20 +132,37 @@ def test_ledger_run_repeated_by_another_chain_is_rerouted() -> None:
 
 def test_ledger_join_of_an_empty_one_begins_where_it_had_got_to() -> None:
     held = ledger()
-    assert held.join(3, 7)
+    assert held.join(3, 7, trusted=True)
     assert (held.base, held.next) == (7, 7)
-    assert not ledger().join(1, 1)
+    assert not ledger().join(1, 1, trusted=True)
 
 
-def test_ledger_join_of_one_that_fell_behind_leaves_out_what_cannot_be_repeated() -> None:
+def test_ledger_join_of_one_that_fell_behind_follows_a_trusted_publisher() -> None:
     held = ledger(3)
-    assert held.join(9, 2)
+    assert held.join(9, 2, trusted=True)
     assert (held.base, held.next, len(held)) == (9, 9, 0)
+
+
+def test_ledger_join_of_one_that_fell_behind_keeps_what_it_holds_if_its_publisher_may_lie() -> None:
+    held = ledger(3)
+    assert not held.left_behind
+    assert not held.join(9, 9, trusted=False)
+    assert (held.base, held.next, len(held)) == (1, 4, 3)
+    assert held.left_behind
+
+
+def test_ledger_that_begins_later_is_never_written_before_that() -> None:
+    held = ledger()
+    held.begin_at(5)
+    assert held.take(1, [digest(b"other")], (b"other",)).digests == b""
+    assert not held.begun
+    assert not held.join(1, 1, trusted=False)
+    assert (held.base, held.next, held.floor) == (5, 5, 5)
 
 
 def test_ledger_join_of_one_that_can_be_repeated_to_keeps_what_it_holds() -> None:
     held = ledger(3)
-    assert not held.join(4, 9)
+    assert not held.join(4, 9, trusted=True)
     assert (held.base, held.next) == (1, 4)
 
 

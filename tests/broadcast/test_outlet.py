@@ -222,7 +222,7 @@ def test_fan_out_broker_that_forgot_takes_part_again_in_what_is_not_settled(poli
     for broker in BROKERS:
         outlet.on_ack(broker, ack(3, settled=1))
     outlet.disconnected(B1)
-    assert outlet.connected(B1) == [Send((B1,), Open(STREAM, 1, 2))]
+    assert outlet.connected(B1) == [Send((B1,), Open(STREAM, 2, 2))]
     assert firsts(outlet.on_ack(B1, ack(1, settled=1))) == [2, 3]
 
 
@@ -234,6 +234,20 @@ def test_fan_out_broker_behind_the_buffer_is_introduced_anew() -> None:
             outlet.on_ack(broker, ack(number))
     assert sent(outlet.tick(), Open) == [Send((B4,), Open(STREAM, outlet.base, 1))]
     assert firsts(outlet.on_ack(B4, ack(outlet.base - 1))) == list(range(outlet.base, 9))
+
+
+@pytest.mark.parametrize("policy", ["brb", "ab+history"])
+def test_fan_out_keeps_what_enough_brokers_received_and_have_not_settled(policy: str) -> None:
+    """Settling it may need a broker that never got it, and nobody else brings it there."""
+    outlet = fan_out(limited(policy, publisher_buffer=4))
+    for number in range(1, 9):
+        outlet.submit(bodies(number, 1))
+        for broker in (B1, B2, B3):
+            outlet.on_ack(broker, ack(number, settled=2))
+    assert outlet.base == 3
+    for broker in (B1, B2, B3):
+        outlet.on_ack(broker, ack(8, settled=8))
+    assert outlet.base > 3
 
 
 def test_fan_out_lying_acks_do_not_make_it_send_everything_again_and_again() -> None:

@@ -13,13 +13,13 @@ from quorumcast.agents.audience import ATTESTS, PULLS, Audience
 from quorumcast.agents.desks import Desk, Desks
 from quorumcast.agents.holdings import testify
 from quorumcast.agents.membership import Membership
-from quorumcast.agents.pledges import Pledges, Vouched
+from quorumcast.agents.pledges import Attested, Pledges, Released, Vouched, shorten
 from quorumcast.agents.recovery import Recovery, RecoveryTick
 from quorumcast.agents.retention import Retention, Sweep
 from quorumcast.agents.sequencers import Sequencers
 from quorumcast.broadcast.contract import answer_pull
 from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
-from quorumcast.core.limits import MAX_NUMBER
+from quorumcast.core.limits import MAX_NUMBER, MAX_RUN
 from quorumcast.core.machine import (
     Connected,
     Disconnected,
@@ -60,7 +60,7 @@ from quorumcast.core.messages import (
     Taken,
     Unsubscribe,
 )
-from quorumcast.core.quorum import Protection
+from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
@@ -70,7 +70,16 @@ from quorumcast.ordering.offers import Stored
 from quorumcast.ordering.succession import Moved
 
 #: Every kind of record that a broker asks its driver to keep.
-RECORDS: tuple[type[Record], ...] = (Vouched, Voted, Stored, Moved, Decided, Snapshot)
+RECORDS: tuple[type[Record], ...] = (
+    Vouched,
+    Attested,
+    Released,
+    Voted,
+    Stored,
+    Moved,
+    Decided,
+    Snapshot,
+)
 
 
 class Broker:
@@ -107,12 +116,14 @@ class Broker:
         me = keyring.identity.name
         self._audience = Audience(me)
         self._admission = Admission(manifest, me, self._audience)
-        self._desks = type(self).desks(manifest, keyring, self._audience.readers)
+        self._pledges = Pledges()
+        self._desks = type(self).desks(
+            manifest, keyring, self._audience.readers, self._pledges.released
+        )
         self._sequencers = type(self).sequencers(manifest, keyring, self._desks, older)
         #: Which epoch it goes by, and what shows it to others.
         self.membership = Membership(manifest, keyring, self._sequencers, words)
         self._retention = Retention(self._desks)
-        self._pledges = Pledges()
         self._recovery = type(self).recovery(manifest, me, self._desks, self._pledges)
         self._dispatch: dict[type, Callable[[Receive, Millis], list[Effect]]] = {
             Publish: self._on_stream,
@@ -189,12 +200,11 @@ class Broker:
             case Storage(full=full):
                 self._admission.disk_full = full
                 return []
-            case Restored(record=Vouched() as record):
-                entry = self._manifest.channel(record.stream.channel)
-                if entry is not None:
-                    self._pledges.remember(record, entry.policy.limits.retained_publications)
+            case Restored(record=Vouched() | Attested() | Released() as record):
+                if self._manifest.channel(record.stream.channel) is not None:
+                    self._pledges.remember(record)
                 return []
-            case Persisted(record=Vouched() as record):
+            case Persisted(record=Attested() as record):
                 return self._positioned(self._recovery.journaled(record))
             case _:
                 return []
@@ -252,7 +262,7 @@ class Broker:
         out: list[Effect] = []
         grown: dict[Stream, Desk] = {}
         for effect in effects:
-            desk = self._desks.get(effect.stream) if isinstance(effect, Vouch) else None
+            desk = self._desks.get(effect.stream.data) if isinstance(effect, Vouch) else None
             if desk is None or not isinstance(effect, Vouch):
                 out.append(effect)
                 continue
@@ -290,14 +300,16 @@ class Broker:
             return [Drop(DropReason.UNEXPECTED, sender)]
         if _highest(message) > MAX_NUMBER:
             return [Drop(DropReason.OUT_OF_WINDOW, sender)]
-        if self._pledges and self._pledges.broken_by(event, data):
+        whole_runs = desk.entry.policy.broadcast is Broadcast.BRACHA
+        if self._pledges and self._pledges.broken_by(event, data, whole_runs=whole_runs):
             # Only what the publisher said itself is held against it.
             blame = [Suspect(sender, Suspicion.EQUIVOCATION, data)] if own else []
             return [Drop(DropReason.CONFLICT, sender), *blame]
         told = isinstance(message, Publish | ChainRun | Open)
-        base = desk.carrier.ledger.base
+        ledger = desk.ledger(stream.lane)
+        base = ledger.base
         effects = self._finish(desk, desk.carrier.handle(event, now), stream.lane, told=told)
-        if isinstance(message, Open) and desk.carrier.ledger.base > base:
+        if isinstance(message, Open) and (ledger.base > base or ledger.left_behind):
             effects += self._recovery.left_out(data)
         return effects
 
@@ -323,32 +335,47 @@ class Broker:
             if isinstance(effect, Vouch):
                 out += self._vouch(desk, effect)
             else:
-                out.append(self._journaled(desk, effect))
+                out += self._journaled(desk, effect)
         statements = desk.notary.newly_whole(desk.carrier)
         if statements and (readers := self._audience.readers(desk.stream.channel)):
             out += [self._testify(desk, signed, readers) for signed in statements]
         out += desk.ack(lane, told=told)
+        if desk.entry.policy.journal:
+            out += self._release(desk)
         return out
+
+    def _release(self, desk: Desk) -> list[Effect]:
+        """Keep the journal as short as what is retained."""
+        effects: list[Effect] = []
+        longest = max(MAX_RUN, desk.entry.policy.limits.segment)
+        for stream, below in desk.released():
+            self._pledges.forget(stream, below)
+            effects += [Persist(Released(stream, below)), *shorten(stream, below, longest)]
+        return effects
 
     def _vouch(self, desk: Desk, vouch: Vouch) -> list[Effect]:
         votes = self._audience.votes(desk, vouch)
-        if desk.entry.policy.journal and vouch.stream.lane is Lane.DATA:
+        if desk.entry.policy.journal:
             return [Persist(Vouched(vouch.stream, vouch.first, vouch.digests), tuple(votes))]
         return votes
 
-    def _journaled(self, desk: Desk, effect: Effect) -> Effect:
+    def _journaled(self, desk: Desk, effect: Effect) -> list[Effect]:
         """On a chain the MACs that travel on vouch as well, and in Bracha's broadcast echoes do."""
         if not desk.entry.policy.journal or not isinstance(effect, Send):
-            return effect
-        bound: tuple[int, bytes] | None = None
+            return [effect]
+        pledges: list[Vouched | Attested] = []
         match effect.message:
             case ChainRun(first=first, digests=digests):
-                bound = (first, digests)
+                pledges = [Vouched(desk.stream, first, digests)]
             case Echo() as echo:
-                bound = desk.echoed(echo)
+                pledges = desk.echoed(echo)
             case _:
                 pass
-        return effect if bound is None else Persist(Vouched(desk.stream, *bound), (effect,))
+        if not pledges:
+            return [effect]
+        # The disk keeps the order: once it has the last of them, it has them all.
+        *others, last = pledges
+        return [*map(Persist, others), Persist(last, (effect,))]
 
     # ---------------------------------------------------------- subscribers
 
@@ -436,7 +463,7 @@ class Broker:
         if not desk.entry.policy.journal or not isinstance(statement, SegmentStatement):
             return testimony
         digests = desk.carrier.ledger.digests(statement.first, statement.count) or b""
-        return Persist(Vouched(desk.stream, statement.first, digests), (testimony,))
+        return Persist(Attested(desk.stream, statement.first, digests), (testimony,))
 
 
 def _highest(message: AnyMessage) -> int:

@@ -11,16 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from quorumcast.agents.notary import Notary
+from quorumcast.agents.pledges import Attested, Vouched
 from quorumcast.broadcast.authenticated import Relay
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.chain import Chain
 from quorumcast.broadcast.contract import Carrier, Surroundings
+from quorumcast.broadcast.forwarding import Forwarder
 from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.broadcast.times import Search
-from quorumcast.core.ids import Channel, Lane, NodeId, Stream
-from quorumcast.core.limits import MAX_STREAMS_NAMED
+from quorumcast.core.ids import Channel, Digest, Lane, NodeId, Stream
+from quorumcast.core.limits import MAX_RUN, MAX_STREAMS_NAMED
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.messages import Ack, Echo, Position
 from quorumcast.core.quorum import Broadcast
@@ -40,6 +42,7 @@ class Desk:
         "_acked",
         "_acked_histories",
         "_complaints",
+        "_journaled",
         "_quarter",
         "carrier",
         "entry",
@@ -69,11 +72,39 @@ class Desk:
         self._acked: tuple[int, ...] = ()
         self._acked_histories: tuple[int, ...] = ()
         self._quarter = max(1, entry.policy.limits.window // 4)
+        #: Where each lane begins according to the journal.
+        self._journaled = {lane: self.ledger(lane).floor for lane in Lane}
 
     @property
     def fast(self) -> Carrier:
         """The carrier of the publications themselves."""
         return self.carrier.fast if isinstance(self.carrier, History) else self.carrier
+
+    def lane(self, lane: Lane) -> Carrier:
+        """The carrier of a lane."""
+        if lane is Lane.HISTORY and isinstance(self.carrier, History):
+            return self.carrier.history_carrier
+        return self.carrier
+
+    def lanes(self) -> list[tuple[Stream, Carrier]]:
+        """Both lanes of the stream, or the only one."""
+        lanes: list[tuple[Stream, Carrier]] = [(self.stream, self.carrier)]
+        if isinstance(self.carrier, History):
+            lanes.append((self.stream.history, self.carrier.history_carrier))
+        return lanes
+
+    def recover(
+        self, lane: Lane, first: int, digests: list[Digest], bodies: tuple[bytes, ...]
+    ) -> bool:
+        """Write what enough peers vouch for, right before or right after what is held."""
+        carrier = self.carrier
+        if lane is Lane.HISTORY:
+            return isinstance(carrier, History) and carrier.recover_histories(
+                first, digests, bodies
+            )
+        return isinstance(carrier, Forwarder | Bracha | History) and carrier.recover(
+            first, digests, bodies
+        )
 
     @property
     def genuine(self) -> bool:
@@ -90,20 +121,33 @@ class Desk:
 
     def ledger(self, lane: Lane) -> Ledger:
         """What is held of a lane."""
-        if lane is Lane.HISTORY and isinstance(self.carrier, History):
-            return self.carrier.history_ledger
-        return self.carrier.ledger
+        return self.lane(lane).ledger
 
-    def echoed(self, echo: Echo) -> tuple[int, bytes] | None:
-        """The publications that an echo of ours binds us to: first number and digests."""
-        if isinstance(self.carrier, Bracha):
-            run = self.carrier.echoed(echo.first)
-            return None if run is None else (echo.first, run[0])
-        if not isinstance(self.carrier, History):
-            return None
-        run = self.carrier.history_carrier.echoed(echo.first)
-        found = None if run is None else read_history(run[1][0], self.stream)
-        return None if found is None else (found[1].first, found[1].digests)
+    def echoed(self, echo: Echo) -> list[Vouched | Attested]:
+        """The pledges that an echo of ours makes: its run, and the numbers that a history names."""
+        carrier = self.lane(echo.stream.lane)
+        run = carrier.echoed(echo.first) if isinstance(carrier, Bracha) else None
+        if run is None:
+            return []
+        pledges: list[Vouched | Attested] = [Vouched(echo.stream, echo.first, run[0])]
+        if echo.stream.lane is Lane.HISTORY and (found := read_history(run[1][0], self.stream)):
+            pledges.append(Attested(self.stream, found[1].first, found[1].digests))
+        return pledges
+
+    def released(self) -> list[tuple[Stream, int]]:
+        """Lanes of which so much was let go of that the journal should know, and where they begin.
+
+        Not with every publication: a journal that is a little longer than the ledger costs less.
+        """
+        limits = self.entry.policy.limits
+        step = max(1, min(limits.retained_publications // 4, MAX_RUN))
+        found: list[tuple[Stream, int]] = []
+        for stream, carrier in self.lanes():
+            floor = carrier.ledger.floor
+            if floor - self._journaled[stream.lane] >= step:
+                self._journaled[stream.lane] = floor
+                found.append((stream, floor))
+        return found
 
     @property
     def complaints(self) -> int:
@@ -166,7 +210,7 @@ class Desk:
 class Desks:
     """All streams of a broker."""
 
-    __slots__ = ("_by_stream", "_keyring", "_manifest", "_over", "_readers")
+    __slots__ = ("_by_stream", "_keyring", "_manifest", "_over", "_readers", "_released")
 
     #: The broker side of each protocol; a new protocol is added here.
     carriers: ClassVar[dict[Broadcast, Callable[[Stream, Surroundings], Carrier]]] = {
@@ -183,10 +227,13 @@ class Desks:
         manifest: Manifest,
         keyring: Keyring,
         readers: Callable[[Channel], Sequence[NodeId]],
+        released: Callable[[Stream], int] = lambda _: 1,
     ) -> None:
         self._manifest = manifest
         self._keyring = keyring
         self._readers = readers
+        #: Where the part of a lane begins that an earlier life retained.
+        self._released = released
         #: Desks by the data lane of their stream; bounded per channel, publisher and introducer.
         self._by_stream: dict[Stream, Desk] = {}
         #: Incarnations up to this one are over, per channel and publisher of the manifest.
@@ -255,7 +302,14 @@ class Desks:
     def _make_carrier(self, data: Stream, entry: ChannelEntry) -> Carrier:
         around = self._around(entry)
         carrier = type(self).carriers[entry.policy.broadcast](data, around)
-        return type(self).history(data, around, carrier) if entry.policy.has_history else carrier
+        if entry.policy.has_history:
+            carrier = type(self).history(data, around, carrier)
+        first, history = self._released(data), self._released(data.history)
+        if isinstance(carrier, History):
+            carrier.begin_at(first, history)
+        elif isinstance(carrier, Forwarder | Bracha):
+            carrier.begin_at(first)
+        return carrier
 
     def _make_room(self, new: Desk, limit: int) -> None:
         """Streams that the publisher opened give way by age, and never come back.

@@ -30,18 +30,21 @@ def testify(desks: Desks, sender: NodeId, message: Survey | Regain) -> list[Effe
     """The answer to a peer that asks of what this broker is sure."""
     if isinstance(message, Survey):
         held = [
-            Position(desk.stream, desk.carrier.final_from, desk.carrier.final + 1)
+            Position(stream, carrier.final_from, carrier.final + 1)
             for desk in desks.all()
-            if desk.stream.channel == message.channel
-            and desk.genuine
-            and desk.carrier.final >= desk.carrier.final_from
+            if desk.stream.channel == message.channel and desk.genuine
+            for stream, carrier in desk.lanes()
+            if carrier.final >= carrier.final_from
         ]
         return [Send((sender,), Positions(message.channel, tuple(held[-MAX_STREAMS_NAMED:])))]
-    desk = desks.get(message.stream)
-    last = message.first + message.count - 1
-    if desk is None or message.first < desk.carrier.final_from or last > desk.carrier.final:
+    desk = desks.get(message.stream.data)
+    if desk is None:
         return [Drop(DropReason.NOT_HELD, sender)]
-    ledger = desk.carrier.ledger
+    carrier = desk.lane(message.stream.lane)
+    last = message.first + message.count - 1
+    if message.first < carrier.final_from or last > carrier.final:
+        return [Drop(DropReason.NOT_HELD, sender)]
+    ledger = carrier.ledger
     if not message.bodies:
         digests = ledger.digests(message.first, message.count)
         if digests is None:
@@ -93,13 +96,17 @@ class Holdings:
             position.stream: position
             for position in message.positions
             if position.stream.channel == message.channel
-            and position.stream.lane is Lane.DATA
+            and self._has_lane(position.stream)
             and position.base < position.next
             and self._manifest.may_publish(position.stream.publisher, message.channel)
         }
         for stream, position in told.items():
             self._by_stream.setdefault(stream, {})[peer] = position
         return list(told)
+
+    def _has_lane(self, stream: Stream) -> bool:
+        entry = self._manifest.channel(stream.channel)
+        return stream.lane is Lane.DATA or (entry is not None and entry.policy.has_history)
 
     def answered(self, channel: Channel) -> list[NodeId]:
         """Who has ever said what it holds of a channel."""
@@ -121,21 +128,35 @@ class Holdings:
         """Who is sure of what in a stream."""
         return self._by_stream.get(stream, {})
 
-    def needed(self, entry: ChannelEntry) -> int:
-        """So many equal words decide what a number is."""
+    def needed(self, entry: ChannelEntry, lane: Lane = Lane.DATA, *, after: bool = False) -> int:
+        """How many equal words decide what a number is.
+
+        `after`: the number lies after all that this broker holds, so it has vouched for nothing
+        else there. It may then repeat what one correct broker vouched for, as if it had heard it
+        from the publisher.
+        """
         policy, quorums = entry.policy, self._manifest.quorums
         if policy.protection is Protection.CRASH:
             return 1
-        if policy.basis is Basis.SETTLED:
+        if after or lane is Lane.HISTORY or policy.basis is Basis.SETTLED:
             return quorums.one_correct
         return accept_votes(quorums, policy.protection, policy.broadcast)
 
     def end(self, entry: ChannelEntry, stream: Stream) -> int:
-        """Where enough peers end; 0 if too few speak of the stream."""
-        needed = self.needed(entry)
+        """Where enough peers end to go on after what is held; 0 if too few speak of the stream."""
+        needed = self.needed(entry, stream.lane, after=True)
+        ends = sorted((word.next for word in self.of(stream).values()), reverse=True)
+        return ends[needed - 1] if len(ends) >= needed else 0
+
+    def boundary(self, entry: ChannelEntry, stream: Stream) -> int:
+        """Where a broker that holds nothing may begin; 0 if that cannot be told.
+
+        Where votes are about runs, a liar could make it begin within one, which would never be
+        completed: there, enough peers must name the same number.
+        """
+        needed = self.needed(entry, stream.lane)
         ends = sorted((word.next for word in self.of(stream).values()), reverse=True)
         if entry.policy.broadcast is Broadcast.BRACHA:
-            # A liar could make us begin within a run, which would never be completed.
             return max((end for end in ends if ends.count(end) >= needed), default=0)
         return ends[needed - 1] if len(ends) >= needed else 0
 
@@ -148,12 +169,15 @@ class Holdings:
             return False
         return self.end(desk.entry, desk.stream) - 1 > desk.carrier.settled
 
-    def beginning(self, entry: ChannelEntry, stream: Stream, end: int, own: int) -> int:
+    def beginning(
+        self, entry: ChannelEntry, stream: Stream, end: int, own: int = 0, *, after: bool = False
+    ) -> int:
         """From where on enough peers hold what lies before a number; the number if they do not.
 
         `own`: how many words this broker itself can add (0 or 1).
         """
-        needed = max(self.needed(entry) - own, 1)  # somebody must have the contents
+        needed = self.needed(entry, stream.lane, after=after)
+        needed = max(needed - own, 1)  # somebody must have the contents
         bases = sorted(word.base for word in self.of(stream).values() if word.next >= end)
         return min(bases[needed - 1], end) if len(bases) >= needed else end
 

@@ -38,12 +38,13 @@ def borders(job: Job, desk: Desk | None) -> bool:
     """Whether a range still lies right after, or right before, what is held."""
     if desk is None:
         return False
-    return job.first == desk.carrier.ledger.next or job.first + job.count == desk.carrier.final_from
+    carrier = desk.lane(job.stream.lane)
+    return job.first == carrier.ledger.next or job.first + job.count == carrier.final_from
 
 
 def is_after(job: Job, desk: Desk | None) -> bool:
     """Whether a range lies after what is held, and not before."""
-    return desk is not None and job.first == desk.carrier.ledger.next
+    return desk is not None and job.first == desk.ledger(job.stream.lane).next
 
 
 def own_words(entry: ChannelEntry, pledges: Pledges, stream: Stream, end: int) -> int:

@@ -64,7 +64,7 @@ class Outpaced:
         entry, desk = self._entry(stream), self._desks.get(stream)
         if entry is None or self._ticks.get(stream, 0) >= UNANSWERED:
             return False
-        if desk is None or desk.carrier.ledger.next == 1:
+        if desk is None or not desk.carrier.ledger.begun:
             return self._holdings.believed(entry, stream) and not self._desks.over(stream)
         end = desk.carrier.final_from
         own = own_words(entry, self._pledges, stream, end)

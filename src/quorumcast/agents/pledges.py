@@ -1,60 +1,204 @@
-"""Pledges: what a broker vouched for before a restart, by its journal, and never contradicts."""
+"""Pledges: what a broker vouched for in an earlier life, by its journal, and never contradicts.
+
+Before a broker vouches for a run on a channel with a journal, the run's digests are on disk. The
+journal is kept as short as the ledger: when retention lets go of publications, the broker writes
+down where the rest begins (`Released`) and removes the digests before it. After a restart the
+ledger begins there. So the broker stands by everything it ever vouched for: it compares what it
+retained, and never speaks again about what it let go of. The cost does not grow with the stream.
+
+    Vouched    a run that this broker is about to vouch for: its echo, its vote, its chain MAC
+    Attested   numbers that it is about to sign or took over from its peers; their runs are unknown
+    Released   where the retained part of a lane begins
+    Ended      the newest stream of a publisher of which nothing is retained any longer
+"""
 
 from __future__ import annotations
 
+import msgspec
+
 from quorumcast.broadcast.signed_history import read_history
-from quorumcast.core.ids import Lane, Stream, split_digests
-from quorumcast.core.machine import Receive, Record
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, NodeId, Stream, split_digests
+from quorumcast.core.limits import MAX_NUMBER
+from quorumcast.core.machine import Effect, Forget, Receive, Record
 from quorumcast.core.messages import ChainRun, Publish
 
 
 class Vouched(Record, frozen=True, tag=True):
-    """This broker is about to vouch for a run and must never vouch for another in its place."""
+    """A run that this broker is about to vouch for; it never vouches for another in its place."""
 
     stream: Stream
     first: int
     digests: bytes
 
+    @property
+    def owner(self) -> str:
+        return str(self.stream)
+
+    @property
+    def place(self) -> int:
+        return self.first
+
+
+class Attested(Record, frozen=True, tag=True):
+    """Numbers whose digests this broker is about to sign, or took over from its peers."""
+
+    stream: Stream
+    first: int
+    digests: bytes
+
+    @property
+    def owner(self) -> str:
+        return str(self.stream)
+
+    @property
+    def place(self) -> int:
+        return self.first
+
+
+class Released(Record, frozen=True, tag=True):
+    """The numbers of a lane below this one are not retained any longer."""
+
+    stream: Stream
+    below: int
+
+    @property
+    def owner(self) -> str:
+        return str(self.stream)
+
+    @property
+    def place(self) -> int:
+        return 0
+
+
+class Ended(Record, frozen=True, tag=True):
+    """The streams of a publisher on a channel up to this incarnation are over."""
+
+    channel: Channel
+    publisher: NodeId
+    incarnation: int
+
+    @property
+    def owner(self) -> str:
+        return f"{self.channel}/{self.publisher}"
+
+    @property
+    def place(self) -> int:
+        return 0
+
+
+class _Lane(msgspec.Struct):
+    """What the journal says of one lane of a stream."""
+
+    #: Digests by number.
+    digests: dict[int, bytes] = {}
+    #: The first number of the run that a number belongs to, where the run is known.
+    starts: dict[int, int] = {}
+    #: How many publications the run at a number has.
+    lengths: dict[int, int] = {}
+    #: Where the retained part begins.
+    released: int = 1
+
 
 class Pledges:
-    """Digests by stream and number."""
+    """The journal of an earlier life, by stream and lane; as much as was retained."""
 
-    __slots__ = ("_by_stream",)
+    __slots__ = ("_lanes",)
 
     def __init__(self) -> None:
-        #: As many of each stream as are retained.
-        self._by_stream: dict[Stream, dict[int, bytes]] = {}
+        self._lanes: dict[Stream, _Lane] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._by_stream)
+        return bool(self._lanes)
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_stream.values()))
+        return sum(len(lane.digests) for lane in self._lanes.values())
 
-    def remember(self, record: Vouched, retained: int) -> None:
-        """What the journal says; of the newest publications, as many as are retained."""
-        pledges = self._by_stream.setdefault(record.stream, {})
-        pledges.update(enumerate(split_digests(record.digests), record.first))
-        for stale in sorted(pledges)[:-retained]:
-            del pledges[stale]
+    def remember(self, record: Vouched | Attested | Released) -> None:
+        """Take in a record that a restart found."""
+        lane = self._lanes.setdefault(record.stream, _Lane())
+        if isinstance(record, Released):
+            lane.released = record.below
+            return
+        digests = split_digests(record.digests)
+        numbers = range(record.first, record.first + len(digests))
+        lane.digests.update(zip(numbers, digests, strict=True))
+        if isinstance(record, Vouched):
+            lane.starts.update(dict.fromkeys(numbers, record.first))
+            lane.lengths[record.first] = len(digests)
+
+    def released(self, stream: Stream) -> int:
+        """Where the retained part of a lane begins; 1 if nothing was let go of."""
+        lane = self._lanes.get(stream)
+        return 1 if lane is None else lane.released
 
     def of(self, stream: Stream, first: int, count: int) -> list[bytes | None]:
-        """What this broker vouched for in a range; None where it does not know."""
-        pledges = self._by_stream.get(stream, {})
-        return [pledges.get(number) for number in range(first, first + count)]
+        """The digests that this broker vouched for in a range; None where it does not know."""
+        lane = self._lanes.get(stream)
+        digests = {} if lane is None else lane.digests
+        return [digests.get(number) for number in range(first, first + count)]
 
-    def broken_by(self, event: Receive, data: Stream) -> bool:
-        """Whether a run, or a history, denies what was vouched for before a restart."""
-        message, pledges = event.message, self._by_stream.get(data)
-        if not pledges or not isinstance(message, Publish | ChainRun):
+    def forget(self, stream: Stream, below: int) -> None:
+        """The ledger of this life has moved on and compares by itself from here on."""
+        lane = self._lanes.get(stream)
+        if lane is None:
+            return
+        for number in [number for number in lane.digests if number < below]:
+            del lane.digests[number]
+            lane.starts.pop(number, None)
+            lane.lengths.pop(number, None)
+        if not lane.digests:
+            del self._lanes[stream]
+
+    def broken_by(self, event: Receive, data: Stream, *, whole_runs: bool) -> bool:
+        """Whether a run, or a history, denies what was vouched for before a restart.
+
+        `whole_runs`: votes are about whole runs, so a run that is cut differently denies it too.
+        """
+        message = event.message
+        if not isinstance(message, Publish | ChainRun):
             return False
-        first, digests = message.first, message.digests
-        if message.stream.lane is Lane.HISTORY:
-            found = read_history(event.bodies[0], data) if event.bodies else None
-            if found is None:
-                return False
-            first, digests = found[1].first, found[1].digests
-        return any(
-            pledges.get(number, digest) != digest
-            for number, digest in enumerate(split_digests(digests), first)
+        if self._denied(message.stream, message.first, message.digests, whole_runs=whole_runs):
+            return True
+        if message.stream.lane is not Lane.HISTORY or not event.bodies:
+            return False
+        found = read_history(event.bodies[0], data)
+        return found is not None and self._denied(
+            data, found[1].first, found[1].digests, whole_runs=False
         )
+
+    def _denied(self, stream: Stream, first: int, digests: bytes, *, whole_runs: bool) -> bool:
+        lane = self._lanes.get(stream)
+        if lane is None:
+            return False
+        known = lane.digests
+        if any(
+            known.get(number, digest) != digest
+            for number, digest in enumerate(split_digests(digests), first)
+        ):
+            return True
+        if not whole_runs:
+            return False
+        count = len(digests) // DIGEST_SIZE
+        return lane.lengths.get(first, count) != count or any(
+            lane.starts.get(number, first) != first for number in range(first, first + count)
+        )
+
+
+def shorten(stream: Stream, below: int, longest: int) -> list[Effect]:
+    """Remove from the journal what a lane no longer retains.
+
+    A record has `longest` numbers at most, so one that begins so far below ends below as well.
+    """
+    if below <= longest:
+        return []
+    return [Forget(kind, str(stream), below - longest) for kind in (Vouched, Attested)]
+
+
+def erase(stream: Stream) -> list[Effect]:
+    """Remove everything about a stream that is over from the journal."""
+    kinds: tuple[type[Record], ...] = (Vouched, Attested, Released)
+    return [
+        Forget(kind, str(lane), MAX_NUMBER + 1)
+        for lane in (stream.data, stream.history)
+        for kind in kinds
+    ]

@@ -1,7 +1,7 @@
 """State transfer of channels without total order: a broker gets back what the others retain.
 
-A broker that restarts, was wiped or fell behind goes on where its publishers say (`Open`). What
-lies before it fetches from its peers, newest first, so that its ledger never has holes:
+A broker that restarts, was wiped or fell behind fetches what it lacks from its peers. It never has
+holes in its ledger: it goes on after what it holds, and back from there, newest first.
 
     broker ──Survey──▶ peers ──Positions──▶ broker      of what are you sure, stream by stream?
     broker ──Regain──▶ peers ──Regained──▶ broker       digests from all, contents from one
@@ -10,13 +10,22 @@ It takes what enough peers give their final word for (`holdings`):
 
     crash protection                                    1
     correct brokers cannot differ (Basis.SETTLED)       f+1: one of them is correct
-    a bare fast path (`ab`)                             as many as make a subscriber accept
+    a bare fast path, after what is held                f+1: it has vouched for nothing else there
+    a bare fast path, before what is held               as many as make a subscriber accept
 
 The last because it may have vouched for something else before it forgot: whatever it says now can
 bring nobody to accept what others would not have accepted without it. It may itself be one of
-them, if its journal says so. Contents are checked against their digests. A stream that nobody opens
-here, because its publisher is gone, begins where enough peers end; one that stands still while
-others are further goes on there, and so does one that its publisher keeps behind (`pace`).
+them, if its journal says so. Contents are checked against their digests.
+
+A publisher cannot move a broker that has begun: one that claims to hold nothing before a far number
+would make brokers drop what subscribers still lack. The broker asks its peers instead (`left_out`).
+An honest publisher lets go only of what n-f brokers hold, so f+1 correct ones can supply it. What
+they no longer retain, the broker leaves out as well. On a chain it takes what it lacks in order to
+go on, and does not vote on it, for nobody can without the MACs that came with a number.
+
+A stream that nobody opens here, because its publisher is gone, begins where enough peers end; one
+that stands still while others are further goes on there, and so does one that its publisher keeps
+behind (`pace`). Histories are fetched in the same way, on their own lane.
 
 One range of one stream is under way at a time, and one may wait for the disk. A liar is one voice
 of many, and contents are asked of one peer after the other. What too few peers hold or agree on is
@@ -32,12 +41,12 @@ from quorumcast.agents.holdings import Holdings, recoverable
 from quorumcast.agents.lost_range import Job, borders, is_after, own_words
 from quorumcast.agents.outpaced import UNANSWERED, Outpaced
 from quorumcast.agents.pace import GRACE, Pace
-from quorumcast.agents.pledges import Pledges, Vouched
+from quorumcast.agents.pledges import Attested, Pledges
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.contract import match
 from quorumcast.broadcast.forwarding import Forwarder
 from quorumcast.broadcast.history import History
-from quorumcast.core.ids import DIGEST_SIZE, Channel, NodeId, Stream, split_digests
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, NodeId, Stream, split_digests
 from quorumcast.core.machine import (
     Drop,
     DropReason,
@@ -111,7 +120,7 @@ class Recovery:
         self._outpaced = Outpaced(desks, self._holdings, pledges, self._entry)
         self._job: Job | None = None
         #: A range that the journal does not hold yet; channels without one need not wait for it.
-        self._writing: tuple[Vouched, Job] | None = None
+        self._writing: tuple[Attested, Job] | None = None
         #: Publications of the next range; smaller after a failure.
         self._size = CHUNK
         #: Whose turn it is to send contents.
@@ -153,7 +162,7 @@ class Recovery:
     # --------------------------------------------------------------- asking
 
     def _entries(self) -> list[ChannelEntry]:
-        return [e for e in self._manifest.channels if recoverable(e) or e.policy.has_history]
+        return [entry for entry in self._manifest.channels if not entry.policy.total]
 
     def _channels(self) -> list[Channel]:
         return [entry.name for entry in self._entries()]
@@ -237,25 +246,29 @@ class Recovery:
 
     def _maybe_take(self, job: Job) -> list[Effect]:
         entry = self._manifest.channel(job.stream.channel)
-        value = None if entry is None else job.words.leader(self._holdings.needed(entry))
-        if entry is None or value is None or job.bodies is None or job.bodies[0] != value:
+        if entry is None:
+            return []
+        after = is_after(job, self._desks.get(job.stream.data))
+        needed = self._holdings.needed(entry, job.stream.lane, after=after)
+        value = job.words.leader(needed)
+        if value is None or job.bodies is None or job.bodies[0] != value:
             return []
         pledged = self._pledges.of(job.stream, job.first, job.count)
         if any(p not in (None, d) for p, d in zip(pledged, split_digests(value), strict=True)):
             # What it vouched for it does not take back; it says nothing about it any more.
             return self._give_up(job)
         self._job = None
-        if not borders(job, self._desks.get(job.stream)):
+        if not borders(job, self._desks.get(job.stream.data)):
             # Its publisher has spoken: the journal must not say otherwise, and it may go on.
             self._paces.pop(job.stream, None)
             return self._next()
         if not entry.policy.journal:
             return self._write(job)
-        record = Vouched(job.stream, job.first, value)
+        record = Attested(job.stream, job.first, value)
         self._writing = (record, job)
         return [Persist(record), *self._next()]
 
-    def journaled(self, record: Vouched) -> list[Effect]:
+    def journaled(self, record: Attested) -> list[Effect]:
         """The journal holds what this broker will vouch for from now on."""
         if self._writing is None or self._writing[0] != record:
             return []
@@ -263,21 +276,24 @@ class Recovery:
         return self._write(job)
 
     def _write(self, job: Job) -> list[Effect]:
-        desk = self._desks.get(job.stream)
+        desk = self._desks.get(job.stream.data)
         if desk is None or job.bodies is None:
             return []
         self._size = min(CHUNK, 2 * self._size)
         digests, bodies = job.bodies
-        carrier, after = desk.carrier, is_after(job, desk)
-        if not isinstance(carrier, Forwarder | Bracha | History) or not carrier.recover(
-            job.first, split_digests(digests), bodies
-        ):
+        after = is_after(job, desk)
+        if not desk.recover(job.stream.lane, job.first, split_digests(digests), bodies):
             self._done[job.stream, after] = None
-        effects: list[Effect] = [Vouch(job.stream, job.first, digests)] if after else []
-        if after and self._ahead(job.stream) is None:
-            # It was behind, and the others have gone on meanwhile.
-            effects += self._survey(tuple(self._up), [job.stream.channel])
-        return effects + self._next()
+        elif after and (recoverable(desk.entry) or job.stream.lane is Lane.HISTORY):
+            vouch = Vouch(job.stream, job.first, digests)
+            return [vouch, *self._ask_for_more(job.stream), *self._next()]
+        return self._ask_for_more(job.stream) + self._next() if after else self._next()
+
+    def _ask_for_more(self, stream: Stream) -> list[Effect]:
+        """It was behind, and the others have gone on meanwhile."""
+        if self._ahead(stream) is not None:
+            return []
+        return self._survey(tuple(self._up), [stream.channel])
 
     def _give_up(self, job: Job) -> list[Effect]:
         """Perhaps a part of it can be had: the newest, or the oldest after what is held."""
@@ -286,14 +302,17 @@ class Recovery:
             self._size = max(1, job.count // 4)
         else:
             self._size = CHUNK
-            self._done[job.stream, is_after(job, self._desks.get(job.stream))] = None
+            self._done[job.stream, is_after(job, self._desks.get(job.stream.data))] = None
         return self._next()
 
     # ------------------------------------------------------------- choosing
 
     def _entry(self, stream: Stream) -> ChannelEntry | None:
+        """The channel of a stream that a broker without memory gets back from its peers."""
         entry = self._manifest.channel(stream.channel)
-        return entry if entry is not None and recoverable(entry) else None
+        if entry is None or stream.lane is Lane.HISTORY or not recoverable(entry):
+            return None
+        return entry
 
     def _wanted(self, stream: Stream) -> tuple[int, int] | None:
         """What peers hold and this broker does not, after or before what it holds."""
@@ -301,12 +320,20 @@ class Recovery:
 
     def _ahead(self, stream: Stream) -> tuple[int, int] | None:
         """The range after what is held, first and one past the last."""
-        entry, desk = self._entry(stream), self._desks.get(stream)
-        if entry is None or (desk is None and self._desks.over(stream)):
+        entry, desk = self._manifest.channel(stream.channel), self._desks.get(stream.data)
+        if entry is None or (stream, True) in self._done:
             return None
-        held = 1 if desk is None else desk.carrier.ledger.next
-        end = self._holdings.end(entry, stream)
-        return (held, end) if end > held and (stream, True) not in self._done else None
+        ledger = None if desk is None else desk.ledger(stream.lane)
+        if ledger is None or not ledger.begun:
+            if self._entry(stream) is None or (desk is None and self._desks.over(stream)):
+                return None
+            held, end = 1, self._holdings.boundary(entry, stream)
+        else:
+            held, end = ledger.next, self._holdings.end(entry, stream)
+            if stream.lane is Lane.DATA and not recoverable(entry):
+                # A broker beside the chain lacks everything; one that comes back only the past.
+                end = min(end, ledger.unrepeated)
+        return (held, end) if end > held else None
 
     def _before(self, stream: Stream) -> tuple[int, int] | None:
         """The range before what is held, as far as it would be retained."""
@@ -324,7 +351,8 @@ class Recovery:
         if self._job is not None:
             return []
         for stream in self._holdings.streams():
-            if self._writing and (entry := self._entry(stream)) and entry.policy.journal:
+            entry = self._manifest.channel(stream.channel)
+            if self._writing and entry is not None and entry.policy.journal:
                 continue
             chosen = self._choose(stream)
             if chosen is not None:
@@ -334,15 +362,21 @@ class Recovery:
 
     def _choose(self, stream: Stream) -> tuple[int, int] | None:
         """First number and length of what to ask for now."""
-        ahead, desk = self._ahead(stream), self._desks.get(stream)
+        ahead, desk = self._ahead(stream), self._desks.get(stream.data)
         pace = self._paces.get(stream, Pace(0))
-        # Otherwise its publisher may be about to send it.
-        if ahead is not None and pace.lags:
+        ledger = None if desk is None else desk.ledger(stream.lane)
+        if ahead is not None:
             first, end = ahead
-            if desk is not None and first > 1 and isinstance(desk.carrier, Forwarder):
-                return first, min(self._size, end - first)
-            if pace.stands:
-                self._resume(stream, end)
+            if ledger is None or not ledger.begun:
+                if pace.stands:
+                    self._resume(stream, end)
+            # Otherwise its publisher may be about to send it.
+            elif pace.lags or ledger.left_behind:
+                entry = self._manifest.channel(stream.channel)
+                oldest = 1 if entry is None else self._oldest_held(entry, stream, end)
+                if oldest <= first:
+                    return first, min(self._size, end - first)
+                self._resume(stream, oldest)
         wanted = self._before(stream)
         if wanted is None:
             return None
@@ -350,20 +384,26 @@ class Recovery:
         count = min(self._size, end - first)
         return end - count, count
 
-    def _resume(self, stream: Stream, end: int) -> None:
-        """Begin, or go on, where enough peers end; what lies before is fetched."""
-        entry = self._entry(stream)
+    def _oldest_held(self, entry: ChannelEntry, stream: Stream, end: int) -> int:
+        """From where on enough peers still retain what lies before a number."""
+        return self._holdings.beginning(entry, stream, end, after=True)
+
+    def _resume(self, stream: Stream, number: int) -> None:
+        """Begin, or go on, at a number up to which enough peers have everything."""
+        entry = self._manifest.channel(stream.channel)
         if entry is None:
             return
-        desk = self._desks.get(stream) or self._desks.open(stream, entry, self._me)
-        if desk is not None and isinstance(desk.carrier, Forwarder | Bracha | History):
-            desk.carrier.resume(end)
+        data = stream.data
+        desk = self._desks.get(data) or self._desks.open(data, entry, self._me)
+        carrier = None if desk is None else desk.lane(stream.lane)
+        if desk is not None and isinstance(carrier, Forwarder | Bracha | History):
+            carrier.resume(number)
             # It is no hearsay any more, and may be one too many.
-            self._desks.open(stream, entry, desk.introducer or self._me)
+            self._desks.open(data, entry, desk.introducer or self._me)
 
     def _begin(self, stream: Stream, first: int, count: int) -> None:
         self._job = job = Job(stream, first, count)
-        entry = self._entry(stream)
+        entry = self._manifest.channel(stream.channel)
         pledged = [p for p in self._pledges.of(stream, first, count) if p is not None]
         if entry is not None and entry.policy.basis is Basis.FORWARDED and len(pledged) == count:
             job.words.vote(self._me, b"".join(pledged))
@@ -423,8 +463,8 @@ class Recovery:
         """See which streams move by themselves."""
         paces: dict[Stream, Pace] = {}
         for stream in self._holdings.streams():
-            desk, entry = self._desks.get(stream), self._entry(stream)
-            at = 1 if desk is None else desk.carrier.ledger.next
+            desk, entry = self._desks.get(stream.data), self._manifest.channel(stream.channel)
+            at = 1 if desk is None else desk.ledger(stream.lane).next
             end = 0 if entry is None else self._holdings.end(entry, stream)
             paces[stream] = self._paces.get(stream, Pace(at)).tick(at, end)
         self._paces = paces

@@ -153,13 +153,23 @@ class Bracha:
         found = instance.contents.get(instance.echoed)
         return None if found is None else (b"".join(found[0]), found[1])
 
+    def begin_at(self, number: int) -> None:
+        """Begin where an earlier life retained the stream from."""
+        self.ledger.begin_at(number)
+        self._go_on()
+
     def resume(self, number: int) -> None:
         """Go on where others have delivered everything: what lies before comes from them."""
         self.ledger.skip_to(number)
         self._go_on()
 
     def recover(self, first: int, digests: list[Digest], bodies: tuple[bytes, ...]) -> bool:
-        """Write what others delivered, right before what is held."""
+        """Write what others delivered, right before or right after what is held."""
+        if first == self.ledger.next:
+            for digest, body in zip(digests, bodies, strict=True):
+                self.ledger.append(digest, body)
+            self._go_on()
+            return True
         at_base = first + len(digests) == self.ledger.base
         return at_base and self.ledger.prepend(digests, bodies)
 
@@ -188,7 +198,7 @@ class Bracha:
     def _on_open(self, event: Receive, message: Open) -> list[Effect]:
         if not publisher_of(self.stream, event.sender):
             return dropped(event, DropReason.WRONG_SENDER)
-        if self.ledger.join(message.base, message.fresh):
+        if self.ledger.join(message.base, message.fresh, trusted=False):
             self._go_on()
         return self._advance()
 

@@ -53,7 +53,7 @@ class Forwarder:
             case Receive(message=Open(base=base, fresh=fresh)):
                 if not publisher_of(self.stream, event.sender):
                     return dropped(event, DropReason.WRONG_SENDER)
-                self.ledger.join(base, fresh)
+                self.ledger.join(base, fresh, trusted=self._around.policy.trusts_publishers)
                 return []
             case Receive(message=Pull() as message):
                 return answer_pull(self.ledger, event, message)
@@ -61,6 +61,10 @@ class Forwarder:
                 return dropped(event, DropReason.UNEXPECTED)
             case _:
                 return []
+
+    def begin_at(self, number: int) -> None:
+        """Begin where an earlier life retained the stream from."""
+        self.ledger.begin_at(number)
 
     def resume(self, number: int) -> None:
         """Go on at a number up to which enough others are: what lies before comes from them."""

@@ -165,6 +165,13 @@ class History:
             effects.append(SetTimer(HistoryFetch(self.stream), FETCH_MS))
         return effects
 
+    def begin_at(self, number: int, history: int) -> None:
+        """Begin both lanes where an earlier life retained them from."""
+        self._fast.ledger.begin_at(number)
+        self._floor = number - 1
+        self._known.begin(number)
+        self._bracha.begin_at(history)
+
     def resume(self, number: int) -> None:
         """Go on where others have settled everything: what lies before comes from them."""
         if number > self.ledger.next:
@@ -174,10 +181,15 @@ class History:
             self._forget_learned()
 
     def recover(self, first: int, digests: list[Digest], bodies: tuple[bytes, ...]) -> bool:
-        """Write what others have settled, right before what this broker knows to be settled.
+        """Write what others have settled, after what is held, or right before what is settled here.
 
-        It may hold some of it by the fast path already, and perhaps not what was settled.
+        It may hold some of the latter by the fast path already, and perhaps not what was settled.
         """
+        if first == self.ledger.next:
+            for digest, body in zip(digests, bodies, strict=True):
+                self.ledger.append(digest, body)
+            self._forget_learned()
+            return True
         if first + len(digests) != self.final_from:
             return False
         lacked = max(0, self.ledger.base - first)
@@ -192,6 +204,19 @@ class History:
             return False
         self._known.first = first
         self._forget_learned()
+        return True
+
+    def recover_histories(
+        self, first: int, digests: list[Digest], bodies: tuple[bytes, ...]
+    ) -> bool:
+        """Write histories that others delivered, and learn what they name."""
+        after = first == self._bracha.ledger.next
+        if not self._bracha.recover(first, digests, bodies):
+            return False
+        if after:
+            for index, digest in enumerate(digests, first):
+                self._learn(Vouch(self.stream.history, index, digest))
+            self._floor = self.settled
         return True
 
     def sizes(self) -> dict[str, int]:
@@ -222,11 +247,11 @@ class History:
     def _on_open(self, event: Receive, message: Open, now: Millis) -> list[Effect]:
         if message.stream.lane is Lane.HISTORY:
             return self._through_bracha(event, now)
-        before = self.ledger.next
+        before, begun = self.ledger.next, self.ledger.begun
         effects = self._fast.handle(event, now)
         if self.ledger.next > before:
             self._forget_learned()
-            if before == 1:
+            if not begun:
                 # Only a broker that holds nothing takes the publisher's word for where to begin;
                 # otherwise one that skips numbers could publish for ever without a history.
                 self._floor = max(self._floor, self.ledger.base - 1)

@@ -42,7 +42,18 @@ class Held(msgspec.Struct, frozen=True):
 class Ledger:
     """Consecutive publications of one stream, the newest `retained_publications` of them."""
 
-    __slots__ = ("_bytes", "_entries", "_limits", "_marks", "_times", "base", "floor", "next")
+    __slots__ = (
+        "_bytes",
+        "_entries",
+        "_limits",
+        "_marks",
+        "_times",
+        "base",
+        "floor",
+        "next",
+        "start",
+        "unrepeated",
+    )
 
     def __init__(self, limits: Limits, base: int = 1) -> None:
         self._limits = limits
@@ -60,9 +71,23 @@ class Ledger:
         self.floor = 1
         #: The number that will be written next; only grows.
         self.next = base
+        #: Where this ledger began; what lies before is never written on a publisher's word.
+        self.start = base
+        #: The publisher can no longer repeat what lies before this number.
+        self.unrepeated = 0
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def begun(self) -> bool:
+        """Whether this ledger has moved on from where it may begin."""
+        return self.next > self.start
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether only other brokers can still supply the next number."""
+        return self.begun and self.next < self.unrepeated
 
     @property
     def held_bytes(self) -> int:
@@ -144,13 +169,22 @@ class Ledger:
             self._times.changed(number)
             self._bytes += len(body) - len(held[1])
 
-    def join(self, base: int, fresh: int) -> bool:
-        """Find the place to begin or go on; True if that leaves something out.
+    def begin_at(self, number: int) -> None:
+        """Begin at a number, before anything is written: an earlier life let go of the rest."""
+        ensure(not self.begun, "a ledger begins once")
+        self.start = self.base = self.next = self.floor = number
 
-        A broker that lost its memory goes on where it had got to before (`fresh`); one that fell
-        behind what its publisher can still repeat goes on there (`base`).
+    def join(self, base: int, fresh: int, *, trusted: bool) -> bool:
+        """Take a publisher's word for where to go on; True if that leaves numbers out.
+
+        A broker that holds nothing begins where its own part is not done yet (`fresh`), or with the
+        oldest number that the publisher can still repeat (`base`). A broker that has begun stays
+        where it is. If it followed a lying publisher to a later `base`, it would drop publications
+        that subscribers still lack; it gets what lies between from the other brokers. Only a
+        trusted publisher is followed.
         """
-        if self.next > 1 and self.next >= base:
+        self.unrepeated = base
+        if self.begun and (self.next >= base or not trusted):
             return False
         before = self.next
         self.skip_to(max(base, fresh))

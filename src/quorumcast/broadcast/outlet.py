@@ -273,22 +273,27 @@ class FanOut:
 
     def _advance(self) -> list[Effect]:
         upto = self._held_by_enough()
-        if upto <= self._acknowledged:
-            return []
-        self._acknowledged = upto
-        self._forget()
-        return [Acknowledged(self.stream, upto)]
+        news = upto > self._acknowledged
+        self._acknowledged = max(upto, self._acknowledged)
+        if news or self._settles:
+            self._forget()
+        return [Acknowledged(self.stream, upto)] if news else []
 
     def _forget(self) -> None:
-        """Runs that enough brokers hold stay for the slow ones as long as there is room."""
+        """Runs that enough brokers hold stay for the slow ones as long as there is room.
+
+        Where brokers settle a run together, one that they only received may still need a broker
+        that never got it: nobody but the publisher can bring it there.
+        """
         kept = self._limits.publisher_buffer // 2
-        everywhere = min(map(self._kept, self._progress.values()))
+        done = sorted(map(self._kept, self._progress.values()), reverse=True)
+        enough, everywhere = min(self._acknowledged, done[self._quorum - 1]), done[-1]
         for first in list(self._runs):
             run = self._runs[first]
             spare = (
                 self.next - run.first > kept or self._pending_bytes > self._limits.publisher_bytes
             )
-            if run.last > self._acknowledged or not (spare or run.last <= everywhere):
+            if run.last > enough or not (spare or run.last <= everywhere):
                 break
             del self._runs[first]
             self._pending_bytes -= run.size

@@ -84,8 +84,8 @@ class Known:
     def learn(self, statement: HistoryStatement) -> None:
         """A history will be delivered.
 
-        What one leaves out is not settled, and correct brokers may differ on it; one that goes back
-        behind it makes up for nothing.
+        Numbers that were left out before it are not settled, and correct brokers may differ on
+        them.
         """
         if statement.first - 1 > self.upto:
             self.first = statement.first

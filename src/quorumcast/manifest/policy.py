@@ -172,6 +172,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.alpha > 0
 
     @property
+    def trusts_publishers(self) -> bool:
+        """Whether only brokers may be faulty."""
+        return self.protection is not Protection.BYZANTINE
+
+    @property
     def needs_store(self) -> bool:
         """Whether brokers must have a disk to keep the promise."""
         return self.journal

@@ -12,23 +12,20 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from quorumcast.broadcast.signed_history import history_body
-from quorumcast.core.ids import DIGEST_SIZE, Channel, Digest, Lane, Millis, Stream, split_digests
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.messages import (
-    Attest,
     ChainRun,
     Contents,
     Echo,
     Open,
     Publish,
     Ready,
-    Subscribe,
     Vote,
 )
 from quorumcast.core.statements import HistoryStatement, Signed, canonical
 from quorumcast.crypto.identity import Identity
-from quorumcast.faults.base import Tampering, digests_of, other_body, revouched
+from quorumcast.faults.base import Tampering, digests_of, other_body, revouched, stream_of
 from quorumcast.faults.clients import EquivocatingPublisher
 from quorumcast.faults.contract import Fault, FaultContext, Later
 from quorumcast.faults.statements import TwoFaced
@@ -177,71 +174,44 @@ class FalseHistory(EquivocatingPublisher):
         return super().rewrite(send, now)
 
 
-class HarkBack(Tampering):
-    """A publisher that accounts for all but what it told its victims otherwise, and then goes back.
-
-    It opens the lane of its histories further on each time, so that nobody can hold one against the
-    one before.
-    """
-
-    __slots__ = ("_digests", "_told")
-    #: What it tells its victims otherwise; and index and first number of the histories that it
-    #: signs once the machine has more to account for than the first one did.
-    SECRET = 5
-    ASTRAY = ((3, 7), (5, 1))
-
-    def __init__(self, name: str, context: FaultContext) -> None:
-        super().__init__(name, context)
-        self._digests: dict[int, Digest] = {}
-        self._told = False
-
-    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
-        message = send.message
-        if not isinstance(message, Publish):
-            return [send]
-        if message.stream.lane is Lane.HISTORY:
-            return [send] if message.first == 1 else self._astray(message.stream)
-        numbered = dict(enumerate(split_digests(message.digests), message.first))
-        self._digests |= numbered
-        if self.SECRET not in numbered:
-            return [send]
-        victims = [peer for peer in send.to if peer in self.context.victims]
-        lie = _other(replace(send, to=tuple(victims)), message, self.context)
-        return [*self.without(send, victims), lie]
-
-    def _astray(self, lane: Stream) -> list[Effect | Later]:
-        if self._told:
-            return []
-        self._told = True
-        brokers = self.context.manifest.broker_ids
-        said: list[Effect | Later] = []
-        for turn, (index, first) in enumerate(self.ASTRAY):
-            statement = HistoryStatement(
-                cell=self.context.manifest.cell,
-                epoch=self.context.manifest.epoch,
-                stream=lane.data,
-                index=index,
-                first=first,
-                digests=self._digests[first] + self._digests[first + 1],
-            )
-            body = history_body(self.context.keyring.identity.sign(canonical(statement)))
-            told = Publish(lane, index, self.context.manifest.hash(body))
-            said.append(Later(Send(brokers, Open(lane, index, index)), 60 * turn))
-            said.append(Later(Send(brokers, told, (body,)), 60 * turn + 10))
-        return said
-
-
-class AskAhead(Tampering):
-    """A subscriber that wants brokers' signatures for more than it has, whenever it asks again."""
+class TellRestartedOtherwise(Tampering):
+    """A publisher that, after a while, begins anew with every broker that it greets again."""
 
     __slots__ = ()
+    #: The moment, in milliseconds of the world.
+    WHEN = 400
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         message = send.message
-        if not isinstance(message, Subscribe):
+        stream = stream_of(message)
+        if now < self.WHEN or stream is None or stream.lane is Lane.HISTORY:
             return [send]
-        lacking = [c for c in message.cursors if c.stream.lane is Lane.DATA]
-        return [send, *(Send(send.to, Attest(c.stream, c.next + 3)) for c in lacking)]
+        if not isinstance(message, Open):
+            return []
+        bodies = tuple(b"another story %d" % number for number in range(1, 9))
+        lie = Send(send.to, Publish(stream, 1, digests_of(bodies, self.context)), bodies)
+        return [Send(send.to, Open(stream, 1, 1)), Later(lie, 5), Later(lie, 60)]
+
+
+class LeapAhead(Tampering):
+    """A publisher that claims, after a while, to hold nothing before a far number."""
+
+    __slots__ = ()
+    #: The moment, in milliseconds of the world, and the number.
+    WHEN = 600
+    FAR = 4_000
+
+    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+        stream = stream_of(send.message)
+        if now < self.WHEN or stream is None:
+            return [send]
+        body = b"from far away"
+        far = Publish(stream.data, self.FAR, digests_of((body,), self.context))
+        return [
+            Send(send.to, Open(stream.data, self.FAR, self.FAR)),
+            Send(send.to, Open(stream.history, self.FAR, self.FAR)),
+            Send(send.to, far, (body,)),
+        ]
 
 
 class SplitHistory(EquivocatingPublisher):

@@ -7,9 +7,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from quorumcast.agents import broker
 from quorumcast.agents.excerpt import Excerpt
 from quorumcast.agents.holdings import Holdings
+from quorumcast.agents.pledges import Pledges, shorten
 from quorumcast.agents.recovery import Recovery
+from quorumcast.broadcast.ledger import Ledger
 from quorumcast.core.ids import DIGEST_SIZE, Millis
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.messages import Contents, Regained, Vote
@@ -18,7 +21,7 @@ from quorumcast.faults.contract import Later
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.fetching import Fetching
 from quorumcast.sim import order_variants
-from quorumcast.sim.attacks import attack
+from quorumcast.sim.attacks import LeapAhead, TellRestartedOtherwise, attack
 from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
 from quorumcast.sim.known_bad import Patch, Variant
 from quorumcast.sim.network import Weather
@@ -75,11 +78,78 @@ def _restart(*corruptions: Corruption) -> Any:
     return plan
 
 
+def past(policy: Policy, *acts: Act, liar: type[Tampering] | None = None) -> Plan:
+    """A busy publisher, perhaps a liar, and a subscriber that is cut off meanwhile."""
+    joins = [Act(5, "join", sub, ORDERS) for sub in (SUB1, SUB2)]
+    away = [Act(40, "partition", peers=(SUB2,)), Act(1400, "heal")]
+    corruptions = () if liar is None else (Corruption(PUB, liar.__name__, attack=attack(liar)),)
+    return Plan(
+        seed="the past",
+        policy=policy,
+        brokers=4,
+        f=1,
+        weather=Weather(latency_ms=1, jitter_ms=2),
+        publishers=(PUB,),
+        subscribers=(SUB1, SUB2),
+        channels=(channel_entry(ORDERS, policy),),
+        acts=tuple(sorted([*joins, *away, *acts], key=lambda act: act.at_ms)),
+        corruptions=corruptions,
+        calm_at_ms=1500,
+        patience_ms=8000,
+        finale=0,
+        adversary="siege",
+    )
+
+
+def retold(policy: str) -> Plan:
+    """A stream longer than retention; brokers restart, and are told another story each."""
+    limits = replace(
+        small_limits(), retained_publications=16, window=8, vote_window=64, publisher_buffer=16
+    )
+    rules = Policy.named(policy, alpha=4, journal=True, limits=limits)
+    work = [Act(60 + 4 * n, "submit", PUB, ORDERS, 1) for n in range(60)]
+    for n, name in enumerate((B1, B2, B3, B4)):
+        work += [Act(500 + 150 * n, "crash", name), Act(520 + 150 * n, "restart", name)]
+    return past(rules, *work, liar=TellRestartedOtherwise)
+
+
+def leapt(policy: str) -> Plan:
+    """A publisher that leaps ahead while a subscriber is cut off."""
+    rules = Policy.named(policy, alpha=4, journal=True, limits=small_limits())
+    work = [Act(60 + 4 * n, "submit", PUB, ORDERS, 1) for n in range(40)]
+    work += [Act(700 + 10 * n, "submit", PUB, ORDERS, 1) for n in range(3)]
+    return past(rules, *work, liar=LeapAhead)
+
+
+def _follow(self: Ledger, base: int, fresh: int, *, trusted: bool) -> bool:
+    return _join(self, base, fresh, trusted=True)
+
+
+_join = Ledger.join
+
 RECOVERY_VARIANTS: tuple[Variant, ...] = (
+    Variant(
+        name="released-reopened",
+        mistake="a broker that restarts may vouch again for what it no longer retains",
+        patches=(
+            Patch(Pledges, "released", lambda self, stream: 1),
+            # Streams of a simulation are too short for the journal to be cut off by itself.
+            Patch(broker, "shorten", lambda stream, below, longest: shorten(stream, below, 1)),
+        ),
+        attack=lambda seed: retold("ab"),
+        caught_by=("Agreement", "Sound statements", "Sound blame"),
+    ),
+    Variant(
+        name="leap-followed",
+        mistake="a broker follows its publisher ahead and drops what it holds",
+        patches=(Patch(Ledger, "join", _follow),),
+        attack=lambda seed: leapt("brb"),
+        caught_by=("Totality",),
+    ),
     Variant(
         name="recall-believed",
         mistake="a broker that lost its memory believes one peer about what it held",
-        patches=(Patch(Holdings, "needed", lambda self, entry: 1),),
+        patches=(Patch(Holdings, "needed", lambda self, *_, **__: 1),),
         attack=_restart(Corruption(B2, "FalseMemory", attack=attack(FalseMemory))),
         caught_by=("Authenticity", "Agreement"),
     ),

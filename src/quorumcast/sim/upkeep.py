@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from quorumcast.agents.broker import Broker
 from quorumcast.agents.desks import Desk
 from quorumcast.agents.holdings import Holdings, recoverable
-from quorumcast.agents.pledges import Vouched
+from quorumcast.agents.pledges import Attested, Vouched
 from quorumcast.core.ids import NodeId, Stream, split_digests
 from quorumcast.core.tally import Tally
 from quorumcast.sim.facts import Facts
@@ -62,13 +62,17 @@ class Upkeep:
             if entry is None or not recoverable(entry):
                 continue
             desks = {name: broker.desk(stream) for name, broker in brokers.items()}
-            needed = holdings.needed(entry)
+            before, after = holdings.needed(entry), holdings.needed(entry, after=True)
             for name, broker in brokers.items():
                 others = [desk for other, desk in desks.items() if other != name and desk]
                 if broker.has_ended(stream):
                     continue
-                decided = self._decided(others, needed)
-                for number in self._missing(desks[name], decided):
+                decided = self._decided(others, before)
+                mine = desks[name]
+                if mine is not None and mine.carrier.ledger.begun:
+                    ahead, end = self._decided(others, after), mine.carrier.ledger.next
+                    decided |= {number: ahead[number] for number in ahead if number >= end}
+                for number in self._missing(mine, decided):
                     if self._may_take(name, stream, number, decided[number]):
                         return f"{name} does not hold {stream} {number}, which others are sure of"
         return None
@@ -76,7 +80,7 @@ class Upkeep:
     def _may_take(self, broker: NodeId, stream: Stream, number: int, digest: bytes | None) -> bool:
         """Whether a broker's disk does not say that it vouched for something else."""
         for record in self._nodes[broker].disk.durable:
-            if isinstance(record, Vouched) and record.stream == stream:
+            if isinstance(record, Vouched | Attested) and record.stream == stream:
                 vouched = dict(enumerate(split_digests(record.digests), record.first))
                 if vouched.get(number, digest) != digest:
                     return False
@@ -90,7 +94,7 @@ class Upkeep:
         """
         top = max((number for number, digest in decided.items() if digest), default=0)
         base, end, floor = top + 1, top + 1, 1
-        if mine is not None and mine.carrier.ledger.next > 1:
+        if mine is not None and mine.carrier.ledger.begun:
             ledger = mine.carrier.ledger
             base, end, floor = ledger.base, ledger.next, ledger.floor
         return [n for n in (base - 1, end) if floor <= n <= top and decided.get(n)]

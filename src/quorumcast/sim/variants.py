@@ -23,7 +23,6 @@ from quorumcast.broadcast.chain import Chain
 from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import Taken
 from quorumcast.broadcast.outlet import FanOut
-from quorumcast.broadcast.signed_history import Known, end_of
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Persist, Send
@@ -184,12 +183,6 @@ def _vouch_at_once(self: Any, desk: Any, vouch: Any) -> list[Any]:
 
 def _file_hearsay(self: Any, broker: Any, statement: Any, signed: Any) -> Any:
     return _file(self, signed.signer, statement, signed)
-
-
-def _learn_anyhow(self: Any, statement: Any) -> None:
-    if statement.first - 1 != self.upto:
-        self.first = statement.first
-    self.upto = end_of(statement)
 
 
 def _foreign(context: Any) -> attacks.ForeignHistory:
@@ -394,12 +387,6 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
             Patch(Keyring, "signature_holds", lambda self, signed: True),
         ],
         siege("brb", Corruption(B2, "forge-statements")), "Sound blame",
-    ),
-    _variant(
-        "history-goes-back", "a history that goes back vouches for what others left out",
-        [Patch(Known, "learn", _learn_anyhow)],
-        siege("ab+history", _liar(PUB, attacks.HarkBack, B3, B4), _liar(SUB2, attacks.AskAhead)),
-        "Sound statements",
     ),
     _variant(
         "start-believed", "one broker alone says where a stream begins",
