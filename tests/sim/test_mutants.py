@@ -7,7 +7,13 @@ import pytest
 
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.policy import POLICY_NAMES
-from quorumcast.sim.mutants.mistakes import Mistake, chosen_policies, plant, read_catalogue
+from quorumcast.sim.mutants.mistakes import (
+    Mistake,
+    chosen_policies,
+    line_of,
+    plant,
+    read_catalogue,
+)
 from quorumcast.sim.mutants.planting import probed
 from quorumcast.sim.mutants.run import Hunt, Report, Verdict, entries, test_files
 from quorumcast.sim.mutants.worker import Hangs, limited
@@ -38,9 +44,9 @@ def mistake(**changes: str) -> Mistake:
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.id)
 def test_mistake_of_the_catalogue_fits_the_code_and_compiles(entry: Mistake) -> None:
-    source, line = entry.source()
-    compile(probed(source, line), entry.file, "exec")
-    assert "__mistake_reached__()" in ast.unparse(probed(source, line))
+    compile(entry.source(), entry.file, "exec")
+    probes = probed(entry.text(), {entry.id: line_of(entry, entry.text())})
+    assert ast.unparse(probes).count(f"__mistake_reached__('{entry.id}')") == 1
     assert chosen_policies(entry.policies, POLICY_NAMES), "no policy reaches it"
     assert entry.find != entry.replace
     assert not (entry.equivalent and entry.missed)
@@ -64,15 +70,21 @@ def test_plant_snippet_that_is_gone_or_stands_twice_says_so() -> None:
 
 
 def test_plant_within_a_function_changes_that_function_alone() -> None:
-    source, line = plant(mistake(within="high"), SOURCE)
+    source = plant(mistake(within="high"), SOURCE)
     assert source == SOURCE.replace("def high(x):\n    if x < 1:", "def high(x):\n    if x < 2:")
-    assert line == 8
+    assert line_of(mistake(within="high"), SOURCE) == 8
 
 
-def test_probe_stands_before_the_statement_with_the_mistake() -> None:
-    probe = "__mistake_reached__()"
-    assert f"    {probe}\n    if x < 1:\n        return 1" in ast.unparse(probed(SOURCE, 8))
-    assert f"        {probe}\n        return 1" in ast.unparse(probed(SOURCE, 9))
+def test_probes_stand_before_the_statements_of_their_lines() -> None:
+    source = ast.unparse(probed(SOURCE, {"test": 8, "one": 9, "last": 10}))
+    assert source.partition("def high")[2].split("\n")[1:] == [
+        "    __mistake_reached__('test')",
+        "    if x < 1:",
+        "        __mistake_reached__('one')",
+        "        return 1",
+        "    __mistake_reached__('last')",
+        "    return x",
+    ]
 
 
 def hunted(*only: str, seeds: int = 10) -> Report:

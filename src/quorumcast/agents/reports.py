@@ -15,7 +15,6 @@ from quorumcast.core.quorum import Protection, accept_votes
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
 
-
 #: Rounds of questions that a broker may leave unanswered and still count among those who answer.
 FRESH_ROUNDS = 3
 

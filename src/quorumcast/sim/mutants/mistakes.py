@@ -51,9 +51,13 @@ class Mistake(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The module's name."""
         return "quorumcast." + self.file.removesuffix(".py").replace("/", ".")
 
-    def source(self) -> tuple[str, int]:
-        """The source of the module with the mistake in it, and the line that it is on."""
-        return plant(self, (PACKAGE / self.file).read_text(encoding="utf-8"))
+    def text(self) -> str:
+        """The source of the module as it is."""
+        return (PACKAGE / self.file).read_text(encoding="utf-8")
+
+    def source(self) -> str:
+        """The source of the module with the mistake in it."""
+        return plant(self, self.text())
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -80,8 +84,19 @@ def mistake_named(name: str) -> Mistake:
     raise UsageError(f"there is no mistake {name!r} in the catalogue")
 
 
-def plant(mistake: Mistake, source: str) -> tuple[str, int]:
-    """This source with the mistake in it, and the line that the mistake is on."""
+def plant(mistake: Mistake, source: str) -> str:
+    """This source with the mistake in it."""
+    at = _position(mistake, source)
+    return source[:at] + mistake.replace + source[at + len(mistake.find) :]
+
+
+def line_of(mistake: Mistake, source: str) -> int:
+    """The line, from 1, on which the snippet begins."""
+    blank = len(mistake.find) - len(mistake.find.lstrip())
+    return source.count("\n", 0, _position(mistake, source) + blank) + 1
+
+
+def _position(mistake: Mistake, source: str) -> int:
     start, end = _extent(mistake, source) if mistake.within else (0, len(source))
     times = source.count(mistake.find, start, end)
     if times != 1:
@@ -90,12 +105,7 @@ def plant(mistake: Mistake, source: str) -> tuple[str, int]:
             f"mistake {mistake.id!r}: its snippet stands {times} times in {where}, and must stand "
             "there once; adapt the catalogue to the code"
         )
-    at = source.index(mistake.find, start, end)
-    planted = source[:at] + mistake.replace + source[at + len(mistake.find) :]
-    # Where lines were removed, the one before them belongs to the same statement.
-    blank = len(mistake.find) - len(mistake.find.lstrip())
-    shown = at + blank if mistake.replace else at - 1
-    return planted, planted.count("\n", 0, shown) + 1
+    return source.index(mistake.find, start, end)
 
 
 def _extent(mistake: Mistake, source: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""An import hook that compiles one module with a mistake in it.
+"""Compiles modules from other source than their files hold: with a mistake, or with probes.
 
-Right before the statement with the mistake a probe counts how often it is reached: a mistake that
-no scenario reaches tells something else than one that is reached and goes unnoticed.
+A probe before a statement tells that a scenario reaches it. Until a run reaches a mistake it is the
+same as a run of the code as it is, so scenarios that do not reach it need not be run with it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
@@ -19,30 +19,24 @@ from quorumcast.core.errors import ensure
 _PROBE = "__mistake_reached__"
 
 
-class Reached:
-    """How often the statement with the mistake has been reached."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    def __call__(self) -> None:
-        """Once more."""
-        self.times += 1
-
-
-def probed(text: str, line: int) -> ast.Module:
-    """This source with a probe before the innermost statement on a line."""
+def probed(text: str, lines: Mapping[str, int]) -> ast.Module:
+    """This source with a probe of each name before the innermost statement on its line."""
     tree = ast.parse(text)
-    found: list[tuple[int, list[ast.stmt], int]] = [
-        ((statement.end_lineno or 0) - statement.lineno, block, place)
-        for block in _blocks(tree)
-        for place, statement in enumerate(block)
-        if statement.lineno <= line <= (statement.end_lineno or 0)
-        and not isinstance(statement, ast.FunctionDef | ast.ClassDef)
-    ]
-    if found:
-        _, block, place = min(found, key=lambda one: one[0])
-        probe = ast.Expr(ast.Call(ast.Name(_PROBE, ast.Load()), [], []))
+    places: list[tuple[int, list[ast.stmt], str]] = []
+    for name, line in lines.items():
+        found: list[tuple[int, int, list[ast.stmt]]] = [
+            ((statement.end_lineno or 0) - statement.lineno, place, block)
+            for block in _blocks(tree)
+            for place, statement in enumerate(block)
+            if statement.lineno <= line <= (statement.end_lineno or 0)
+            and not isinstance(statement, ast.FunctionDef | ast.ClassDef)
+        ]
+        ensure(bool(found), f"{name} is in no statement of a function")
+        _, place, block = min(found, key=lambda one: one[0])
+        places.append((place, block, name))
+    # From the end of each block on: what is inserted moves nothing that is still to come.
+    for place, block, name in sorted(places, key=lambda one: -one[0]):
+        probe = ast.Expr(ast.Call(ast.Name(_PROBE, ast.Load()), [ast.Constant(name)], []))
         block.insert(place, ast.copy_location(probe, block[place]))
     return ast.fix_missing_locations(tree)
 
@@ -67,25 +61,29 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, module: str, tree: ast.Module) -> None:
-        self._module = module
-        self._tree = tree
+    def __init__(self, trees: Mapping[str, ast.Module]) -> None:
+        self._trees = trees
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._module:
+        if fullname not in self._trees:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.origin is not None:
-            spec.loader = _Loader(fullname, spec.origin, self._tree)
+            spec.loader = _Loader(fullname, spec.origin, self._trees[fullname])
         return spec
 
 
-def import_instead(module: str, text: str, line: int) -> Reached:
-    """Let this module be made of this text when it is imported, which has not happened yet."""
-    ensure(module not in sys.modules, f"{module} is imported already")
-    reached = Reached()
-    setattr(builtins, _PROBE, reached)
-    sys.meta_path.insert(0, _Finder(module, probed(text, line)))
+def import_instead(trees: Mapping[str, ast.Module]) -> None:
+    """Let these modules be made of this when they are imported, which has not happened yet."""
+    early: Collection[str] = trees.keys() & sys.modules.keys()
+    ensure(not early, f"imported already: {', '.join(early)}")
+    sys.meta_path.insert(0, _Finder(trees))
+
+
+def collect_probes() -> dict[str, None]:
+    """The names of the probes that are reached from now on; to be cleared by the caller."""
+    reached: dict[str, None] = {}
+    setattr(builtins, _PROBE, lambda name: reached.setdefault(name))
     return reached

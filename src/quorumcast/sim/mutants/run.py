@@ -1,7 +1,9 @@
 """Goes through the catalogue and the known-bad variants, and says what noticed each mistake.
 
 In rounds, so that a bounded time is spent where it tells most: a few scenarios for every mistake,
-then more for those that nobody noticed, and so on. After the last round a known-bad variant meets
+then more for those that nobody noticed, and so on. Each round first finds out, on the code as it
+is, which scenarios reach which mistakes, and runs only those: before a run reaches a mistake it is
+the same run without it. After the last round a known-bad variant meets
 the attack that was written for it, and, if asked for, every mistake that is left the unit tests
 that name its module.
 """
@@ -24,13 +26,15 @@ from quorumcast.core.errors import UsageError
 from quorumcast.manifest.policy import POLICY_NAMES
 from quorumcast.sim.known_bad import try_variant
 from quorumcast.sim.mutants.mistakes import PACKAGE, Mistake, chosen_policies, read_catalogue
-from quorumcast.sim.mutants.worker import Answer, Caught, Task
+from quorumcast.sim.mutants.worker import Answer, Caught, Drawn, Task
 from quorumcast.sim.scenario import run_scenario
 from quorumcast.sim.variants import VARIANTS
 
 KNOWN_BAD = "known-bad"
 #: Scenarios per mistake after each round but the last one.
 ROUNDS = (30, 120)
+#: Scenarios that one process looks at to find out what they reach.
+CHUNK = 50
 #: Scenarios for a mistake that is judged equivalent, to see that nobody can tell after all; and for
 #: a known-bad variant, which has an attack of its own.
 FOR_EQUIVALENT, FOR_KNOWN_BAD = 30, 120
@@ -197,6 +201,8 @@ class Hunt:
             )
             for entry in chosen
         }
+        #: The mistakes that a scenario reaches.
+        self._reached: dict[Drawn, frozenset[str]] = {}
         #: Entries whose process failed, and what it said.
         self._broken: dict[str, str] = {}
         #: Whether the code as it is passes a scenario, as far as somebody asked.
@@ -207,6 +213,7 @@ class Hunt:
         """Everything."""
         depths = [*(depth for depth in ROUNDS if depth < self._seeds), self._seeds]
         for depth in depths:
+            self._find_reached(depth)
             self._each(f"up to {depth} scenarios", partial(self._deepen, depth=depth))
         for entry in self._entries:
             self._judge(entry)
@@ -252,24 +259,59 @@ class Hunt:
 
     # ---------------------------------------------------------------- scenarios
 
+    def _drawn(self, entry: Entry, first: int, depth: int) -> list[Drawn]:
+        """The scenarios of an entry from the first-th to the depth-th; its policies take turns."""
+        seeds = range(self._start + first, self._start + entry.depth(depth))
+        return [(seed, entry.policies[seed % len(entry.policies)]) for seed in seeds]
+
+    def _find_reached(self, depth: int) -> None:
+        """Find out which mistakes the scenarios of a round reach."""
+        wanted = {
+            drawn: None
+            for entry in self._left()
+            if not entry.known_bad
+            for drawn in self._drawn(entry, self._results[entry.id].scenarios, depth)
+            if drawn not in self._reached
+        }
+        parts = [list(wanted)[i : i + CHUNK] for i in range(0, len(wanted), CHUNK)]
+
+        def look(part: list[Drawn]) -> None:
+            if time.time() < self._until:
+                answer = work(Task(drawn=tuple(part), reach=True, until=self._until))
+                with self._lock:
+                    self._reached |= dict(zip(part, map(frozenset, answer.reached), strict=False))
+                    known, left = len(self._reached), len(wanted)
+                    self._progress(f"what scenarios reach: {known} known, {left} were lacking")
+
+        with ThreadPoolExecutor(self._jobs) as pool:
+            for _ in pool.map(look, parts):
+                pass
+
     def _deepen(self, entry: Entry, depth: int) -> None:
-        """Try scenarios until so many have been tried in all, or one notices the mistake."""
+        """Try scenarios until so many have been tried in all, or one notices the mistake.
+
+        Those that do not reach the mistake count as tried.
+        """
         result = self._results[entry.id]
-        depth = entry.depth(depth)
-        while result.scenarios < depth and time.time() < self._until:
+        if entry.mistake is not None:
+            entry.mistake.source()  # an entry that does not fit the code says so, once
+        while time.time() < self._until:
+            coming = self._drawn(entry, result.scenarios, depth)
+            everything = frozenset((entry.id,)) if entry.known_bad else frozenset()
+            chosen = [d for d in coming if entry.id in self._reached.get(d, everything)]
             task = Task(
-                name=entry.id,
-                known_bad=entry.known_bad,
-                policies=entry.policies,
-                start=self._start + result.scenarios,
-                count=depth - result.scenarios,
-                until=self._until,
+                name=entry.id, known_bad=entry.known_bad, drawn=tuple(chosen), until=self._until
             )
-            answer = work(task)
-            result.scenarios += answer.tried
-            result.reached += answer.reached
+            answer = work(task) if chosen else Answer(0)
+            result.reached += answer.tried
+            if answer.tried < len(chosen):
+                last = chosen[answer.tried - 1][0] + 1 if answer.tried else 0
+                result.scenarios = max(result.scenarios, last - self._start)
+            else:
+                result.scenarios += len(coming)
             if answer.caught is None:
                 return
+            result.scenarios = answer.caught.seed + 1 - self._start
             if self._is_clean(answer.caught):
                 result.by = answer.caught
                 return

@@ -8,34 +8,40 @@ that runs at the time, and the run reports that as a violation of Robustness.
 
 from __future__ import annotations
 
+import ast
 import resource
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import FrameType
 
 import msgspec
 
 from quorumcast.core.errors import UsageError
-from quorumcast.sim.mutants.mistakes import mistake_named
-from quorumcast.sim.mutants.planting import Reached, import_instead
+from quorumcast.sim.mutants.mistakes import line_of, mistake_named, read_catalogue
+from quorumcast.sim.mutants.planting import collect_probes, import_instead, probed
 
 #: Processor time of one scenario, many times what the slowest one takes; and memory of a worker.
 SCENARIO_S = 30.0
 MEMORY_BYTES = 4 << 30
 
 
+#: Seed and policy of a drawn scenario.
+Drawn = tuple[int, str]
+
+
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is to do."""
 
-    #: An id of the catalogue, or the name of a known-bad variant.
-    name: str
+    #: An id of the catalogue, or the name of a known-bad variant; empty: the code as it is.
+    name: str = ""
     known_bad: bool = False
-    policies: tuple[str, ...] = ()
-    start: int = 0
-    count: int = 0
+    #: Scenarios to be run until one breaks a property.
+    drawn: tuple[Drawn, ...] = ()
+    #: Whether to find out instead which mistakes of the catalogue these scenarios reach.
+    reach: bool = False
     #: When to stop although nothing was found, by `time.time()`.
     until: float = 0.0
     #: Arguments for pytest; with them tests are run, and no scenarios.
@@ -58,8 +64,8 @@ class Answer(msgspec.Struct, frozen=True):
 
     tried: int
     caught: Caught | None = None
-    #: Scenarios that reached the statement with the mistake.
-    reached: int = 0
+    #: The mistakes that each scenario reached.
+    reached: list[list[str]] = []
 
 
 class Hangs(Exception):
@@ -82,30 +88,45 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def run_scenarios(task: Task, probe: Reached) -> Answer:
-    """Drawn scenarios until a checker reports a violation; the policies take turns."""
+def run_scenarios(task: Task) -> Answer:
+    """Drawn scenarios until a checker reports a violation."""
     from quorumcast.sim.scenario import run_scenario
 
-    reached = 0
-    for tried in range(task.count):
+    for tried, (seed, policy) in enumerate(task.drawn):
         if time.time() > task.until:
-            return Answer(tried, reached=reached)
-        seed = task.start + tried
-        policy = task.policies[seed % len(task.policies)]
-        probe.times = 0
-        found: Caught | None = None
+            return Answer(tried)
         try:
             with limited(SCENARIO_S):
                 outcome = run_scenario(seed, policy)
         except Exception as error:  # before the cell runs: a campaign would end with it
             found = Caught("Robustness", f"{type(error).__name__}: {error}", seed, policy)
-        else:
-            for first in outcome.violations[:1]:
-                found = Caught(first.property, first.detail, seed, policy, outcome.adversary)
-        reached += probe.times > 0
-        if found is not None:
-            return Answer(tried + 1, found, reached)
-    return Answer(task.count, reached=reached)
+            return Answer(tried + 1, found)
+        for first in outcome.violations[:1]:
+            found = Caught(first.property, first.detail, seed, policy, outcome.adversary)
+            return Answer(tried + 1, found)
+    return Answer(len(task.drawn))
+
+
+def find_reached(task: Task) -> Answer:
+    """Which mistakes of the catalogue drawn scenarios reach, on the code as it is."""
+    lines: dict[str, dict[str, int]] = {}
+    texts: dict[str, str] = {}
+    for mistake in read_catalogue():
+        text = texts.setdefault(mistake.module, mistake.text())
+        with suppress(UsageError):  # an entry that does not fit is reported when it is planted
+            lines.setdefault(mistake.module, {})[mistake.id] = line_of(mistake, text)
+    import_instead({module: probed(texts[module], places) for module, places in lines.items()})
+    probes = collect_probes()
+    from quorumcast.sim.scenario import run_scenario
+
+    reached: list[list[str]] = []
+    for seed, policy in task.drawn:
+        if time.time() > task.until:
+            break
+        probes.clear()
+        run_scenario(seed, policy)
+        reached.append(list(probes))
+    return Answer(len(reached), reached=reached)
 
 
 def run_tests(task: Task) -> Answer:
@@ -134,17 +155,18 @@ def run_tests(task: Task) -> Answer:
 
 def carry_out(task: Task) -> Answer:
     """Plant the mistake and look for it."""
+    if task.reach:
+        return find_reached(task)
     planted: AbstractContextManager[None] = nullcontext()
-    probe = Reached()
     if task.known_bad:
         from quorumcast.sim.variants import planted as plant_variant
 
         planted = plant_variant(task.name)
     elif task.name:
         mistake = mistake_named(task.name)
-        probe = import_instead(mistake.module, *mistake.source())
+        import_instead({mistake.module: ast.parse(mistake.source())})
     with planted:
-        return run_tests(task) if task.tests else run_scenarios(task, probe)
+        return run_tests(task) if task.tests else run_scenarios(task)
 
 
 def main() -> None:
