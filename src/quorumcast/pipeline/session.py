@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.archive import archive_options
+from quorumcast.pipeline.interpreter import prepare_python
 from quorumcast.pipeline.java import prepare_java
 from quorumcast.pipeline.master import check_master, cores_of
 
@@ -74,7 +75,9 @@ def spark_session(
         if SparkSession.getActiveSession() is None:
             check_master(master)
             java = archive_options(prepare_java())
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            here = cores_of(master) is not None
+            python = prepare_python() if here else sys.executable
+            os.environ.setdefault("PYSPARK_PYTHON", python)
         chosen = {**_defaults(cores_of(master), brief, java, stateful), **chosen}
         builder = builder.master(master)
     for key, value in chosen.items():
