@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.runtime.world import PATIENCE_S, Heard, RawPeer, keyring, plan, run, until
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel, NodeId
+from quorumcast.core.ids import Channel, NodeId, at_seat
 from quorumcast.core.messages import Refuse
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
@@ -177,6 +177,46 @@ def test_outbox_peer_that_does_not_read_messages_are_dropped_within_the_bounds()
     run(main())
 
 
+def test_outboxes_of_all_seats_of_an_identity_have_one_bound_and_deaf_links_are_closed() -> None:
+    cell = plan(1)
+    limits = replace(QUICK, outbox_bytes=4 * 1024 * 1024, deaf_s=0.05)
+
+    async def main() -> None:
+        heard = Heard()
+        broker = await listening(cell, heard, limits)
+        loop = asyncio.get_running_loop()
+        identity = cell.identities[ALICE]
+        seats = [at_seat(ALICE, seat) for seat in range(8)]
+
+        def sit(seat: int) -> RawPeer:
+            peer = RawPeer(
+                cell.manifest.brokers[0].port, cell.manifest.keyring(identity.at_seat(seat))
+            )
+            peer.greet(BROKER)
+            return peer
+
+        deaf = [await loop.run_in_executor(None, sit, seat) for seat in range(8)]
+        await until(lambda: sorted(heard.up) == sorted(seats))
+        body = bytes(256 * 1024)
+        while len(heard.down) < len(seats):
+            broker.send(tuple(seats), word(), (body,))
+            assert broker.sizes()["links.outbox_bytes"] <= limits.outbox_bytes
+            await asyncio.sleep(0.001)
+        assert sorted(heard.down) == sorted(seats)
+        assert broker.telemetry.drops["outbox-full"]
+        assert broker.telemetry.drops["deaf"] == 8
+        assert broker.sizes()["links.outbox_bytes"] == 0
+        returning = transport(cell, "alice", Heard())
+        returning.call_peers()
+        await until(lambda: heard.up[-1] == ALICE and len(heard.up) == 9)
+        for peer in deaf:
+            peer.close()
+        await returning.close()
+        await broker.close()
+
+    run(main())
+
+
 def test_peer_that_comes_back_replaces_its_older_link() -> None:
     cell = plan(1)
 
@@ -278,18 +318,68 @@ def test_impostor_that_only_knows_a_name_neither_replaces_nor_announces_itself()
 
 
 @pytest.mark.parametrize("limits", [{"strangers": 5}, {"strangers_per_address": 5}])
-def test_strangers_beyond_the_limit_are_refused(limits: dict[str, int]) -> None:
+def test_strangers_beyond_the_limit_the_oldest_gives_way(limits: dict[str, int]) -> None:
     cell = plan(1)
 
     async def main() -> None:
         broker = await listening(cell, Heard(), replace(QUICK, **limits))
         port = cell.manifest.brokers[0].port
         connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
-        await until(lambda: broker.telemetry.drops["too-many-connections"] == 7)
+        await until(lambda: broker.telemetry.drops["gave-way"] == 7)
         assert broker.sizes()["links.strangers"] == 5
+        for reader, _ in connections[:7]:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        assert not any(reader.at_eof() for reader, _ in connections[7:])
         for _, writer in connections:
             writer.close()
         await broker.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", ["alice", "broker-1"])
+def test_node_that_returns_among_silent_strangers_and_false_claims_gets_in(name: str) -> None:
+    """Whoever has greeted is safe from the silent; a name is safe from other names."""
+    cell = plan(2)
+    limits = replace(
+        QUICK, strangers=4, strangers_per_address=4, claims_per_name=2, claims_of_clients=4
+    )
+    thieves = [
+        Keyring(
+            Identity.generate(NodeId(claimed)), cell.manifest.cell, 1, cell.manifest.directory(),
+            keyring(cell, "alice").factory,
+        )
+        for claimed in ("alice", "bob", "carol", "dave", "broker-1")
+    ]  # fmt: skip
+
+    async def main() -> None:
+        heard = Heard()
+        broker = transport(cell, "broker-2", heard, limits)
+        port = cell.manifest.brokers[1].port
+        await broker.listen("127.0.0.1", port)
+        loop = asyncio.get_running_loop()
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+
+        def claim(keys: Keyring) -> RawPeer:
+            peer = RawPeer(port, keys)
+            peer.hello(peer.greeter.hello(NodeId("broker-2")))
+            return peer
+
+        false = [await loop.run_in_executor(None, claim, keys) for keys in thieves * 4]
+        sizes = broker.sizes()
+        assert sizes["links.strangers"] <= 4 + 4 + 2
+        returning = transport(cell, name, Heard())
+        returning.call_peers()
+        await until(lambda: heard.up == [name])
+        silent += [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        assert heard.down == []
+        await returning.close()
+        await broker.close()
+        for peer in false:
+            peer.close()
+        for _, writer in silent:
+            writer.close()
 
     run(main())
 

@@ -6,7 +6,7 @@ import pytest
 from tests.runtime.world import run
 
 import quorumcast
-from quorumcast.testing import LocalCluster
+from quorumcast.testing import LocalCluster, cluster
 
 
 @pytest.mark.runtime
@@ -34,3 +34,13 @@ def test_brokers_are_waited_for_until_all_have_executed_what_was_acknowledged() 
         places = [cluster.status(name)["logs"]["byzantine"]["executed"] for name in cluster.brokers]
     assert len(set(places)) == 1
     assert places[0] > 0
+
+
+def test_free_ports_that_were_chosen_come_again_only_after_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Somebody may still call there: nodes of a cell that has ended."""
+    monkeypatch.setattr(cluster, "_PORTS", cluster._PORTS[:40])
+    monkeypatch.setattr(cluster, "_chosen", {})
+    rounds = [port for _ in range(8) for port in cluster.free_ports(4)]
+    assert len(set(rounds)) == len(rounds)

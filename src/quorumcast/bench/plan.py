@@ -76,6 +76,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     skip: bool = True
     #: The role of one more client that is not counted; where the fault is a client's, its role.
     guest: str = ""
+    #: How many clients flood (`bench.flooder`), with what, and at how many seats each.
+    flooders: int = 0
+    flood: str = ""
+    flood_seats: int = 1
     digest: str = "auto"
     tls: bool = False
     #: Whether brokers have on disk what they vouch for; with total order, the publications too.
@@ -170,14 +174,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return str(entry.role.value)
 
     def workers(self) -> list[tuple[str, int]]:
-        """Role and index of every client process; a guest comes last."""
+        """Role and index of every client process; a guest, and those that flood, come last."""
         found = [("publisher", index) for index in range(self.publishers)]
         found += [("subscriber", index) for index in range(self.subscribers)]
         if self.guest_role == Role.PUBLISHER.value:
             found.append(("publisher", self.publishers))
         elif self.guest_role == Role.SUBSCRIBER.value:
             found.append(("subscriber", self.subscribers))
-        return found
+        return found + [("flooder", index) for index in range(self.flooders)]
 
     def name_of(self, role: str, index: int) -> str:
         """The client that a process is."""

@@ -166,9 +166,8 @@ class Bench:
             lifeline = self._cluster.lifeline
             arguments = [str(self._directory), role, str(index), str(lifeline)]
             with (self._directory / f"{name}.log").open("wb") as log:
-                worker = PROCESSES.start(
-                    "quorumcast.bench.worker", *arguments, output=log, keep=[lifeline]
-                )
+                module = f"quorumcast.bench.{'flooder' if role == 'flooder' else 'worker'}"
+                worker = PROCESSES.start(module, *arguments, output=log, keep=[lifeline])
             self._workers.append((name, worker))
             self._processes.watch(role, worker.pid)
 

@@ -12,7 +12,7 @@ from quorumcast.cli.progress import Progress
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from quorumcast.bench import faults, fit, freeman, soak
+    from quorumcast.bench import faults, fit, floods, freeman, soak
     from quorumcast.bench.plan import Plan, Report
     from quorumcast.bench.replay import ReplayReport
     from quorumcast.bench.run import Progress as Stages
@@ -23,7 +23,8 @@ FREEMAN = "freeman"
 FAULTS = "faults"
 FIT = "fit"
 SOAK = "soak"
-SUITES = (FREEMAN, FAULTS, FIT, SOAK)
+FLOODS = "floods"
+SUITES = (FREEMAN, FAULTS, FIT, SOAK, FLOODS)
 
 
 def bench(
@@ -75,7 +76,8 @@ def bench(
             help="'freeman': his policies side by side, against his figures. "
             "'faults': every fault of the catalogue against the fault-free rate. "
             "'fit': FIT-Broker's five tests of its four kinds, against its figures. "
-            "'soak': total order while brokers are killed, paused, cut off and wiped."
+            "'soak': total order while brokers are killed, paused, cut off and wiped. "
+            "'floods': what a client that floods brokers leaves to the others."
         ),
     ] = "",
     runs: Annotated[int, typer.Option(help="With --suite: runs per line; the median counts.")] = 1,
@@ -127,7 +129,7 @@ def bench(
         trace=str(trace.resolve()) if trace else "",
         observe=str(observe) if observe else "",
     )
-    if observe and (workload is not None or suite in (FIT, SOAK)):
+    if observe and (workload is not None or suite in (FIT, SOAK, FLOODS)):
         raise UsageError(
             f"--observe is for single runs and the suites {FREEMAN!r} and {FAULTS!r}; leave it out"
         )
@@ -234,7 +236,8 @@ def _suite(name: str, plan: Plan, runs: int, json_: bool) -> None:
         raise UsageError(f"there is no suite {name!r}; choose one of {', '.join(SUITES)}")
     if runs < 1:
         raise UsageError("--runs must be 1 or more")
-    suite = {FREEMAN: _freeman, FIT: _fit, SOAK: _soak}.get(name, _faults)
+    suites = {FREEMAN: _freeman, FIT: _fit, SOAK: _soak, FLOODS: _floods}
+    suite = suites.get(name, _faults)
     with Progress() as shown:
         suite(plan, runs, json_, shown)
 
@@ -400,5 +403,55 @@ def _faults_table(plan: Plan, lines: list[faults.Line]) -> Any:
             ),
             str(line.evidence),
             style="red" if under or not line.sound else "",
+        )
+    return table
+
+
+def _floods(plan: Plan, runs: int, json_: bool, progress: Stages) -> None:
+    import msgspec
+
+    from quorumcast.bench.floods import run_floods
+
+    chosen = msgspec.structs.replace(plan, fault="", flood=plan.fault)
+    lines = [line for _ in range(runs) for line in run_floods(chosen, progress)]
+    if json_:
+        print_json([{**msgspec.to_builtins(line), "sound": line.sound} for line in lines])
+    else:
+        console().print(_floods_table(lines))
+    if not all(line.sound for line in lines):
+        raise typer.Exit(1)
+
+
+def _floods_table(lines: list[floods.Line]) -> Any:
+    from rich.table import Table
+
+    from quorumcast.bench.floods import LEAST_KEPT, LONGEST_ANSWER_S, MOST_SHARE
+
+    table = Table(
+        title="What a client that floods brokers leaves to the others",
+        caption=f"red: more than {MOST_SHARE:.0%} of the brokers' time for the flood, less than "
+        f"{LEAST_KEPT:.0%} of what the rest allows for the others, a status page that took longer "
+        f"than {LONGEST_ANSWER_S:g} s, or a loss",
+    )
+    table.add_column("flood")
+    table.add_column("policy")
+    for column in (
+        "events/s alone", "beside it", "its share", "kept", "status page", "paused", "disconnected",
+        "lost",
+    ):  # fmt: skip
+        table.add_column(column, justify="right")
+    for line in lines:
+        table.add_row(
+            line.flood,
+            line.policy,
+            f"{line.alone_per_s:,.0f}",
+            f"{line.events_per_s:,.0f}",
+            f"{line.share:.0%}",
+            f"{line.kept:.0%}",
+            f"{line.status_page_s:.2f} s",
+            str(line.paused),
+            str(line.disconnected),
+            str(line.lost),
+            style="" if line.sound else "red",
         )
     return table

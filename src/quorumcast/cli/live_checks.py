@@ -44,6 +44,7 @@ def check_brokers(
             findings += _epoch(manifest, broker.id, row, directory)
             findings += _conduct(broker.id, row)
             findings += _links(broker.id, row, troubles)
+            findings += _floods(broker.id, row)
     answering = {name: row for name, row in rows.items() if is_broker(row, name, manifest.cell)}
     findings += _lost_stores(answering)
     findings += _suspects(manifest, answering)
@@ -199,6 +200,20 @@ def _links(name: str, row: Row, troubles: dict[str, str]) -> list[Finding]:
             why = f" ({link['trouble']})" if link["trouble"] else ""
             says = f"it has no link to {peer}{why}"
             advice = "check the network between the two"
+            findings.append(Finding(name, "warning", says, advice))
+    return findings
+
+
+def _floods(name: str, row: Row) -> list[Finding]:
+    """Clients that asked for more than a broker could give them beside the others."""
+    findings: list[Finding] = []
+    for client, load in row.get("load", {}).items():
+        if load["disconnected"]:
+            says = (
+                f"it has disconnected {client} {load['disconnected']} times, because its requests "
+                f"took too much processor time ({load['requests_s']:,.1f} s in all)"
+            )
+            advice = f"see what {client} does; if it means harm, remove it from the manifest"
             findings.append(Finding(name, "warning", says, advice))
     return findings
 

@@ -47,6 +47,7 @@ from quorumcast.runtime.epochs import (
     recall,
     stamp_of,
 )
+from quorumcast.runtime.fairness import Load
 from quorumcast.runtime.http import HttpServer
 from quorumcast.runtime.identities import identity_for, settle_identity
 from quorumcast.runtime.limits import TransportLimits
@@ -132,6 +133,7 @@ class BrokerNode:
             self.keyring,
             self,
             limits=settings.limits,
+            fair=True,
             telemetry=self.telemetry,
             on_other_epoch=lambda epoch: self._read_soon(),
             on_proof=self._on_proof,
@@ -376,6 +378,10 @@ class BrokerNode:
         """Why a peer that we call has no link."""
         trouble = self.transport.troubles().get(peer)
         return "" if trouble is None else trouble.sentence
+
+    def load(self) -> dict[NodeId, Load]:
+        """What each identity has cost."""
+        return self.transport.load()
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""

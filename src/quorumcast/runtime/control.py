@@ -30,6 +30,7 @@ from quorumcast.faults.catalogue import CATALOGUE, make_fault
 from quorumcast.faults.contract import FaultContext, Role
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
+from quorumcast.runtime.fairness import Load
 from quorumcast.runtime.http import (
     Handler,
     Request,
@@ -74,6 +75,10 @@ class Controlled(Protocol):
 
     def trouble(self, peer: NodeId) -> str:
         """Why a peer that we call has no link."""
+        ...
+
+    def load(self) -> dict[NodeId, Load]:
+        """What each identity has cost."""
         ...
 
     def sizes(self) -> dict[str, int]:
@@ -152,6 +157,7 @@ class Control:
             "streams": node.streams(),
             "logs": node.logs(),
             "catching_up": node.catching_up(),
+            "load": {name: msgspec.to_builtins(load) for name, load in node.load().items()},
             "sizes": node.sizes(),
             "store": node.storage(),
             "disk": node.disk(),
@@ -165,7 +171,7 @@ class Control:
 
         node = self._node
         collector = Collector(
-            node.telemetry, node.sizes, node.peers, node.storage, node.catching_up
+            node.telemetry, node.sizes, node.peers, node.load, node.storage, node.catching_up
         )
         content_type = "text/plain; version=0.0.4; charset=utf-8"
         return Response(HTTPStatus.OK, exposition(collector), content_type)

@@ -329,6 +329,7 @@ class Driver:
             self._store.forget(effect.kind, effect.owner, effect.below, effect.since)
 
     def _on_drop(self, effect: Drop) -> None:
+        self.telemetry.dropped += 1
         self.telemetry.drops[effect.reason.value] += 1
 
     def _on_suspect(self, effect: Suspect) -> None:

@@ -67,15 +67,18 @@ def sentence_of(farewell: Farewell) -> str:
 class Greeter:
     """Greets and judges greetings for one node in one epoch."""
 
-    __slots__ = ("_keyring", "_left", "_nonce", "_shown")
+    __slots__ = ("_barred", "_keyring", "_left", "_nonce", "_shown")
 
     def __init__(
         self,
         keyring: Keyring,
         nonce: Callable[[], bytes] = lambda: secrets.token_bytes(NONCE_SIZE),
         proof: Callable[[], bytes] = lambda: b"",
+        barred: Callable[[NodeId], str] = lambda peer: "",
     ) -> None:
         self._keyring = keyring
+        #: Why a node of the manifest is kept out for now; empty if it is not.
+        self._barred = barred
         self._nonce = nonce
         #: What shows to those in an older epoch that this one was decided.
         self._shown = proof
@@ -162,4 +165,4 @@ class Greeter:
             return f"you call yourself {self.name}, and that is who I am: use your own identity"
         if len(hello.nonce) != NONCE_SIZE:
             return f"a greeting carries a nonce of {NONCE_SIZE} bytes"
-        return None
+        return self._barred(hello.sender) or None

@@ -8,12 +8,19 @@ import msgspec
 class TransportLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What peers and strangers may cost."""
 
-    #: Bytes and messages that wait for one peer.
+    #: Bytes that wait for one identity, at all its seats, and messages that wait on one link.
     outbox_bytes: int = 32 * 1024 * 1024
     outbox_messages: int = 16_384
-    #: Connections whose greeting is not finished, in all and from one address.
+    #: A link that has taken nothing for so long while there was no room for more is closed.
+    deaf_s: float = 5.0
+    #: Connections that have not said who they are, in all and from one address.
     strangers: int = 512
     strangers_per_address: int = 128
+    #: Connections that have said it and not proven it: of one name from one address, of all
+    #: clients, and of all brokers.
+    claims_per_name: int = 8
+    claims_of_clients: int = 256
+    claims_of_brokers: int = 256
     #: How long a greeting may take.
     greeting_timeout_s: float = 5.0
     #: How long a connection attempt may take.

@@ -11,6 +11,9 @@ may send a greeting, a proven peer a packet. A link goes through these phases an
 Received frames that no session opens are dropped and counted; the link stays, as the next frame may
 be good. A wrong length ends the link, because nobody knows where the next frame would start.
 
+What was read is handled in small pieces (`work`), so that the transport can turn to other links in
+between (`runtime.fairness`): a frame that is opened, then a few of its messages at a time.
+
 The outbox collects what waits for the peer; `flush` seals all of it into one packet (several only
 where one would break the limits of a packet) and writes once. While the socket is full nothing is
 sealed: the outbox fills up to its bounds, and beyond them messages to this peer are dropped, which
@@ -27,7 +30,7 @@ from typing import Protocol, cast
 
 from quorumcast.core import limits
 from quorumcast.core.ids import NodeId
-from quorumcast.core.messages import Displaced
+from quorumcast.core.messages import AnyMessage, ChainRun, Displaced, Offer, Publish
 from quorumcast.crypto.session import (
     Farewell,
     Hello,
@@ -38,6 +41,7 @@ from quorumcast.crypto.session import (
     Welcome,
     encode_parcel,
 )
+from quorumcast.runtime.fairness import Account, Piece
 from quorumcast.runtime.greeting import (
     MAX_ANSWER_BYTES,
     MAX_GREETING_BYTES,
@@ -57,6 +61,10 @@ KEPT_BUFFER = 4 * 1024 * 1024
 WRITE_HIGH = 512 * 1024
 #: One packet carries at most this much, so that a large backlog does not travel as one huge frame.
 PACKET_BYTES = limits.MAX_HEADER_BYTES // 2
+#: Messages that a machine is handed at a time, where the link has an account.
+PIECE_MESSAGES = 16
+#: Streams on which a peer has published, as far as its link remembers.
+STREAMS_REMEMBERED = 1024
 #: A link that ends gets this long to write what waits.
 CLOSE_GRACE_S = 2.0
 
@@ -64,6 +72,10 @@ CLOSE_GRACE_S = 2.0
 _LENGTH = struct.Struct(">I")
 #: Opens and proves nothing; a real session takes its place when the peers have greeted.
 _NO_SESSION = Session(lambda data: b"", lambda data: b"none")
+
+
+#: What clients send that is of use to others.
+_PUBLICATIONS = frozenset({Publish, ChainRun, Offer})
 
 
 def _ignore(frame: memoryview) -> None:
@@ -77,8 +89,10 @@ class Lost(enum.Enum):
     GREETING_REFUSED = "greeting-refused"
     NOT_WHO_WE_CALLED = "not-who-we-called"
     GREETING_TIMEOUT = "greeting-timeout"
-    TOO_MANY_CONNECTIONS = "too-many-connections"
+    GAVE_WAY = "gave-way"
+    OVER_BUDGET = "over-budget"
     OUTBOX_FULL = "outbox-full"
+    DEAF = "deaf"
     NOT_CONNECTED = "not-connected"
 
 
@@ -98,7 +112,15 @@ class LinkOwner(Protocol):
     telemetry: Telemetry
 
     def connection_made(self, link: Link) -> bool:
-        """A socket is there; False if there are too many."""
+        """A socket is there; False if nobody is greeted any more."""
+        ...
+
+    def arrived(self, link: Link) -> None:
+        """Something was read: let the link `work`."""
+        ...
+
+    def greeted(self, link: Link) -> None:
+        """A stranger has said, without proof, who it is."""
         ...
 
     def link_open(self, link: Link) -> None:
@@ -146,10 +168,16 @@ class Link(asyncio.BufferedProtocol):
         self.outbox: list[Parcel] = []
         #: Bytes in `outbox`, bodies included.
         self.outbox_bytes = 0
+        #: Of these, what the peer has asked for.
+        self.answer_bytes = 0
+        #: Whose processor time and memory this link uses; None until the peer is proven.
+        self.account: Account | None = None
+        #: Whether somebody measures what the peer costs.
+        self.is_measured = False
         #: Whether the transport has this link on its list for the next flush.
         self.listed = False
-        #: Whether the socket's buffer is full.
-        self.full = False
+        #: Since when the socket's buffer is full; None if it takes bytes.
+        self.full_since: float | None = None
         #: Whether the link ever got as far as OPEN.
         self.was_open = False
         #: Set when the socket is gone.
@@ -162,8 +190,18 @@ class Link(asyncio.BufferedProtocol):
         self._largest = MAX_GREETING_BYTES if to is None else MAX_ANSWER_BYTES
         self._buffer = bytearray(STRANGER_BUFFER)
         self._view = memoryview(self._buffer)
-        #: Bytes of `_buffer` that are filled; frames are always taken from its start.
+        #: Bytes of `_buffer` that are filled, and of these, handled already.
         self._filled = 0
+        self._start = 0
+        #: Bytes of the frame that has come in part.
+        self._wanted = 0
+        #: Messages of the packet that was opened last, and how many of them are handled.
+        self._opened: Opened = []
+        self._handed = 0
+        #: Whether nothing is read until what was read is handled.
+        self._is_held = False
+        #: Streams on which the peer has published here; at most STREAMS_REMEMBERED.
+        self._streams: dict[tuple[str, int], None] = {}
 
     # ------------------------------------------------------------- the socket
 
@@ -177,8 +215,7 @@ class Link(asyncio.BufferedProtocol):
             return
         self._transport.set_write_buffer_limits(high=WRITE_HIGH)
         if not self._owner.connection_made(self):
-            self._drop(Lost.TOO_MANY_CONNECTIONS.value)
-            self.abort("too many connections wait for their greeting")
+            self.abort("this node is ending")
         elif self.phase is Phase.CALLING:
             self._hello = self._greeter.hello(self.peer)
             self._write(encode_greeting(self._hello))
@@ -192,8 +229,8 @@ class Link(asyncio.BufferedProtocol):
         if not self.farewell:
             self.farewell = f"the connection broke ({exc})" if exc else "the connection was closed"
         self.phase = Phase.CLOSED
-        self.outbox.clear()
-        self.outbox_bytes = 0
+        self._empty_outbox()
+        self._opened = []
         # A bound method would keep a dead link alive until the next collection.
         self._take = _ignore
         self.gone.set()
@@ -204,38 +241,106 @@ class Link(asyncio.BufferedProtocol):
         return self._view[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take every whole frame out of the buffer."""
+        """Something was read."""
         if self.phase is Phase.CLOSED:
-            self._filled = 0
+            self._filled = self._start = 0
             return
-        filled = self._filled + nbytes
-        view = self._view
-        start = 0
-        wanted = 0
-        while filled - start >= 4:
-            (length,) = _LENGTH.unpack_from(view, start)
-            end = start + 4 + length
-            if length > self._largest:
-                self._drop(Refusal.OVERSIZED.value)
-                self.abort("a frame was longer than allowed")
-                return
-            if end > filled:
-                wanted = end - start
-                break
-            self._take(view[start + 4 : end])
-            if self._ended():
-                self._filled = 0
-                return
-            start = end
-        self._filled = filled - start
-        if start and self._filled:
-            view[: self._filled] = view[start:filled]
-        size = len(self._buffer)
-        if self._filled == size or (not self._filled and not self._usual() <= size <= KEPT_BUFFER):
-            self._resize(wanted)
+        self._filled += nbytes
+        self._owner.arrived(self)
 
-    def _ended(self) -> bool:
-        return self.phase is Phase.CLOSED
+    def work(self) -> Piece:
+        """Open the next whole frame, or hand on the next messages of the last one."""
+        if self._opened:
+            return self._hand_on()
+        start, filled = self._start, self._filled
+        self._wanted = 0
+        if filled - start < 4 or self.phase is Phase.CLOSED:
+            return Piece.NOTHING
+        (length,) = _LENGTH.unpack_from(self._view, start)
+        end = start + 4 + length
+        if length > self._largest:
+            self._drop(Refusal.OVERSIZED.value)
+            self.abort("a frame was longer than allowed")
+            return Piece.NOTHING
+        if end > filled:
+            self._wanted = end - start
+            return Piece.NOTHING
+        self._start = end
+        self._take(self._view[start + 4 : end])
+        if self._opened and type(self._opened[0][0]) in _PUBLICATIONS:
+            return Piece.WORK
+        return Piece.REQUEST
+
+    def _hand_on(self) -> Piece:
+        """Give the machine the next messages: publications a few at a time, requests singly."""
+        opened, first = self._opened, self._handed
+        piece, count = Piece.WORK, min(len(opened) - first, PIECE_MESSAGES)
+        if self.account is not None and not self.account.is_broker:
+            for n in range(count):
+                if not self._continues(opened[first + n][0]):
+                    piece, count = (Piece.WORK, n) if n else (Piece.REQUEST, 1)
+                    break
+        self._handed += count
+        whole = count == len(opened)
+        if self._handed >= len(opened):
+            self._opened, self._handed = [], 0
+        telemetry, waiting = self._telemetry, self.outbox_bytes
+        dropped = telemetry.dropped
+        self._receive(self.peer, opened if whole else opened[first : first + count])
+        if telemetry.dropped != dropped:
+            piece = Piece.DROPPED
+        if piece is not Piece.WORK:
+            self.answer_bytes += max(0, self.outbox_bytes - waiting)
+        return piece
+
+    def _continues(self, message: AnyMessage) -> bool:
+        """Whether this is a publication on a stream that the peer has used before."""
+        if type(message) not in _PUBLICATIONS:
+            return False
+        stream = message.stream  # type: ignore[union-attr]
+        key = (stream.channel, stream.incarnation)
+        streams = self._streams
+        if key in streams:
+            return True
+        if len(streams) >= STREAMS_REMEMBERED:
+            del streams[next(iter(streams))]
+        streams[key] = None
+        return False
+
+    def is_done(self) -> bool:
+        """Whether nothing is left to do until more is read."""
+        if self.phase is Phase.CLOSED:
+            return True
+        left = self._filled - self._start
+        if self._opened or left < 4:
+            return not self._opened
+        (length,) = _LENGTH.unpack_from(self._view, self._start)
+        return bool(left < 4 + length <= 4 + self._largest)
+
+    def unread_bytes(self) -> int:
+        """Bytes that were read and not handled; an opened packet counts as its messages."""
+        return self._filled - self._start + 64 * (len(self._opened) - self._handed)
+
+    def hold(self) -> None:
+        """Read nothing until what was read is handled."""
+        if not self._is_held:
+            self._is_held = True
+            self.pause_reading()
+
+    def release(self) -> None:
+        """All whole frames are handled: make room for the next, and read on."""
+        left = self._filled - self._start
+        if self.phase is Phase.CLOSED:
+            left = 0
+        elif self._start and left:
+            self._view[:left] = self._view[self._start : self._filled]
+        self._filled, self._start = left, 0
+        size = len(self._buffer)
+        if left == size or (not left and not self._usual() <= size <= KEPT_BUFFER):
+            self._resize(self._wanted)
+        if self._is_held:
+            self._is_held = False
+            self.resume_reading()
 
     def _usual(self) -> int:
         return PEER_BUFFER if self.phase is Phase.OPEN else STRANGER_BUFFER
@@ -254,11 +359,11 @@ class Link(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """The socket's buffer is full: seal nothing more."""
-        self.full = True
+        self.full_since = asyncio.get_running_loop().time()
 
     def resume_writing(self) -> None:
         """The socket takes bytes again."""
-        self.full = False
+        self.full_since = None
         self._owner.link_ready(self)
 
     # ---------------------------------------------------------------- reading
@@ -274,6 +379,13 @@ class Link(asyncio.BufferedProtocol):
         telemetry.bytes_in += len(frame)
         if len(opened) == 1 and type(opened[0][0]) is Displaced:
             self._on_displaced()
+        else:
+            self._accept(opened)
+
+    def _accept(self, opened: Opened) -> None:
+        """Handle these messages, piece by piece where somebody watches what they cost."""
+        if self.is_measured:
+            self._opened, self._handed = opened, 0
         elif opened:
             self._receive(self.peer, opened)
 
@@ -290,8 +402,7 @@ class Link(asyncio.BufferedProtocol):
             self._drop(opened.value)
             return
         self._become_open()
-        if opened:
-            self._receive(self.peer, opened)
+        self._accept(opened)
 
     def _on_hello(self, frame: memoryview) -> None:
         hello = decode_greeting(bytes(frame))
@@ -312,6 +423,7 @@ class Link(asyncio.BufferedProtocol):
         self.peer = hello.sender
         self.phase = Phase.UNPROVEN
         self._take = self._on_proof
+        self._owner.greeted(self)
         self._write(encode_greeting(welcome))
 
     def _on_answer(self, frame: memoryview) -> None:
@@ -346,14 +458,13 @@ class Link(asyncio.BufferedProtocol):
     def flush(self) -> None:
         """Seal what waits into one packet and write it; nothing while the socket is full."""
         parcels = self.outbox
-        if not parcels or self.full or self.phase is not Phase.OPEN:
+        if not parcels or self.full_since is not None or self.phase is not Phase.OPEN:
             return
         if self.outbox_bytes <= PACKET_BYTES and len(parcels) <= limits.MAX_MESSAGES:
-            self.outbox = []
-            self.outbox_bytes = 0
+            self._empty_outbox()
             self._write_packet(parcels)
             return
-        while self.outbox and not self.full:
+        while self.outbox and self.full_since is None:
             self._write_packet(self._next_packet())
 
     def _next_packet(self) -> list[Parcel]:
@@ -367,8 +478,25 @@ class Link(asyncio.BufferedProtocol):
             count += 1
         parcels = self.outbox[:count]
         del self.outbox[:count]
-        self.outbox_bytes -= total
+        self._leave_outbox(total)
         return parcels
+
+    def enter_outbox(self, parcel: Parcel, size: int) -> None:
+        """Let a message wait for the next flush."""
+        self.outbox.append(parcel)
+        self.outbox_bytes += size
+        if self.account is not None:
+            self.account.outbox_bytes += size
+
+    def _leave_outbox(self, size: int) -> None:
+        self.outbox_bytes -= size
+        self.answer_bytes = min(self.answer_bytes, self.outbox_bytes)
+        if self.account is not None:
+            self.account.outbox_bytes -= size
+
+    def _empty_outbox(self) -> None:
+        self.outbox = []
+        self._leave_outbox(self.outbox_bytes)
 
     def _write_packet(self, parcels: list[Parcel]) -> None:
         pieces = self._session.seal_in_pieces(parcels)
@@ -402,8 +530,8 @@ class Link(asyncio.BufferedProtocol):
 
     def displace(self) -> None:
         """The peer has proven itself on another link: tell this end of it, and end the link."""
-        self.outbox = [encode_parcel(Displaced(), ())]
-        self.outbox_bytes = 0
+        self._empty_outbox()
+        self.enter_outbox(encode_parcel(Displaced(), ()), 0)
         self.close(f"{self.peer} connected again")
 
     def abort(self, reason: str) -> None:
@@ -419,6 +547,12 @@ class Link(asyncio.BufferedProtocol):
         if self.phase not in (Phase.OPEN, Phase.CLOSED):
             self._drop(Lost.GREETING_TIMEOUT.value)
             self.abort(f"{self.peer or 'the peer'} did not finish its greeting in time")
+
+    def give_way(self) -> None:
+        """Too many connections wait for their greeting, and this one is the oldest of its kind."""
+        if self.phase not in (Phase.OPEN, Phase.CLOSED):
+            self._drop(Lost.GAVE_WAY.value)
+            self.abort("it gave way to a newer connection before its greeting was complete")
 
     def pause_reading(self) -> None:
         """Take nothing from the socket for a while (back-pressure)."""

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from quorumcast.core.ids import NodeId
+from quorumcast.runtime.fairness import Load
 from quorumcast.runtime.telemetry import Telemetry, cpu_seconds, rss_bytes
 
 
@@ -22,12 +23,14 @@ class Collector:
         telemetry: Telemetry,
         sizes: Callable[[], dict[str, int]],
         peers: Callable[[], Iterable[NodeId]],
+        load: Callable[[], dict[NodeId, Load]],
         storage: Callable[[], dict[str, int]],
         catching_up: Callable[[], list[str]],
     ) -> None:
         self._telemetry = telemetry
         self._sizes = sizes
         self._peers = peers
+        self._load = load
         self._storage = storage
         self._catching_up = catching_up
 
@@ -54,6 +57,7 @@ class Collector:
         for peer in self._peers():
             connected.add_metric([peer], 1)
         yield connected
+        yield from self._costs()
         sizes = GaugeMetricFamily(
             "quorumcast_container_size", "what is kept for peers", labels=["container"]
         )
@@ -66,6 +70,20 @@ class Collector:
         yield GaugeMetricFamily("quorumcast_catching_up", "what it still waits for", value=waits)
         yield GaugeMetricFamily("quorumcast_rss_bytes", "resident memory", value=rss_bytes())
         yield CounterMetricFamily("quorumcast_cpu_seconds", "processor time", value=cpu_seconds())
+
+    def _costs(self) -> Iterable[Metric]:
+        """What each identity costs: processor time, and what it led to."""
+        families: tuple[tuple[str, str, Callable[[Load], float]], ...] = (
+            ("cpu_seconds", "processor time spent on an identity", lambda load: load.cpu_s),
+            ("request_seconds", "of this, for its requests", lambda load: load.requests_s),
+            ("pauses", "how often its requests were paused", lambda load: load.paused),
+            ("disconnections", "how often it was disconnected", lambda load: load.disconnected),
+        )
+        for name, about, value in families:
+            family = CounterMetricFamily(f"quorumcast_peer_{name}", about, labels=["peer"])
+            for peer, load in self._load().items():
+                family.add_metric([peer], value(load))
+            yield family
 
 
 def exposition(collector: Collector) -> bytes:

@@ -37,8 +37,13 @@ class Strain:
 
 def wanted_s() -> float:
     """For how long this thread has worked, or could have if there had been a processor for it."""
+    return time.thread_time() + waited_s()
+
+
+def waited_s() -> float:
+    """For how long this thread has waited for a processor; 0 where nobody counts it."""
     try:
-        worked, waited, _ = _SCHEDULED.read_text().split()
+        _, waited, _ = _SCHEDULED.read_text().split()
     except (OSError, ValueError):
-        return time.thread_time()
-    return (int(worked) + int(waited)) / 1e9
+        return 0.0
+    return int(waited) / 1e9

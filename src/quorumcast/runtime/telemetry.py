@@ -22,6 +22,7 @@ class Telemetry:
         "accusations",
         "bytes_in",
         "bytes_out",
+        "dropped",
         "drops",
         "messages_in",
         "messages_out",
@@ -36,6 +37,8 @@ class Telemetry:
     def __init__(self) -> None:
         #: Everything ignored, by reason: `Refusal`, `DropReason` or one of `link.Lost`.
         self.drops: Counter[str] = Counter()
+        #: Of these, what the machine would not have.
+        self.dropped = 0
         #: Suspicions voiced by the machine, by (node, reason); nodes are those of the manifest.
         self.suspicions: Counter[tuple[NodeId, str]] = Counter()
         #: Accusations with proof, by node.

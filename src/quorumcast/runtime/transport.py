@@ -2,12 +2,15 @@
 
 Clients call every broker; of two brokers the one earlier in the manifest calls the later one. Each
 peer has at most one open link: a newer proven one replaces the older, since a peer that was killed
-comes back before TCP notices. Strangers are bounded in number (in all, and per address), in time
-and in what they may send, so they cost a fixed amount of memory whatever they do. An open link
-has been proven with a key of the manifest, so there are never more of them than nodes in it.
+comes back before TCP notices. Strangers are bounded in number, in time and in what they may send:
+they cost a fixed amount of memory whatever they do, and they give way to newer ones
+(`runtime.strangers`). An open link has been proven with a key of the manifest, so there are never
+more of them than nodes in it; what each identity costs is measured (`runtime.fairness`).
 
 All that machines send during one turn of the event loop waits in the peers' outboxes and is written
-at its end: one packet, one MAC and one system call per peer, however many messages there are.
+at its end: one packet, one MAC and one system call per peer, however many messages there are. What
+waits for one identity is bounded, and a link that takes nothing while there is no room for more is
+closed: the protocols repair what it missed when the peer comes back.
 """
 
 from __future__ import annotations
@@ -18,22 +21,24 @@ import errno
 import logging
 import random
 import ssl
-from collections import Counter
+import time
 from collections.abc import Callable, Mapping
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import NodeId, holder
 from quorumcast.core.machine import Bodies
 from quorumcast.core.messages import AnyMessage
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import encode_parcel
 from quorumcast.manifest.manifest import BrokerEntry, Manifest
 from quorumcast.runtime.dialer import Dialer, connect
+from quorumcast.runtime.fairness import Account, Fairness, Load, Piece
 from quorumcast.runtime.greeting import Greeter
 from quorumcast.runtime.limits import TransportLimits
 from quorumcast.runtime.link import Link, Lost, Phase
 from quorumcast.runtime.links import Listener, Trouble
 from quorumcast.runtime.logs import note
+from quorumcast.runtime.strangers import Strangers
 from quorumcast.runtime.telemetry import Telemetry
 from quorumcast.runtime.tls import client_context, server_context
 
@@ -57,6 +62,7 @@ class Transport:
         listener: Listener,
         *,
         limits: TransportLimits | None = None,
+        fair: bool = False,
         telemetry: Telemetry | None = None,
         rng: random.Random | None = None,
         on_other_epoch: Callable[[int], None] | None = None,
@@ -66,9 +72,12 @@ class Transport:
         self._manifest = manifest
         self._keyring = keyring
         self._proof = proof
-        self._greeter = Greeter(keyring, proof=proof)
         self._listener = listener
         self._limits = limits or TransportLimits()
+        #: Whether requests have a budget; a client has only brokers to hear.
+        self._is_fair = fair
+        self._fairness = Fairness(self._disconnect, is_broker=self._is_broker)
+        self._greeter = self._make_greeter()
         self.telemetry = telemetry or Telemetry()
         self._rng = rng or random.Random()
         self._on_other_epoch = on_other_epoch
@@ -78,9 +87,10 @@ class Transport:
         self._loop = asyncio.get_running_loop()
         #: Open links; one per peer, all of them nodes of the manifest.
         self._open: dict[NodeId, Link] = {}
-        #: Called connections whose peer is not proven yet; at most `limits.strangers`.
-        self._strangers: dict[Link, asyncio.TimerHandle] = {}
-        self._strangers_at: Counter[str] = Counter()
+        #: Called connections whose peer is not proven yet.
+        self._strangers: Strangers[Link] = Strangers(self._limits, self._is_broker)
+        #: Accounts without room for more, until their links have been looked at.
+        self._crowded: set[NodeId] = set()
         self._dialers: dict[NodeId, Dialer] = {}
         self._server: asyncio.Server | None = None
         #: Links with something in their outbox, each once.
@@ -88,6 +98,12 @@ class Transport:
         self._flush_scheduled = False
         self._paused = False
         self._closing = False
+
+    def _make_greeter(self) -> Greeter:
+        return Greeter(self._keyring, proof=self._proof, barred=self._fairness.refusal)
+
+    def _is_broker(self, node: NodeId) -> bool:
+        return self._manifest.broker(node) is not None
 
     # ------------------------------------------------------------------- start
 
@@ -136,15 +152,14 @@ class Transport:
             if link is None:
                 self.telemetry.drops[Lost.NOT_CONNECTED.value] += 1
                 continue
-            outbox = link.outbox
-            if outbox and (
-                link.outbox_bytes + size > limits.outbox_bytes
-                or len(outbox) >= limits.outbox_messages
+            account = link.account
+            waiting = 0 if account is None else account.outbox_bytes
+            if link.outbox and (
+                waiting + size > limits.outbox_bytes or len(link.outbox) >= limits.outbox_messages
             ):
-                self.telemetry.drops[Lost.OUTBOX_FULL.value] += 1
+                self._overflow(link)
                 continue
-            outbox.append(parcel)
-            link.outbox_bytes += size
+            link.enter_outbox(parcel, size)
             if not link.listed:
                 link.listed = True
                 self._waiting.append(link)
@@ -158,7 +173,45 @@ class Transport:
         waiting, self._waiting = self._waiting, []
         for link in waiting:
             link.listed = False
-            link.flush()
+            if link.answer_bytes and link.account is not None:
+                self._flush_answers(link, link.account)
+            else:
+                link.flush()
+
+    def _flush_answers(self, link: Link, account: Account) -> None:
+        """Write what waits; the peer pays for what it asked for."""
+        share = link.answer_bytes / link.outbox_bytes if link.outbox_bytes else 0.0
+        begin = time.thread_time()
+        link.flush()
+        self._fairness.answered(account, time.thread_time() - begin, share)
+
+    def _overflow(self, link: Link) -> None:
+        """There is no room for a message: see later whether it is for want of a reader."""
+        self.telemetry.drops[Lost.OUTBOX_FULL.value] += 1
+        name = holder(link.peer)
+        if name not in self._crowded:
+            self._crowded.add(name)
+            self._loop.call_later(self._limits.deaf_s, self._close_deaf, name)
+
+    def _close_deaf(self, name: NodeId) -> None:
+        """Close the links of an identity that have taken nothing for a while."""
+        self._crowded.discard(name)
+        before = self._loop.time() - self._limits.deaf_s
+        for link in self._links_of(name):
+            if link.full_since is not None and link.full_since <= before:
+                self.telemetry.drops[Lost.DEAF.value] += 1
+                reason = f"{link.peer} has read nothing for {self._limits.deaf_s:g} s"
+                note("closed a link", level=logging.WARNING, peer=link.peer, reason=reason)
+                link.abort(reason)
+
+    def _links_of(self, name: NodeId) -> list[Link]:
+        return [link for link in self._open.values() if holder(link.peer) == name]
+
+    def _disconnect(self, name: NodeId, reason: str) -> None:
+        """An identity asks for too much."""
+        for link in self._links_of(name):
+            self.telemetry.drops[Lost.OVER_BUDGET.value] += 1
+            link.abort(reason)
 
     # ------------------------------------------------------- what links tell us
 
@@ -168,20 +221,29 @@ class Transport:
             link.pause_reading()
         if link.phase is Phase.CALLING:
             return True
-        limits = self._limits
-        if (
-            self._closing
-            or len(self._strangers) >= limits.strangers
-            or self._strangers_at[link.address] >= limits.strangers_per_address
-        ):
+        if self._closing:
             return False
-        self._strangers_at[link.address] += 1
-        self._strangers[link] = self._loop.call_later(limits.greeting_timeout_s, link.expire)
+        self._strangers.enter(link)
         return True
+
+    def greeted(self, link: Link) -> None:
+        """A stranger says who it is."""
+        self._strangers.claim(link)
+
+    def arrived(self, link: Link) -> None:
+        """A link has read something."""
+        if link.is_measured and link.account is not None:
+            self._fairness.arrived(link.account, link)
+            return
+        while link.work() is not Piece.NOTHING:
+            pass
+        link.release()
 
     def link_open(self, link: Link) -> None:
         """A peer is proven: its link replaces an older one."""
-        self._no_stranger(link)
+        self._strangers.leave(link)
+        link.account = self._fairness.account(link.peer)
+        link.is_measured = self._is_fair
         older = self._open.get(link.peer)
         self._open[link.peer] = link
         if older is not None:
@@ -199,7 +261,7 @@ class Transport:
 
     def link_closed(self, link: Link) -> None:
         """A socket is gone."""
-        self._no_stranger(link)
+        self._strangers.leave(link)
         other_epoch = link.farewell_epoch
         if link.proof and self._on_proof is not None and not self._closing:
             self._on_proof(link.proof)
@@ -243,14 +305,6 @@ class Transport:
                 self._flush_scheduled = True
                 self._loop.call_soon(self.flush)
 
-    def _no_stranger(self, link: Link) -> None:
-        timer = self._strangers.pop(link, None)
-        if timer is not None:
-            timer.cancel()
-            self._strangers_at[link.address] -= 1
-            if not self._strangers_at[link.address]:
-                del self._strangers_at[link.address]
-
     # ------------------------------------------------------------------- status
 
     def peers(self) -> list[NodeId]:
@@ -262,6 +316,10 @@ class Transport:
         return {
             peer: dialer.trouble for peer, dialer in self._dialers.items() if peer not in self._open
         }
+
+    def load(self) -> dict[NodeId, Load]:
+        """What each identity has cost so far."""
+        return self._fairness.load()
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
@@ -298,16 +356,21 @@ class Transport:
         self.flush()
         self._manifest = manifest
         self._keyring = keyring
-        self._greeter = Greeter(keyring, proof=self._proof)
+        self._greeter = self._make_greeter()
+        self._fairness.retain(manifest.directory())
         dialers, self._dialers = self._dialers, {}
         for dialer in dialers.values():
             dialer.stop()
-        for link in [*self._open.values(), *self._strangers]:
+        for link in self._all():
             link.close(f"{self._greeter.name} took epoch {keyring.epoch} of the manifest")
         for peer in list(self._open):
             del self._open[peer]
             self._listener.peer_down(peer)
         self.call_peers()
+
+    def _all(self) -> list[Link]:
+        """Every link that is not being called."""
+        return [*self._open.values(), *self._strangers.all()]
 
     def leave(self, epoch: int) -> None:
         """That epoch does not name us: serve nobody, and only say where the others are."""
@@ -316,7 +379,7 @@ class Transport:
         for dialer in self._dialers.values():
             dialer.stop()
         self._dialers = {}
-        for link in [*self._open.values(), *self._strangers]:
+        for link in self._all():
             link.close(f"{self._greeter.name} has left the cell with epoch {epoch}")
 
     async def close(self) -> None:
@@ -334,7 +397,7 @@ class Transport:
             await dialer.stopped()
 
     async def _close_links(self) -> None:
-        links: Mapping[Link, object] = dict.fromkeys([*self._open.values(), *self._strangers])
+        links: Mapping[Link, object] = dict.fromkeys(self._all())
         for link in links:
             link.close(f"{self._greeter.name} stopped")
         for link in links:

@@ -49,18 +49,28 @@ PATIENCE_S = 90.0
 ANSWER_S = 10.0
 #: Below the range from which the system takes ports for outgoing connections.
 _PORTS = range(15_000, 32_000)
+#: Ports that this process has chosen, in the order in which it did; at most all of _PORTS.
+_chosen: dict[int, None] = {}
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on right now."""
+    """Ports that nothing listens on right now, first those that were never chosen here.
+
+    Nodes of a cell that has ended may still call its brokers for a while; whoever listened there
+    would be greeted by strangers.
+    """
     found: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
+    fresh = [port for port in random.sample(_PORTS, len(_PORTS)) if port not in _chosen]
+    for port in [*fresh, *_chosen]:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 found.append(port)
         if len(found) == count:
+            for chosen in found:
+                _chosen.pop(chosen, None)
+                _chosen[chosen] = None
             return found
     raise UsageError(f"this machine has no {count} free ports from {_PORTS.start} on")
 

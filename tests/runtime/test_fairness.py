@@ -1,0 +1,247 @@
+"""Fair shares of processor time: served in turn, requests within a budget, floods disconnected."""
+
+from collections.abc import Callable
+
+import pytest
+from tests.runtime.world import run, until
+
+from quorumcast.core.ids import NodeId, at_seat
+from quorumcast.runtime import fairness
+from quorumcast.runtime.fairness import BAR_FIRST_S, BURST_S, QUANTUM_S, Fairness, Piece
+
+ALICE, BOB, BROKER = NodeId("alice"), NodeId("bob"), NodeId("broker-1")
+
+
+class World:
+    """A processor whose time passes only when links work."""
+
+    def __init__(self) -> None:
+        self.cpu_s = 0.0
+        #: Who has worked, in order.
+        self.order: list[NodeId] = []
+        self.disconnected: list[tuple[NodeId, str]] = []
+        self.fairness = Fairness(
+            self._disconnect,
+            is_broker=lambda node: node == BROKER,
+            cpu_clock=lambda: self.cpu_s,
+            waited=lambda: 0.0,
+        )
+        self.links: list[FakeLink] = []
+
+    def _disconnect(self, name: NodeId, reason: str) -> None:
+        self.disconnected.append((name, reason))
+        for link in self.links:
+            if link.account.name == name:
+                link.left = 0
+
+    def link(
+        self, peer: NodeId, pieces: int, piece: Piece = Piece.WORK, cost_s: float = QUANTUM_S / 4
+    ) -> "FakeLink":
+        link = FakeLink(self, peer, pieces, piece, cost_s)
+        self.links.append(link)
+        return link
+
+    def spent(self, peer: NodeId) -> float:
+        return self.fairness.account(peer).spent_s
+
+
+class FakeLink:
+    """A link with so many pieces of work."""
+
+    outbox_bytes = 0
+    answer_bytes = 0
+
+    def __init__(
+        self, world: World, peer: NodeId, pieces: int, piece: Piece, cost_s: float
+    ) -> None:
+        self.world, self.peer, self.left, self.piece, self.cost_s = (
+            world, peer, pieces, piece, cost_s,
+        )  # fmt: skip
+        self.account = world.fairness.account(peer)
+        self.is_held = False
+
+    def arrive(self) -> None:
+        self.world.fairness.arrived(self.account, self)
+
+    def work(self) -> Piece:
+        if not self.left:
+            return Piece.NOTHING
+        self.left -= 1
+        self.world.cpu_s += self.cost_s
+        self.world.order.append(self.peer)
+        return self.piece
+
+    def hold(self) -> None:
+        self.is_held = True
+
+    def release(self) -> None:
+        self.is_held = False
+
+    def is_done(self) -> bool:
+        return not self.left
+
+    def unread_bytes(self) -> int:
+        return 100 * self.left
+
+
+def test_busy_link_is_interrupted_after_a_quantum_and_nothing_more_is_read_from_it() -> None:
+    async def main() -> None:
+        world = World()
+        busy = world.link(ALICE, 100)
+        busy.arrive()
+        assert busy.is_held
+        assert world.cpu_s == pytest.approx(QUANTUM_S)
+        quiet = world.link(BOB, 1)
+        quiet.arrive()
+        assert not quiet.is_held
+        assert quiet.left == 0  # before the rest of what the busy one wants
+        await until(lambda: not busy.left)
+        assert not busy.is_held
+
+    run(main())
+
+
+def test_two_busy_links_have_the_same_time_whatever_their_pieces_cost() -> None:
+    async def main() -> None:
+        world = World()
+        world.link(ALICE, 10_000, cost_s=QUANTUM_S / 8).arrive()
+        world.link(BOB, 10_000, cost_s=QUANTUM_S * 5).arrive()
+        await until(lambda: world.cpu_s > 400 * QUANTUM_S)
+        assert world.spent(ALICE) == pytest.approx(world.spent(BOB), rel=0.1)
+
+    run(main())
+
+
+def test_seats_of_one_identity_have_one_share_between_them() -> None:
+    async def main() -> None:
+        world = World()
+        for seat in range(8):
+            world.link(at_seat(ALICE, seat), 10_000).arrive()
+        world.link(BOB, 10_000).arrive()
+        await until(lambda: world.cpu_s > 400 * QUANTUM_S)
+        assert world.spent(ALICE) == pytest.approx(world.spent(BOB), rel=0.1)
+        assert len({peer for peer in world.order if peer != BOB}) == 8
+
+    run(main())
+
+
+def test_broker_that_floods_has_a_share_and_is_never_paused() -> None:
+    async def main() -> None:
+        world = World()
+        world.link(BROKER, 10_000, Piece.DROPPED).arrive()
+        world.link(BOB, 10_000).arrive()
+        await until(lambda: world.cpu_s > 400 * QUANTUM_S)
+        assert world.spent(BROKER) == pytest.approx(2 * world.spent(BOB), rel=0.1)
+        assert world.fairness.load()[BROKER].paused == 0
+
+    run(main())
+
+
+def test_publisher_is_never_paused_however_busy_it_is() -> None:
+    async def main() -> None:
+        world = World()
+        world.link(ALICE, 2000).arrive()
+        world.link(BOB, 2000).arrive()
+        await until(lambda: len(world.order) == 4000)
+        assert [load.paused for load in world.fairness.load().values()] == [0, 0]
+
+    run(main())
+
+
+def test_requests_of_one_client_alone_have_the_whole_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fairness, "ALONE_S", 0.0)
+
+    async def main() -> None:
+        world = World()
+        world.link(ALICE, 2000, Piece.REQUEST).arrive()
+        await until(lambda: len(world.order) == 2000)
+        assert world.fairness.load()[ALICE].paused == 0
+
+    run(main())
+
+
+def flooded(monkeypatch: pytest.MonkeyPatch, judge: Callable[[World], None]) -> None:
+    """Somebody else is served all the time, and alice asks for more than there is."""
+    monkeypatch.setattr(fairness, "ALONE_S", 1000.0)
+
+    async def main() -> None:
+        world = World()
+        world.link(BOB, 1).arrive()
+        flooder = world.link(ALICE, 1_000_000, Piece.REQUEST)
+        flooder.arrive()
+        await until(lambda: world.fairness.load()[ALICE].paused > 0)
+        assert flooder.is_held
+        assert flooder.left
+        world.link(BOB, 1).arrive()
+        assert world.order[-1] == BOB
+        judge(world)
+
+    run(main())
+
+
+def test_requests_beside_others_are_paused_when_the_burst_is_used_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def judge(world: World) -> None:
+        assert world.spent(ALICE) >= BURST_S
+        assert world.disconnected == []
+        assert world.fairness.refusal(ALICE) == ""
+
+    flooded(monkeypatch, judge)
+
+
+def test_client_that_stays_over_its_budget_is_disconnected_and_kept_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fairness, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(fairness, "ALONE_S", 1000.0)
+
+    async def main() -> None:
+        world = World()
+        world.link(BOB, 1).arrive()
+        world.link(ALICE, 1_000_000, Piece.REQUEST).arrive()
+        for strike in range(1, 4):
+            await until(lambda n=strike: len(world.disconnected) == n)  # type: ignore[misc]
+            name, reason = world.disconnected[-1]
+            assert name == ALICE
+            assert "while others waited" in reason
+            load = world.fairness.load()[ALICE]
+            assert load.disconnected == strike
+            assert BAR_FIRST_S * 2 ** (strike - 1) - 1 < load.barred_s
+            assert "come back in" in world.fairness.refusal(at_seat(ALICE, 3))
+            assert world.fairness.refusal(BOB) == ""
+            world.link(ALICE, 1_000_000, Piece.REQUEST).arrive()
+
+    run(main())
+
+
+def test_client_that_waits_for_answers_is_paused_and_never_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fairness, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(fairness, "ALONE_S", 1000.0)
+
+    async def main() -> None:
+        world = World()
+        world.link(BOB, 1).arrive()
+        for _ in range(40):
+            request = world.link(ALICE, 1, Piece.REQUEST, BURST_S / 20)
+            request.arrive()
+            await until(lambda link=request: not link.left)  # type: ignore[misc]
+        assert world.fairness.load()[ALICE].paused > 0
+        assert world.disconnected == []
+
+    run(main())
+
+
+def test_accounts_of_nodes_that_left_the_cell_are_forgotten() -> None:
+    async def main() -> None:
+        world = World()
+        world.link(ALICE, 1).arrive()
+        world.link(BOB, 1).arrive()
+        world.fairness.retain([BOB])
+        assert list(world.fairness.load()) == [BOB]
+
+    run(main())
