@@ -12,6 +12,7 @@ from tests.support.cells import (
     Cell,
     bodies,
     digests,
+    life_of,
     publish,
 )
 
@@ -23,13 +24,14 @@ from quorumcast.core.statements import Basis, SegmentStatement, Signed, parse_st
 from quorumcast.crypto.digest import root
 
 CELL = Cell(AB)
+LIFE = life_of(B1)
 
 
 def make(upto: int = 0) -> tuple[Notary, Relay]:
     carrier = Relay(STREAM, CELL.around())
     if upto:
         carrier.handle(publish(1, *bodies(1, upto)), T0)
-    return Notary(STREAM, CELL.keyring(B1), Basis.FORWARDED, segment=4), carrier
+    return Notary(STREAM, CELL.keyring(B1), Basis.FORWARDED, 4, LIFE, {}), carrier
 
 
 def ranges(signed: list[Signed]) -> list[tuple[int, int]]:
@@ -44,7 +46,7 @@ def test_notary_segment_starts_are_alike_everywhere() -> None:
 def test_notary_word_of_an_earlier_epoch_is_not_repeated_in_the_next() -> None:
     keys = CELL.manifest.keyring(CELL.keyring(B1).identity)
     _, carrier = make(3)
-    notary = Notary(STREAM, keys, Basis.FORWARDED, segment=4)
+    notary = Notary(STREAM, keys, Basis.FORWARDED, 4, LIFE, {})
     before = notary.attest(carrier, 2)
     assert notary.attest(carrier, 2) is before
     keys.adopt(msgspec.structs.replace(CELL.manifest, epoch=2).keyring(keys.identity))
@@ -70,6 +72,7 @@ def test_notary_segment_one_short_is_not_signed_and_whole_it_is() -> None:
         count=4,
         root=root(1, digests(*bodies(1, 4))),
         basis=Basis.FORWARDED,
+        life=LIFE,
     )
 
 

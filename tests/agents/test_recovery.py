@@ -19,6 +19,7 @@ from tests.support.cells import (
     bodies,
     chain_run,
     digests,
+    life_of,
     messages,
     publish,
     reasons,
@@ -70,7 +71,7 @@ def restarted(policy: Policy = AB, base: int = 4, end: int = 6) -> Broker:
     """Broker 1 without its memory: its publisher goes on at `base`, its peers are at `end`."""
     broker = Cell(policy).broker(B1)
     for peer in PEERS:
-        assert messages(broker.handle(Connected(peer), T0), Survey) == [Survey(ORDERS)]
+        assert messages(broker.handle(Connected(peer), T0), Survey) == [Survey(ORDERS, life_of(B1))]
     broker.handle(Receive(ALICE, Open(STREAM, base, base)), T0)
     for peer in PEERS:
         told = Positions(ORDERS, (Position(STREAM, 1, end),))
@@ -224,7 +225,7 @@ def test_broker_stream_of_which_one_peer_has_not_heard_yet_is_waited_for_and_ask
         known = () if peer == B4 else (Position(STREAM, 1, 4),)
         broker.handle(Receive(peer, Positions(ORDERS, known)), T0)
     assert broker.catching_up() == [f"publications of {STREAM}"]
-    assert messages(tick(broker), Survey) == [Survey(ORDERS)] * 3
+    assert messages(tick(broker), Survey) == [Survey(ORDERS, life_of(B1))] * 3
     tick(broker, UNANSWERED)
     assert broker.catching_up() == []  # it may be the liar that speaks of it
 
@@ -252,7 +253,7 @@ def test_broker_of_a_smallest_cell_waits_for_what_one_peer_alone_remembers() -> 
     account = (Position(STREAM, 1, 4),)
     broker = small_cell(account)
     assert broker.catching_up() == [f"publications of {STREAM}"]
-    assert messages(tick(broker), Survey) == [Survey(ORDERS)] * 2
+    assert messages(tick(broker), Survey) == [Survey(ORDERS, life_of(B1))] * 2
     for peer in (B2, B3):
         broker.handle(Receive(peer, Positions(ORDERS, account)), T0)
     tick(broker, GRACE + 1)
@@ -339,7 +340,7 @@ def test_broker_whose_disk_does_not_answer_gets_back_what_needs_none() -> None:
     kept, quotes = Policy.named("direct", journal=True), Channel("quotes")
     cell, other = Cell(kept), Stream(quotes, ALICE, 1)
     both = (*cell.manifest.channels, ChannelEntry(quotes, DIRECT))
-    broker = Broker(replace(cell.manifest, channels=both), cell.keyring(B1))
+    broker = Broker(replace(cell.manifest, channels=both), cell.keyring(B1), life=life_of(B1))
     for stream in (STREAM, other):
         broker.handle(Receive(ALICE, Open(stream, 4, 4)), T0)
     for peer in PEERS:

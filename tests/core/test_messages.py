@@ -73,7 +73,7 @@ EXAMPLES: list[AnyMessage] = [
     Ack(STREAM, 5, 9, settled=4, missed=1),
     Refuse(STREAM.channel, "no right to publish"),
     Finish(STREAM.channel),
-    Survey(STREAM.channel),
+    Survey(STREAM.channel, b"l" * 32),
     Regain(STREAM, 1, 2, bodies=True),
     Regained(STREAM, 1, bytes(64)),
     Echo(STREAM.history, 2, ONE),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorumcast.core.ids import Channel, Lane, NodeId, Stream
+from quorumcast.core.ids import Channel, Lane, NodeId, Stream, resumable, total_order
 from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import (
     Basis,
@@ -20,6 +20,8 @@ from quorumcast.core.statements import (
     Statement,
     StopStatement,
     canonical,
+    contradict,
+    outvotes,
     parse_statement,
     parse_stop,
 )
@@ -34,6 +36,9 @@ SEGMENT = SegmentStatement(
     count=256,
     root=b"r" * 32,
     basis=Basis.SETTLED,
+    life=b"l" * 32,
+    birth=b"b" * 32,
+    peers=((NodeId("b2"), b"m" * 32),),
 )
 HISTORY = HistoryStatement(cell="demo", epoch=1, stream=STREAM, index=1, first=1, digests=b"d" * 64)
 OFFER = OfferStatement(cell="demo", stream=STREAM, first=1, digests=b"d" * 64)
@@ -46,6 +51,7 @@ STOP = StopStatement(
     stable=4,
     blind=1,
     claims=(Claim(8, 1, b"v" * 32, ((b"v" * 32, 1), (b"w" * 32, 0))),),
+    birth=b"b" * 32,
 )
 
 OTHER_SEGMENTS = {
@@ -57,6 +63,9 @@ OTHER_SEGMENTS = {
     "count": 255,
     "root": b"s" * 32,
     "basis": Basis.FORWARDED,
+    "life": b"m" * 32,
+    "birth": b"c" * 32,
+    "peers": (),
 }
 OTHER_HISTORIES = {
     "cell": "other",
@@ -81,6 +90,7 @@ OTHER_STOPS = {
     "stable": 5,
     "blind": 0,
     "claims": (),
+    "birth": b"",
 }
 
 
@@ -179,3 +189,67 @@ def test_parse_lane_of_a_history_survives() -> None:
     parsed = parse_statement(canonical(msgspec.structs.replace(SEGMENT, stream=STREAM.history)))
     assert isinstance(parsed, SegmentStatement)
     assert parsed.stream.lane is Lane.HISTORY
+
+
+# ------------------------------------------------------------- what contradicts what
+
+OTHER_ROOT = msgspec.structs.replace(SEGMENT, root=b"s" * 32)
+WITNESS = msgspec.structs.replace(
+    OTHER_ROOT, broker=NodeId("b2"), life=b"m" * 32, peers=((NodeId("b1"), b"l" * 32),)
+)
+RESUMED = msgspec.structs.replace(
+    OFFER, stream=Stream(Channel("orders"), NodeId("alice"), resumable(1, 1))
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (SEGMENT, OTHER_ROOT),
+        (HISTORY, msgspec.structs.replace(HISTORY, digests=b"e" * 64)),
+        (OFFER, msgspec.structs.replace(OFFER, digests=b"e" * 64)),
+    ],
+)
+def test_contradict_same_subject_and_other_contents(first: Any, second: Any) -> None:
+    assert contradict(first, second)
+    assert not contradict(first, first)
+
+
+@pytest.mark.parametrize("field", ["broker", "stream", "first", "count", "basis", "life", "birth"])
+def test_contradict_segments_about_different_things_do_not(field: str) -> None:
+    other = msgspec.structs.replace(OTHER_ROOT, **{field: OTHER_SEGMENTS[field]})
+    assert not contradict(SEGMENT, other)
+
+
+def test_contradict_segments_of_unknown_lives_do_not() -> None:
+    """Statements of earlier versions: their broker may have restarted in between."""
+    one, other = (msgspec.structs.replace(said, life=b"") for said in (SEGMENT, OTHER_ROOT))
+    assert not contradict(one, other)
+
+
+def test_contradict_offers_of_a_resumed_stream_do_not() -> None:
+    """Two lives may compute different contents: a mistake, and not a lie."""
+    assert not contradict(RESUMED, msgspec.structs.replace(RESUMED, digests=b"e" * 64))
+
+
+def test_outvotes_needs_the_life_that_the_accused_knew() -> None:
+    assert outvotes(WITNESS, SEGMENT)
+    assert not outvotes(msgspec.structs.replace(WITNESS, life=b"n" * 32), SEGMENT)
+    assert not outvotes(WITNESS, msgspec.structs.replace(SEGMENT, peers=()))
+    unknown = msgspec.structs.replace(WITNESS, life=b"")
+    assert not outvotes(unknown, msgspec.structs.replace(SEGMENT, peers=((NodeId("b2"), b""),)))
+
+
+@pytest.mark.parametrize("field", ["epoch", "stream", "first", "count", "basis", "birth"])
+def test_outvotes_a_statement_about_another_thing_does_not(field: str) -> None:
+    other = msgspec.structs.replace(WITNESS, **{field: OTHER_SEGMENTS[field]})
+    assert not outvotes(other, SEGMENT)
+
+
+def test_outvotes_positions_of_a_log_without_a_birth_do_not() -> None:
+    log = {"stream": total_order(Channel("orders")), "birth": b""}
+    accused, witness = (msgspec.structs.replace(said, **log) for said in (SEGMENT, WITNESS))
+    assert not outvotes(witness, accused)
+    assert outvotes(
+        msgspec.structs.replace(witness, birth=b"b"), msgspec.structs.replace(accused, birth=b"b")
+    )

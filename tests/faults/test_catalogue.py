@@ -129,7 +129,7 @@ def ordering_words(cell: Cell) -> list[Send]:
     item = Item(STREAM, 1, digests)
     value = cell.manifest.hash(b"batch")
     claims = (Claim(4, 1, value, ((value, 1),)),)
-    word = sign_word(keyring, log, 2, 3, 0, 0, claims)
+    word = sign_word(keyring, log, 2, 3, 0, 0, claims, b"")
     signature = sign_offer(cell.keyrings[STREAM.publisher], STREAM, 1, digests)
     return [
         Send(OTHERS, Offer(STREAM, 1, digests, signature), bodies),

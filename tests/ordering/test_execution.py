@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.cells import B2, ORDERS, STREAM, T0, Cell, digests, messages, sent
-from tests.support.ordering import BOBS, TOTAL, item, labelled, offer
+from tests.support.cells import B2, ORDERS, STREAM, T0, Cell, digests, life_of, messages, sent
+from tests.support.ordering import BOBS, TOTAL, begun, item, labelled, offer
 
 from quorumcast.core.ids import Stream, total_order
 from quorumcast.core.limits import Limits
@@ -15,7 +15,6 @@ from quorumcast.ordering.consensus import Voted
 from quorumcast.ordering.execution import Decided, Execution, Snapshot, Surroundings
 from quorumcast.ordering.log import OrderedLog
 from quorumcast.ordering.offers import Stored
-from quorumcast.ordering.state import State
 
 BYZANTINE = Protection.BYZANTINE
 CELL = Cell(TOTAL)
@@ -34,9 +33,10 @@ class Bench:
             limits=lambda _: Limits(),
             may_publish=lambda stream: stream.channel == ORDERS,
             log_of=lambda channel: self.log if channel == ORDERS else None,
+            life=life_of(B2),
         )
         self.execution = Execution(
-            BYZANTINE, around, State(around.retained), signed=True, durable=durable
+            BYZANTINE, around, begun(Limits().retained_publications), signed=True, durable=durable
         )
 
     def hold(self, first: int, *contents: bytes, stream: Stream = STREAM) -> None:

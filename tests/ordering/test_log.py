@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.cells import ALICE, B2, BOB, ORDERS, STREAM, T0, Cell, digests, limited, reasons
-from tests.support.ordering import BOBS, item, labelled, offer
+from tests.support.ordering import BOBS, begun, item, labelled, offer
 
 from quorumcast.core.ids import Stream, total_order
 from quorumcast.core.machine import (
@@ -38,7 +38,7 @@ def append(log: OrderedLog, state: State, first: int, *contents: bytes) -> list[
 
 
 def state() -> State:
-    return State(lambda _: 4)
+    return begun(4)
 
 
 def test_log_vouches_for_positions_as_a_stream_of_the_cell() -> None:
@@ -159,7 +159,7 @@ def test_backfill_from_the_disk_takes_what_is_there_at_once() -> None:
 
 def test_backfill_asks_for_a_bounded_number_at_a_time() -> None:
     wide = Cell(limited("total", retained_publications=1000))
-    made = State(lambda _: 1000)
+    made = begun(1000)
     for number in range(1, 101):
         made.apply((item(number, b"x"),))
     log = OrderedLog(POSITIONS, wide.around(B2))

@@ -293,9 +293,9 @@ def signed(**changes: object) -> Signed:
 
 
 def test_word_signed_is_read_back() -> None:
-    made = sign_word(CELL.keyring(B2), BYZANTINE, 3, 7, 4, 2, (V0,))
+    made = sign_word(CELL.keyring(B2), BYZANTINE, 3, 7, 4, 2, (V0,), b"born")
     read = read_word(CELL.keyring(B1), MEMBERS, BYZANTINE, made)
-    assert read == word("b2", V0, regency=3, decided=7, stable=4, blind=2)
+    assert read == word("b2", V0, regency=3, decided=7, stable=4, blind=2, birth=b"born")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, ORDERS, STREAM, Cell, sent
-from tests.support.ordering import TOTAL, TOTAL_CRASH, Hall, agree, item, offer, publish
+from tests.support.ordering import TOTAL, TOTAL_CRASH, Hall, agree, begun, item, offer, publish
 
 from quorumcast.core.ids import MAX_LINE, MAX_LINE_EPOCH, NodeId, Stream, at_seat, resumable
 from quorumcast.core.machine import (
@@ -39,7 +39,7 @@ RESUMED = epoch(3)
 
 
 def state() -> State:
-    return State(lambda _: 100)
+    return begun(100)
 
 
 def chain(*contents: bytes, stream: Stream = RESUMED) -> bytes:

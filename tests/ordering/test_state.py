@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.cells import ALICE, ORDERS, STREAM
-from tests.support.ordering import BOBS, item
+from tests.support.ordering import BOBS, begun, item
 
 from quorumcast.core.ids import Channel, Stream
 from quorumcast.core.messages import Batch
@@ -26,7 +26,7 @@ TRADES = Stream(Channel("trades"), ALICE, 1)
 
 
 def state(retained: int = 100) -> State:
-    return State(lambda _: retained)
+    return begun(retained)
 
 
 def places(state: State, *batch: object) -> list[tuple[Stream, int, int, int]]:

@@ -15,6 +15,7 @@ from quorumcast.core.machine import Drop, DropReason, Effect, Persist, Send, Sus
 from quorumcast.core.messages import Accept, Fetch, Propose, Standing, Stop, StopData, Sync, Write
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Signed, StopStatement, canonical, parse_stop
+from quorumcast.ordering.birth import Birth
 from quorumcast.ordering.consensus import Consensus, value_of
 from quorumcast.ordering.regency import Conclusion
 from quorumcast.ordering.succession import Moved, Succession
@@ -26,6 +27,21 @@ FOUR = (B1, B2, B3, B4)
 A = batch(b"a")
 VA = value_of(HASH, A)
 LATER = Millis(5_000)
+
+
+class Known(Birth):
+    """The birth of a log, as a test wants it."""
+
+    def __init__(self) -> None:
+        self.birth = b""
+        self.common = False
+
+    @property
+    def known(self) -> bytes:
+        return self.birth
+
+    def _common(self) -> bool:
+        return self.common
 
 
 class Part:
@@ -44,7 +60,10 @@ class Part:
         self.consensus = Consensus(
             log, me, members, quorums, HASH, durable=durable, window=4, holds=lambda _: True
         )
-        self.succession = Succession(self.consensus, quorums, CELL.keyring(me), durable=durable)
+        self.birth = Known()
+        self.succession = Succession(
+            self.consensus, quorums, CELL.keyring(me), self.birth, durable=durable
+        )
 
     def stops(self, regency: int, *senders: NodeId) -> list[Effect]:
         log = self.consensus.log

@@ -36,7 +36,14 @@ from quorumcast.core.statements import (
 )
 from quorumcast.crypto.digest import root
 from quorumcast.manifest.policy import Policy
-from quorumcast.sim.cells import Cell, channel_entry, identity_of, make_simulated_cell
+from quorumcast.sim.cells import (
+    Cell,
+    broker_names,
+    channel_entry,
+    identity_of,
+    life_of,
+    make_simulated_cell,
+)
 from quorumcast.sim.checkers import flaw_of, safety_checkers
 from quorumcast.sim.network import Weather
 from quorumcast.sim.order import Durability, TotalOrder
@@ -418,6 +425,8 @@ def segment(
         count=count,
         root=root,
         basis=basis,
+        life=life_of(broker),
+        peers=tuple((b, life_of(b)) for b in broker_names(4)),
     )
     return sign(broker, statement)
 

@@ -58,6 +58,11 @@ def identity_of(name: str) -> Identity:
     return Identity(NodeId(name), repeatable_seeds("cells")(name))
 
 
+def life_of(name: str, number: int = 1) -> bytes:
+    """What tells the lives of a broker apart."""
+    return hashlib.sha256(f"life {number} of {name}".encode()).digest()
+
+
 class Cell:
     """A manifest with one channel, and the keys of everybody."""
 
@@ -90,7 +95,7 @@ class Cell:
         return self._keyrings[name]
 
     def broker(self, name: NodeId = B1) -> Broker:
-        return Broker(self.manifest, self.keyring(name))
+        return Broker(self.manifest, self.keyring(name), life=life_of(name))
 
     def publisher(self, name: NodeId = ALICE, incarnation: int = 1) -> Publisher:
         return Publisher(self.manifest, self.keyring(name), incarnation)
@@ -114,6 +119,10 @@ class Cell:
         m = self.manifest
         return Court(m.cell, m.broker_ids, m.quorums, m.directory(), m.hash)
 
+    def lives(self, broker: NodeId) -> tuple[tuple[NodeId, bytes], ...]:
+        """What a broker knows of the others, all of which are in their first lives."""
+        return tuple((b, life_of(b)) for b in self.manifest.broker_ids if b != broker)
+
     # -------------------------------------------------------- what is said
 
     def segment(
@@ -125,17 +134,24 @@ class Cell:
         signer: NodeId | None = None,
         stream: Stream = STREAM,
         cell: str = "demo",
+        epoch: int = 1,
+        life: int = 1,
+        birth: bytes = b"",
+        peers: tuple[tuple[NodeId, bytes], ...] | None = None,
     ) -> tuple[SegmentStatement, Signed]:
         """A broker's word on a segment, signed (perhaps by somebody else)."""
         statement = SegmentStatement(
             cell=cell,
-            epoch=1,
+            epoch=epoch,
             broker=broker,
             stream=stream,
             first=first,
             count=len(bodies),
             root=root(first, digests(*bodies)),
             basis=basis,
+            life=life_of(broker, life),
+            birth=birth,
+            peers=self.lives(broker) if peers is None else peers,
         )
         return statement, identity_of(signer or broker).sign(canonical(statement))
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import deque
 from typing import cast
 
-from tests.support.cells import BOB, ORDERS, STREAM, Cell, digests
+from tests.support.cells import BOB, ORDERS, STREAM, Cell, digests, life_of
 from tests.support.network import Network
 
-from quorumcast.core.ids import NodeId, Stream, split_digests, total_order
+from quorumcast.core.ids import BIRTH, NodeId, Stream, split_digests, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import (
@@ -37,6 +37,7 @@ from quorumcast.ordering.execution import Surroundings
 from quorumcast.ordering.log import OrderedLog
 from quorumcast.ordering.offers import sign_offer
 from quorumcast.ordering.sequencer import Sequencer
+from quorumcast.ordering.state import State
 
 TOTAL = Policy.named("total")
 TOTAL_CRASH = Policy.named("total-crash")
@@ -77,6 +78,13 @@ def batch(*contents: bytes) -> Batch:
     return tuple(item(number, body) for number, body in enumerate(contents, 1))
 
 
+def begun(retained: int) -> State:
+    """The state of a log that has begun."""
+    state = State(lambda _: retained)
+    state.begin((Item(BIRTH, 1, bytes(32)),), 0)
+    return state
+
+
 # ------------------------------------------------------------------- words
 
 
@@ -87,6 +95,7 @@ def word(
     stable: int = 0,
     blind: int = 0,
     regency: int = 9,
+    birth: bytes = b"",
 ) -> StopStatement:
     """What a broker stands by, before it is signed."""
     return StopStatement(
@@ -98,6 +107,7 @@ def word(
         stable=stable,
         blind=blind,
         claims=claims,
+        birth=birth,
     )
 
 
@@ -160,12 +170,15 @@ class Hall(Network):
         self._durable = durable
         self._window = window
         self._checkpoint = checkpoint
+        #: How often each broker has started.
+        self._lives: dict[NodeId, int] = {}
         self._writing: dict[NodeId, deque[Persist]] = {}
         for member in self.members:
             self._found(member)
 
     def _found(self, me: NodeId) -> None:
         byzantine = self.policy.protection is Protection.BYZANTINE
+        self._lives[me] = self._lives.get(me, 0) + 1
         log = self.logs[me] = OrderedLog(total_order(ORDERS), self.cell.around(me))
         around = Surroundings(
             self.members,
@@ -174,6 +187,7 @@ class Hall(Network):
             limits=self._limits,
             may_publish=lambda stream: stream.channel == ORDERS,
             log_of=lambda channel: log if channel == ORDERS else None,
+            life=life_of(me, self._lives[me]),
         )
         quorums = OrderQuorums(len(self.members), self.cell.manifest.quorums.f, byzantine)
         self.machines[me] = self._kind(

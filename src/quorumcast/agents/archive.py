@@ -7,6 +7,8 @@ evidence, and so are two by one broker that contradict each other.
 
 from __future__ import annotations
 
+import msgspec
+
 from quorumcast.agents.notary import segment_start
 from quorumcast.broadcast.acceptance import Acceptor
 from quorumcast.core.ids import NodeId, Stream
@@ -29,6 +31,8 @@ from quorumcast.core.statements import (
     Receipt,
     SegmentStatement,
     Signed,
+    contradict,
+    outvotes,
 )
 from quorumcast.crypto.digest import root
 from quorumcast.crypto.keyring import Keyring
@@ -43,6 +47,11 @@ RANGES = 16
 
 #: First number and count of a range.
 Range = tuple[int, int]
+
+
+def _dissents(witness: SegmentStatement, accused: SegmentStatement) -> bool:
+    """Whether a statement speaks against another that may be merely forwarded: suspicion."""
+    return outvotes(witness, msgspec.structs.replace(accused, basis=Basis.SETTLED))
 
 
 class Awaited:
@@ -120,9 +129,10 @@ class Archive:
             filed = self._statements[span] = {}
         earlier = filed.get(broker)
         if earlier is not None and earlier[0].root != statement.root:
-            if earlier[0].basis is statement.basis:
+            if contradict(earlier[0], statement):
                 return self._on_conflict(broker, earlier[1], signed)
-            if statement.basis is Basis.FORWARDED:
+            alike = (earlier[0].life, earlier[0].birth) == (statement.life, statement.birth)
+            if alike and statement.basis is Basis.FORWARDED:
                 return [Drop(DropReason.DUPLICATE, broker)]
         filed[broker] = (statement, signed)
         self._make_room(broker)
@@ -167,33 +177,33 @@ class Archive:
         return self._accuse(EvidenceKind.CONFLICT, broker, (first, second), ())
 
     def _find_liars(self, filed: dict[NodeId, tuple[SegmentStatement, Signed]]) -> list[Effect]:
-        by_root: dict[bytes, list[NodeId]] = {}
-        for broker, (statement, _) in filed.items():
-            by_root.setdefault(statement.root, []).append(broker)
-        if len(by_root) < 2:
+        if len({statement.root for statement, _ in filed.values()}) < 2:
             return []
         effects: list[Effect] = []
-        for truth, witnesses in by_root.items():
-            proven = [b for b in witnesses if self._counts(filed[b])]
-            if len(proven) < self._quorums.one_correct:
-                continue
-            liars = [b for other, named in by_root.items() if other != truth for b in named]
-            for liar in liars:
-                effects += self._blame(liar, filed[liar], [filed[b][1] for b in proven])
+        for liar, (statement, signed) in filed.items():
+            against = self._witnesses(statement, filed)
+            if len(against) >= self._quorums.one_correct:
+                effects += self._blame(liar, statement, signed, against)
         return effects
 
-    def _counts(self, filed: tuple[SegmentStatement, Signed]) -> bool:
-        statement, signed = filed
-        return statement.basis is Basis.SETTLED and self._holds(signed)
+    def _witnesses(
+        self, accused: SegmentStatement, filed: dict[NodeId, tuple[SegmentStatement, Signed]]
+    ) -> list[Signed]:
+        """Signed statements, all for one root, that speak against one."""
+        by_root: dict[bytes, list[Signed]] = {}
+        for statement, signed in filed.values():
+            if _dissents(statement, accused) and self._holds(signed):
+                by_root.setdefault(statement.root, []).append(signed)
+        return max(by_root.values(), key=len, default=[])
 
     def _blame(
-        self, liar: NodeId, filed: tuple[SegmentStatement, Signed], witnesses: list[Signed]
+        self, liar: NodeId, said: SegmentStatement, signed: Signed, against: list[Signed]
     ) -> list[Effect]:
-        suspicion = Suspect(liar, Suspicion.FALSE_STATEMENT, self.stream, filed[0].first)
-        if not self._counts(filed):
+        suspicion = Suspect(liar, Suspicion.FALSE_STATEMENT, self.stream, said.first)
+        if said.basis is not Basis.SETTLED or not self._holds(signed):
             return [suspicion]
-        enough = tuple(witnesses[: self._quorums.one_correct])
-        return [suspicion, *self._accuse(EvidenceKind.OUTVOTED, liar, (filed[1],), enough)]
+        enough = tuple(against[: self._quorums.one_correct])
+        return [suspicion, *self._accuse(EvidenceKind.OUTVOTED, liar, (signed,), enough)]
 
     def _accuse(
         self,
@@ -235,11 +245,14 @@ class Archive:
             if digests is None:
                 continue
             expected = root(first, digests)
-            equal = [s for s, _ in filed.values() if s.root == expected]
+            by_birth: dict[bytes, list[Signed]] = {}
+            for said, signed in filed.values():
+                if said.root == expected:
+                    by_birth.setdefault(said.birth, []).append(signed)
+            equal = max(by_birth.values(), key=len, default=[])
             if len(equal) < votes:
                 continue
-            held = [signed for s, signed in filed.values() if s.root == expected]
-            genuine = tuple(signed for signed in held if self._holds(signed))
+            genuine = tuple(signed for signed in equal if self._holds(signed))
             if len(genuine) >= votes:
                 return Receipt(
                     stream=self.stream,

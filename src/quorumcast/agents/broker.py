@@ -64,6 +64,7 @@ from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.ordering.birth import Lived
 from quorumcast.ordering.consensus import Voted
 from quorumcast.ordering.execution import Decided, Snapshot
 from quorumcast.ordering.offers import Stored
@@ -79,6 +80,7 @@ RECORDS: tuple[type[Record], ...] = (
     Moved,
     Decided,
     Snapshot,
+    Lived,
 )
 
 
@@ -111,16 +113,19 @@ class Broker:
         keyring: Keyring,
         older: Collection[Protection] = (),
         words: tuple[Signed, ...] = (),
+        *,
+        life: bytes,
     ) -> None:
+        # A life is drawn by the driver whenever a broker starts; no two are alike.
         self._manifest = manifest
         me = keyring.identity.name
         self._audience = Audience(me)
         self._admission = Admission(manifest, me, self._audience)
         self._pledges = Pledges()
         self._desks = type(self).desks(
-            manifest, keyring, self._audience.readers, self._pledges.released
+            manifest, keyring, self._audience.readers, life, self._pledges.released
         )
-        self._sequencers = type(self).sequencers(manifest, keyring, self._desks, older)
+        self._sequencers = type(self).sequencers(manifest, keyring, self._desks, older, life=life)
         #: Which epoch it goes by, and what shows it to others.
         self.membership = Membership(manifest, keyring, self._sequencers, words)
         self._retention = Retention(self._desks)

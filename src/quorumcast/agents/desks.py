@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from quorumcast.agents.notary import Notary
+from quorumcast.agents.notary import Lives, Notary
 from quorumcast.agents.pledges import Attested, Vouched
 from quorumcast.broadcast.authenticated import Relay
 from quorumcast.broadcast.bracha import Bracha
@@ -210,7 +210,7 @@ class Desk:
 class Desks:
     """All streams of a broker."""
 
-    __slots__ = ("_by_stream", "_keyring", "_manifest", "_over", "_readers", "_released")
+    __slots__ = ("_by_stream", "_keyring", "_lives", "_manifest", "_over", "_readers", "_released")
 
     #: The broker side of each protocol; a new protocol is added here.
     carriers: ClassVar[dict[Broadcast, Callable[[Stream, Surroundings], Carrier]]] = {
@@ -227,8 +227,11 @@ class Desks:
         manifest: Manifest,
         keyring: Keyring,
         readers: Callable[[Channel], Sequence[NodeId]],
+        life: bytes,
         released: Callable[[Stream], int] = lambda _: 1,
     ) -> None:
+        #: Whose memory reaches how far.
+        self._lives = Lives(life)
         self._manifest = manifest
         self._keyring = keyring
         self._readers = readers
@@ -246,6 +249,7 @@ class Desks:
         """
         self._manifest = manifest
         self._keyring.adopt(keyring)
+        self._lives.retain(manifest.broker_ids)
         for data in [s for s in self._by_stream if manifest.channel(s.channel) is None]:
             del self._by_stream[data]
             owner = (data.channel, data.publisher)
@@ -254,6 +258,18 @@ class Desks:
 
     def __len__(self) -> int:
         return len(self._by_stream)
+
+    @property
+    def life(self) -> bytes:
+        """The life in which this broker is."""
+        return self._lives.own
+
+    def hear_life(self, peer: NodeId, life: bytes) -> None:
+        """A peer says in which life it is; streams that began before its first word take it."""
+        if peer not in self._lives.others:
+            for desk in self._by_stream.values():
+                desk.notary.peers.setdefault(peer, life)
+        self._lives.others[peer] = life
 
     def get(self, data: Stream) -> Desk | None:
         """The desk of a stream."""
@@ -281,7 +297,11 @@ class Desks:
             return None
         if desk is None:
             policy = entry.policy
-            notary = Notary(data, self._keyring, policy.basis, policy.limits.segment)
+            segment, lives = policy.limits.segment, self._lives
+            # Without a journal nobody remembers the stream longer than its life.
+            lasting = policy.total or policy.journal
+            peers = lives.others if lasting else dict(lives.others)
+            notary = Notary(data, self._keyring, policy.basis, segment, lives.own, peers)
             desk = Desk(data, entry, self._make_carrier(data, entry), notary)
             self._by_stream[data] = desk
         desk.introducer = introducer

@@ -29,6 +29,7 @@ def recoverable(entry: ChannelEntry) -> bool:
 def testify(desks: Desks, sender: NodeId, message: Survey | Regain) -> list[Effect]:
     """The answer to a peer that asks of what this broker is sure."""
     if isinstance(message, Survey):
+        desks.hear_life(sender, message.life)
         held = [
             Position(stream, carrier.final_from, carrier.final + 1)
             for desk in desks.all()

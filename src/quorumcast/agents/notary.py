@@ -6,15 +6,22 @@ stands for many. What is not a whole segment yet is signed on request.
 
 A broker signs a number only once its word on it is final: when it was vouched for (Bracha, direct,
 authenticated, chain) or, with histories, when a history settled it.
+
+A broker that restarts without a journal has forgotten what it signed. So a statement names the life
+in which it was made, and what the broker said in two lives is never held against it
+(docs/threat-model.md, "Signed statements").
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from quorumcast.broadcast.contract import Carrier
-from quorumcast.core.ids import Stream
+from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.statements import Basis, SegmentStatement, Signed, canonical
 from quorumcast.crypto.digest import root
 from quorumcast.crypto.keyring import Keyring
+from quorumcast.ordering.log import OrderedLog
 
 
 def segment_start(number: int, segment: int) -> int:
@@ -22,21 +29,62 @@ def segment_start(number: int, segment: int) -> int:
     return (number - 1) // segment * segment + 1
 
 
+class Lives:
+    """A broker's own life, and the lives in which it has heard the other brokers."""
+
+    __slots__ = ("others", "own")
+
+    def __init__(self, own: bytes) -> None:
+        #: Drawn anew whenever the broker starts.
+        self.own = own
+        #: The newest life of each peer of the manifest.
+        self.others: dict[NodeId, bytes] = {}
+
+    def retain(self, brokers: Collection[NodeId]) -> None:
+        """Go on in a new epoch, with these brokers."""
+        for peer in [peer for peer in self.others if peer not in brokers]:
+            del self.others[peer]
+
+
 class Notary:
-    """Signs segments of one stream."""
+    """Signs segments of one stream.
 
-    __slots__ = ("_basis", "_keyring", "_last", "_segment", "_signed_upto", "_stream")
+    `peers` are the lives of the other brokers: as this one knew them when the stream began here, or
+    as it knows them at any time, where brokers remember more than their lives.
+    """
 
-    def __init__(self, stream: Stream, keyring: Keyring, basis: Basis, segment: int) -> None:
+    __slots__ = (
+        "_basis",
+        "_keyring",
+        "_last",
+        "_life",
+        "_segment",
+        "_signed_upto",
+        "_stream",
+        "peers",
+    )
+
+    def __init__(
+        self,
+        stream: Stream,
+        keyring: Keyring,
+        basis: Basis,
+        segment: int,
+        life: bytes,
+        peers: dict[NodeId, bytes],
+    ) -> None:
+        self._life = life
+        #: At most one life per broker.
+        self.peers = peers
         self._stream = stream
         self._keyring = keyring
         self._basis = basis
         self._segment = segment
         #: End of the last whole segment that was signed, or passed over for want of its start.
         self._signed_upto = 0
-        #: The newest statement made on request, with its epoch and number, so that repeating the
-        #: request costs nothing. One of an earlier epoch is worth nothing in this.
-        self._last: tuple[tuple[int, int, int], Signed] | None = None
+        #: The newest statement made on request, with its epoch, numbers and the lives of others, so
+        #: that repeating the request costs nothing. One of an earlier epoch is worth nothing.
+        self._last: tuple[tuple[object, ...], Signed] | None = None
 
     def newly_whole(self, carrier: Carrier) -> list[Signed]:
         """Statements on segments that have become whole and final."""
@@ -63,7 +111,7 @@ class Notary:
         first = max(since, segment_start(number, self._segment))
         if not first <= number <= carrier.final:
             return None
-        asked = (self._keyring.epoch, first, number)
+        asked = (self._keyring.epoch, first, number, *self.peers.values())
         if self._last is None or self._last[0] != asked:
             signed = self._sign(carrier, first, number - first + 1)
             if signed is None:
@@ -84,5 +132,8 @@ class Notary:
             count=count,
             root=root(first, digests),
             basis=self._basis,
+            life=self._life,
+            birth=carrier.birth if isinstance(carrier, OrderedLog) else b"",
+            peers=tuple(sorted(self.peers.items())),
         )
         return self._keyring.identity.sign(canonical(statement))

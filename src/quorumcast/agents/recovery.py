@@ -189,7 +189,7 @@ class Recovery:
             for channel in channels:
                 if (channel, peer) not in self._surveyed:
                     self._surveyed[channel, peer] = 0
-                    effects.append(Send((peer,), Survey(channel)))
+                    effects.append(Send((peer,), Survey(channel, self._desks.life)))
         return effects + self._wake(TICK_MS) if effects else []
 
     def _wake(self, after_ms: int) -> list[Effect]:
@@ -444,7 +444,7 @@ class Recovery:
             if ticks >= UNANSWERED:
                 del self._surveyed[key]
             elif ticks and ticks & (ticks - 1) == 0:
-                effects.append(Send((key[1],), Survey(key[0])))
+                effects.append(Send((key[1],), Survey(key[0], self._desks.life)))
         if self._job is not None:
             effects += self._urge(self._job)
         effects += self._next()

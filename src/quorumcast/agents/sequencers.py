@@ -47,7 +47,16 @@ def anchored(manifest: Manifest, f: int) -> int:
 class Sequencers:
     """The logs of one broker."""
 
-    __slots__ = ("_around", "_by_log", "_desks", "_judged", "_keyring", "_manifest", "_older")
+    __slots__ = (
+        "_around",
+        "_by_log",
+        "_desks",
+        "_judged",
+        "_keyring",
+        "_life",
+        "_manifest",
+        "_older",
+    )
 
     #: How a log is kept.
     kind: type[Sequencer] = Sequencer
@@ -58,7 +67,11 @@ class Sequencers:
         keyring: Keyring,
         desks: Desks,
         older: Collection[Protection] = (),
+        *,
+        life: bytes,
     ) -> None:
+        #: Drawn anew whenever the broker starts.
+        self._life = life
         self._manifest = manifest
         self._keyring = keyring
         self._desks = desks
@@ -137,6 +150,8 @@ class Sequencers:
                 and self._manifest.may_publish(stream.publisher, stream.channel)
             ),
             log_of=self._ordered,
+            life=self._life,
+            hear_life=self._desks.hear_life,
             epoch=manifest.epoch,
             follows=self._follows,
         )

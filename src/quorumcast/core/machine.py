@@ -203,6 +203,7 @@ class DropReason(enum.Enum):
     CONFLICT = "conflict"
     NOT_HELD = "not-held"
     OVER_LIMIT = "over-limit"
+    OTHER_LOG = "other-log"
 
 
 class Suspicion(enum.Enum):

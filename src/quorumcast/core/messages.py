@@ -226,9 +226,13 @@ class Checkpoint(Message, frozen=True, array_like=True):
 
 
 class Survey(Message, frozen=True, array_like=True):
-    """Of which publications on this channel are you sure? (Answered with `Positions`.)"""
+    """Of which publications on this channel are you sure? (Answered with `Positions`.)
+
+    I am in this life: what I said in an earlier one I may have forgotten.
+    """
 
     channel: ChannelName
+    life: Annotated[bytes, Meta(max_length=DIGEST_SIZE)] = b""
 
 
 class Regain(Message, frozen=True, array_like=True):
@@ -347,6 +351,10 @@ class Standing(Message, frozen=True, array_like=True):
     root: Annotated[bytes, Meta(max_length=DIGEST_SIZE)] = b""
     #: Members that were past listening when I heard from them: who of them listens now forgot.
     awake: Annotated[tuple[NodeName, ...], Meta(max_length=limits.MAX_CHAIN)] = ()
+    #: The life of this broker as far as the log goes: its disk keeps it, if there is one …
+    life: Annotated[bytes, Meta(max_length=DIGEST_SIZE)] = b""
+    #: … and the life that began when it was started.
+    started: Annotated[bytes, Meta(max_length=DIGEST_SIZE)] = b""
 
 
 class Fetch(Message, frozen=True, array_like=True):

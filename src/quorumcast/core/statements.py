@@ -13,8 +13,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from quorumcast.core.ids import DIGEST_SIZE, Count, NodeId, Positive, Stream
-from quorumcast.core.limits import MAX_CLAIMS, MAX_WRITTEN
+from quorumcast.core.ids import CELL, DIGEST_SIZE, Count, NodeId, Positive, Stream
+from quorumcast.core.limits import MAX_CHAIN, MAX_CLAIMS, MAX_WRITTEN
 from quorumcast.core.quorum import Protection
 
 Value = Annotated[bytes, Meta(max_length=DIGEST_SIZE)]
@@ -50,6 +50,13 @@ class SegmentStatement(msgspec.Struct, frozen=True, tag="segment", kw_only=True)
     count: Positive
     root: bytes
     basis: Basis
+    #: Drawn anew whenever the broker starts: in another life it may honestly have forgotten this.
+    life: Value = b""
+    #: Total order: the birth of the log, which all of its brokers have decided.
+    birth: Value = b""
+    #: The lives in which this broker knew the others: when it began with the stream or, in total
+    #: order and where a journal outlasts a life, when it signed.
+    peers: Annotated[tuple[tuple[NodeId, Value], ...], Meta(max_length=MAX_CHAIN)] = ()
 
 
 class HistoryStatement(msgspec.Struct, frozen=True, tag="history", kw_only=True):
@@ -97,6 +104,8 @@ class StopStatement(msgspec.Struct, frozen=True, tag="stop", kw_only=True):
     #: Up to this instance it has forgotten what it did, and says nothing about it.
     blind: Count
     claims: Annotated[tuple[Claim, ...], Meta(max_length=MAX_CLAIMS)]
+    #: The birth of the log; b"" from a broker that does not know it yet.
+    birth: Value = b""
 
 
 class EpochStatement(msgspec.Struct, frozen=True, tag="epoch", kw_only=True):
@@ -141,6 +150,55 @@ class Receipt(msgspec.Struct, frozen=True, tag="receipt", kw_only=True):
     first: Positive
     digests: bytes
     statements: tuple[Signed, ...]
+
+
+def contradict(first: Statement | OfferStatement, second: Statement | OfferStatement) -> bool:
+    """Whether no correct node could have signed both.
+
+    A broker answers for what it said in one life, and in one log: in another life it may have
+    forgotten, and another log has positions of its own. A publisher answers for a stream that it
+    began itself. One that it goes on with may be written by two lives that computed different
+    contents: that is a mistake, and not a lie.
+    """
+    if isinstance(first, OfferStatement) and isinstance(second, OfferStatement):
+        # A correct publisher never cuts a run anew.
+        return (first.stream, first.first) == (second.stream, second.first) and (
+            first.stream.line is None and first.digests != second.digests
+        )
+    if isinstance(first, SegmentStatement) and isinstance(second, SegmentStatement):
+        return (
+            _subject(first) == _subject(second) and bool(first.life) and (first.root != second.root)
+        )
+    if isinstance(first, HistoryStatement) and isinstance(second, HistoryStatement):
+        return (first.stream, first.index) == (second.stream, second.index) and (
+            (first.first, first.digests) != (second.first, second.digests)
+        )
+    return False
+
+
+def _subject(said: SegmentStatement) -> tuple[object, ...]:
+    """What a broker's statement is about, and when and on which ground it was made."""
+    span = (said.stream, said.first, said.count)
+    return (said.broker, *span, said.basis, said.life, said.birth)
+
+
+def outvotes(witness: SegmentStatement, accused: SegmentStatement) -> bool:
+    """Whether a broker's statement is one of the f+1 that prove another's to be false.
+
+    Correct brokers cannot differ about what is settled, as long as they speak of the same log or
+    stream and remember it: the births are equal, and the witness is in the life in which the
+    accused knew it.
+    """
+    if witness.broker == accused.broker or witness.root == accused.root:
+        return False
+    if not witness.basis is accused.basis is Basis.SETTLED:
+        return False
+    subject = (accused.epoch, accused.stream, accused.birth, accused.first, accused.count)
+    if subject != (witness.epoch, witness.stream, witness.birth, witness.first, witness.count):
+        return False
+    if accused.stream.publisher == CELL and not accused.birth:
+        return False
+    return bool(witness.life) and dict(accused.peers).get(witness.broker) == witness.life
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")

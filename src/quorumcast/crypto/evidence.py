@@ -14,12 +14,13 @@ from quorumcast.core.statements import (
     Basis,
     Evidence,
     EvidenceKind,
-    HistoryStatement,
     OfferStatement,
     Receipt,
     SegmentStatement,
     Signed,
     Statement,
+    contradict,
+    outvotes,
     parse_offer,
     parse_statement,
 )
@@ -73,7 +74,8 @@ class Court:
         """The brokers whose signatures on a receipt are genuine and say what it says."""
         count = len(receipt.digests) // DIGEST_SIZE
         expected = root(receipt.first, receipt.digests)
-        signers: dict[NodeId, None] = {}
+        #: By the birth of the log: positions of two logs are two things.
+        signers: dict[bytes, dict[NodeId, None]] = {}
         for signed in receipt.statements:
             statement = self._authentic(signed)
             if (
@@ -84,8 +86,8 @@ class Court:
                 and (statement.first, statement.count) == (receipt.first, count)
                 and statement.root == expected
             ):
-                signers[signed.signer] = None
-        return list(signers)
+                signers.setdefault(statement.birth, {})[signed.signer] = None
+        return max(map(list, signers.values()), key=len, default=[])
 
     def _authentic(self, signed: Signed) -> Statement | OfferStatement | None:
         """The statement, if the node named in it signed it in this cell."""
@@ -110,7 +112,7 @@ class Court:
             return "a statement is not authentic"
         if {signed.signer for signed in evidence.against} != {evidence.accused}:
             return "the statements are not the accused's"
-        if not _conflicting(first, second):
+        if not contradict(first, second):
             return "the statements do not contradict each other"
         return None
 
@@ -128,32 +130,9 @@ class Court:
             if (
                 isinstance(witness, SegmentStatement)
                 and signed.signer in self._brokers
-                and signed.signer != evidence.accused
-                and witness.basis is Basis.SETTLED
-                and (witness.stream, witness.first, witness.count)
-                == (accused.stream, accused.first, accused.count)
-                and witness.root != accused.root
+                and outvotes(witness, accused)
             ):
                 truth.setdefault(witness.root, {})[signed.signer] = None
         if max(map(len, truth.values()), default=0) < self._quorums.one_correct:
             return f"fewer than {self._quorums.one_correct} brokers contradict the accused"
         return None
-
-
-def _conflicting(first: Statement | OfferStatement, second: Statement | OfferStatement) -> bool:
-    """Whether no correct node could have signed both."""
-    if isinstance(first, OfferStatement) and isinstance(second, OfferStatement):
-        # A correct publisher never cuts a run anew.
-        return first.stream == second.stream and (
-            first.first == second.first and first.digests != second.digests
-        )
-    if isinstance(first, SegmentStatement) and isinstance(second, SegmentStatement):
-        return (
-            (first.stream, first.first, first.count, first.basis)
-            == (second.stream, second.first, second.count, second.basis)
-        ) and first.root != second.root
-    if isinstance(first, HistoryStatement) and isinstance(second, HistoryStatement):
-        return (first.stream, first.index) == (second.stream, second.index) and (
-            (first.first, first.digests) != (second.first, second.digests)
-        )
-    return False

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from quorumcast.core.ids import DIGEST_SIZE, Digest, Millis, NodeId
+from quorumcast.core.ids import BIRTH, DIGEST_SIZE, Digest, Millis, NodeId
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.messages import (
     Accept,
@@ -149,8 +149,9 @@ class UnfairLeader(Proposing):
         return self.context.brokers()
 
     def other(self, batch: Batch) -> Batch:
-        if not self._ignored and batch:
-            self._ignored = [batch[0].stream.publisher]
+        offered = [item for item in batch if item.stream != BIRTH]
+        if not self._ignored and offered:
+            self._ignored = [offered[0].stream.publisher]
         return tuple(item for item in batch if item.stream.publisher not in self._ignored)
 
 

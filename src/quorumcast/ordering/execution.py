@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quorumcast.core.ids import EPOCHS, Channel, Millis, NodeId, Stream, total_order
+from quorumcast.core.ids import BIRTH, CELL, EPOCHS, Channel, Millis, NodeId, Stream, total_order
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Bodies, Effect, Forget, Persist, Send
 from quorumcast.core.messages import Ack, Batch, Item, Offer
@@ -56,7 +56,9 @@ class Surroundings:
         "epoch",
         "follows",
         "hash",
+        "hear_life",
         "keyring",
+        "life",
         "limits",
         "log_of",
         "may_publish",
@@ -73,6 +75,8 @@ class Surroundings:
         limits: Callable[[Stream], Limits],
         may_publish: Callable[[Stream], bool],
         log_of: Callable[[Channel], OrderedLog | None],
+        life: bytes,
+        hear_life: Callable[[NodeId, bytes], None] = lambda peer, life: None,
         epoch: int = 1,
         follows: Callable[[bytes], int] = lambda data: 0,
     ) -> None:
@@ -86,6 +90,10 @@ class Surroundings:
         self.may_publish = may_publish
         #: The order of a channel.
         self.log_of = log_of
+        #: Drawn anew whenever this broker starts.
+        self.life = life
+        #: Whom to tell in which life a peer is.
+        self.hear_life = hear_life
         #: The epoch that this broker goes by.
         self.epoch = epoch
         #: The epoch of a manifest that may follow it; 0 if it may not.
@@ -159,7 +167,8 @@ class Execution:
             if (
                 self.epochs.lacks(item)
                 if item.stream == EPOCHS
-                else not self.offers.holds(item)
+                else item.stream != BIRTH
+                and not self.offers.holds(item)
                 and item.last > self.state.served.get(item.stream, 0)
             )
         ]
@@ -197,7 +206,8 @@ class Execution:
     def let_go(self, batch: Batch) -> bool:
         """Whether some of a batch that was executed can be had here no longer."""
         return any(
-            item.stream != EPOCHS and self.find(item.stream, item.first) is None for item in batch
+            item.stream.publisher != CELL and self.find(item.stream, item.first) is None
+            for item in batch
         )
 
     def ack(self, stream: Stream, to: NodeId | None = None) -> Send:
@@ -248,6 +258,7 @@ class Execution:
     def apply(self, batch: Batch) -> list[Effect]:
         """Execute the next batch, everything of which is here."""
         self.executed += 1
+        self.state.begin(batch, self.executed)
         effects: list[Effect] = []
         served: dict[Stream, None] = {}
         for extent in self.state.apply(batch):
@@ -255,6 +266,7 @@ class Execution:
             held = self.offers.find(extent.stream, extent.first)
             log = self._around.log_of(extent.stream.channel)
             if held is not None and log is not None:
+                log.birth = self.state.birth
                 for effect in log.append(extent, held.offer, held.bodies):
                     late = isinstance(effect, Forget)
                     (self._unneeded if late else effects).append(effect)
@@ -374,6 +386,7 @@ class Execution:
         for channel, head in self.state.heads.items():
             log = self._around.log_of(channel)
             if log is not None:
+                log.birth = self.state.birth
                 log.skip_to(head.next)
                 self.backfill.want(log, self.state.extents.get(channel, ()))
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from quorumcast.core.ids import BIRTH
+from quorumcast.core.limits import MAX_BATCH
 from quorumcast.core.machine import Effect
 from quorumcast.core.messages import Batch
+from quorumcast.ordering.birth import Birth
 from quorumcast.ordering.caution import Caution
 from quorumcast.ordering.consensus import Consensus
 from quorumcast.ordering.epochs import epoch_item
@@ -13,9 +16,12 @@ from quorumcast.ordering.execution import Execution
 class Leading:
     """What one broker proposes in one log, while it leads."""
 
-    __slots__ = ("_caution", "_consensus", "_execution", "_led", "_next", "former")
+    __slots__ = ("_birth", "_caution", "_consensus", "_execution", "_led", "_next", "former")
 
-    def __init__(self, consensus: Consensus, execution: Execution, caution: Caution) -> None:
+    def __init__(
+        self, consensus: Consensus, execution: Execution, caution: Caution, birth: Birth
+    ) -> None:
+        self._birth = birth
         self._consensus = consensus
         self._execution = execution
         self._caution = caution
@@ -63,7 +69,7 @@ class Leading:
         if execution.halted:
             return ()
         if waiting is None:
-            return execution.offers.choose()
+            return self._with_birth()
         under_way = any(
             epoch_item(slot.batches.get(slot.decided or slot.proposed[1], ())) is not None
             and (slot.decided or slot.proposed[0] == consensus.regency)
@@ -72,13 +78,22 @@ class Leading:
         )
         return () if under_way else (waiting[0].item,)
 
+    def _with_birth(self) -> Batch:
+        """What waits; until the log has begun, behind the lives that it begins with."""
+        offers = self._execution.offers
+        if self._birth.known:
+            return offers.choose()
+        lives = self._birth.item()
+        chosen = () if lives is None else offers.choose(MAX_BATCH - 1)
+        return (lives, *chosen) if lives is not None and chosen else ()
+
     def _under_way(self) -> list[Batch]:
         """Batches that are decided and not executed, or must be proposed: chosen already."""
         consensus = self._consensus
         values = dict(consensus.conclusion.values)
         values |= {i: slot.decided for i, slot in consensus.slots.items() if slot.decided}
         return [
-            slot.batches[value]
+            tuple(item for item in slot.batches[value] if item.stream != BIRTH)
             for instance, value in values.items()
             if instance > self._execution.executed
             and (slot := consensus.slots.get(instance)) is not None

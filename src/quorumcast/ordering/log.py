@@ -21,7 +21,7 @@ from quorumcast.ordering.state import Extent
 class OrderedLog:
     """The broker side of a channel with total order: what was decided, by position."""
 
-    __slots__ = ("_extents", "_offers", "ledger", "spare", "stream")
+    __slots__ = ("_extents", "_offers", "birth", "ledger", "spare", "stream")
 
     def __init__(self, stream: Stream, around: Surroundings) -> None:
         self.stream = stream
@@ -30,6 +30,8 @@ class OrderedLog:
         self._extents: deque[Extent] = deque()
         #: The offers that they are parts of, for brokers that lack them.
         self._offers: dict[tuple[Stream, int], tuple[Offer, Bodies]] = {}
+        #: The birth of the log that the positions are of; b"" while there are none.
+        self.birth = b""
         #: Where the last stable checkpoint ends. Whoever comes late executes what was ordered since
         #: and needs the contents, whatever their age.
         self.spare = 1

@@ -363,7 +363,7 @@ class Offers:
                     self.dropped.append((stream, first))
             self._tidy(stream)
 
-    def choose(self) -> Batch:
+    def choose(self, most: int = MAX_BATCH) -> Batch:
         """The next batch: from every stream in turn, so that nobody crowds out the others.
 
         Whose turn has not come when a batch is full is the first in the next one.
@@ -374,11 +374,11 @@ class Offers:
         room, space = BATCH_PUBLICATIONS, BATCH_BYTES
         streams = max(1, len(self._turn))
         share = max(1, BATCH_PUBLICATIONS // streams)
-        runs = max(1, MAX_BATCH // streams)
+        runs = max(1, most // streams)
         for stream in list(self._turn):
-            if len(batch) >= MAX_BATCH or room <= 0 or space <= 0:
+            if len(batch) >= most or room <= 0 or space <= 0:
                 break
-            taken = self._take(stream, share, min(runs, MAX_BATCH - len(batch)), space // streams)
+            taken = self._take(stream, share, min(runs, most - len(batch)), space // streams)
             batch += [held.item for held in taken]
             room -= sum(len(held.bodies) for held in taken)
             space -= sum(held.size for held in taken)

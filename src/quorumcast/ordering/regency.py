@@ -125,6 +125,7 @@ def sign_word(
     stable: int,
     blind: int,
     claims: tuple[Claim, ...],
+    birth: bytes,
 ) -> Signed:
     """This broker's word on its way into a regency."""
     return keyring.identity.sign(
@@ -138,6 +139,7 @@ def sign_word(
                 stable=stable,
                 blind=blind,
                 claims=claims,
+                birth=birth,
             )
         )
     )

@@ -9,7 +9,9 @@ right was there, and with what must be decided because others may have decided i
 
 from __future__ import annotations
 
+from quorumcast.core.ids import BIRTH
 from quorumcast.core.messages import Offer, Propose
+from quorumcast.ordering.birth import Birth
 from quorumcast.ordering.consensus import Consensus, value_of
 from quorumcast.ordering.epochs import epoch_item
 from quorumcast.ordering.execution import Execution, Surroundings
@@ -18,10 +20,13 @@ from quorumcast.ordering.execution import Execution, Surroundings
 class Rights:
     """What one broker lets into one log."""
 
-    __slots__ = ("_around", "_consensus", "_execution")
+    __slots__ = ("_around", "_birth", "_consensus", "_execution")
 
-    def __init__(self, around: Surroundings, consensus: Consensus, execution: Execution) -> None:
+    def __init__(
+        self, around: Surroundings, consensus: Consensus, execution: Execution, birth: Birth
+    ) -> None:
         self._around = around
+        self._birth = birth
         self._consensus = consensus
         self._execution = execution
 
@@ -42,11 +47,16 @@ class Rights:
 
     def may_propose(self, message: Propose) -> bool:
         """Whether a batch may be ordered."""
+        if not self._birth.may_propose(message.batch):
+            return False
         offers = self._execution.offers
         if epoch_item(message.batch) is not None:
             if self._execution.epochs.may_propose(message.batch):
                 return True
-        elif all(self._around.may_publish(i.stream) or offers.holds(i) for i in message.batch):
+        elif all(
+            i.stream == BIRTH or self._around.may_publish(i.stream) or offers.holds(i)
+            for i in message.batch
+        ):
             return True
         bound = self._consensus.conclusion.values.get(message.instance)
         return bound == value_of(self._around.hash, message.batch)

@@ -13,6 +13,7 @@ from quorumcast.core.machine import (
     DropReason,
     Effect,
     Event,
+    Persist,
     Persisted,
     Receive,
     Record,
@@ -42,6 +43,7 @@ from quorumcast.core.messages import (
     Write,
 )
 from quorumcast.core.quorum import OrderQuorums, Protection
+from quorumcast.ordering.birth import Birth, Lived
 from quorumcast.ordering.catchup import LOG_REACH, CatchUp
 from quorumcast.ordering.caution import Caution
 from quorumcast.ordering.checkpoints import Checkpoints
@@ -72,6 +74,7 @@ class Sequencer:
 
     __slots__ = (
         "_around",
+        "_birth",
         "_caution",
         "_checkpoints",
         "_consensus",
@@ -79,7 +82,9 @@ class Sequencer:
         "_fetching",
         "_follows",
         "_intake",
+        "_kept",
         "_leading",
+        "_life",
         "_log",
         "_patience",
         "_patient",
@@ -97,6 +102,7 @@ class Sequencer:
     succession: type[Succession] = Succession
     catching_up: type[CatchUp] = CatchUp
     state: type[State] = State
+    birth: type[Birth] = Birth
 
     def __init__(
         self,
@@ -117,6 +123,10 @@ class Sequencer:
         self._follows = follows
         state = type(self).state(around.retained)
         self._execution = Execution(log, around, state, signed=quorums.byzantine, durable=durable)
+        #: The life of this broker in this log; only a disk keeps it longer than the process.
+        self._life = around.life
+        #: Whether it has been written.
+        self._kept = not durable
         self._assemble(quorums)
         #: What the disk held, until the first event of the new life.
         self._restored: list[Record] | None = None
@@ -140,12 +150,15 @@ class Sequencer:
             holds=lambda batch: not execution.missing(batch),
             first=first_regency(around.epoch),
         )
-        self._succession = kind.succession(consensus, quorums, around.keyring, durable=durable)
         self.catch_up = kind.catching_up(
             consensus, quorums, around.hash, lambda: execution.executed
         )
+        self._birth = kind.birth(around, quorums, execution, self.catch_up, self._life)
+        self._succession = kind.succession(
+            consensus, quorums, around.keyring, self._birth, durable=durable
+        )
         self._caution = Caution(around, quorums, consensus, self.catch_up)
-        self._rights = Rights(around, consensus, execution)
+        self._rights = Rights(around, consensus, execution, self._birth)
         self._fetching = Fetching(around, consensus, execution, self._succession)
         self._checkpoints = Checkpoints(
             around,
@@ -160,7 +173,7 @@ class Sequencer:
         self._intake = Intake(around, consensus, execution, self._rights, self._fetching)
         #: Whether patience with a new leader begins with the next event.
         self._patient = False
-        self._leading = Leading(consensus, execution, self._caution)
+        self._leading = Leading(consensus, execution, self._caution, self._birth)
 
     # ---------------------------------------------------------------- epochs
 
@@ -219,6 +232,8 @@ class Sequencer:
             0 if checkpoint is None else checkpoint.instance,
             b"" if checkpoint is None else checkpoint.root,
             self._caution.awake,
+            self._life,
+            self._around.life,
         )
 
     @property
@@ -321,6 +336,9 @@ class Sequencer:
             self._patient = False
             self._patience.regain(now)
         effects = self._execute(now)
+        if not self._kept:
+            self._kept = True
+            effects.append(Persist(Lived(self._log, self._life), lazy=True))
         effects += self._leading.propose()
         if not self._ticking:
             self._ticking = True
@@ -368,6 +386,7 @@ class Sequencer:
 
     def _on_standing(self, sender: NodeId, message: Standing, now: Millis) -> list[Effect]:
         self.catch_up.standings[sender] = message
+        self._around.hear_life(sender, message.started)
         effects = self._succession.on_standing(sender, message)
         effects += self._checkpoints.settle()
         if self._caution.listen():
@@ -425,6 +444,9 @@ class Sequencer:
                     consensus.restore(record)
                 case Moved():
                     self._succession.restore(record)
+                case Lived(life=life):
+                    self._life = self._birth.life = life
+                    self._kept = True
                 case Decided(instance=instance, batch=batch):
                     consensus.decide(instance, value_of(self._around.hash, batch), batch)
                 case _:

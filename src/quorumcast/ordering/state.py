@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from quorumcast.core.ids import DIGEST_SIZE, EPOCHS, Channel, NodeId, Stream
+from quorumcast.core.ids import BIRTH, CELL, DIGEST_SIZE, Channel, NodeId, Stream
 from quorumcast.core.messages import Item
 
 #: Incarnations of a publisher on a channel that are told apart.
@@ -58,6 +58,11 @@ class Extent(msgspec.Struct, frozen=True, array_like=True):
         return self.position + self.count
 
 
+def birth_of(item: Item) -> bytes:
+    """The birth of a log that began with these lives."""
+    return hashlib.sha256(item.first.to_bytes(8, "big") + item.digests).digest()
+
+
 def extent_root(digests: bytes) -> bytes:
     """What stands for the digests of an offer."""
     return hashlib.sha256(digests).digest()
@@ -79,6 +84,8 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
     manifest: bytes = b""
     #: The newest stream of each line, how far it is and its chain; by owner, in order of begin.
     lines: tuple[tuple[Stream, int, bytes], ...] = ()
+    #: The birth of the log, and the instance in which it was decided.
+    birth: tuple[bytes, int] = (b"", 0)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -92,6 +99,8 @@ class State:
         "_lines",
         "_over",
         "_retained",
+        "birth",
+        "born",
         "chains",
         "epoch",
         "extents",
@@ -121,6 +130,15 @@ class State:
         self.epoch = self.since = 0
         #: The digest of its manifest: there may be two for one epoch.
         self.manifest = b""
+        #: What tells this log from another one (`ordering.birth`), and the instance in which it was
+        #: decided; nothing gets a position before.
+        self.birth = b""
+        self.born = 0
+
+    def begin(self, batch: tuple[Item, ...], instance: int) -> None:
+        """Take the birth of the log from the first batch that carries it."""
+        if not self.birth and batch and batch[0].stream == BIRTH:
+            self.birth, self.born = birth_of(batch[0]), instance
 
     def head(self, channel: Channel) -> Head:
         """Where a channel's order has got to."""
@@ -137,10 +155,12 @@ class State:
         """The runs of a batch that will get positions: their contents are needed."""
         served: dict[Stream, int] = {}
         taken: list[Item] = []
+        if not self.birth and not (batch and batch[0].stream == BIRTH):
+            return taken
         for item in batch:
             stream, last = item.stream, item.last
             upto = served.get(stream, self.served.get(stream, 0))
-            if item.first == upto + 1 and not self.over(stream) and stream != EPOCHS:
+            if item.first == upto + 1 and not self.over(stream) and stream.publisher != CELL:
                 taken.append(item)
                 served[stream] = last
         return taken
@@ -149,11 +169,13 @@ class State:
         """Give positions to what is new in a batch."""
         placed: list[Extent] = []
         begun: list[Stream] = []
+        if not self.birth:
+            return placed
         for item in batch:
             stream = item.stream
             served = self.served.get(stream, 0)
             count = len(item.digests) // DIGEST_SIZE
-            if item.first != served + 1 or self.over(stream) or stream == EPOCHS:
+            if item.first != served + 1 or self.over(stream) or stream.publisher == CELL:
                 continue
             head = self.head(stream.channel)
             root = extent_root(item.digests)
@@ -229,6 +251,7 @@ class State:
                     for _, lines in sorted(self._lines.items())
                     for stream in lines.values()
                 ),
+                (self.birth, self.born),
             )
         )
 
@@ -249,6 +272,7 @@ class State:
         self.extents = {channel: deque(extents) for channel, extents in found.extents}
         self.epoch, self.since = found.epoch
         self.manifest = found.manifest
+        self.birth, self.born = found.birth
         return True
 
 

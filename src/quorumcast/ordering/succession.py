@@ -24,6 +24,7 @@ from quorumcast.core.messages import Fetch, Standing, Stop, StopData, Sync
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Signed, StopStatement
 from quorumcast.crypto.keyring import Keyring
+from quorumcast.ordering.birth import Birth
 from quorumcast.ordering.consensus import Consensus, LogRecord
 from quorumcast.ordering.regency import Conclusion, conclude, read_word, sign_word
 
@@ -43,6 +44,7 @@ class Succession:
     """This broker's part in the changes of leader of one log."""
 
     __slots__ = (
+        "_birth",
         "_consensus",
         "_durable",
         "_keyring",
@@ -59,8 +61,15 @@ class Succession:
     )
 
     def __init__(
-        self, consensus: Consensus, quorums: OrderQuorums, keyring: Keyring, *, durable: bool
+        self,
+        consensus: Consensus,
+        quorums: OrderQuorums,
+        keyring: Keyring,
+        birth: Birth,
+        *,
+        durable: bool,
     ) -> None:
+        self._birth = birth
         self._consensus = consensus
         self._quorums = quorums
         self._keyring = keyring
@@ -140,6 +149,7 @@ class Succession:
             self.stable,
             max(consensus.forgotten, consensus.blind),
             consensus.claims(),
+            self._birth.known,
         )
         message = StopData(self._log, signed)
         if consensus.leader == self._me:
@@ -152,6 +162,8 @@ class Succession:
         word = read_word(self._keyring, consensus.members, self._log, message.statement)
         if word is None or word.broker != sender:
             return [Drop(DropReason.BAD_SIGNATURE, sender)]
+        if not self._birth.believes(word):
+            return [Drop(DropReason.OTHER_LOG, sender)]
         if word.regency != consensus.regency or consensus.leader != self._me:
             return [Drop(DropReason.OUT_OF_TURN, sender)]
         if self._sync is not None:
@@ -207,6 +219,9 @@ class Succession:
             read_word(self._keyring, consensus.members, self._log, s) for s in message.statements
         ]
         known = {word.broker: word for word in words if word is not None}
+        if not all(self._birth.believes(word) for word in known.values()):
+            # Perhaps its leader did not know better: it is no reason to suspect it.
+            return [Drop(DropReason.OTHER_LOG, sender)]
         conclusion = (
             None
             if len(known) != len(words) or any(w.regency != message.regency for w in known.values())

@@ -25,7 +25,7 @@ import msgspec
 
 from quorumcast.agents.broker import RECORDS, Broker
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import DIGEST_SIZE, NodeId
 from quorumcast.core.machine import Accuse, Adopt, Renewal, Suspect
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
@@ -121,7 +121,9 @@ class BrokerNode:
         self._kept = kept = kept or Kept(settings.manifest.read_bytes())
         #: The manifest as its operator signed it.
         self._data = kept.manifest
-        self.machine = Broker(manifest, self.keyring, kept.older, kept.words)
+        self.machine = Broker(
+            manifest, self.keyring, kept.older, kept.words, life=os.urandom(DIGEST_SIZE)
+        )
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stop = asyncio.Event()
         self._renewing: asyncio.TimerHandle | None = None

@@ -7,6 +7,7 @@ the manifest differs from scenario to scenario. All nodes that a scenario might 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from functools import cache
 
@@ -58,6 +59,11 @@ def broker_names(count: int) -> tuple[NodeId, ...]:
 def identity_of(brokers: int, node: NodeId) -> Identity:
     """The identity of a node in cells of that size."""
     return _identities(brokers, CLIENTS)[1][node]
+
+
+def life_of(broker: NodeId, number: int = 1) -> bytes:
+    """What tells the lives of a broker apart; this is its first, second, …"""
+    return hashlib.sha256(f"life {number} of {broker}".encode()).digest()
 
 
 def operator_of(brokers: int) -> Identity:

@@ -210,7 +210,7 @@ class SoundStatements(Watching):
     name = "Sound statements"
 
     def __init__(self) -> None:
-        self._roots: dict[tuple[Stream, int, int, NodeId | None], tuple[bytes, NodeId]] = {}
+        self._roots: dict[tuple[object, ...], tuple[bytes, NodeId]] = {}
 
     def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Send) or not isinstance(effect.message, Checkpoint):
@@ -218,8 +218,8 @@ class SoundStatements(Watching):
         said = parse_statement(effect.message.statement.payload)
         if not isinstance(said, SegmentStatement) or said.broker != node:
             return
-        by = None if said.basis is Basis.SETTLED else node
-        place = (said.stream, said.first, said.count, by)
+        by = None if said.basis is Basis.SETTLED else (node, said.life)
+        place = (said.stream, said.birth, said.first, said.count, by)
         known, other = self._roots.setdefault(place, (said.root, node))
         if known != said.root:
             about = f"{said.stream} from {said.first} on"
@@ -389,6 +389,9 @@ def _conflict(one: Statement, other: Statement) -> bool:
         return (
             (one.stream, one.first, one.count) == (other.stream, other.first, other.count)
             and one.basis is other.basis
+            and bool(one.life)
+            # What it said in another life it may have forgotten; another log is another thing.
+            and (one.life, one.birth) == (other.life, other.birth)
             and one.root != other.root
         )
     return False
@@ -430,6 +433,7 @@ def _flaw_of_outvoted(
             == (claim.stream, claim.first, claim.count)
             and statement.root != claim.root
             and statement.root == _root_of(witnesses[0][1])
+            and _remembers(statement, claim)
             and manifest.broker(signer) is not None
             and signer != evidence.accused
         ):
@@ -437,6 +441,14 @@ def _flaw_of_outvoted(
     if len(others) < manifest.f + 1:
         return f"only {len(others)} brokers contradict it"
     return None
+
+
+def _remembers(witness: SegmentStatement, claim: SegmentStatement) -> bool:
+    """Whether both speak of one log, or the witness has forgotten nothing that the other saw."""
+    if claim.stream.publisher == CELL and claim.birth == b"":
+        return False
+    same = claim.birth == witness.birth and witness.life != b""
+    return same and (witness.broker, witness.life) in claim.peers
 
 
 def _root_of(statement: Statement) -> bytes | None:

@@ -89,7 +89,13 @@ class Members:
         self._taken[name] = taken
         keyring = taken.manifest.keyring(identity_of(len(self._pool.brokers), name))
         self._world.cell.keyrings[name] = keyring
-        return Broker(taken.manifest, keyring, taken.older, taken.words)
+        return Broker(
+            taken.manifest,
+            keyring,
+            taken.older,
+            taken.words,
+            life=self._world.draw_life(name),
+        )
 
     # -------------------------------------------------------------- the operator
 

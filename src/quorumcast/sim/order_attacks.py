@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from quorumcast.core.ids import Millis, total_order
+from quorumcast.core.ids import BIRTH, Millis, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Persist, Send
 from quorumcast.core.messages import (
@@ -36,6 +36,17 @@ from quorumcast.faults.ordering import FAR, EquivocatingLeader, Proposing, false
 from quorumcast.ordering.consensus import value_of
 from quorumcast.ordering.execution import Snapshot
 from quorumcast.ordering.state import Head, State, cut, digest_of
+from quorumcast.sim.cells import life_of
+
+
+def proper(batch: Batch) -> Batch:
+    """What publishers offered, of a batch that may begin with the birth of the log."""
+    return tuple(item for item in batch if item.stream != BIRTH)
+
+
+def lives_in(batch: Batch) -> Batch:
+    """The birth of the log, of a batch that may begin with it."""
+    return tuple(item for item in batch if item.stream == BIRTH)
 
 
 class Undo(Tampering):
@@ -61,8 +72,13 @@ class Undo(Tampering):
                 proposal = effect.message
                 if proposal.regency == 1 and proposal.instance == 2 and not self._told:
                     self._told = True
-                    result += self._lead(proposal, proposal.batch)
+                    result += self._lead(proposal, (self._lives(), *proper(proposal.batch)))
         return result
+
+    def _lives(self) -> Item:
+        """What every batch begins with, until the log has begun."""
+        lives = [life_of(broker) for broker in self.context.manifest.broker_ids]
+        return Item(BIRTH, self.context.manifest.epoch, b"".join(lives))
 
     def _lead(self, proposal: Propose, batch: Batch) -> list[Effect | Later]:
         log, regency = proposal.log, proposal.regency
@@ -75,7 +91,7 @@ class Undo(Tampering):
             Send(self._confidant, Accept(log, regency, 1, value)),
         ]
         position = 1
-        for item in batch:
+        for item in proper(batch):
             order = total_order(item.stream.channel)
             lies.append(Later(Send(readers, Vote(order, position, item.digests)), 60))
             position += 1
@@ -193,13 +209,13 @@ class ProposeAgain(Proposing):
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         if isinstance(send.message, Propose):
-            self._first = self._first or list(send.message.batch[:1])
+            self._first = self._first or list(proper(send.message.batch)[:1])
             if now < self.WHEN:
                 return [send]
         return super().rewrite(send, now)
 
     def other(self, batch: Batch) -> Batch:
-        return (*self._first, *batch)
+        return (*lives_in(batch), *self._first, *proper(batch))
 
 
 class ForgeOffer(Tampering):
@@ -209,18 +225,18 @@ class ForgeOffer(Tampering):
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         message = send.message
-        if not isinstance(message, Propose) or not message.batch:
+        if not isinstance(message, Propose) or not proper(message.batch):
             return [send]
-        last = message.batch[0]
+        last = proper(message.batch)[0]
         body = label(last.stream, last.first) + b"forged"
         digests = self.context.manifest.hash(body)
-        forged = Item(last.stream, last.first, digests)
-        value = value_of(self.context.manifest.hash, (forged,))
+        forged = (*lives_in(message.batch), Item(last.stream, last.first, digests))
+        value = value_of(self.context.manifest.hash, forged)
         offer = Offer(last.stream, last.first, digests, bytes(64))
         log, regency, instance = message.log, message.regency, message.instance
         return [
             Send(send.to, offer, (body,)),
-            Send(send.to, replace(message, batch=(forged,))),
+            Send(send.to, replace(message, batch=forged)),
             Send(send.to, Write(log, regency, instance, value)),
             Send(send.to, Accept(log, regency, instance, value)),
         ]

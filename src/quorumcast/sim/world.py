@@ -35,7 +35,7 @@ from quorumcast.core.machine import (
 from quorumcast.core.messages import Ack, Checkpoint, Positions
 from quorumcast.sim.adversary import Adversary
 from quorumcast.sim.blame import Lies
-from quorumcast.sim.cells import Cell
+from quorumcast.sim.cells import Cell, life_of
 from quorumcast.sim.checkers import Checker
 from quorumcast.sim.facts import Facts
 from quorumcast.sim.network import Network, Weather
@@ -114,11 +114,18 @@ class World:
         self._watchers: list[Watcher] = [monitor, *watchers]
         #: How a broker begins a life, and how it goes on in another epoch.
         self.make_broker: Callable[[NodeId], Broker] = lambda name: Broker(
-            self.cell.manifest, self.cell.keyrings[name]
+            self.cell.manifest, self.cell.keyrings[name], life=self.draw_life(name)
         )
+        #: How often each broker has begun a life.
+        self._lives: dict[NodeId, int] = {}
         self.take: Callable[[NodeId, Adopt], None] = lambda name, effect: None
         self._sync_ms = sync_ms
         self._coalesce_ms = coalesce_ms
+
+    def draw_life(self, name: NodeId) -> bytes:
+        """What tells the lives of a broker apart."""
+        self._lives[name] = self._lives.get(name, 0) + 1
+        return life_of(name, self._lives[name])
 
     def watch(self, watcher: Watcher) -> None:
         """Let somebody else look on as well."""

@@ -8,6 +8,7 @@ broker can be made to lie (at most f of them: the model is enforced), cut off, k
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -19,7 +20,7 @@ from quorumcast.client.node import Node
 from quorumcast.client.packing import Clock, wall_us
 from quorumcast.client.sync import Closes, LoopThread, SyncNode
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import DIGEST_SIZE, NodeId
 from quorumcast.core.machine import Bodies
 from quorumcast.core.messages import AnyMessage
 from quorumcast.crypto.session import Opened
@@ -244,7 +245,9 @@ class MemoryCell:
         keyring = self.manifest.keyring(self.identities[broker])
         listener = _Deferred()
         links = self._network.enter(broker, listener)
-        listener.driver = self._brokers[broker] = Driver(Broker(self.manifest, keyring), links)
+        listener.driver = self._brokers[broker] = Driver(
+            Broker(self.manifest, keyring, life=os.urandom(DIGEST_SIZE)), links
+        )
         for fault, percent, victims in self._liars.get(broker, ()):
             self._install(broker, fault, percent, victims)
         self._network.link(broker)

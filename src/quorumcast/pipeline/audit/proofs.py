@@ -22,6 +22,7 @@ from quorumcast.core.statements import (
     Receipt,
     SegmentStatement,
     Signed,
+    outvotes,
     parse_offer,
     parse_statement,
 )
@@ -79,9 +80,10 @@ def place_of(signed: Signed) -> Place | None:
         return Place(signed.signer, about, "", statement.digests)
     if isinstance(statement, SegmentStatement):
         span = f"{statement.stream} {statement.first}+{statement.count} {statement.epoch}"
-        about = f"{statement.cell} {span} {statement.basis.value}"
+        segment = f"{statement.cell} {span} {statement.basis.value} {statement.birth.hex()[:16]}"
+        about = f"{segment} {statement.life.hex()[:16]}"
         settled = statement.basis is Basis.SETTLED
-        return Place(signed.signer, about, about, statement.root, settled)
+        return Place(signed.signer, about, segment, statement.root, settled)
     if isinstance(statement, HistoryStatement):
         about = f"{statement.cell} {statement.stream} history {statement.index}"
         said = statement.first.to_bytes(8, "big") + statement.digests
@@ -159,7 +161,7 @@ def combined(
     """Evidence made of statements that different observers hold; the whole is not judged yet."""
     keys = manifest.directory()
     own: dict[tuple[str, str], _Filed] = {}
-    segments: dict[str, dict[str, _Filed]] = {}
+    segments: dict[str, dict[tuple[str, str], _Filed]] = {}
     for observer, data in statements:
         signed = read_signed(data)
         place = None if signed is None else place_of(signed)
@@ -172,7 +174,7 @@ def combined(
         filed.setdefault(place.said, (signed, {}))[1][observer] = None
         if place.segment and place.settled:
             by_signer = segments.setdefault(place.segment, {})
-            by_signer.setdefault(place.signer, filed)
+            by_signer[place.signer, place.about] = filed
     return [*_conflicts(own), *_outvoted(segments, manifest.quorums.one_correct)]
 
 
@@ -193,11 +195,11 @@ def _conflicts(
 
 
 def _outvoted(
-    segments: Mapping[str, Mapping[str, _Filed]], needed: int
+    segments: Mapping[str, Mapping[tuple[str, str], _Filed]], needed: int
 ) -> Iterable[tuple[Evidence, tuple[str, ...]]]:
     for segment, by_signer in segments.items():
         sayings: dict[bytes, list[tuple[str, Signed, dict[str, None]]]] = {}
-        for signer, filed in by_signer.items():
+        for (signer, _), filed in by_signer.items():
             for said, (signed, seen) in filed.items():
                 sayings.setdefault(said, []).append((signer, signed, seen))
         for truth, witnesses in sayings.items():
@@ -205,7 +207,8 @@ def _outvoted(
                 continue
             for said, liars in sayings.items():
                 for signer, signed, seen in liars if said != truth else ():
-                    others = [w for w in witnesses if w[0] != signer][:needed]
+                    counted = {w[0]: w for w in witnesses if _outvotes(w[1], signed)}
+                    others = list(counted.values())[:needed]
                     document = Evidence(
                         kind=EvidenceKind.OUTVOTED,
                         accused=NodeId(signer),
@@ -215,3 +218,12 @@ def _outvoted(
                     )
                     holders = {*seen, *(name for _, _, held in others for name in held)}
                     yield document, tuple(sorted(holders))
+
+
+def _outvotes(witness: Signed, accused: Signed) -> bool:
+    one, other = parse_statement(witness.payload), parse_statement(accused.payload)
+    return (
+        isinstance(one, SegmentStatement)
+        and isinstance(other, SegmentStatement)
+        and outvotes(one, other)
+    )
