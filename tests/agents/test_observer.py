@@ -66,12 +66,12 @@ from quorumcast.core.messages import (
     Write,
 )
 from quorumcast.core.quorum import Protection
-from quorumcast.core.statements import Basis
+from quorumcast.core.statements import Basis, Evidence, EvidenceKind
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.epochs import first_regency
 from quorumcast.ordering.offers import sign_offer
 from quorumcast.ordering.state import root_of
-from quorumcast.pipeline.audit.proofs import find_proofs
+from quorumcast.pipeline.audit.proofs import find_proofs, read_signed
 
 BROKERS = (B1, B2, B3, B4)
 #: Links that have been up for a while.
@@ -722,6 +722,20 @@ def test_two_signed_versions_of_an_offer_are_kept_and_prove_that_their_publisher
     assert (proof.accused, proof.deed) == (ALICE, "equivocated")
     assert broker.cell.court.why_evidence_fails(proof.evidence) is None
     assert find_proofs([broker.cell.manifest], [], held[:1]) == []
+
+
+def test_two_signed_versions_of_an_offer_prove_nothing_where_a_publisher_may_resume() -> None:
+    """An earlier life offered something and lost its memory; nobody lied."""
+    broker = Watched(B2, "broker", "total")
+    keyring, stream = broker.cell.keyring(ALICE), Stream(ORDERS, ALICE, resumable(5, 3))
+    for contents in (digests(b"1"), digests(b"2")):
+        broker.hear(ALICE, Offer(stream, 1, contents, sign_offer(keyring, stream, 1, contents)))
+    held = [(B2, document.data) for document in broker.observer.take_documents()]
+    assert find_proofs([broker.cell.manifest], [], held) == []
+    signed = tuple(found for _, data in held if (found := read_signed(data)) is not None)
+    assert len(signed) == 2
+    evidence = Evidence(kind=EvidenceKind.CONFLICT, accused=ALICE, against=signed)
+    assert broker.cell.court.why_evidence_fails(evidence) is not None
 
 
 def test_claim_to_have_missed_a_million_is_a_boast() -> None:

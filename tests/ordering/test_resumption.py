@@ -234,7 +234,30 @@ def test_outlet_what_was_ordered_is_not_sent_again() -> None:
         made.on_ack(broker, word(b"a", b"b"))
     made.on_ack(B4, word())
     sends = [offered(made.submit((body,))[1]) for body in (b"a", b"b", b"c")]
-    assert sends == [[(1, (B4,))], [(2, (B4,))], [(3, BROKERS)]]
+    assert sends == [[], [], [(3, BROKERS)]]
+
+
+def test_outlet_sends_nothing_before_n_minus_f_brokers_have_answered() -> None:
+    made = outlet()
+    for body in (b"a", b"b"):
+        assert made.submit((body,))[1] == []
+    assert made.on_ack(B4, word()) == made.on_ack(B1, word(b"a")) == []
+    assert offered(made.on_ack(B2, word(b"a"))) == [(2, (B1,)), (2, (B2,)), (2, (B4,))]
+    assert offered(made.on_ack(B3, word(b"a"))) == [(2, (B3,))]
+
+
+def test_outlet_other_contents_reach_not_even_a_broker_that_hides_what_was_ordered() -> None:
+    """Otherwise it could have the next number ordered behind contents that are not ours."""
+    for early in (True, False):
+        made = outlet()
+        contents = (b"A", b"b", b"c")
+        effects = [e for body in contents[: 2 * early] for e in made.submit((body,))[1]]
+        effects += made.on_ack(B4, word())
+        for broker in (B1, B2, B3):
+            effects += made.on_ack(broker, word(b"a"))
+        effects += [e for body in contents[2 * early :] for e in made.submit((body,))[1]]
+        assert offered(effects) == []
+        assert said(effects)[-1] == Contradicted(RESUMED, 1)
 
 
 def test_outlet_what_was_ordered_is_acknowledged_when_it_is_submitted() -> None:

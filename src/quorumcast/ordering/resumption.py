@@ -9,13 +9,16 @@ say otherwise, and the stream is given up: its contents are not what they were, 
 its line has begun. So many that say the same at the end of it, and it is concluded: one of them is
 correct, so exactly this has been ordered, by whichever life, once.
 
+Nothing is sent before n-f brokers have answered. Otherwise a broker that lags or lies could have
+the next number ordered before f+1 others have said that those before it had other contents.
+
 Every publication is a run of its own: runs are never cut anew, and lives differ in how much waits
 at a time.
 """
 
 from __future__ import annotations
 
-from quorumcast.broadcast.outlet import OutRun
+from quorumcast.broadcast.outlet import OutRun, Progress
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.machine import Concluded, Contradicted, Effect
 from quorumcast.core.messages import Ack
@@ -30,7 +33,7 @@ from quorumcast.ordering.state import chained, extent_root
 class ResumedOut(OfferOut):
     """Offers of a stream that may have been ordered in part."""
 
-    __slots__ = ("_chains", "_concluding", "_ended", "_words")
+    __slots__ = ("_chains", "_concluding", "_ended", "_ordered", "_responders", "_words")
 
     def __init__(
         self,
@@ -42,6 +45,10 @@ class ResumedOut(OfferOut):
         keyring: Keyring,
     ) -> None:
         super().__init__(stream, brokers, quorums, policy, hash_, keyring)
+        #: So many brokers must have answered before anything is sent.
+        self._responders = quorums.responders
+        #: Up to this number earlier lives had it ordered; None until so many have answered.
+        self._ordered: int | None = None
         #: What stands for everything up to a number; from the last acknowledged run on.
         self._chains = {0: b""}
         #: The last word of each broker.
@@ -56,23 +63,53 @@ class ResumedOut(OfferOut):
         self._concluding = True
         return self._judge()
 
+    def adopt(self, brokers: tuple[NodeId, ...], quorums: Quorums) -> list[Effect]:
+        self._responders = quorums.responders
+        return super().adopt(brokers, quorums)
+
     def on_ack(self, broker: NodeId, ack: Ack) -> list[Effect]:
         self._words[broker] = ack
-        if self._denies(ack) is not None:
-            return self._judge()  # neither counted nor served
-        return super().on_ack(broker, ack) + self._judge()
+        effects: list[Effect] = []
+        if self._denies(ack) is None:  # a broker that denies is neither counted nor served
+            effects += super().on_ack(broker, ack)
+        effects += self._judge()
+        if self._ordered is None and len(self._told()) >= self._responders:
+            told = sorted((word.upto for word in self._told()), reverse=True)
+            self._ordered = told[self._quorum - 1]
+            for other, progress in self._progress.items():
+                if progress.connected and progress.credit:
+                    effects += self._pump(other, progress, len(self._runs))
+        return effects
+
+    def _told(self) -> list[Ack]:
+        """The words of brokers that are in the cell now."""
+        return [ack for broker, ack in self._words.items() if broker in self._progress]
 
     def _send_new(self, run: OutRun) -> list[Effect]:
         self._chains[run.last] = chained(self._chains[run.first - 1], extent_root(run.digests))
         for broker, ack in self._words.items():
             progress = self._progress.get(broker)
-            if progress is None or ack.upto < run.last:
-                continue
-            # It has been ordered; what it was will turn out where the broker's word ends.
-            progress.acked = max(progress.acked, run.last)
-            if progress.sent == run.first:
+            if progress is not None and ack.upto >= run.last:
+                # It has been ordered; what it was will turn out where the broker's word ends.
+                progress.acked = max(progress.acked, run.last)
+        effects = [*self._advance(), *self._judge()]
+        self._pass_over()
+        return [*effects, *super()._send_new(run)] if self._may_send else effects
+
+    def _pump(self, broker: NodeId, progress: Progress, burst: int) -> list[Effect]:
+        self._pass_over()
+        return super()._pump(broker, progress, burst) if self._may_send else []
+
+    @property
+    def _may_send(self) -> bool:
+        return self._ordered is not None and not self._ended
+
+    def _pass_over(self) -> None:
+        """Send nobody what earlier lives had ordered: a broker that lacks it asks the others."""
+        for progress in self._progress.values():
+            upto = max(self._ordered or 0, progress.acked)
+            while (run := self._runs.get(progress.sent)) is not None and run.last <= upto:
                 progress.sent = run.last + 1
-        return [*super()._send_new(run), *self._advance(), *self._judge()]
 
     def _forget(self) -> None:
         super()._forget()
@@ -93,7 +130,7 @@ class ResumedOut(OfferOut):
         """Whether enough brokers deny what is submitted, or stand by all of it."""
         if self._ended:
             return []
-        words = [ack for broker, ack in self._words.items() if broker in self._progress]
+        words = self._told()
         denied = sorted(number for ack in words if (number := self._denies(ack)) is not None)
         if len(denied) >= self._quorum:
             self._ended = True
