@@ -1,7 +1,7 @@
 """A query for tests that kill it: copies the channel "in" to the channel "out".
 
-python -m tests.pipeline.copying_query DIRECTORY CHECKPOINT            what is there, and ends
-python -m tests.pipeline.copying_query DIRECTORY CHECKPOINT forever    whatever comes
+python -m tests.pipeline.copying_query MASTER CELL CHECKPOINT            what is there, and ends
+python -m tests.pipeline.copying_query MASTER CELL CHECKPOINT forever    whatever comes
 """
 
 import sys
@@ -11,12 +11,12 @@ from tests.pipeline.numbered import PATIENCE_S
 from quorumcast.pipeline.session import spark_session
 
 
-def main(directory: str, checkpoint: str, how_long: str = "") -> None:
+def main(master: str, directory: str, checkpoint: str, how_long: str = "") -> None:
     cell = {"manifest": directory, "identity": "carol", "timeout": str(PATIENCE_S)}
-    session = spark_session("copy", master="local[2]")
+    session = spark_session("copy", master=master)
     writer = (
         session.readStream.format("quorumcast")
-        .options(**cell, channel="in", maxEventsPerTrigger="1500", partitions="2")
+        .options(**cell, channel="in", maxEventsPerTrigger="1500")
         .load()
         .writeStream.format("quorumcast")
         .options(**cell, channel="out", eventsPerPublication="100", checkpointLocation=checkpoint)

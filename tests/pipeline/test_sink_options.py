@@ -1,7 +1,8 @@
-"""The sink's options, without Spark: refused by name; whence the time of a micro-batch comes."""
+"""The sink's options, without Spark: refused by name; where rows wait and which time they have."""
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def files() -> Iterator[LocalCluster]:
         ({"channel": ""}, "option 'channel' is empty"),
         ({"channel": "nowhere"}, "nowhere"),
         ({"channel": "fifo"}, "'fifo' cannot tell what was published before, because it has no"),
-        ({"writeId": "today"}, "option 'writeId' needs 'publishedAt' beside it"),
+        ({"writeId": "today"}, "option 'writeId' needs 'staging' beside it"),
         ({"publishedAt": "soon"}, "option 'publishedAt' is 'soon': give a column with times"),
         ({"publishedAt": "1969-12-31T00:00:00Z"}, "give a time from 1970 on"),
         ({"publishedAt": "n"}, "column 'n' of 'publishedAt' is bigint, no timestamp"),
@@ -59,24 +60,34 @@ def test_wrong_option_is_refused_by_name(
         sink_options(cell, SPARK_SCHEMA, streaming=False)
 
 
-def test_time_of_a_micro_batch_comes_from_the_checkpoint_or_is_asked_for(
+def test_rows_of_a_stream_wait_in_its_checkpoint_or_where_the_user_says(
     files: LocalCluster, tmp_path: Path
 ) -> None:
     cell = {"manifest": str(files.directory), "identity": "alice", "channel": "three"}
 
-    def asked(**options: str) -> tuple[int, int, int | None]:
-        found = sink_options({**cell, **options}, SPARK_SCHEMA, streaming=True)
-        return found.at_us, found.batch, found.time_column
+    def staging(**options: str) -> str:
+        return sink_options({**cell, **options}, SPARK_SCHEMA, streaming=True).staging
 
-    for missing in ({}, {"checkpointLocation": str(tmp_path)}):
-        with pytest.raises(UsageError, match="set 'publishedAt' to a column with times"):
-            asked(**missing)
-    (tmp_path / "offsets").mkdir()
-    for batch, time in ((9, 5), (10, 7)):
-        note = f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":{time}}}\n{{}}\n'
-        (tmp_path / "offsets" / str(batch)).write_text(note)
-    (tmp_path / "offsets" / ".11.tmp").write_text("half a note")
-    for path in (str(tmp_path), f"file://{tmp_path}", f"file:{tmp_path}"):
-        assert asked(checkpointLocation=path) == (7000, 10, None)
-    assert asked(publishedAt="1970-01-01T00:00:01Z") == (1_000_000, -1, None)
-    assert asked(publishedAt="made") == (0, -1, 2)
+    with pytest.raises(UsageError, match="option 'checkpointLocation' is missing: the rows"):
+        staging()
+    for path in (str(tmp_path), f"file://{tmp_path}", f"file:{tmp_path}", f"{tmp_path}/"):
+        assert staging(checkpointLocation=path) == f"{tmp_path}/quorumcast"
+    assert staging(staging="hdfs://one/rows", checkpointLocation="hdfs://two") == "hdfs://one/rows"
+
+
+def test_time_of_publications_is_one_for_all_or_that_of_their_rows(
+    files: LocalCluster, tmp_path: Path
+) -> None:
+    cell = {"manifest": str(files.directory), "identity": "alice", "channel": "three"}
+
+    def asked(**options: str) -> tuple[datetime | None, int | None]:
+        given = {**cell, "staging": str(tmp_path), **options}
+        found = sink_options(given, SPARK_SCHEMA, streaming=False)
+        return found.at, found.time_column
+
+    assert asked() == asked(publishedAt="batch") == (None, None)
+    assert asked(publishedAt="1970-01-01T00:00:01Z") == (
+        datetime(1970, 1, 1, 0, 0, 1, 0, UTC),
+        None,
+    )
+    assert asked(publishedAt="made") == (None, 2)

@@ -1,8 +1,7 @@
-"""Rows into publications: checked types, and the same bytes however Spark divides the rows."""
+"""Rows into publications: checked types, and the same cut however Spark divides the rows."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -16,11 +15,10 @@ from pyspark.sql import types as spark
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
-from quorumcast.core.publication import decode_batch, encode_batch
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.streams import writing
-from quorumcast.pipeline.streams.fitting import Fit, canonical, fit, rows_of_channel
+from quorumcast.pipeline.streams.fitting import Fit, fit, rows_of_channel
 from quorumcast.pipeline.streams.writing import Cut
 
 COLUMNS = (
@@ -84,63 +82,19 @@ def table(values: Sequence[tuple[object, ...]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=ARROW)
 
 
-def contents(cut: Cut, batches: list[pa.RecordBatch]) -> list[bytes]:
-    return [encode_batch(batch) for batch, _ in cut.publications(batches)]
-
-
 @settings(max_examples=60, deadline=None)
 @given(rows, st.lists(st.integers(0, 1000), max_size=5), st.integers(1, 17))
-def test_same_rows_are_the_same_bytes_however_they_are_divided(
+def test_rows_make_the_same_publications_however_they_are_divided(
     values: list[tuple[object, ...]], cuts: list[int], events: int
 ) -> None:
     whole = table(values)
     places = sorted({0, len(values), *(cut % (len(values) + 1) for cut in cuts)})
     pieces = [whole.slice(a, b - a) for a, b in pairwise(places)]
-    copied = [table(values[a:b]) for a, b in pairwise(places)]
-    once, again = contents(Cut(FIT, events), [whole]), contents(Cut(FIT, events), pieces)
-    assert once == again == contents(Cut(FIT, events), copied)
-    read = [decode_batch(body, FIT.schema()) for body in once]
-    assert [row for batch in read if batch is not None for row in batch.to_pylist()] == [
-        *rows_of_channel(FIT, FIT.schema(), whole).to_pylist()
-    ]
-
-
-def test_what_lies_under_a_null_and_behind_the_last_bit_does_not_show() -> None:
-    def flagged(values: list[bool], valid: list[bool], spare: int) -> pa.Array:
-        def bits(flags: list[bool]) -> pa.Buffer:
-            byte = sum(flag << place for place, flag in enumerate(flags)) | spare << len(flags)
-            return pa.py_buffer(bytes([byte]))
-
-        return pa.Array.from_buffers(pa.bool_(), len(values), [bits(valid), bits(values)], 1)
-
-    def numbers(under: int) -> pa.Array:
-        data = pa.array([1, under, 3], pa.int64()).buffers()[1]
-        return pa.Array.from_buffers(pa.int64(), 3, [pa.py_buffer(b"\x05"), data], 1)
-
-    valid = [True, False, True]
-    one = [flagged([True, False, True], valid, 0), numbers(2)]
-    other = [flagged([True, True, True], valid, 31), numbers(99)]
-    names = ["flag", "n"]
-    clean, rubbish = (canonical(pa.RecordBatch.from_arrays(a, names=names)) for a in (one, other))
-    assert encode_batch(clean) == encode_batch(rubbish)
-    assert rubbish.to_pylist() == [
-        {"flag": True, "n": 1},
-        {"flag": None, "n": None},
-        {"flag": True, "n": 3},
-    ]
-
-
-def test_sorted_rows_are_the_same_in_whichever_order_they_come() -> None:
-    values: list[tuple[object, ...]] = [
-        (n % 5, str(n % 3), None, None, b"", float(n), None) for n in range(40)
-    ]
-    values += [(0, "", None, None, b"", number, None) for number in (0.0, -0.0, math.nan, None)]
-    cut = Cut(FIT, 7, in_order=True)
-    forth = contents(cut, [table(values)])
-    back = contents(cut, [table(values[::-1][:13]), table(values[::-1][13:])])
-    assert forth == back
-    assert contents(Cut(FIT, 7), [table(values)]) != contents(Cut(FIT, 7), [table(values[::-1])])
-    assert list(cut.publications([])) == []
+    cut = Cut(FIT, events)
+    found = [batch.to_pylist() for batch, _ in cut.publications(pieces)]
+    wanted = rows_of_channel(FIT, FIT.schema(), whole).to_pylist()
+    assert found == [wanted[start : start + events] for start in range(0, len(wanted), events)]
+    assert cut.rows == len(values)
 
 
 def test_publications_that_are_too_large_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:

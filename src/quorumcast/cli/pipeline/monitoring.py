@@ -104,7 +104,7 @@ def _sink(alarms: DataFrame, options: dict[str, str], names: Names) -> DataStrea
     return (
         alarms.coalesce(1)
         .writeStream.format("quorumcast")
-        .options(**options, channel=names.alarms, publishedAt="time", sorted="true")
+        .options(**options, channel=names.alarms, publishedAt="time")
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as spark
 
@@ -103,54 +102,3 @@ def rows_of_channel(fit: Fit, schema: pa.Schema, batch: pa.RecordBatch) -> pa.Re
                 f"column {field.name!r} is null in a row: channel {fit.channel!r} takes no nulls"
             )
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-# ------------------------------------------------------------------- the same bytes
-
-
-def canonical(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows in one layout, whatever they were cut from.
-
-    Arrow leaves open what lies under a null and behind the last bit; whoever goes on with a
-    publication must have every byte of it.
-    """
-    arrays = [_canonical(array) for array in batch.columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
-
-
-def _canonical(array: pa.Array) -> pa.Array:
-    kind, size, nulls = array.type, len(array), array.null_count
-    valid = _bits(array.is_valid()) if nulls else None  # none at all rather than one of ones
-    filled = array.fill_null(_nothing(kind)) if nulls else array
-    return pa.Array.from_buffers(kind, size, [valid, *_exact(filled)], nulls)
-
-
-def _exact(array: pa.Array) -> list[pa.Buffer | None]:
-    """The bytes of these values alone: Arrow writes what follows them up to its next boundary."""
-    size, start = len(array), array.offset
-    if pa.types.is_boolean(array.type):
-        return [_bits(array)]
-    _, first, *rest = array.buffers()
-    if not rest:
-        width = array.type.bit_width // 8
-        return [first.slice(start * width, size * width)]
-    ends = np.frombuffer(first, np.int32, size + 1, 4 * start)
-    base, length = int(ends[0]), int(ends[-1] - ends[0])
-    text = rest[0].slice(base, length) if rest[0] is not None else None
-    return [pa.py_buffer(ends - ends[0]), text]
-
-
-def _nothing(kind: pa.DataType) -> pa.Scalar:
-    if pa.types.is_boolean(kind):
-        return pa.scalar(False)
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return pa.scalar(b"").cast(kind)
-    if pa.types.is_timestamp(kind):
-        return pa.scalar(0, kind)
-    if pa.types.is_date32(kind):
-        return pa.scalar(0, pa.int32()).cast(kind)
-    return pa.scalar(0, kind)
-
-
-def _bits(flags: pa.Array) -> pa.Buffer:
-    return pa.py_buffer(np.packbits(flags.to_numpy(zero_copy_only=False), bitorder="little"))

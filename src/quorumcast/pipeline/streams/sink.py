@@ -1,16 +1,17 @@
 """`df.write` and `df.writeStream`: rows become publications, each of them once.
 
-What a partition publishes is a stream of its own that can be gone on with (`client.resuming`): its
-name is the query and the partition, its epoch the micro-batch. Spark runs a micro-batch again that
-it has not noted as done, in the same process or after the death of everything; the stream says how
-far it got. Of what runs again the same rows must come in the same order, or the option `sorted`
-puts them into one; the time in a publication is one that comes again as well (`publishedAt`).
+Tasks stage the rows of their partitions (`streams.staging`). When all tasks have ended, Spark calls
+`commit` on the driver, which decides what the micro-batch is and publishes it. Spark runs a
+micro-batch again that it has not noted as done, in the same process or after the death of all
+processes. If the micro-batch was decided before, tasks read nothing and the driver publishes what
+is lacking. If not, nothing of it has been published. So the number of partitions, the plan and the
+input may change in between.
 """
 
 from __future__ import annotations
 
-import json
-import re
+import hashlib
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +19,6 @@ from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
-from pyarrow import fs
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -41,14 +41,22 @@ from quorumcast.pipeline.streams.options import (
     Given,
     count,
     seconds,
-    switch,
     take_access,
     text,
 )
-from quorumcast.pipeline.streams.writing import EVENTS, Written, write_partition
+from quorumcast.pipeline.streams.staging import StagedBatch, Staging, directory_uri
+from quorumcast.pipeline.streams.writing import (
+    EVENTS,
+    Cut,
+    Written,
+    publish_batch,
+    stage_partition,
+)
 
-#: The time of a micro-batch, as Spark has it in its checkpoint.
+#: The time at which all rows of a micro-batch were there.
 BATCH_TIME = "batch"
+#: The staging directory of a streaming query, in its checkpoint.
+CHECKPOINT_STAGING = "quorumcast"
 
 
 class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,15 +66,21 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     fit: Fit
     events: int
     valid_for_s: float | None
-    #: Whether the rows of a partition are put into one order before they are cut.
-    sorted: bool
-    #: Where the query has the time of each row; None: one time for all, `at_us`.
+    #: Where the query has the time of each row; None: one time for all.
     time_column: int | None
+    #: That time; -1: the time at which all rows were there.
     at_us: int
-    #: What the streams are named after; empty: after the query.
+    #: Where rows wait until they are published.
+    staging: str
+    #: The stream of `df.write`; that of `df.writeStream` is named after the query.
     name: str = ""
-    #: The micro-batch that `at_us` is the time of; -1: of none.
-    batch: int = -1
+    #: Whether a later write may go on with this one.
+    kept: bool = True
+
+    @property
+    def at(self) -> datetime | None:
+        """The one time for all rows, if the user has named it."""
+        return None if self.at_us < 0 else time_of(self.at_us)
 
 
 def sink_options(options: Mapping[str, str], schema: StructType, *, streaming: bool) -> SinkOptions:
@@ -75,12 +89,12 @@ def sink_options(options: Mapping[str, str], schema: StructType, *, streaming: b
     channel = given.take("channel", text, "")
     events = given.take("eventsPerPublication", count, EVENTS)
     valid_for_s = given.take("validFor", seconds, None)
-    in_order = given.take("sorted", switch, False)
     published = given.take("publishedAt", text, "")
     checkpoint = given.take("checkpointLocation", text, "") if streaming else ""
     if streaming:
         given.take("queryName", text, "")  # Spark's own; it hands that over as well
     name = "" if streaming else given.take("writeId", text, "")
+    staging = given.take("staging", text, "")
     access, manifest = take_access(given, SINK_SEATS)
     given.finish("the sink")
     if not channel:
@@ -90,29 +104,40 @@ def sink_options(options: Mapping[str, str], schema: StructType, *, streaming: b
         raise UsageError(f"option 'eventsPerPublication' is {events}: give at most {MAX_ROWS:,}")
     entry = to_publish(manifest, read_identity(Path(access.identity)).name, channel)
     _check_order(entry)
-    time_column, at_us, batch = None, 0, -1
+    time_column, at_us = None, -1
     if published and published != BATCH_TIME:
         time_column, at_us = _given_time(published, schema)
-    elif streaming:
-        at_us, batch = batch_time(checkpoint)
-    elif name:
-        raise UsageError(
-            "option 'writeId' needs 'publishedAt' beside it, a time or a column with times: what "
-            "is written again must be the same to the byte, and the clock is not"
-        )
-    else:
-        at_us = microseconds_of(datetime.now().astimezone())
     return SinkOptions(
         access=access,
         fit=fit(entry, schema),
         events=events,
         valid_for_s=valid_for_s,
-        sorted=in_order,
         time_column=time_column,
         at_us=at_us,
+        staging=_staging(staging, checkpoint, name, streaming=streaming),
         name=name or ("" if streaming else uuid4().hex),
-        batch=batch,
+        kept=streaming or bool(name),
     )
+
+
+def _staging(given: str, checkpoint: str, name: str, *, streaming: bool) -> str:
+    """Where rows wait until they are published."""
+    if given:
+        directory = directory_uri(given).rstrip("/")
+        return directory if streaming or name else f"{directory}/{uuid4().hex}"
+    if name:
+        raise UsageError(
+            "option 'writeId' needs 'staging' beside it, a directory that is kept: what a write "
+            "with the same id publishes is what was staged there first"
+        )
+    if not streaming:
+        return tempfile.mkdtemp(prefix="quorumcast-rows-")
+    if not checkpoint:
+        raise UsageError(
+            "option 'checkpointLocation' is missing: the rows of a micro-batch wait there until "
+            "all of them are published; or name a directory for them with 'staging'"
+        )
+    return f"{directory_uri(checkpoint).rstrip('/')}/{CHECKPOINT_STAGING}"
 
 
 def _check_order(entry: ChannelEntry) -> None:
@@ -130,7 +155,7 @@ def _given_time(published: str, schema: StructType) -> tuple[int | None, int]:
             if not isinstance(field.dataType, TimestampType):
                 kind = field.dataType.simpleString()
                 raise UsageError(f"column {published!r} of 'publishedAt' is {kind}, no timestamp")
-            return place, 0
+            return place, -1
     try:
         time = datetime.fromisoformat(published)
     except ValueError:
@@ -145,33 +170,6 @@ def _given_time(published: str, schema: StructType) -> tuple[int | None, int]:
     return None, microseconds_of(time)
 
 
-def batch_time(checkpoint: str) -> tuple[int, int]:
-    """When the newest micro-batch of a query was begun, by its checkpoint, and its number.
-
-    Spark notes both before it plans the batch, and goes by the note when it runs the batch again.
-    """
-    advice = (
-        "set 'publishedAt' to a column with times, such as one made with current_timestamp(), "
-        "which is the same when a micro-batch runs again"
-    )
-    if not checkpoint:
-        raise UsageError(f"without the option 'checkpointLocation' no time comes again: {advice}")
-    try:
-        plain = re.sub("^file:/+", "/", checkpoint)  # as Java writes it, or as others do
-        where = plain if "://" in plain else str(Path(plain).absolute())
-        files, path = fs.FileSystem.from_uri(where)
-        noted = files.get_file_info(fs.FileSelector(f"{path}/offsets"))
-        batches = {int(info.base_name): info.path for info in noted if info.base_name.isdecimal()}
-        newest = max(batches)
-        with files.open_input_stream(batches[newest]) as stream:
-            lines = stream.read().decode().splitlines()
-        return int(json.loads(lines[1])["batchTimestampMs"]) * 1000, newest
-    except (OSError, ValueError, KeyError, IndexError, pa.ArrowException) as error:
-        raise UsageError(
-            f"the checkpoint in {checkpoint} cannot be read ({error}): {advice}"
-        ) from None
-
-
 class _Sink:
     """What both writers have in common; goes to the executors."""
 
@@ -184,55 +182,88 @@ class _Sink:
                 "outputMode('append') or outputMode('update')"
             )
         self._options = sink_options(options, schema, streaming=self._streaming)
+        self._staging(0).make_directory()
+
+    def _staging(self, epoch: int) -> Staging:
+        """The folder of a micro-batch, or of the one write."""
+        name = self._options.name
+        folder = hashlib.sha256(name.encode()).hexdigest()[:32] if name else str(epoch)
+        return Staging(self._options.staging, folder)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """On an executor: publish a partition, and wait until all of it is ordered."""
+        """On an executor: stage a partition."""
         context = TaskContext.get()
         if context is None:
             raise UsageError(
                 "this writer works inside a Spark task: use df.write or df.writeStream"
             )
-        options, partition = self._options, context.partitionId()
-        name, epoch = options.name, 0
+        options, name, epoch = self._options, self._options.name, 0
         if self._streaming:
             name = context.getLocalProperty("sql.streaming.queryId") or ""
             epoch = int(context.getLocalProperty("streaming.sql.batchId") or -1)
-            self._check_batch(name, epoch)
-        return write_partition(
+            if not name or epoch < 0:
+                raise UsageError(
+                    "Spark does not say which query and micro-batch this task belongs to, so "
+                    "nothing could be published once: use the micro-batch mode of PySpark 4.2 or "
+                    "later"
+                )
+        staging = self._staging(epoch)
+        if staging.batch() is not None:
+            # The rows of a stream are not read again: they may not be there any more.
+            return Written(name, None, 0 if self._streaming else sum(b.num_rows for b in iterator))
+        cut = Cut(options.fit, options.events, time_column=options.time_column)
+        return stage_partition(staging, cut, iterator, name=name, partition=context.partitionId())
+
+    def _publish(
+        self, messages: Sequence[WriterCommitMessage | None], epoch: int
+    ) -> StagedBatch | None:
+        """On the driver: publish what was staged, by these tasks or before."""
+        options = self._options
+        return publish_batch(
             options.access,
-            options.fit,
-            iterator,
-            name=name,
+            options.fit.channel,
+            self._staging(epoch),
+            _written(messages),
             epoch=epoch,
-            partition=partition,
-            events=options.events,
-            in_order=options.sorted,
+            at=options.at,
             valid_for_s=options.valid_for_s,
-            time_column=options.time_column,
-            at=time_of(options.at_us),
         )
 
-    def _check_batch(self, query: str, epoch: int) -> None:
-        if not query or epoch < 0:
-            raise UsageError(
-                "Spark does not say which query and micro-batch this task belongs to, so nothing "
-                "could be published once: use the micro-batch mode of PySpark 4.2 or later"
-            )
-        if self._options.batch not in (-1, epoch):
-            raise UsageError(
-                f"the checkpoint is at micro-batch {self._options.batch} and Spark at {epoch}: set "
-                "'publishedAt' to a column with times"
-            )
+    def _discard(self, messages: Sequence[WriterCommitMessage | None], epoch: int) -> None:
+        """On the driver: remove what these tasks have staged, unless it has been decided."""
+        staging = self._staging(epoch)
+        if staging.batch() is None:
+            staging.remove_parts(found.part for found in _written(messages) if found.part)
+
+
+def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
+    """The messages of tasks that ended well."""
+    return [message for message in messages if isinstance(message, Written)]
 
 
 class BatchWriter(_Sink, DataSourceArrowWriter):
     """`df.write.format("quorumcast")`."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Everything was published before its task ended."""
+        """Publish everything; returns when it is ordered."""
+        before, written = self._staging(0).batch(), _written(messages)
+        rows = sum(found.rows for found in written)
+        if before is not None and before.rows != rows:
+            raise UsageError(
+                f"{before.rows:,} rows were written with 'writeId' {before.name!r} before, and "
+                f"these are {rows:,}: give what is not the same another id"
+            )
+        self._publish(messages, 0)
+        self._clear()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """What was published stays; with the same `writeId` the rest is published once."""
+        """Publish nothing more; a write with the same `writeId` publishes the rest."""
+        self._discard(messages, 0)
+        self._clear()
+
+    def _clear(self) -> None:
+        if not self._options.kept:
+            self._staging(0).remove_directory()
 
 
 class StreamWriter(_Sink, DataSourceStreamArrowWriter):
@@ -241,10 +272,13 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
     _streaming = True
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Everything was published before its task ended."""
+        """Publish everything; returns when it is ordered."""
+        if self._publish(messages, batchId) is not None:
+            self._staging(batchId).remove_before(batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """What was published stays; when the micro-batch runs again the rest is published."""
+        """Publish nothing more; the rest is published when the micro-batch runs again."""
+        self._discard(messages, batchId)
 
 
-__all__ = ["BatchWriter", "SinkOptions", "StreamWriter", "Written", "batch_time", "sink_options"]
+__all__ = ["BatchWriter", "SinkOptions", "StreamWriter", "Written", "sink_options"]

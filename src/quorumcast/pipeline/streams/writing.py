@@ -1,28 +1,33 @@
-"""What an executor does: cut the rows of a partition into publications, and see them ordered.
+"""From rows to publications: tasks cut and stage them, the driver sees them ordered.
 
-The cut depends on the rows alone: so many to a publication, halved where they are too large. How
-Spark happens to divide them into record batches makes no difference.
+A task cuts the rows of its partition into publications, so many rows to each, halved where they are
+too large, and stages them. When all tasks have ended, the driver publishes what was staged as one
+stream that can be resumed (`client.resuming`): its name is the query's, its epoch the micro-batch.
+A driver that publishes the same micro-batch again, or beside another one, publishes the same bytes
+under the same numbers, so each of them is ordered once.
 
-The node works in a thread of its own: while it hashes, signs and sends, the next rows are cut.
+The node works in a thread of its own: while it hashes, signs and sends, the next rows are read.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
+from quorumcast.client.packing import wall_us
 from quorumcast.client.resuming import ResumedPublisher, Resumption
-from quorumcast.core.envelope import MAX_US, time_of
+from quorumcast.core.envelope import MAX_US, microseconds_of, time_of
 from quorumcast.core.errors import UsageError
-from quorumcast.ordering.state import LINES_KEPT
-from quorumcast.pipeline.streams.fitting import Fit, canonical, rows_of_channel
+from quorumcast.pipeline.streams.fitting import Fit, rows_of_channel
 from quorumcast.pipeline.streams.lines import LINES, Line
 from quorumcast.pipeline.streams.options import Access
+from quorumcast.pipeline.streams.staging import Publication, StagedBatch, Staging
 
 #: Rows of a publication, unless the user says otherwise, and bytes beyond which it is halved.
 EVENTS = 4096
@@ -30,82 +35,112 @@ MOST_BYTES = 4 * 1024 * 1024
 #: Publications that are handed to the node at a time.
 AT_ONCE = 4
 
-Publication = tuple[pa.RecordBatch, datetime]
-
 
 class Written(WriterCommitMessage):
-    """What one task has published."""
+    """What one task has done."""
 
-    def __init__(self, rows: int, publications: int) -> None:
+    def __init__(self, name: str, part: str | None, rows: int) -> None:
+        #: The stream that the rows are for.
+        self.name = name
+        #: The part that holds the rows; None: the micro-batch had been decided before.
+        self.part = part
         self.rows = rows
-        self.publications = publications
 
 
-def write_partition(
-    access: Access,
-    fit: Fit,
-    batches: Iterable[pa.RecordBatch],
-    *,
-    name: str,
-    epoch: int,
-    partition: int,
-    events: int,
-    in_order: bool,
-    valid_for_s: float | None,
-    time_column: int | None,
-    at: datetime,
+def stage_partition(
+    staging: Staging, cut: Cut, batches: Iterable[pa.RecordBatch], *, name: str, partition: int
 ) -> Written:
-    """Publish the rows of a partition as one epoch of its stream; returns when all are ordered."""
-    if partition >= LINES_KEPT:
+    """What an executor does: stage the rows of a partition."""
+    part = staging.write_part(partition, cut.schema, cut.publications(batches))
+    return Written(name, part, cut.rows)
+
+
+def publish_batch(
+    access: Access,
+    channel: str,
+    staging: Staging,
+    written: Sequence[Written],
+    *,
+    epoch: int,
+    at: datetime | None = None,
+    valid_for_s: float | None = None,
+) -> StagedBatch | None:
+    """What the driver does: decide a micro-batch and publish it; returns when all is ordered."""
+    batch = staging.batch() or _decide(staging, written, epoch, at)
+    if batch is None:
+        return None
+    others = {found.name for found in written} - {batch.name}
+    if others:
         raise UsageError(
-            f"this query has more than {LINES_KEPT:,} partitions, more than a cell remembers: "
-            f"coalesce({LINES_KEPT}) or fewer before writing"
+            f"the staging directory holds rows of {batch.name!r}, and this is {others.pop()!r}: "
+            "give each query a directory of its own with the option 'staging'"
         )
-    resume = Resumption(f"{name}/{partition}", epoch, at)
-    cut = Cut(fit, events, time_column=time_column, at=at, in_order=in_order)
-    with LINES.borrow(access, partition) as line:
-        task = _Task(line, access, fit.channel, resume, valid_for_s)
-        try:
-            task.publish(cut.publications(batches))
-            return task.conclude()
-        except BaseException:
-            task.give_up()
+    if staging.published:
+        return batch
+    resume = Resumption(batch.name, epoch, time_of(batch.decided_us))
+    # Nobody knows which seats are taken on other machines: queries begin at different ones.
+    wish = int.from_bytes(hashlib.sha256(batch.name.encode()).digest()[:4], "big")
+    try:
+        with LINES.borrow(access, wish) as line:
+            _publish(line, access, channel, resume, valid_for_s, staging.publications(batch))
+    except UsageError:
+        if not staging.published:  # by another driver, which has removed the rows then
             raise
+    staging.finish()
+    return batch
 
 
-def _sorted_by(column: pa.ChunkedArray) -> list[pa.ChunkedArray]:
-    """What tells values of a column apart: 0.0 and -0.0 are equal, and not the same."""
-    if not pa.types.is_floating(column.type):
-        return [column]
-    bits = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[column.type.bit_width]
-    return [column, pa.chunked_array([chunk.view(bits) for chunk in column.chunks], bits)]
+def _publish(
+    line: Line,
+    access: Access,
+    channel: str,
+    resume: Resumption,
+    valid_for_s: float | None,
+    publications: Iterator[Publication],
+) -> None:
+    publishing = _Publishing(line, access, channel, resume, valid_for_s)
+    try:
+        publishing.publish(publications)
+        publishing.conclude()
+    except BaseException:
+        publishing.give_up()
+        raise
+
+
+def _decide(
+    staging: Staging, written: Sequence[Written], epoch: int, at: datetime | None
+) -> StagedBatch | None:
+    """The micro-batch is what the tasks have staged; None if it has no rows."""
+    parts = tuple(found.part for found in written if found.part is not None)
+    if len(parts) < len(written):
+        raise UsageError(
+            "rows that were staged for this micro-batch were removed while it ran: leave the "
+            "staging directory to the query, and start the query again"
+        )
+    rows = sum(found.rows for found in written)
+    if not rows:
+        staging.remove_parts(parts)
+        return None
+    decided_us = wall_us() if at is None else microseconds_of(at)
+    return staging.decide(StagedBatch(written[0].name, epoch, decided_us, rows, parts))
 
 
 class Cut:
     """Makes publications of rows."""
 
-    def __init__(
-        self,
-        fit: Fit,
-        events: int,
-        *,
-        time_column: int | None = None,
-        at: datetime | None = None,
-        in_order: bool = False,
-    ) -> None:
+    def __init__(self, fit: Fit, events: int, *, time_column: int | None = None) -> None:
         self._fit = fit
-        self._schema = fit.schema()
         self._events = events
         self._time_column = time_column
-        self._at = time_of(0) if at is None else at
-        self._in_order = in_order
+        self.schema = fit.schema()
+        #: Rows of the publications so far.
+        self.rows = 0
 
     def publications(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Publication]:
         """The publications that these rows make, one after the other."""
-        ordered = self._ordered(batches) if self._in_order else batches
         pieces: list[pa.RecordBatch] = []
         rows = 0
-        for batch in ordered:
+        for batch in batches:
             start = 0
             while start < batch.num_rows:
                 piece = batch.slice(start, self._events - rows)
@@ -118,38 +153,24 @@ class Cut:
         if pieces:
             yield from self._publication(pieces)
 
-    def _ordered(self, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """All rows of the partition, in an order that does not depend on how they came."""
-        found = list(batches)
-        if not found:
-            return []
-        table = pa.Table.from_batches(found)
-        places = [*self._fit.places]
-        if self._time_column is not None:
-            places.append(self._time_column)
-        columns = [by for place in places for by in _sorted_by(table.column(place))]
-        named = pa.table(columns, [str(index) for index in range(len(columns))])
-        order = pc.sort_indices(named, [(name, "ascending") for name in named.column_names])
-        return list(table.take(order).to_batches())
-
     def _publication(self, pieces: list[pa.RecordBatch]) -> Iterator[Publication]:
         whole = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-        batch = canonical(rows_of_channel(self._fit, self._schema, whole))
-        yield from self._halved(batch, whole)
+        self.rows += whole.num_rows
+        yield from self._halved(rows_of_channel(self._fit, self.schema, whole), whole)
 
     def _halved(self, batch: pa.RecordBatch, whole: pa.RecordBatch) -> Iterator[Publication]:
         if batch.num_rows > 1 and pa.ipc.get_record_batch_size(batch) > MOST_BYTES:
             half = batch.num_rows // 2
             for start, length in ((0, half), (half, batch.num_rows - half)):
-                part = canonical(batch.slice(start, length))
-                yield from self._halved(part, whole.slice(start, length))
+                part, rows = batch.slice(start, length), whole.slice(start, length)
+                yield from self._halved(part, rows)
             return
         yield batch, self._time_of(whole)
 
-    def _time_of(self, rows: pa.RecordBatch) -> datetime:
-        """The newest time in these rows, or the one time for all of them."""
+    def _time_of(self, rows: pa.RecordBatch) -> datetime | None:
+        """The newest time in these rows, if they have one."""
         if self._time_column is None:
-            return self._at
+            return None
         newest = pc.max(rows.column(self._time_column).cast(pa.int64())).as_py()
         if newest is None or not 0 <= newest <= MAX_US:
             name = rows.schema.field(self._time_column).name
@@ -157,8 +178,8 @@ class Cut:
         return time_of(newest)
 
 
-class _Task:
-    """One partition on its way into the cell."""
+class _Publishing:
+    """One micro-batch on its way into the cell."""
 
     def __init__(
         self,
@@ -171,7 +192,6 @@ class _Task:
         self._line = line
         self._access = access
         self._channel = channel
-        self._rows = self._publications = 0
         self._publisher: ResumedPublisher = line.thread.call(self._opener(resume, valid_for_s))
 
     def _opener(
@@ -199,13 +219,10 @@ class _Task:
         for batch, at in publications:
             await self._patiently(self._publisher.ready)
             self._publisher.post_batch(batch, at)
-            self._rows += batch.num_rows
-            self._publications += 1
 
-    def conclude(self) -> Written:
+    def conclude(self) -> None:
         """Wait until all of it is ordered."""
         self._line.thread.run(self._concluded())
-        return Written(self._rows, self._publications)
 
     async def _concluded(self) -> None:
         await self._patiently(self._publisher.flush)

@@ -1,0 +1,189 @@
+"""The staging directory: the rows of a micro-batch between the tasks and the channel.
+
+Spark may run a micro-batch again with other partitions, in another order, or with rows missing that
+its input no longer retains. What was published of it cannot be taken back. So a micro-batch is
+decided once, before its first row is published:
+
+1. Each task writes its publications to a *part*, a file of its own.
+2. When all tasks have ended, the driver names the parts in `batch.json`. The first driver to write
+   that file decides; one that comes later, or beside it, goes by what it finds there.
+3. The driver publishes the parts, notes that in the file `published`, and removes them.
+
+A micro-batch that is decided needs no input again. Parts that `batch.json` does not name are of
+tasks that ran twice or with a driver that died; they go with the others. `batch.json` stays until
+a later micro-batch has been published: brokers refuse an earlier one from then on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+from pyarrow import fs
+
+from quorumcast.core.envelope import microseconds_of, time_of
+from quorumcast.core.errors import UsageError
+
+_BATCH, _PUBLISHED = "batch.json", "published"
+#: In the metadata of a staged record batch: the time of the publication.
+_TIME = b"published_us"
+_PART = "part-"
+
+#: A publication and its time; None: the time at which the micro-batch was decided.
+Publication = tuple[pa.RecordBatch, datetime | None]
+
+
+class StagedBatch(msgspec.Struct, frozen=True):
+    """What a micro-batch consists of; the contents of `batch.json`."""
+
+    #: The stream that it is published as: name and epoch.
+    name: str
+    epoch: int
+    #: The time of publications that have none of their own.
+    decided_us: int
+    rows: int
+    #: Names of the parts, in the order of their partitions.
+    parts: tuple[str, ...]
+
+
+def directory_uri(path: str) -> str:
+    """A directory as Python finds it from anywhere on this machine."""
+    plain = re.sub("^file:/+", "/", path)  # as Java writes it, or as others do
+    return plain if "://" in plain else str(Path(plain).absolute())
+
+
+class Staging:
+    """The folder of one micro-batch in a staging directory."""
+
+    def __init__(self, directory: str, folder: str) -> None:
+        self._directory = directory
+        with self._reached():
+            self._files, self._root = fs.FileSystem.from_uri(directory)
+        self._local = isinstance(self._files, fs.LocalFileSystem)
+        self._folder = f"{self._root}/{folder}"
+
+    def make_directory(self) -> None:
+        """Make the staging directory; on the driver, so that a machine that lacks it is noticed."""
+        with self._reached():
+            self._files.create_dir(self._root, recursive=True)
+
+    # ------------------------------------------------------------------------ parts
+
+    def write_part(self, partition: int, schema: pa.Schema, rows: Iterator[Publication]) -> str:
+        """Write the publications of a task; returns the name of the part."""
+        name = f"{_PART}{partition}-{uuid4().hex}.arrow"
+        with self._reached():
+            if self._files.get_file_info(self._root).type is not fs.FileType.Directory:
+                raise FileNotFoundError("it is not on the machine of this task")
+            self._files.create_dir(self._folder, recursive=True)
+            out = self._files.open_output_stream(f"{self._folder}/{name}")
+        with out, pa.ipc.new_stream(out, schema) as part:
+            for batch, at in rows:
+                stamp = {} if at is None else {_TIME: str(microseconds_of(at))}
+                with self._reached():
+                    part.write_batch(batch, custom_metadata=stamp)
+        with self._reached():
+            self._make_durable(f"{self._folder}/{name}")
+        return name
+
+    def publications(self, staged: StagedBatch) -> Iterator[Publication]:
+        """Every publication of a micro-batch, in the order of partitions."""
+        for name in staged.parts:
+            with self._reached(), self._files.open_input_file(f"{self._folder}/{name}") as file:
+                for batch, stamp in pa.ipc.open_stream(file).iter_batches_with_custom_metadata():
+                    yield batch, time_of(int(stamp[_TIME])) if stamp else None
+
+    # ----------------------------------------------------------------- the decision
+
+    def batch(self) -> StagedBatch | None:
+        """The micro-batch, if it has been decided."""
+        with self._reached():
+            try:
+                with self._files.open_input_stream(f"{self._folder}/{_BATCH}") as file:
+                    return msgspec.json.decode(file.read(), type=StagedBatch)
+            except FileNotFoundError:
+                return None
+
+    @property
+    def published(self) -> bool:
+        """Whether all of it has been published."""
+        with self._reached():
+            found = self._files.get_file_info(f"{self._folder}/{_PUBLISHED}")
+            return found.type is fs.FileType.File
+
+    def decide(self, batch: StagedBatch) -> StagedBatch:
+        """Let the micro-batch be this, unless it has been decided; returns what it is."""
+        draft = f"{self._folder}/{_BATCH}.{uuid4().hex}"
+        with self._reached():
+            self._write(draft, msgspec.json.encode(batch))
+            if self._local:
+                # Of two drivers at one checkpoint one gets the name.
+                with suppress(FileExistsError):
+                    os.link(draft, f"{self._folder}/{_BATCH}")
+                self._files.delete_file(draft)
+                self._make_durable(self._folder)
+            elif self.batch() is None:
+                self._files.move(draft, f"{self._folder}/{_BATCH}")
+        return self.batch() or batch
+
+    def finish(self) -> None:
+        """Note that all of it has been published, and remove the rows."""
+        with self._reached():
+            self._write(f"{self._folder}/{_PUBLISHED}", b"")
+            found = self._files.get_file_info(fs.FileSelector(self._folder))
+        self.remove_parts(file.base_name for file in found if file.base_name.startswith(_PART))
+
+    # ---------------------------------------------------------------------- removing
+
+    def remove_parts(self, names: Iterable[str]) -> None:
+        """Remove rows that are published, or never will be."""
+        with self._reached():
+            for name in names:
+                with suppress(FileNotFoundError):  # another driver was quicker
+                    self._files.delete_file(f"{self._folder}/{name}")
+
+    def remove_before(self, epoch: int) -> None:
+        """Remove the folders of earlier micro-batches: Spark runs none of them again."""
+        with self._reached():
+            for found in self._files.get_file_info(fs.FileSelector(self._root)):
+                if found.base_name.isdecimal() and int(found.base_name) < epoch:
+                    with suppress(FileNotFoundError):
+                        self._files.delete_dir(found.path)
+
+    def remove_directory(self) -> None:
+        """Remove the staging directory with everything in it."""
+        with self._reached(), suppress(FileNotFoundError):
+            self._files.delete_dir(self._root)
+
+    # -------------------------------------------------------------------------- files
+
+    def _write(self, path: str, contents: bytes) -> None:
+        with self._files.open_output_stream(path) as out:
+            out.write(contents)
+        self._make_durable(path)
+
+    def _make_durable(self, path: str) -> None:
+        """What is published must be found again after the machine has lost its power."""
+        if self._local:
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, pa.ArrowException, msgspec.MsgspecError) as error:
+            raise UsageError(
+                f"the staging directory {self._directory} cannot be used ({error}): give every "
+                "machine of the query access to it, or name another with the option 'staging'"
+            ) from None
