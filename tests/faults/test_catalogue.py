@@ -287,3 +287,9 @@ def test_two_offers_both_versions_are_signed_and_labelled(cell: Cell) -> None:
     assert offer_holds(cell.keyrings[NodeId("broker-1")], lie.message)
     assert all(body.startswith(label(STREAM, n)) for n, body in enumerate(lie.bodies, 1))
     assert lie.bodies != truth.bodies
+
+
+@pytest.mark.parametrize("percent", [-1, 101, 10**9])
+def test_fault_of_more_or_less_than_all_messages_is_refused(cell: Cell, percent: int) -> None:
+    with pytest.raises(UsageError, match="from 0 to 100"):
+        context(cell, Role.BROKER, percent=percent)

@@ -1,5 +1,6 @@
 """Seats of one identity: processes on one machine take different ones."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,29 @@ def test_seats_of_a_cell_whose_names_are_the_same_are_other_seats(
 ) -> None:
     other = access_to_a_new_cell(tmp_path / "another")
     assert [take_seat(cell, 0).number for cell in (access, other)] == [2, 2]
+
+
+def test_seats_folder_of_somebody_else_is_refused(access: Access, tmp_path: Path) -> None:
+    folder = tmp_path / f"quorumcast-seats-{os.getuid()}"
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="made by somebody else"):
+        take_seat(access, 0)
+    folder.unlink()
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(UsageError, match="others may write to it"):
+        take_seat(access, 0)
+    assert list((tmp_path / "elsewhere").iterdir()) == list(folder.iterdir()) == []
+
+
+def test_seat_whose_file_is_a_link_is_not_followed(access: Access, tmp_path: Path) -> None:
+    first = take_seat(access, 0)
+    folder = tmp_path / f"quorumcast-seats-{os.getuid()}"
+    (path,) = folder.iterdir()
+    first.leave()
+    path.unlink()
+    path.symlink_to(tmp_path / "precious")
+    with pytest.raises(UsageError, match="is a link"):
+        take_seat(access, 0)
+    assert not (tmp_path / "precious").exists()

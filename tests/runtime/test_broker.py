@@ -104,6 +104,26 @@ def test_broker_evidence_that_the_disk_does_not_take_is_counted_and_nothing_ends
     with_broker(tmp_path, act, evidence=blocked / "evidence")
 
 
+def test_broker_evidence_of_an_earlier_life_is_kept_beside_the_new(tmp_path: Path) -> None:
+    notes = ["first", "second", "second"]
+
+    async def act(node: BrokerNode, cell: CellPlan) -> None:
+        evidence = Evidence(
+            kind=EvidenceKind.CONFLICT, accused=NodeId("alice"), against=(), note=notes.pop(0)
+        )
+        node.driver.carry_out([Accuse(evidence)])
+
+    for life in range(3):
+        (tmp_path / f"life-{life}").mkdir()
+        with_broker(tmp_path / f"life-{life}", act, evidence=tmp_path / "evidence")
+    found = sorted((tmp_path / "evidence").iterdir())
+    assert [path.name for path in found] == [
+        "broker-1-alice-2.evidence", "broker-1-alice.evidence",
+    ]  # fmt: skip
+    said = [msgspec.json.decode(path.read_bytes(), type=Evidence).note for path in found]
+    assert said == ["second", "first"]
+
+
 JOURNAL = Policy.named("ab", journal=True)
 
 

@@ -127,3 +127,13 @@ def test_listen_port_in_use_is_one_sentence() -> None:
             await HttpServer({}).listen("127.0.0.1", server.port)
 
     serve(act)
+
+
+def test_http_deeply_nested_body_is_refused_in_a_sentence() -> None:
+    async def act(server: HttpServer) -> None:
+        body = b'{"a":' + b"[" * 30_000 + b"]" * 30_000 + b"}"
+        status, answer = await ask(server.port, POST % (len(body), body))
+        assert status == 400
+        assert "not nested too deeply" in answer["error"]
+
+    serve(act)

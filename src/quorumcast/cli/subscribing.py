@@ -260,13 +260,18 @@ class _Listener:
         console(stderr=True).print(f"receipt saved to {path}", markup=False)
 
     def _report_lies(self, node: Node) -> None:
+        from quorumcast.runtime.witness import save_evidence
+
         err = console(stderr=True)
 
         def report(evidence: Evidence) -> None:
             where = "save it with --evidence DIR"
             if self._evidence is not None:
                 try:
-                    where = f"saved to {save_evidence(evidence, self._evidence)}"
+                    path = save_evidence(
+                        evidence, self._evidence, evidence.accused, ".evidence.json"
+                    )
+                    where = f"saved to {path}"
                 except OSError as error:
                     # A full disk must not end the subscription.
                     where = f"it could not be saved to {self._evidence} ({error.strerror})"
@@ -331,17 +336,3 @@ def _too_few(channel: str, timeout_s: float) -> UsageError:
     return UsageError(
         f"too few brokers answered on {channel!r} within {timeout_s} s; see 'quorumcast status'"
     )
-
-
-def save_evidence(evidence: Evidence, directory: Path) -> Path:
-    """Write a proof for 'quorumcast verify', beside those that are there."""
-    import msgspec
-
-    path = directory / f"{evidence.accused}.evidence.json"
-    data = msgspec.json.encode(evidence) + b"\n"
-    number = 1
-    while path.exists() and path.read_bytes() != data:
-        number += 1
-        path = directory / f"{evidence.accused}-{number}.evidence.json"
-    path.write_bytes(data)
-    return path

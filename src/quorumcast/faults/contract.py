@@ -24,6 +24,7 @@ from typing import Protocol
 
 import msgspec
 
+from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.core.machine import Effect
 from quorumcast.crypto.keyring import Keyring
@@ -85,6 +86,8 @@ class FaultContext:
         victims: tuple[str, ...] = (),
         shared: dict[bytes, bytes] | None = None,
     ) -> None:
+        if not 0 <= percent <= 100:
+            raise UsageError(f"percent is {percent}: say how many in a hundred, from 0 to 100")
         self.node = node
         self.manifest = manifest
         self.keyring = keyring

@@ -41,8 +41,8 @@ class Request(msgspec.Struct, frozen=True):
         """The body as a JSON object."""
         try:
             return msgspec.json.decode(self.body or b"{}", type=dict[str, object])
-        except msgspec.MsgspecError:
-            raise UsageError("the body must be a JSON object") from None
+        except (msgspec.MsgspecError, RecursionError):
+            raise UsageError("the body must be a JSON object, not nested too deeply") from None
 
 
 class Response(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import msgspec
 
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Accuse, Suspect
+from quorumcast.core.statements import Evidence
 from quorumcast.runtime.logs import note
 from quorumcast.runtime.telemetry import Telemetry
 
@@ -52,12 +53,32 @@ class Witness:
             times=count,
         )
         if self._evidence is not None:
-            path = self._evidence / f"{self._name}-{evidence.accused}-{count}.evidence"
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(msgspec.json.encode(evidence))
+                self._evidence.mkdir(parents=True, exist_ok=True)
+                name = f"{self._name}-{evidence.accused}"
+                save_evidence(evidence, self._evidence, name, ".evidence")
             except OSError as error:
                 # A full disk takes nothing from what this broker is for.
                 self._telemetry.drops[EVIDENCE_NOT_SAVED] += 1
-                reason = error.strerror or str(error)
-                note("cannot save evidence", level=logging.ERROR, path=str(path), reason=reason)
+                reason, path = error.strerror or str(error), str(self._evidence)
+                note("cannot save evidence", level=logging.ERROR, path=path, reason=reason)
+
+
+def save_evidence(evidence: Evidence, directory: Path, name: str, suffix: str) -> Path:
+    """Write a proof into a file of its own, beside those of this process and of earlier ones.
+
+    A proof that is there already is not written again.
+    """
+    data = msgspec.json.encode(evidence) + b"\n"
+    path, number = directory / f"{name}{suffix}", 1
+    while True:
+        try:
+            with path.open("xb") as file:
+                file.write(data)
+        except FileExistsError:
+            if path.is_file() and path.read_bytes() == data:
+                return path
+        else:
+            return path
+        number += 1
+        path = directory / f"{name}-{number}{suffix}"

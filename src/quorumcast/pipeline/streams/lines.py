@@ -13,9 +13,11 @@ micro-batch take different seats.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import hashlib
 import os
+import stat
 import tempfile
 import threading
 import time
@@ -172,13 +174,12 @@ def take_seat(access: Access, wish: int) -> Seat:
     who, key = identity.name, bytes(identity.verify_key).hex()
     name = hashlib.sha256(f"{cell}/{who}/{key}".encode()).hexdigest()[:16]
     seats = ", ".join(map(str, access.seats))
-    folder = Path(tempfile.gettempdir()) / f"quorumcast-seats-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = _own_folder()
     wanted = folder / f"{name}-wanted-{hashlib.sha256(seats.encode()).hexdigest()[:16]}"
     deadline = time.monotonic() + access.timeout_s
     while True:
         for number in order:
-            lock = os.open(folder / f"{name}-{number}", os.O_RDWR | os.O_CREAT, 0o600)
+            lock = _open(folder / f"{name}-{number}")
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -190,5 +191,28 @@ def take_seat(access: Access, wish: int) -> Seat:
                 f"the seats {seats} of {who!r} are all taken on this machine: end another query, "
                 "give this one more with the option 'seats', or an identity of its own"
             )
-        wanted.touch(mode=0o600)
+        os.close(_open(wanted))
         time.sleep(_POLL_S)
+
+
+def _own_folder() -> Path:
+    """Where files of seats are: a folder that this user made, and nobody else can write to."""
+    folder = Path(tempfile.gettempdir()) / f"quorumcast-seats-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    made = folder.lstat()
+    if not stat.S_ISDIR(made.st_mode) or made.st_uid != os.getuid() or made.st_mode & 0o022:
+        raise UsageError(
+            f"{folder} was made by somebody else, or others may write to it: remove it, or name "
+            "another directory for temporary files in TMPDIR"
+        )
+    return folder
+
+
+def _open(path: Path) -> int:
+    """A file of a seat, and never one that a link leads to."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UsageError(f"{path} is a link: remove it") from None
