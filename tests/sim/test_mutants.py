@@ -15,7 +15,7 @@ from quorumcast.sim.mutants.mistakes import (
     read_catalogue,
 )
 from quorumcast.sim.mutants.planting import probed
-from quorumcast.sim.mutants.run import Hunt, Report, Verdict, entries, test_files
+from quorumcast.sim.mutants.run import Hunt, Report, Verdict, entries, in_turn, test_files
 from quorumcast.sim.mutants.worker import Hangs, limited
 
 #: Not to be taken for a test.
@@ -143,6 +143,14 @@ def test_entries_unknown_room_or_mistake_is_refused() -> None:
         entries(rooms=["cellar"])
     with pytest.raises(UsageError, match="no mistake 'none'"):
         entries(only=["none"])
+
+
+def test_in_turn_every_room_has_its_part_of_the_first_entries() -> None:
+    every = entries()
+    mixed = in_turn(every)
+    assert sorted(entry.id for entry in mixed) == sorted(entry.id for entry in every)
+    first = {entry.room for entry in mixed[:30]}
+    assert first == {*ROOMS, "known-bad"}
 
 
 def test_limited_endless_loop_is_ended() -> None:

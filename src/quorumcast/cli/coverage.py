@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,11 +12,8 @@ from quorumcast.cli.progress import Progress
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from quorumcast.sim.coverage.explore import Exploration, Found
+    from quorumcast.sim.coverage.explore import Exploration
     from quorumcast.sim.coverage.states import State
-
-#: Where plans go that broke a property and follow from no seed.
-FAILURES = Path("failures")
 
 
 def run_coverage(
@@ -31,6 +27,7 @@ def run_coverage(
 ) -> None:
     """Run scenarios, print what they reached; exit code 1 if a property was violated."""
     from quorumcast.manifest.policy import POLICY_NAMES
+    from quorumcast.sim.campaign import replay_command
     from quorumcast.sim.coverage.explore import explore
     from quorumcast.sim.coverage.states import known_states
 
@@ -51,7 +48,7 @@ def run_coverage(
     policies = POLICY_NAMES if policy is None else (policy,)
     unreached = exploration.unreached(policies)
     known = sum(state.policy in policies for state in known_states())
-    replays = [_replay(found) for found in exploration.found]
+    replays = [replay_command(outcome) for outcome in exploration.failed]
     if json_:
         print_json(
             {
@@ -70,20 +67,6 @@ def run_coverage(
         raise typer.Exit(1)
 
 
-def _replay(found: Found) -> str:
-    """The command that runs a failing plan again; one that follows from no seed is written."""
-    from quorumcast.sim.campaign import replay_command
-    from quorumcast.sim.shrink import encode_plan
-
-    if found.drawn:
-        return replay_command(found.outcome)
-    name = f"{found.plan.policy.name}-{found.plan.adversary}-{found.plan.seed}.json"
-    path = FAILURES / name.replace(" ", "-")
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(encode_plan(found.plan))
-    return f"quorumcast sim --plan {path}"
-
-
 def _print(
     exploration: Exploration, known: int, unreached: list[State], replays: list[str]
 ) -> None:
@@ -94,8 +77,8 @@ def _print(
         f"{len(exploration.transitions):,} distinct transitions; "
         f"{known - len(unreached)} of {known} known states reached"
     )
-    for found, replay in zip(exploration.found, replays, strict=True):
-        first = found.outcome.violations[0]
+    for outcome, replay in zip(exploration.failed, replays, strict=True):
+        first = outcome.violations[0]
         out.print(f"{first.property}: {first.detail}", markup=False)
         out.print(f"  {replay}", markup=False)
     grouped: dict[tuple[str, str], list[str]] = {}

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -167,6 +168,17 @@ def entries(rooms: Sequence[str] = (), only: Sequence[str] = ()) -> list[Entry]:
     ]
 
 
+def in_turn(chosen: Sequence[Entry]) -> list[Entry]:
+    """The same entries with the rooms mixed: a search that is cut short has looked at all rooms."""
+    sizes = Counter(entry.room for entry in chosen)
+    places = Counter[str]()
+    shares: dict[str, float] = {}
+    for entry in chosen:
+        shares[entry.id] = places[entry.room] / sizes[entry.room]
+        places[entry.room] += 1
+    return sorted(chosen, key=lambda entry: shares[entry.id])
+
+
 def _check_choice(what: str, asked: Iterable[str], known: set[str]) -> None:
     for name in asked:
         if name not in known:
@@ -187,7 +199,7 @@ class Hunt:
         tests: Path | None = None,
         progress: Callable[[str], None] = lambda doing: None,
     ) -> None:
-        self._entries = chosen
+        self._entries = in_turn(chosen)
         self._start = start
         self._seeds = seeds
         self._jobs = jobs
