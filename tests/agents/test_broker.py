@@ -41,7 +41,7 @@ from quorumcast.agents.broker import Broker
 from quorumcast.agents.pledges import Vouched
 from quorumcast.core.envelope import write_envelope
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
-from quorumcast.core.limits import MAX_NAME, MAX_RUN, Limits
+from quorumcast.core.limits import MAX_ENDED, MAX_NAME, MAX_RUN, Limits
 from quorumcast.core.machine import (
     Connected,
     Disconnected,
@@ -575,6 +575,46 @@ def test_broker_streams_of_a_publisher_are_bounded_and_the_oldest_gives_way() ->
     assert [s.incarnation for s in made.streams()] == [8, 9]
 
 
+def test_broker_ends_a_life_of_which_nothing_is_left_and_says_so() -> None:
+    """Retention counts over all lives; a subscriber that missed one must hear of it."""
+    policy = limited("ab", retained_publications=4, window=4, segment=4)
+    made = broker(policy, BOB)
+    lives = [Stream(ORDERS, ALICE, 2 * n) for n in range(1, 5)]
+    for life in lives:
+        made.handle(publish(1, b"a", b"b", stream=life), T0)
+    assert list(made.streams()) == lives[2:]
+    ended, held = [Position(life, 3, 3, 3) for life in lives[:2]], lives[2:]
+    told = Positions(ORDERS, (*ended, *(Position(life, 1, 3) for life in held)))
+    assert messages(made.handle(subscribe(), T0), Positions) == [told]
+    assert made.handle(publish(3, b"c", stream=lives[0]), T0) == [
+        Drop(DropReason.UNKNOWN_STREAM, ALICE)
+    ]
+
+
+def test_broker_with_a_journal_remembers_which_lives_are_over() -> None:
+    policy = replace(limited("ab", retained_publications=4, window=4, segment=4), journal=True)
+    made = broker(policy)
+    scheduler = Scheduler("journal")
+    disk = Disk(scheduler, 0)
+    for n in range(1, 5):
+        for effect in made.handle(publish(1, b"a", b"b", stream=Stream(ORDERS, ALICE, 2 * n)), T0):
+            if isinstance(effect, Persist):
+                disk.write(effect.record, lambda: None)
+            elif isinstance(effect, Forget):
+                disk.forget(effect.kind, effect.owner, effect.below, effect.since)
+    scheduler.run_until(Millis(1), 10**6)
+    again = broker(policy)
+    for record in disk.durable:
+        again.handle(Restored(record), T0)
+    old = Stream(ORDERS, ALICE, 2)
+    assert again.handle(publish(1, b"other", stream=old), T0) == [
+        Drop(DropReason.UNKNOWN_STREAM, ALICE)
+    ]
+    ended = tuple(Position(Stream(ORDERS, ALICE, n), 3, 3, 3) for n in (2, 4))
+    assert messages(again.handle(subscribe(), T0), Positions) == [Positions(ORDERS, ended)]
+    assert str(old) not in {record.owner for record in disk.durable}
+
+
 def test_broker_stream_that_gave_way_never_comes_back() -> None:
     """Opened anew it would vouch, and sign, for other contents in place of those it forgot."""
     made = broker(limited("ab", streams_per_publisher=2), BOB)
@@ -595,10 +635,10 @@ def test_broker_streams_that_were_opened_and_not_used_give_way_first(policy: str
     made.handle(publish(1, b"x", stream=Stream(ORDERS, ALICE, 1)), T0)
     for incarnation in range(2, 10):
         made.handle(Receive(ALICE, Open(Stream(ORDERS, ALICE, incarnation), 1, 1)), T0)
-    assert [s.incarnation for s in made.streams()] == [1, 9]
+    assert [s.incarnation for s in made.streams()] == [1, 8, 9]
     # One that gave way so is as good as new when its publisher does use it.
-    made.handle(publish(1, b"y", stream=Stream(ORDERS, ALICE, 8)), T0)
-    assert [s.incarnation for s in made.streams()] == [1, 8]
+    made.handle(publish(1, b"y", stream=Stream(ORDERS, ALICE, 7)), T0)
+    assert [s.incarnation for s in made.streams()] == [1, 9, 7]
 
 
 def test_broker_older_streams_do_not_displace_younger_ones() -> None:
@@ -669,6 +709,7 @@ def test_broker_is_bounded_against_everything_one_client_can_send() -> None:
         )
     sizes = made.sizes()
     assert sizes["streams"] == 2
+    assert sizes.pop("ended") == MAX_ENDED
     assert max(sizes.values()) <= 64
 
 

@@ -271,6 +271,25 @@ def test_interest_old_incarnations_give_way_and_do_not_come_back() -> None:
         assert not made.name(broker, Stream(ORDERS, ALICE, 2))
 
 
+def test_interest_life_that_brokers_gave_up_is_announced_as_a_gap() -> None:
+    """It came and went while the subscriber was away."""
+    made, life = begun(), Stream(ORDERS, ALICE, 7)
+    over = Positions(ORDERS, (Position(life, 5, 5, 5),))
+    assert made.on_positions(B1, over) == (False, [])
+    fresh, effects = made.on_positions(B2, over)
+    assert fresh
+    _, more = made.on_positions(B3, over)
+    assert effects + more == [Gap(life, 1, 4)]
+
+
+def test_interest_life_that_gives_way_to_later_ones_is_announced_if_it_is_lacking() -> None:
+    made = begun(limited("ab", streams_per_publisher=2))
+    lives = [Stream(ORDERS, ALICE, n) for n in (2, 4, 6)]
+    for broker in (B1, B2):
+        made.on_positions(broker, Positions(ORDERS, tuple(Position(s, 1, 3) for s in lives)))
+    assert made.take_lost() == [Gap(lives[0], 1, 2)]
+
+
 def test_interest_streams_that_a_liar_invents_are_bounded() -> None:
     made = begun()
     for incarnation in range(5000):

@@ -11,7 +11,7 @@ from quorumcast.core.machine import Forget, Receive
 from quorumcast.core.messages import LogQuery
 from quorumcast.core.quorum import Protection
 from quorumcast.manifest.policy import Policy
-from quorumcast.ordering.offers import Stored
+from quorumcast.ordering.offers import OFFERED_STREAMS, Stored
 
 BROKERS = (B1, B2, B3, B4)
 
@@ -212,7 +212,7 @@ def test_offers_that_are_let_go_without_having_been_ordered_leave_the_disk() -> 
     owners = {owner for kind, owner, _ in hall.disks[B1].records if kind.__name__ == "Stored"}
     assert str(STREAM) not in owners
     assert str(Stream(ORDERS, ALICE, 2)) not in owners
-    assert len(owners) <= LIMITS.streams_per_publisher + 1
+    assert len(owners) <= OFFERED_STREAMS + 1
     assert agree(hall, *BROKERS) == [b"good"]
 
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, STREAM, Cell, digests
 
+from quorumcast.agents.desks import MAX_UNUSED
 from quorumcast.agents.turnout import PATIENCE_MS
 from quorumcast.core.ids import NodeId
 from quorumcast.core.labels import label
@@ -215,8 +216,7 @@ def test_leader_that_splits_six_brokers_in_halves_is_plain() -> None:
 
 def test_streams_within_the_limit_are_no_deed_and_those_beyond_are() -> None:
     deeds = record()
-    most = CELL.manifest.channel(STREAM.channel).policy.limits.streams_per_publisher  # type: ignore[union-attr]
-    for incarnation in range(2, 2 + most + 2):
+    for incarnation in range(2, 2 + MAX_UNUSED + 2):
         stream = msgspec.structs.replace(STREAM, incarnation=incarnation)
         extra = Send((B1,), Open(stream, 1, fresh=True))
         deeds.compare(ALICE, "any", [], [extra], 0)

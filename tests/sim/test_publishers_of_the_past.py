@@ -4,11 +4,27 @@ Each plan was an attack that succeeded once.
 """
 
 import pytest
+from msgspec.structs import replace
 
-from quorumcast.sim.plan import Run
-from quorumcast.sim.recovery_variants import leapt, retold
+from quorumcast.core.limits import Limits
+from quorumcast.manifest.policy import Policy
+from quorumcast.sim.plan import Act, Plan, Run, small_limits
+from quorumcast.sim.recovery_variants import PUB, SUB2, leapt, past, retold
+from quorumcast.sim.scenario import ORDERS
 
 pytestmark = pytest.mark.sim
+
+
+def lives(policy: Policy, count: int) -> Plan:
+    """A publisher that dies after every two publications, so many times."""
+    acts = [Act(40, "partition", peers=(SUB2,)), Act(100 + 60 * count, "heal")]
+    for life in range(count):
+        at = 60 + 60 * life
+        acts += [Act(at, "submit", PUB, ORDERS, 2)]
+        acts += [Act(at + 50, "crash", PUB), Act(at + 55, "restart", PUB)]
+    plan = past(policy)
+    joins = [act for act in plan.acts if act.what == "join"]
+    return replace(plan, acts=tuple(joins + acts), calm_at_ms=200 + 60 * count)
 
 
 @pytest.mark.parametrize("policy", ["ab", "ab+history", "brb"])
@@ -34,3 +50,37 @@ def test_publisher_that_leaps_ahead_erases_nothing(policy: str) -> None:
     assert len(first.accepted[stream]) == 40
     assert second.gaps == {}
     assert second.accepted[stream] == first.accepted[stream]
+
+
+@pytest.mark.parametrize("count", [7, 20])
+@pytest.mark.parametrize("policy", ["ab", "ab+history", "brb", "direct", "chain+history"])
+def test_subscriber_that_was_away_gets_every_life_of_a_publisher(policy: str, count: int) -> None:
+    run = Run(lives(Policy.named(policy, alpha=4, limits=small_limits()), count))
+    assert run.perform().violations == []
+    first, second = run.world.facts.readers
+    assert len(first.accepted) == count
+    assert second.gaps == {}
+    assert second.accepted == first.accepted
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"retained_publications": 8, "window": 8},
+        {"streams_per_publisher": 4},
+        {"retained_publications": 8, "window": 8, "streams_per_publisher": 2},
+    ],
+)
+def test_subscriber_is_told_of_every_life_that_brokers_gave_up(limits: dict[str, int]) -> None:
+    policy = Policy.named("ab", limits=Limits(segment=8, replay=64, **limits))
+    run = Run(lives(policy, 12))
+    run.perform()
+    first, second = run.world.facts.readers
+    assert len(first.accepted) == 12
+    for stream, accepted in first.accepted.items():
+        gaps = second.gaps.get(stream, [])
+        told = {number for a, z in gaps for number in range(a, z + 1)}
+        got = {number for number, _ in second.accepted.get(stream, [])}
+        assert {number for number, _ in accepted} == told | got
+    assert second.gaps
+    assert second.accepted

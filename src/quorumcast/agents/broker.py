@@ -13,7 +13,15 @@ from quorumcast.agents.audience import ATTESTS, PULLS, Audience
 from quorumcast.agents.desks import Desk, Desks
 from quorumcast.agents.holdings import testify
 from quorumcast.agents.membership import Membership
-from quorumcast.agents.pledges import Attested, Pledges, Released, Vouched, shorten
+from quorumcast.agents.pledges import (
+    Attested,
+    Ended,
+    Pledges,
+    Released,
+    Vouched,
+    erase,
+    shorten,
+)
 from quorumcast.agents.recovery import Recovery, RecoveryTick
 from quorumcast.agents.retention import Retention, Sweep
 from quorumcast.agents.sequencers import Sequencers
@@ -75,6 +83,7 @@ RECORDS: tuple[type[Record], ...] = (
     Vouched,
     Attested,
     Released,
+    Ended,
     Voted,
     Stored,
     Moved,
@@ -172,7 +181,7 @@ class Broker:
                 watch = self._retention.watch(self._manifest)
                 return [*watch, *self._recovery.connected(peer), *self._handle(event, now)]
             case TimerFired(timer=Sweep()):
-                return self._retention.sweep(self._manifest, now)
+                return self._sweep(now)
             case TimerFired(timer=RecoveryTick()):
                 return self._positioned(self._recovery.tick())
             case _:
@@ -209,15 +218,28 @@ class Broker:
                 if self._manifest.channel(record.stream.channel) is not None:
                     self._pledges.remember(record)
                 return []
+            case Restored(record=Ended() as record):
+                if self._manifest.channel(record.channel) is not None:
+                    self._desks.remember(record)
+                return []
             case Persisted(record=Attested() as record):
                 return self._positioned(self._recovery.journaled(record))
             case _:
                 return []
 
+    def _sweep(self, now: Millis) -> list[Effect]:
+        """Let go of what is too old, and of streams of which nothing is left."""
+        effects = self._retention.sweep(self._manifest, now)
+        for desk in self._desks.all():
+            if desk.carrier.ledger.quota.emptied and not desk.entry.policy.total:
+                effects += self._end_exhausted(desk.stream)
+        return effects
+
     def sizes(self) -> dict[str, int]:
         sizes = {"streams": len(self._desks), **self._audience.sizes(), **self._admission.sizes()}
         sizes |= self._recovery.sizes() | self.membership.sizes() | self._sequencers.sizes()
         sizes["pledges"] = len(self._pledges)
+        sizes["ended"] = self._desks.remembered
         sizes["complaints"] = sum(desk.complaints for desk in self._desks.all())
         for desk in self._desks.all():
             for name, size in desk.carrier.sizes().items():
@@ -347,7 +369,21 @@ class Broker:
         out += desk.ack(lane, told=told)
         if desk.entry.policy.journal:
             out += self._release(desk)
+        if desk.carrier.ledger.quota.emptied:
+            out += self._end_exhausted(desk.stream)
         return out
+
+    def _end_exhausted(self, stream: Stream) -> list[Effect]:
+        """End streams of which retention has left nothing; the journal remembers that they were."""
+        self._desks.end_exhausted(stream)
+        effects: list[Effect] = []
+        for ended in self._desks.take_endings():
+            entry = self._manifest.channel(ended.channel)
+            if entry is not None and entry.policy.journal:
+                effects += [Persist(self._desks.ended(ended)), *erase(ended)]
+            for lane in (ended, ended.history):
+                self._pledges.forget(lane, MAX_NUMBER + 1)
+        return effects
 
     def _release(self, desk: Desk) -> list[Effect]:
         """Keep the journal as short as what is retained."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+import msgspec
+
 from quorumcast.agents.notary import Lives, Notary
-from quorumcast.agents.pledges import Attested, Vouched
+from quorumcast.agents.pledges import Attested, Ended, Vouched
 from quorumcast.broadcast.authenticated import Relay
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.chain import Chain
@@ -19,10 +21,11 @@ from quorumcast.broadcast.contract import Carrier, Surroundings
 from quorumcast.broadcast.forwarding import Forwarder
 from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import Ledger
+from quorumcast.broadcast.quota import Quota
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.broadcast.times import Search
 from quorumcast.core.ids import Channel, Digest, Lane, NodeId, Stream
-from quorumcast.core.limits import MAX_RUN, MAX_STREAMS_NAMED
+from quorumcast.core.limits import MAX_ENDED, MAX_RUN, MAX_STREAMS_NAMED
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.messages import Ack, Echo, Position
 from quorumcast.core.quorum import Broadcast
@@ -33,6 +36,37 @@ from quorumcast.ordering.log import OrderedLog
 #: So often a subscriber is believed at once that it missed something: more often than it takes to
 #: put f faulty brokers aside.
 COMPLAINTS = 8
+
+
+#: Streams per publisher and channel that were opened and not used, or are known by hearsay alone.
+MAX_UNUSED = 4
+
+Owner = tuple[Channel, NodeId]
+
+
+class EndedStreams(msgspec.Struct):
+    """Streams of one publisher on one channel of which nothing is retained any longer."""
+
+    #: Incarnations up to this one are over.
+    upto: int = -1
+    #: The next number of each, by incarnation; at most MAX_ENDED.
+    ends: dict[int, int] = {}
+
+    def close(self, incarnation: int) -> None:
+        """Streams up to this incarnation never come back."""
+        self.upto = max(self.upto, incarnation)
+
+    def add(self, incarnation: int, end: int) -> None:
+        """A stream has ended before a number.
+
+        What no longer fits in is counted to the next one: a subscriber that was away for so many
+        lives is told of as many publications as it may have missed.
+        """
+        self.close(incarnation)
+        self.ends[incarnation] = end
+        if len(self.ends) > MAX_ENDED:
+            oldest, following = sorted(self.ends)[:2]
+            self.ends[following] += self.ends.pop(oldest) - 1
 
 
 class Desk:
@@ -210,7 +244,17 @@ class Desk:
 class Desks:
     """All streams of a broker."""
 
-    __slots__ = ("_by_stream", "_keyring", "_lives", "_manifest", "_over", "_readers", "_released")
+    __slots__ = (
+        "_by_stream",
+        "_ended",
+        "_endings",
+        "_keyring",
+        "_lives",
+        "_manifest",
+        "_quotas",
+        "_readers",
+        "_released",
+    )
 
     #: The broker side of each protocol; a new protocol is added here.
     carriers: ClassVar[dict[Broadcast, Callable[[Stream, Surroundings], Carrier]]] = {
@@ -239,8 +283,12 @@ class Desks:
         self._released = released
         #: Desks by the data lane of their stream; bounded per channel, publisher and introducer.
         self._by_stream: dict[Stream, Desk] = {}
-        #: Incarnations up to this one are over, per channel and publisher of the manifest.
-        self._over: dict[tuple[Channel, NodeId], int] = {}
+        #: Streams that are over, per channel and publisher of the manifest.
+        self._ended: dict[Owner, EndedStreams] = {}
+        #: Streams that have ended since somebody asked.
+        self._endings: list[Stream] = []
+        #: What retention counts together, per channel, publisher and lane.
+        self._quotas: dict[tuple[Owner, Lane], Quota] = {}
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[tuple[Desk, list[Effect]]]:
         """Go on in a new epoch; streams that are there already go on with its brokers.
@@ -251,13 +299,17 @@ class Desks:
         self._keyring.adopt(keyring)
         self._lives.retain(manifest.broker_ids)
         for data in [s for s in self._by_stream if manifest.channel(s.channel) is None]:
-            del self._by_stream[data]
-            owner = (data.channel, data.publisher)
-            self._over[owner] = max(self._over.get(owner, -1), data.incarnation)
+            self._remove(data)
+            self._over_of(data).close(data.incarnation)
         return [(desk, desk.carrier.adopt(self._around(desk.entry))) for desk in self.all()]
 
     def __len__(self) -> int:
         return len(self._by_stream)
+
+    @property
+    def remembered(self) -> int:
+        """Of how many streams that are over this broker knows where they ended."""
+        return sum(len(over.ends) for over in self._ended.values())
 
     @property
     def life(self) -> bytes:
@@ -277,7 +329,8 @@ class Desks:
 
     def over(self, data: Stream) -> bool:
         """Whether a stream has given way to later ones and never comes back."""
-        return data.incarnation <= self._over.get((data.channel, data.publisher), -1)
+        ended = self._ended.get((data.channel, data.publisher))
+        return ended is not None and data.incarnation <= ended.upto
 
     def all(self) -> list[Desk]:
         """Every desk, oldest stream first."""
@@ -304,6 +357,8 @@ class Desks:
             notary = Notary(data, self._keyring, policy.basis, segment, lives.own, peers)
             desk = Desk(data, entry, self._make_carrier(data, entry), notary)
             self._by_stream[data] = desk
+            if not policy.total:
+                self._share(desk)
         desk.introducer = introducer
         self._make_room(desk, entry.policy.limits.streams_per_publisher)
         return self._by_stream.get(data)
@@ -331,6 +386,31 @@ class Desks:
             carrier.begin_at(first)
         return carrier
 
+    # ------------------------------------------------------------- endings
+
+    def _share(self, desk: Desk) -> None:
+        """Let retention count a stream together with its publisher's other lives."""
+        for stream, carrier in desk.lanes():
+            key = ((stream.channel, stream.publisher), stream.lane)
+            quota = self._quotas.get(key)
+            if quota is None:
+                quota = self._quotas[key] = Quota(desk.entry.policy.limits)
+            carrier.ledger.share(quota, stream.incarnation)
+            # The life before it is not the newest any more, and may have nothing left.
+            quota.emptied = True
+
+    def _remove(self, data: Stream) -> None:
+        desk = self._by_stream.pop(data)
+        if desk.entry.policy.total:
+            return
+        for stream, carrier in desk.lanes():
+            carrier.ledger.quota.leave(stream.incarnation)
+            if isinstance(carrier, Bracha):
+                carrier.give_up()
+
+    def _over_of(self, data: Stream) -> EndedStreams:
+        return self._ended.setdefault((data.channel, data.publisher), EndedStreams())
+
     def _make_room(self, new: Desk, limit: int) -> None:
         """Streams that the publisher opened give way by age, and never come back.
 
@@ -347,16 +427,74 @@ class Desks:
             and desk.genuine == new.genuine
             and (new.genuine or desk.introducer == new.introducer)
         ]
-        if new.genuine:
-            # A program that opens a stream and publishes nothing must not cost what was published.
-            rivals.sort(
-                key=lambda desk: (desk is new or not desk.untouched, desk.stream.incarnation)
-            )
-        for stale in rivals[: max(0, len(rivals) - limit)]:
-            del self._by_stream[stale.stream]
+        unused = [d for d in rivals if d is not new and (d.untouched or not d.genuine)]
+        unused.sort(key=lambda desk: desk.stream.incarnation if desk.genuine else 0)
+        used = [desk for desk in rivals if desk not in unused]
+        used.sort(key=lambda desk: desk.stream.incarnation)
+        few = min(limit, MAX_UNUSED)
+        give_way = unused[: max(0, len(unused) + (new.untouched or not new.genuine) - few)]
+        give_way += used[: max(0, len(used) - limit)]
+        for stale in give_way:
+            self._remove(stale.stream)
             if stale.genuine and not stale.untouched:
-                owner = (stale.stream.channel, stale.stream.publisher)
-                self._over[owner] = max(self._over.get(owner, -1), stale.stream.incarnation)
+                self._end(stale)
+
+    def _end(self, desk: Desk) -> None:
+        self._over_of(desk.stream).add(desk.stream.incarnation, desk.carrier.ledger.next)
+        self._endings.append(desk.stream)
+
+    def take_endings(self) -> list[Stream]:
+        """Streams that have ended since somebody asked."""
+        endings, self._endings = self._endings, []
+        return endings
+
+    def end_exhausted(self, data: Stream) -> None:
+        """End the streams of earlier lives of which retention has left nothing, oldest first.
+
+        Not the newest life, for its publisher may go on. And none before an older one has ended:
+        what is over is told by a single incarnation.
+        """
+        quota = self._quotas.get(((data.channel, data.publisher), Lane.DATA))
+        if quota is not None:
+            quota.emptied = False
+        lives = sorted(
+            (
+                desk
+                for desk in self._by_stream.values()
+                if desk.stream.publisher == data.publisher
+                and desk.stream.channel == data.channel
+                and desk.genuine
+            ),
+            key=lambda desk: desk.stream.incarnation,
+        )
+        for desk in lives:
+            if desk.stream.incarnation >> 1 == lives[-1].stream.incarnation >> 1:
+                break
+            if desk.untouched:
+                continue
+            if not desk.carrier.ledger.exhausted:
+                break
+            self._remove(desk.stream)
+            self._end(desk)
+
+    def ended(self, data: Stream) -> Ended:
+        """What the journal should know of the streams of a publisher that are over."""
+        over = self._over_of(data)
+        return Ended(data.channel, data.publisher, over.upto, tuple(over.ends.items()))
+
+    def remember(self, record: Ended) -> None:
+        """Take in what the journal knows."""
+        over = EndedStreams(record.incarnation, dict(record.ends))
+        self._ended[record.channel, record.publisher] = over
+
+    def _positions_of_ended(self, channel: Channel) -> list[Position]:
+        """Streams of which nothing is held any longer: whoever lacks them must be told."""
+        return [
+            Position(Stream(channel, publisher, incarnation), end, end, end)
+            for (name, publisher), over in self._ended.items()
+            if name == channel
+            for incarnation, end in over.ends.items()
+        ]
 
     def positions(
         self, channel: Channel, expects: Callable[[Desk], bool], since_us: int = 0
@@ -365,7 +503,7 @@ class Desks:
 
         Histories are included.
         """
-        found: list[Position] = []
+        found = self._positions_of_ended(channel)
         search = Search(since_us)
         for data, desk in self._by_stream.items():
             if data.channel != channel or not desk.genuine:

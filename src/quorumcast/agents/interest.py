@@ -22,7 +22,7 @@ from quorumcast.agents.reports import Reports
 from quorumcast.agents.silence import Silence, Tardiness
 from quorumcast.broadcast.acceptance import Acceptor, rules_for
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
-from quorumcast.core.limits import MAX_STREAMS_NAMED
+from quorumcast.core.limits import MAX_ENDED, MAX_STREAMS_NAMED
 from quorumcast.core.machine import Effect, Gap, Refused
 from quorumcast.core.messages import Cursor, Positions, Subscribe
 from quorumcast.core.quorum import Broadcast, Protection, Quorums
@@ -93,7 +93,7 @@ class Interest:
         self._rules = rules_for(self._quorums, entry.policy, manifest.broker_ids)
         self._reports = Reports(manifest, entry.policy)
         #: Streams (data lanes) that too few brokers have named yet, and which ones have; of each
-        #: publisher at most streams_per_publisher by each broker.
+        #: publisher at most as many by each broker as a correct one may know of.
         self._named: dict[Stream, dict[NodeId, None]] = {}
         #: Incarnations of a publisher up to this one are over and forgotten.
         self._floor: dict[NodeId, int] = {}
@@ -296,7 +296,8 @@ class Interest:
         what its brokers may say of others.
         """
         mine = [s for s, by in self._named.items() if broker in by and s.publisher == publisher]
-        for stale in mine[: max(0, len(mine) - self.entry.policy.limits.streams_per_publisher)]:
+        most = self.entry.policy.limits.streams_per_publisher + MAX_ENDED
+        for stale in mine[: max(0, len(mine) - most)]:
             del self._named[stale][broker]
             if not self._named[stale]:
                 del self._named[stale]
@@ -317,14 +318,14 @@ class Interest:
             self._floor[stream.publisher] = incarnation
             over = (stream.publisher, incarnation)
             for stale in [s for s in self.acceptors if (s.publisher, s.incarnation) == over]:
-                self._end(stale)
+                self._end(stale, self._reports.reached(stale))
 
-    def _end(self, stream: Stream) -> None:
-        """Follow a stream no more: what was there at the beginning and is lacking never comes."""
-        acceptor, end = self.acceptors.pop(stream), self.ends.pop(stream, 0)
+    def _end(self, stream: Stream, end: int = 0) -> None:
+        """Follow a stream no more: what is known to be there and is lacking never comes."""
+        acceptor, end = self.acceptors.pop(stream), max(end, self.ends.pop(stream, 0))
         self.archives.pop(stream, None)
         self.pulls.pop(stream, None)
-        if end > acceptor.next:
+        if end > acceptor.next and stream.lane is Lane.DATA:
             self._lost.append(Gap(stream, acceptor.next, end - 1))
 
     def take_lost(self) -> list[Effect]:

@@ -9,7 +9,7 @@ retained, and never speaks again about what it let go of. The cost does not grow
     Vouched    a run that this broker is about to vouch for: its echo, its vote, its chain MAC
     Attested   numbers that it is about to sign or took over from its peers; their runs are unknown
     Released   where the retained part of a lane begins
-    Ended      the newest stream of a publisher of which nothing is retained any longer
+    Ended      the streams of a publisher of which nothing is retained any longer
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class Ended(Record, frozen=True, tag=True):
     channel: Channel
     publisher: NodeId
     incarnation: int
+    #: Incarnation and next number of the newest streams among them.
+    ends: tuple[tuple[int, int], ...] = ()
 
     @property
     def owner(self) -> str:

@@ -77,7 +77,7 @@ class Bracha:
         #: Runs not delivered yet, by first number; all lie within the window above ledger.next,
         #: or are vouched for and wait for enough readies.
         self._instances: dict[int, Instance] = {}
-        #: Bytes of contents in _instances; beyond `retained_bytes` only the next run is taken.
+        #: Bytes of contents in _instances.
         self._pending_bytes = 0
         #: Runs delivered lately (digest and length by first number), for those still stuck.
         self._done: OrderedDict[int, tuple[bytes, int]] = OrderedDict()
@@ -425,16 +425,25 @@ class Bracha:
     ) -> None:
         if value not in instance.contents:
             instance.contents[value] = (digests, bodies)
-            self._pending_bytes += sum(map(len, bodies))
+            self._count_pending(sum(map(len, bodies)))
 
     def _forget(self, first: int) -> None:
         instance = self._instances.pop(first, None)
         if instance is not None:
             for _, bodies in instance.contents.values():
-                self._pending_bytes -= sum(map(len, bodies))
+                self._count_pending(-sum(map(len, bodies)))
+
+    def _count_pending(self, size: int) -> None:
+        self._pending_bytes += size
+        self.ledger.quota.pending_bytes += size
+
+    def give_up(self) -> None:
+        """The stream is over: what waits to be delivered counts no more."""
+        self._count_pending(-self._pending_bytes)
 
     def _over_limit(self, size: int) -> bool:
-        return self._pending_bytes + size > self._around.policy.limits.retained_bytes
+        quota = self.ledger.quota
+        return quota.pending_bytes + size > quota.most_bytes
 
     def _instance(self, first: int) -> Instance | None:
         instance = self._instances.get(first)

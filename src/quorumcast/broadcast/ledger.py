@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from quorumcast.broadcast.quota import Quota
 from quorumcast.broadcast.times import BLOCK, Search, Times
 from quorumcast.core.errors import ensure
 from quorumcast.core.ids import Digest, Millis, NodeId
@@ -40,23 +41,25 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Ledger:
-    """Consecutive publications of one stream, the newest `retained_publications` of them."""
+    """Consecutive publications of one stream, as many of the newest as its quota allows."""
 
     __slots__ = (
         "_bytes",
         "_entries",
-        "_limits",
         "_marks",
         "_times",
         "base",
         "floor",
         "next",
+        "quota",
         "start",
         "unrepeated",
     )
 
     def __init__(self, limits: Limits, base: int = 1) -> None:
-        self._limits = limits
+        #: What retention counts together with this ledger: its publisher's other lives.
+        self.quota = Quota(limits)
+        self.quota.enter(0, self)
         #: Number → (digest, body, chain it came by); the keys are exactly base … next-1.
         self._entries: dict[int, tuple[Digest, bytes, Order]] = {}
         #: Sum of the sizes of the bodies in _entries.
@@ -78,6 +81,17 @@ class Ledger:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def share(self, quota: Quota, incarnation: int) -> None:
+        """Count with the other lives of the publisher, before anything is written."""
+        ensure(not self._entries, "a ledger joins its quota while it is empty")
+        self.quota = quota
+        quota.enter(incarnation, self)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether retention has let go of everything that was ever written."""
+        return self.begun and not self._entries and self.floor >= self.next
 
     @property
     def begun(self) -> bool:
@@ -122,27 +136,27 @@ class Ledger:
     def append(self, digest: Digest, body: bytes, order: Order = ()) -> None:
         """Write the next number."""
         self._entries[self.next] = (digest, body, order)
-        self._bytes += len(body)
         self.next += 1
-        while len(self._entries) > self._limits.retained_publications or (
-            self._bytes > self._limits.retained_bytes and len(self._entries) > 1
-        ):
-            self._forget()
+        size = len(body)
+        self._bytes += size
+        quota = self.quota
+        quota.publications += 1
+        quota.held_bytes += size
+        if quota.publications > quota.most or quota.held_bytes > quota.most_bytes:
+            quota.trim()
 
     def prepend(self, digests: Sequence[Digest], bodies: Sequence[bytes]) -> bool:
         """Write what lies right before `base`; False if that is more than is retained."""
         size = sum(map(len, bodies))
-        if (
-            len(self._entries) + len(bodies) > self._limits.retained_publications
-            or self._bytes + size > self._limits.retained_bytes
-            or len(bodies) >= self.base
-        ):
+        if not self.quota.has_room(len(bodies), size) or len(bodies) >= self.base:
             return False
         self.base -= len(bodies)
         for number, (digest, body) in enumerate(zip(digests, bodies, strict=True), self.base):
             self._entries[number] = (digest, body, ())
             self._times.changed(number)
         self._bytes += size
+        self.quota.publications += len(bodies)
+        self.quota.held_bytes += size
         return True
 
     def expire(self, now: Millis, retained_ms: int, below: int) -> None:
@@ -159,7 +173,7 @@ class Ledger:
         if old > below:
             marks.appendleft((Millis(now - retained_ms), old))
         for _ in range(self.base, min(old, below)):
-            self._forget()
+            self.let_go()
 
     def correct(self, number: int, digest: Digest, body: bytes) -> None:
         """Replace what a lying publisher told us by what the cell has settled on."""
@@ -167,7 +181,9 @@ class Ledger:
         if held is not None:
             self._entries[number] = (digest, body, ())
             self._times.changed(number)
-            self._bytes += len(body) - len(held[1])
+            more = len(body) - len(held[1])
+            self._bytes += more
+            self.quota.held_bytes += more
 
     def begin_at(self, number: int) -> None:
         """Begin at a number, before anything is written: an earlier life let go of the rest."""
@@ -193,6 +209,8 @@ class Ledger:
     def skip_to(self, number: int) -> None:
         """Start anew at a later number: the publisher no longer holds what lies before."""
         if number > self.next:
+            self.quota.publications -= len(self._entries)
+            self.quota.held_bytes -= self._bytes
             self._entries.clear()
             self._times.clear()
             self._bytes = 0
@@ -234,9 +252,15 @@ class Ledger:
         if held is not None and held[2] != order:
             self._entries[number] = (held[0], held[1], order)
 
-    def _forget(self) -> None:
+    def let_go(self) -> None:
+        """Let go of the oldest publication."""
         _, body, _ = self._entries.pop(self.base)
-        self._bytes -= len(body)
+        size = len(body)
+        self._bytes -= size
+        quota = self.quota
+        quota.publications -= 1
+        quota.held_bytes -= size
+        quota.emptied |= not self._entries
         self.base += 1
         if self.base % BLOCK == 0:
             self._times.changed(self.base - 1)

@@ -27,7 +27,9 @@ LAST_PORT = 65_535
 #: How often a client may be there at once beside itself, at seats of its own ("spark#3").
 MAX_SEATS = 64
 #: Streams named in one message.
-MAX_STREAMS_NAMED = 1024
+MAX_STREAMS_NAMED = 4096
+#: Streams of one publisher on one channel of which a broker remembers only where they ended.
+MAX_ENDED = 256
 #: Broker names in a chain, and MACs that travel with a run.
 MAX_CHAIN = 64
 MAX_VOUCHERS = 4096
@@ -69,16 +71,16 @@ class Overflow(enum.Enum):
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds that a channel may tune; the defaults suit a small cell."""
 
-    #: Publications a broker keeps per stream for replays and pulls.
+    #: Publications a broker keeps per publisher, over all of its lives, for replays and pulls.
     retained_publications: int = 4096
-    #: Bytes of contents a broker keeps per stream.
+    #: Bytes of contents a broker keeps per publisher, over all of its lives.
     retained_bytes: int = 64 * 1024 * 1024
     #: How long a broker keeps a publication at least, unless one of the two above ends it before.
     retained_ms: int = FOREVER_MS
     #: Publications a broker takes beyond those it has settled.
     window: int = 1024
-    #: Live streams (incarnations) per publisher and channel; the oldest gives way.
-    streams_per_publisher: int = 4
+    #: Lives of a publisher of which publications are retained; the oldest gives way.
+    streams_per_publisher: int = 256
     #: Clients that may publish, and listen, at the same time; the seats of one count once.
     publishers: int = 1_000_000
     subscribers: int = 1_000_000

@@ -29,6 +29,8 @@ BATCH_PUBLICATIONS = 4096
 BATCH_BYTES = 16 * 1024 * 1024
 #: Bytes that are kept beyond what publishers may have waiting, because proposals name them.
 NAMED_BYTES = 256 * 1024 * 1024
+#: Streams of one publisher on one channel of which a sender may speak while they wait.
+OFFERED_STREAMS = 4
 
 
 def sign_offer(keyring: Keyring, stream: Stream, first: int, digests: bytes) -> bytes:
@@ -223,7 +225,7 @@ class Offers:
             for other, queue in self._queues.items()
             if (other.channel, other.publisher) == owner and queue.introducer == sender
         )
-        if len(known) < self._limits(stream).streams_per_publisher:
+        if len(known) < min(OFFERED_STREAMS, self._limits(stream).streams_per_publisher):
             return False
         for other in known:
             queue = self._queues[other]

@@ -399,6 +399,7 @@ def small_limits() -> Limits:
     return Limits(
         retained_publications=512,
         window=64,
+        streams_per_publisher=32,
         publisher_buffer=512,
         vote_window=256,
         segment=8,

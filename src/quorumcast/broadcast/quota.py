@@ -1,0 +1,80 @@
+"""Retention over all lives of a publisher: what one lane of its streams on a channel may take up.
+
+A publisher that restarts begins a new stream. Its earlier publications are worth as much as its
+later ones, so retention counts them together and lets go of the oldest first: of the oldest life,
+and there of the longer of its two streams (the other one is for what is urgent).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from quorumcast.core.limits import Limits
+
+
+class Shelf(Protocol):
+    """A ledger, as far as a quota knows it."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of contents held."""
+        ...
+
+    def let_go(self) -> None:
+        """Let go of the oldest publication."""
+        ...
+
+
+class Quota:
+    """Publications and bytes that the ledgers of one publisher share."""
+
+    __slots__ = (
+        "_shelves",
+        "emptied",
+        "held_bytes",
+        "most",
+        "most_bytes",
+        "pending_bytes",
+        "publications",
+    )
+
+    def __init__(self, limits: Limits) -> None:
+        self.most = limits.retained_publications
+        self.most_bytes = limits.retained_bytes
+        #: The ledgers that share this quota, by incarnation.
+        self._shelves: dict[int, Shelf] = {}
+        #: Sums over all of them.
+        self.publications = 0
+        self.held_bytes = 0
+        #: Bytes of runs that wait to be delivered; beyond `most_bytes` only the next run is taken.
+        self.pending_bytes = 0
+        #: Whether one of them has become empty since somebody looked.
+        self.emptied = False
+
+    def enter(self, incarnation: int, shelf: Shelf) -> None:
+        """A ledger that is still empty takes part."""
+        self._shelves[incarnation] = shelf
+
+    def leave(self, incarnation: int) -> None:
+        """A ledger is given up with all that it holds."""
+        shelf = self._shelves.pop(incarnation)
+        self.publications -= len(shelf)
+        self.held_bytes -= shelf.held_bytes
+
+    def has_room(self, count: int, size: int) -> bool:
+        """Whether so much more can be retained without letting go of anything."""
+        return self.publications + count <= self.most and self.held_bytes + size <= self.most_bytes
+
+    def trim(self) -> None:
+        """Let go of the oldest publications until the rest may be retained."""
+        while self.publications > self.most or (
+            self.held_bytes > self.most_bytes and self.publications > 1
+        ):
+            self._oldest().let_go()
+
+    def _oldest(self) -> Shelf:
+        lives = [(incarnation >> 1, shelf) for incarnation, shelf in self._shelves.items()]
+        first = min(life for life, shelf in lives if len(shelf))
+        return max((shelf for life, shelf in lives if life == first), key=len)

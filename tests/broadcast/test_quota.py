@@ -1,0 +1,81 @@
+"""Retention over the lives of a publisher: the oldest goes first, nothing is miscounted."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.cells import digest
+
+from quorumcast.broadcast.ledger import Ledger
+from quorumcast.broadcast.quota import Quota
+from quorumcast.core.limits import Limits
+
+LIMITS = Limits(retained_publications=6, retained_bytes=60)
+
+
+def shelf(quota: Quota, incarnation: int, *bodies: bytes) -> Ledger:
+    made = Ledger(LIMITS)
+    made.share(quota, incarnation)
+    for body in bodies:
+        made.append(digest(body), body)
+    return made
+
+
+def span(ledger: Ledger) -> tuple[int, int]:
+    return ledger.base, ledger.next
+
+
+def test_quota_lets_go_of_the_oldest_life_first() -> None:
+    quota = Quota(LIMITS)
+    old, new = shelf(quota, 2, *(b"x" * 5,) * 4), shelf(quota, 8, *(b"y" * 5,) * 4)
+    assert (span(old), span(new), quota.publications) == ((3, 5), (1, 5), 6)
+    for _ in range(3):
+        new.append(digest(b"z"), b"z")
+    assert (span(old), span(new), quota.publications) == ((5, 5), (2, 8), 6)
+    assert old.exhausted
+    assert quota.emptied
+
+
+def test_quota_lets_go_of_the_longer_stream_of_one_life() -> None:
+    """What is urgent is a stream of its own, and must not empty the other one."""
+    quota = Quota(LIMITS)
+    usual, urgent = shelf(quota, 2, b"a", b"b"), shelf(quota, 3)
+    for _ in range(9):
+        urgent.append(digest(b"!"), b"!")
+    assert (len(usual), len(urgent)) == (2, 4)
+
+
+def test_quota_counts_bytes_over_all_lives() -> None:
+    quota = Quota(LIMITS)
+    old, new = shelf(quota, 2, b"x" * 30), shelf(quota, 4, b"y" * 40)
+    assert (len(old), len(new), quota.held_bytes) == (0, 1, 40)
+    new.append(digest(b"z" * 90), b"z" * 90)  # the last one stays, whatever its size
+    assert (len(new), quota.held_bytes) == (1, 90)
+
+
+@pytest.mark.parametrize("way", ["skip", "correct", "prepend", "leave"])
+def test_quota_is_the_sum_of_its_ledgers_whatever_happens_to_them(way: str) -> None:
+    quota = Quota(LIMITS)
+    one, two = shelf(quota, 2), shelf(quota, 4, b"b", b"bb")
+    one.join(5, 5, trusted=False)
+    one.append(digest(b"a"), b"a")
+    match way:
+        case "skip":
+            one.skip_to(9)
+        case "correct":
+            one.correct(5, digest(b"aaaa"), b"aaaa")
+        case "prepend":
+            assert one.prepend([digest(b"p"), digest(b"pp")], (b"p", b"pp"))
+            assert not one.prepend([digest(b"q"), digest(b"r")], (b"q", b"r"))
+        case _:
+            quota.leave(4)
+            two = shelf(Quota(LIMITS), 4)
+    assert quota.publications == len(one) + len(two)
+    assert quota.held_bytes == one.held_bytes + two.held_bytes
+
+
+def test_ledger_that_joined_late_is_not_exhausted_before_it_got_back_the_rest() -> None:
+    quota = Quota(LIMITS)
+    held = shelf(quota, 2)
+    held.join(5, 5, trusted=False)
+    assert held.begun
+    assert not held.exhausted
