@@ -129,6 +129,7 @@ class Staging:
                     os.link(draft, f"{self._folder}/{_BATCH}")
                 self._files.delete_file(draft)
                 self._make_durable(self._folder)
+                self._make_durable(self._root)
             elif self.batch() is None:
                 self._files.move(draft, f"{self._folder}/{_BATCH}")
         return self.batch() or batch
