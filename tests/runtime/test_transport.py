@@ -16,6 +16,7 @@ from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.build import add_client
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime import fairness
 from quorumcast.runtime.dialer import Pauses, connect
 from quorumcast.runtime.greeting import Greeter
 from quorumcast.runtime.limits import TransportLimits
@@ -43,18 +44,23 @@ def transport(
     heard: Heard,
     limits: TransportLimits = QUICK,
     manifest: Manifest | None = None,
+    *,
+    fair: bool = False,
 ) -> Transport:
     return Transport(
         manifest or cell.manifest,
         (manifest or cell.manifest).keyring(cell.identities[NodeId(name)]),
         heard,
         limits=limits,
+        fair=fair,
         rng=random.Random(1),
     )
 
 
-async def listening(cell: CellPlan, heard: Heard, limits: TransportLimits = QUICK) -> Transport:
-    broker = transport(cell, "broker-1", heard, limits)
+async def listening(
+    cell: CellPlan, heard: Heard, limits: TransportLimits = QUICK, *, fair: bool = False
+) -> Transport:
+    broker = transport(cell, "broker-1", heard, limits, fair=fair)
     await broker.listen("127.0.0.1", cell.manifest.brokers[0].port)
     return broker
 
@@ -125,12 +131,18 @@ def test_tls_certificate_of_another_key_is_named_as_trouble() -> None:
     run(main())
 
 
-def test_link_large_messages_and_many_messages_arrive_whole_and_in_order() -> None:
+@pytest.mark.parametrize("fair", [False, True])
+def test_link_large_messages_and_many_messages_arrive_whole_and_in_order(
+    monkeypatch: pytest.MonkeyPatch, fair: bool
+) -> None:
     cell = plan(1)
+    # So short that a link is interrupted after every piece, also in the middle of a large frame.
+    monkeypatch.setattr(fairness, "QUANTUM_S", 2e-5)
+    monkeypatch.setattr(fairness, "BURST_S", 1e9)
 
     async def main() -> None:
         at_broker = Heard()
-        broker = await listening(cell, at_broker)
+        broker = await listening(cell, at_broker, fair=fair)
         at_alice = Heard()
         alice = transport(cell, "alice", at_alice)
         alice.call_peers()
@@ -141,9 +153,12 @@ def test_link_large_messages_and_many_messages_arrive_whole_and_in_order() -> No
             await until(lambda i=i: len(at_broker.messages) == i + 1)  # type: ignore[misc]
         for i in range(10_000):
             alice.send((BROKER,), word(str(i)), ())
-        await until(lambda: len(at_broker.messages) == 10_009)
+        for i in range(3):
+            alice.send((BROKER,), word(f"big {i}"), (big, b"", big))
+        await until(lambda: len(at_broker.messages) == 10_012)
         assert all(opened[0][1] == (big, b"", big) for _, opened in at_broker.packets[:9])
-        assert [m.reason for m in at_broker.messages[9:]] == [str(i) for i in range(10_000)]
+        assert [m.reason for m in at_broker.messages[9:10_009]] == [str(i) for i in range(10_000)]
+        assert all(opened[-1][1] == (big, b"", big) for _, opened in at_broker.packets[-3:])
         await alice.close()
         await broker.close()
 

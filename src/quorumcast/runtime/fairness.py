@@ -241,9 +241,8 @@ class Fairness:
         may_go_on = account.deficit_s > 0 and account.balance_s >= 0
         if may_go_on and not account.is_queued and not account.is_paused:
             self._serve(account, link)
-        elif not link.is_done():
-            link.hold()
-            account.links.append(link)
+        else:
+            self._put_aside(account, link)
         self._arrange(account)
 
     def _quantum(self, account: Account) -> float:
@@ -270,7 +269,11 @@ class Fairness:
         account.deficit_s -= at - begin
         if requests_s:
             self._charge(account, requests_s, others_wait=others_wait)
-        if piece is Piece.NOTHING or link.is_done():
+        self._put_aside(account, link)
+
+    def _put_aside(self, account: Account, link: Served) -> None:
+        """Let a link read on, or wait for its next turn."""
+        if link.is_done():
             link.release()
         else:
             link.hold()

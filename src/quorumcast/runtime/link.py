@@ -168,7 +168,9 @@ class Link(asyncio.BufferedProtocol):
         self.outbox: list[Parcel] = []
         #: Bytes in `outbox`, bodies included.
         self.outbox_bytes = 0
-        #: Of these, what the peer has asked for.
+        #: Bytes in the socket's buffer, as long as that is full.
+        self._unsent = 0
+        #: Of `outbox_bytes`, what the peer has asked for.
         self.answer_bytes = 0
         #: Whose processor time and memory this link uses; None until the peer is proven.
         self.account: Account | None = None
@@ -193,8 +195,6 @@ class Link(asyncio.BufferedProtocol):
         #: Bytes of `_buffer` that are filled, and of these, handled already.
         self._filled = 0
         self._start = 0
-        #: Bytes of the frame that has come in part.
-        self._wanted = 0
         #: Messages of the packet that was opened last, and how many of them are handled.
         self._opened: Opened = []
         self._handed = 0
@@ -230,6 +230,7 @@ class Link(asyncio.BufferedProtocol):
             self.farewell = f"the connection broke ({exc})" if exc else "the connection was closed"
         self.phase = Phase.CLOSED
         self._empty_outbox()
+        self._count_unsent(0)
         self._opened = []
         # A bound method would keep a dead link alive until the next collection.
         self._take = _ignore
@@ -253,7 +254,6 @@ class Link(asyncio.BufferedProtocol):
         if self._opened:
             return self._hand_on()
         start, filled = self._start, self._filled
-        self._wanted = 0
         if filled - start < 4 or self.phase is Phase.CLOSED:
             return Piece.NOTHING
         (length,) = _LENGTH.unpack_from(self._view, start)
@@ -263,7 +263,6 @@ class Link(asyncio.BufferedProtocol):
             self.abort("a frame was longer than allowed")
             return Piece.NOTHING
         if end > filled:
-            self._wanted = end - start
             return Piece.NOTHING
         self._start = end
         self._take(self._view[start + 4 : end])
@@ -336,8 +335,10 @@ class Link(asyncio.BufferedProtocol):
             self._view[:left] = self._view[self._start : self._filled]
         self._filled, self._start = left, 0
         size = len(self._buffer)
-        if left == size or (not left and not self._usual() <= size <= KEPT_BUFFER):
-            self._resize(self._wanted)
+        if left == size:
+            self._resize(4 + _LENGTH.unpack_from(self._view)[0])
+        elif not left and not self._usual() <= size <= KEPT_BUFFER:
+            self._resize(0)
         if self._is_held:
             self._is_held = False
             self.resume_reading()
@@ -360,10 +361,13 @@ class Link(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The socket's buffer is full: seal nothing more."""
         self.full_since = asyncio.get_running_loop().time()
+        if self._transport is not None:
+            self._count_unsent(self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         """The socket takes bytes again."""
         self.full_since = None
+        self._count_unsent(0)
         self._owner.link_ready(self)
 
     # ---------------------------------------------------------------- reading
@@ -493,6 +497,12 @@ class Link(asyncio.BufferedProtocol):
         self.answer_bytes = min(self.answer_bytes, self.outbox_bytes)
         if self.account is not None:
             self.account.outbox_bytes -= size
+
+    def _count_unsent(self, size: int) -> None:
+        """So much of what has left the outbox is still in the socket's buffer."""
+        if self.account is not None:
+            self.account.outbox_bytes += size - self._unsent
+            self._unsent = size
 
     def _empty_outbox(self) -> None:
         self.outbox = []

@@ -152,9 +152,8 @@ class Transport:
             if link is None:
                 self.telemetry.drops[Lost.NOT_CONNECTED.value] += 1
                 continue
-            account = link.account
-            waiting = 0 if account is None else account.outbox_bytes
-            if link.outbox and (
+            waiting = 0 if link.account is None else link.account.outbox_bytes
+            if waiting and (
                 waiting + size > limits.outbox_bytes or len(link.outbox) >= limits.outbox_messages
             ):
                 self._overflow(link)
