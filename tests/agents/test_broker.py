@@ -69,6 +69,7 @@ from quorumcast.core.messages import (
     Echo,
     Missed,
     Open,
+    Outlived,
     Position,
     Positions,
     Publish,
@@ -626,6 +627,42 @@ def test_broker_stream_that_gave_way_never_comes_back() -> None:
         Drop(DropReason.UNKNOWN_STREAM, ALICE)
     ]
     assert [s.incarnation for s in made.streams()] == [101, 102]
+
+
+def opened(incarnation: int, base: int = 1, fresh: int = 1) -> Receive:
+    return Receive(ALICE, Open(Stream(ORDERS, ALICE, incarnation), base, fresh))
+
+
+@pytest.mark.parametrize("policy", ["ab", "brb", "ab+history", "chain"])
+def test_broker_earlier_life_of_a_publisher_is_told_the_latest(policy: str) -> None:
+    made = broker(limited(policy))
+    made.handle(opened(100), T0)
+    earlier = Stream(ORDERS, ALICE, 98)
+    assert made.handle(opened(98), T0) == [
+        Drop(DropReason.OUTLIVED, ALICE),
+        Send((ALICE,), Outlived(earlier, 100)),
+    ]
+    assert made.desk(earlier) is None
+    for same in (101, 100, 102):
+        assert not messages(made.handle(opened(same), T0), Outlived)
+    # The other stream of the latest life is not an earlier one.
+    assert not messages(made.handle(opened(103), T0), Outlived)
+    assert not messages(made.handle(opened(102), T0), Outlived)
+
+
+def test_broker_earlier_life_that_is_under_way_goes_on() -> None:
+    """This broker has forgotten it, and others have not."""
+    made = broker()
+    made.handle(opened(100), T0)
+    assert not messages(made.handle(opened(98, base=1, fresh=7), T0), Outlived)
+    assert made.desk(Stream(ORDERS, ALICE, 98)) is not None
+
+
+def test_broker_life_that_only_another_broker_speaks_of_is_not_the_latest() -> None:
+    made = broker(BRB)
+    invented = Stream(ORDERS, ALICE, 1 << 60)
+    made.handle(Receive(B2, Echo(invented, 1, bytes(32))), T0)
+    assert not messages(made.handle(opened(98), T0), Outlived)
 
 
 @pytest.mark.parametrize("policy", ["ab", "brb", "ab+history"])

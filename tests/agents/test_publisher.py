@@ -36,7 +36,7 @@ from quorumcast.agents.line import (
 from quorumcast.agents.publisher import Publisher
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel, Millis, NodeId
+from quorumcast.core.ids import LAST_INCARNATION, Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import (
     Acknowledged,
@@ -47,12 +47,22 @@ from quorumcast.core.machine import (
     Effect,
     Receive,
     Refused,
+    Renewed,
     Send,
     SetTimer,
     Submit,
     TimerFired,
 )
-from quorumcast.core.messages import Ack, ChainRun, Finish, Open, Publish, Refuse, Unsubscribe
+from quorumcast.core.messages import (
+    Ack,
+    ChainRun,
+    Finish,
+    Open,
+    Outlived,
+    Publish,
+    Refuse,
+    Unsubscribe,
+)
 from quorumcast.core.statements import HistoryStatement
 from quorumcast.manifest.policy import Policy
 
@@ -423,3 +433,84 @@ def test_publisher_broker_beside_a_chain_leaves_out_nothing_that_a_history_waits
     for broker in BROKERS:
         made.handle(Receive(broker, Ack(LANE, 4, 10_000, 1)), T0)
     assert opened(made, B4) == [Open(STREAM, 1, 3), Open(LANE, 2, 2)]
+
+
+# ------------------------------------------------------------------------- clocks
+
+
+LIFE = Stream(ORDERS, ALICE, 10)
+
+
+def outlived(broker: NodeId, newest: int, stream: Stream = LIFE) -> Receive:
+    return Receive(broker, Outlived(stream, newest))
+
+
+def unheard(policy: Policy = AB) -> Publisher:
+    """One that has published twice, and that no broker has answered."""
+    made = Cell(policy).publisher(incarnation=LIFE.incarnation)
+    for broker in BROKERS:
+        made.handle(Connected(broker), T0)
+    submit(made, b"p1", b"p2")
+    return made
+
+
+@pytest.mark.parametrize("policy", ["ab", "brb", "ab+history", "chain", "total"])
+def test_publisher_that_f_plus_1_brokers_know_later_begins_a_later_life(policy: str) -> None:
+    made = unheard(Policy.named(policy))
+    assert made.handle(outlived(B1, 900), T0) == []
+    effects = made.handle(outlived(B2, 700), T0)
+    renewed = Stream(ORDERS, ALICE, 702)
+    assert effects[0] == Renewed(renewed, LIFE)
+    assert renewed in {m.stream for m in messages(effects, Open) if isinstance(m, Open)}
+    assert made.stream(ORDERS) == renewed
+    assert made.published(ORDERS) == 2
+    assert made.stream(ORDERS, urgent=True).incarnation == 703
+    # What was submitted is sent once there is credit, under its number.
+    answer = made.handle(Receive(B3, Ack(renewed, 0, 100)), T0)
+    firsts = [getattr(e.message, "first", 0) for e in answer if isinstance(e, Send)]
+    assert policy == "chain" or firsts[:1] == [1]
+    assert reasons(made.handle(outlived(B3, 900), T0)) == [DropReason.UNKNOWN_STREAM]
+
+
+def test_publisher_f_liars_alone_push_nobody_to_a_later_life() -> None:
+    made = unheard()
+    for _ in range(3):
+        assert made.handle(outlived(B1, LAST_INCARNATION), T0) == []
+    assert made.stream(ORDERS) == LIFE
+
+
+def test_publisher_liar_beside_an_honest_broker_pushes_no_further_than_that_one_knows() -> None:
+    made = unheard()
+    made.handle(outlived(B1, LAST_INCARNATION), T0)
+    made.handle(outlived(B4, 40), T0)
+    assert made.stream(ORDERS).incarnation == 42
+
+
+def test_publisher_end_of_all_incarnations_and_strangers_are_not_believed() -> None:
+    made = unheard()
+    for broker in (B1, B2):
+        wrong = made.handle(outlived(broker, LAST_INCARNATION + 1), T0)
+        assert reasons(wrong) == [DropReason.BAD_RUN]
+    for client in (BOB, NodeId("carol")):
+        assert reasons(made.handle(outlived(client, 9), T0)) == [DropReason.UNKNOWN_STREAM]
+    assert made.stream(ORDERS) == LIFE
+
+
+def test_publisher_with_acknowledged_publications_stays_with_its_stream() -> None:
+    """Under another one their numbers would mean something else."""
+    made = publisher()
+    submit(made, b"p1")
+    for broker in (B1, B2, B3):
+        made.handle(ack(broker, 1), T0)
+    for broker in BROKERS:
+        assert made.handle(outlived(broker, 900, STREAM), T0) == []
+    assert made.stream(ORDERS) == STREAM
+
+
+def test_publisher_that_began_a_later_life_does_so_again_if_it_must() -> None:
+    made = unheard()
+    for newest in (700, 1000):
+        for broker in (B1, B2):
+            made.handle(outlived(broker, newest, made.stream(ORDERS)), T0)
+    assert made.stream(ORDERS).incarnation == 1002
+    assert made.published(ORDERS) == 2

@@ -36,7 +36,7 @@ from tests.support.ordering import (
     said,
 )
 
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.machine import (
     Connected,
     Drop,
@@ -53,6 +53,7 @@ from quorumcast.core.messages import (
     Fetch,
     Offer,
     Open,
+    Outlived,
     Propose,
     Standing,
     Stop,
@@ -422,3 +423,14 @@ def test_lost_messages_are_said_again_until_all_is_well() -> None:
     assert agree(hall, *FOUR) == contents
     assert hall.suspected() == set()
     assert hall.logs[B1].stream.channel == ORDERS
+
+
+def test_sequencer_earlier_life_of_a_publisher_is_told_the_latest() -> None:
+    hall = Hall().begin()
+    latest, earlier = Stream(ORDERS, ALICE, 100), Stream(ORDERS, ALICE, 98)
+    hall.offer(1, b"late", stream=latest)
+    hall.run(500)
+    hall.happen(B2, Receive(ALICE, Open(earlier, 1, 1)))
+    hall.happen(B2, Receive(ALICE, Open(Stream(ORDERS, ALICE, 101), 1, 1)))
+    hall.happen(B2, Receive(ALICE, Open(latest, 1, 1)))
+    assert said(hall, Outlived, B2) == [Outlived(earlier, 100)]

@@ -44,6 +44,7 @@ from quorumcast.core.machine import (
     Proven,
     Recalled,
     Refused,
+    Renewed,
     Send,
     SetTimer,
     Submit,
@@ -217,6 +218,8 @@ class Scene:
                 return f"{node} DELIVERS {effect.number} {effect.body.decode()} ({how})"
             case Acknowledged(upto=upto):
                 return f"{node} IS ACKNOWLEDGED up to {upto}"
+            case Renewed(stream=stream):
+                return f"{node} GOES ON as incarnation {stream.incarnation}"
             case Suspect(node=suspect, reason=reason, number=number):
                 return f"{node} suspects {suspect}: {reason.value} at {number}"
             case Accuse(evidence=evidence):

@@ -57,6 +57,7 @@ from quorumcast.core.messages import (
     Finish,
     Missed,
     Open,
+    Outlived,
     Positions,
     Publish,
     Pull,
@@ -318,6 +319,12 @@ class Broker:
         if own and (refusal := self._admission.may_not_publish(sender, data.channel)):
             return refusal
         desk = self._desks.get(data)
+        if desk is None and own and isinstance(message, Open):
+            newest = self._desks.newest(data)
+            # One that has been under way goes on: only this broker does not know it.
+            if newest >> 1 > data.life and message.base == message.fresh == 1:
+                answer = Send((sender,), Outlived(data, newest))
+                return [Drop(DropReason.OUTLIVED, sender), answer]
         if desk is None or (own and desk.introducer != sender):
             entry = self._manifest.channel(data.channel)
             desk = None if entry is None else self._desks.open(data, entry, sender)

@@ -332,6 +332,20 @@ class Desks:
         ended = self._ended.get((data.channel, data.publisher))
         return ended is not None and data.incarnation <= ended.upto
 
+    def newest(self, data: Stream) -> int:
+        """The newest incarnation that a stream's publisher has begun on its channel; -1 if none.
+
+        What only other brokers speak of does not count: one of them may have invented it.
+        """
+        owner = (data.channel, data.publisher)
+        begun = [
+            desk.stream.incarnation
+            for desk in self._by_stream.values()
+            if (desk.stream.channel, desk.stream.publisher) == owner and desk.genuine
+        ]
+        ended = self._ended.get(owner)
+        return max(-1 if ended is None else ended.upto, *begun, -1)
+
     def all(self) -> list[Desk]:
         """Every desk, oldest stream first."""
         return list(self._by_stream.values())

@@ -70,6 +70,7 @@ class Line:
         "history",
         "introduced",
         "last_submit",
+        "outlived",
         "retransmitting",
         "stream",
         "tail_set",
@@ -96,6 +97,8 @@ class Line:
             self.data = kind(self.stream, brokers, quorums, policy, hash_, keyring)
         else:
             self.data = FanOut(self.stream, brokers, quorums, policy, hash_, history)
+        #: The latest life that each broker knows, of those that know a later one than this.
+        self.outlived: dict[NodeId, int] = {}
         #: Publications between histories, right now.
         self.alpha = policy.alpha
         #: Every number up to this one is in a history that was sent.

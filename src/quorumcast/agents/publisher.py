@@ -12,6 +12,11 @@ Urgent publications overtake what waits because they are a stream of their own, 
 and its own credit: to everybody else it is one more incarnation of the publisher, the one after its
 own. So incarnations of a publisher that ever calls anything urgent must be at least two apart.
 
+Incarnations grow with the lives of a publisher. They are readings of a clock that may be set back:
+where f+1 brokers know a later life, one of them being correct, the publisher begins one that is
+later still, and says so (`Renewed`). Nothing has been acknowledged then, and what was submitted
+keeps its numbers.
+
 A stream that an earlier life may have begun (`ordering.resumption`) is a line of its own as well,
 under an incarnation that the application chose; it goes when it is released.
 """
@@ -20,7 +25,14 @@ from __future__ import annotations
 
 from quorumcast.agents.line import TAIL_MS, Line, Retransmit, TailHistory
 from quorumcast.agents.refusals import Refusals, channel_entry
-from quorumcast.core.ids import Channel, Millis, NodeId, Stream
+from quorumcast.core.ids import (
+    LAST_INCARNATION,
+    Channel,
+    Millis,
+    NodeId,
+    Stream,
+    later_life,
+)
 from quorumcast.core.machine import (
     Connected,
     Disconnected,
@@ -30,11 +42,12 @@ from quorumcast.core.machine import (
     Event,
     Receive,
     Refused,
+    Renewed,
     Send,
     Submit,
     TimerFired,
 )
-from quorumcast.core.messages import Ack, Finish, Refuse
+from quorumcast.core.messages import Ack, Finish, Outlived, Refuse
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.resumption import ResumedOut
@@ -46,6 +59,7 @@ class Publisher:
     __slots__ = (
         "_by_stream",
         "_incarnation",
+        "_incarnations",
         "_keyring",
         "_lines",
         "_manifest",
@@ -57,6 +71,8 @@ class Publisher:
         self._manifest = manifest
         self._keyring = keyring
         self._incarnation = incarnation
+        #: Channels on which it had to begin a later life than its clock said.
+        self._incarnations: dict[Channel, int] = {}
         #: One line per channel that the application publishes on, one for what is urgent, and one
         #: for each stream that it goes on with; by channel and incarnation.
         self._lines: dict[tuple[Channel, int], Line] = {}
@@ -166,6 +182,8 @@ class Publisher:
                 return self._on_tail(stream, now)
             case Receive(message=Refuse() as message):
                 return self._on_refuse(event.sender, message)
+            case Receive(message=Outlived() as message):
+                return self._on_outlived(event.sender, message, now)
             case Receive():
                 return [Drop(DropReason.UNEXPECTED, event.sender)]
             case _:
@@ -173,7 +191,7 @@ class Publisher:
 
     def _line(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> Line:
         """The line of a channel; a new one is introduced to brokers with its first `open`."""
-        incarnation = resumed or self._incarnation + urgent
+        incarnation = resumed or self._incarnations.get(channel, self._incarnation) + urgent
         line = self._lines.get((channel, incarnation))
         if line is None:
             entry = channel_entry(self._manifest, channel)
@@ -219,6 +237,36 @@ class Publisher:
             return [Drop(DropReason.WRONG_SENDER, broker)]
         self._refusals.served(ack.stream.channel, broker)
         return line.on_ack(broker, ack) + line.timers() + self._maybe_finish(line)
+
+    def _on_outlived(self, broker: NodeId, message: Outlived, now: Millis) -> list[Effect]:
+        """A broker knows a later life of this publisher; f of them may be lying about it."""
+        line = self._by_stream.get(message.stream)
+        if line is None or broker not in self._manifest.broker_ids:
+            return [Drop(DropReason.UNKNOWN_STREAM, broker)]
+        if line.stream.line is not None or message.newest > LAST_INCARNATION:
+            return [Drop(DropReason.BAD_RUN, broker)]
+        line.outlived[broker] = message.newest
+        told = sorted(line.outlived.values(), reverse=True)
+        enough = self._manifest.quorums.one_correct
+        if len(told) < enough or line.data.acknowledged:
+            return []
+        return self._renew(line, told[enough - 1], now)
+
+    def _renew(self, line: Line, known: int, now: Millis) -> list[Effect]:
+        """Go on under a later incarnation with everything that was submitted."""
+        former, channel = line.stream, line.stream.channel
+        urgent = bool((former.incarnation ^ self._incarnation) & 1)
+        base = later_life(former.incarnation, known) | (self._incarnation & 1)
+        base = self._incarnations[channel] = max(self._incarnations.get(channel, 0), base)
+        del self._lines[channel, former.incarnation], self._by_stream[former]
+        renewed = self._line(channel, urgent)
+        effects: list[Effect] = [Renewed(renewed.stream, former)]
+        if line.introduced:
+            effects += self._introduce(renewed)
+        renewed.finishing = line.finishing
+        if bodies := line.data.contents():
+            effects += renewed.submit(bodies, now)
+        return effects + renewed.timers()
 
     def _on_retransmit(self, stream: Stream) -> list[Effect]:
         line = self._by_stream.get(stream)

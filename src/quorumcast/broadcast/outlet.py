@@ -187,6 +187,10 @@ class FanOut:
         """So many brokers must have a publication before it counts as acknowledged."""
         return quorums.responders
 
+    def contents(self) -> Bodies:
+        """What was submitted and can still be repeated, in order."""
+        return tuple([body for run in self._runs.values() for body in run.bodies])
+
     # ------------------------------------------------------------- sending
 
     def submit(self, bodies: Bodies) -> tuple[bytes, list[Effect]]:

@@ -158,7 +158,11 @@ class Node:
         entry = to_publish(self.manifest, self.name, channel)
         if self._outgoing is None:
             self._outgoing = Outgoing(
-                self.manifest, self._keyring, self._driver, self._on_publishing_refused
+                self.manifest,
+                self._keyring,
+                self._driver,
+                self._on_publishing_refused,
+                self._now_us,
             )
         packer = Packer(
             entry.arrow_schema(),

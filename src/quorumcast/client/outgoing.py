@@ -6,29 +6,45 @@ publications by their numbers. Urgent ones have a stream of their own, and so ha
 
 from __future__ import annotations
 
-import time
+import secrets
 from collections.abc import Callable
 from typing import Any
 
 from quorumcast.agents import publisher as agent
+from quorumcast.client.packing import Clock
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.resuming import ResumedPublisher
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel, Stream
+from quorumcast.core.ids import MAX_INCARNATION, Channel, Stream
 from quorumcast.core.machine import (
     Acknowledged,
     Concluded,
     Contradicted,
     Machine,
     Refused,
+    Renewed,
     Submit,
 )
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
+from quorumcast.runtime.logs import log
 
 #: Makes a driver for a role, with a node's links and telemetry.
 MakeDriver = Callable[[str, Machine, dict[type, Callable[[Any], None]]], Driver]
+
+
+#: Bits of an incarnation that are drawn, so that two lives in one millisecond differ.
+RANDOM_BITS = 10
+
+
+def incarnation_at(now_us: int) -> int:
+    """The incarnation of a life that begins now: milliseconds of the clock, and some bits drawn.
+
+    Each life has two, an even one and an odd one for what is urgent.
+    """
+    drawn = now_us // 1_000 << RANDOM_BITS | secrets.randbits(RANDOM_BITS)
+    return min(max(drawn << 1, 0), MAX_INCARNATION)
 
 
 class Outgoing:
@@ -40,15 +56,15 @@ class Outgoing:
         keyring: Keyring,
         make_driver: MakeDriver,
         on_refused: Callable[[Refused], None],
+        now_us: Clock,
     ) -> None:
-        # Milliseconds of the clock tell the lives of one publisher apart; each life has two
-        # incarnations, an even one and an odd one for what is urgent.
-        self._machine = agent.Publisher(manifest, keyring, 2 * (time.time_ns() // 1_000_000))
+        self._machine = agent.Publisher(manifest, keyring, incarnation_at(now_us()))
         self.driver = make_driver(
             "publisher",
             self._machine,
             {
                 Acknowledged: self._on_acknowledged,
+                Renewed: self._on_renewed,
                 Concluded: self._on_concluded,
                 Contradicted: self._on_contradicted,
                 Refused: on_refused,
@@ -125,6 +141,17 @@ class Outgoing:
     def _on_acknowledged(self, effect: Acknowledged) -> None:
         for publisher in self._publishers.get(effect.stream, ()):
             publisher.acknowledged(effect.upto)
+
+    def _on_renewed(self, effect: Renewed) -> None:
+        if effect.former in self._publishers:
+            self._publishers[effect.stream] = self._publishers.pop(effect.former)
+        former, stream = effect.former, effect.stream
+        behind_ms = (stream.incarnation - former.incarnation) >> RANDOM_BITS + 1
+        log.warning(
+            f"{former.publisher} has published on {former.channel!r} with a clock that was "
+            f"{behind_ms / 1000:,.1f} s ahead of this one: going on after that life, as "
+            f"incarnation {stream.incarnation}; set the clock right"
+        )
 
     def fail(self, error: Exception, channel: Channel | None = None) -> None:
         """Nothing will be published any more (on this channel)."""

@@ -52,6 +52,20 @@ _EPOCH_BITS = 30
 MAX_LINE = MAX_LINE_EPOCH = (1 << _EPOCH_BITS) - 1
 
 
+#: The last incarnation of a clock: however far ahead it is, so many more lives may follow.
+MAX_INCARNATION = _RESUMABLE - (1 << 20)
+#: The last incarnation after which another life can begin.
+LAST_INCARNATION = _RESUMABLE - 4
+
+
+def later_life(incarnation: int, known: int) -> int:
+    """The incarnation of a life that is later than both of these; even, as whatever is not urgent.
+
+    A life has two incarnations: an even one, and the odd one after it for what is urgent.
+    """
+    return ((max(incarnation, known) >> 1) + 1) << 1
+
+
 def resumable(line: int, epoch: int) -> int:
     """The incarnation of one epoch of a line: whoever names both again goes on with the stream.
 
@@ -111,6 +125,11 @@ class Stream(msgspec.Struct, frozen=True, array_like=True, order=True):
         return node == self.publisher or (
             self.line is not None and "#" in node and holder(node) == self.publisher
         )
+
+    @property
+    def life(self) -> int:
+        """What the two streams of one life of a publisher have in common; it grows with lives."""
+        return self.incarnation >> 1
 
     @property
     def urgent(self) -> bool:

@@ -204,6 +204,7 @@ class DropReason(enum.Enum):
     NOT_HELD = "not-held"
     OVER_LIMIT = "over-limit"
     OTHER_LOG = "other-log"
+    OUTLIVED = "outlived"
 
 
 class Suspicion(enum.Enum):
@@ -319,6 +320,17 @@ class Acknowledged(msgspec.Struct, frozen=True):
     upto: int
 
 
+class Renewed(msgspec.Struct, frozen=True):
+    """A publisher goes on with a later stream: f+1 brokers know a later life of it than its own.
+
+    Its clock was set back, or that of an earlier life was ahead. Nothing was acknowledged under
+    the former stream, and everything keeps its number in the new one.
+    """
+
+    stream: Stream
+    former: Stream
+
+
 class Proven(msgspec.Struct, frozen=True):
     """The receipt that the application asked for."""
 
@@ -402,6 +414,7 @@ Effect = (
     | Deliver
     | Gap
     | Acknowledged
+    | Renewed
     | Proven
     | Recalled
     | Refused

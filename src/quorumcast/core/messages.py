@@ -95,6 +95,13 @@ class Ack(Message, frozen=True, array_like=True):
     chain: Annotated[bytes, Meta(max_length=32)] = b""
 
 
+class Outlived(Message, frozen=True, array_like=True):
+    """I do not begin this stream: the newest life of yours that I know is later than it."""
+
+    stream: Stream
+    newest: Count
+
+
 class Refuse(Message, frozen=True, array_like=True):
     """I will not serve you on this channel, and why.
 
@@ -427,8 +434,8 @@ class Displaced(Message, frozen=True, array_like=True):
 
 
 AnyMessage = (
-    Open | Finish | Publish | ChainRun | Ack | Refuse | Echo | Ready | Subscribe | Unsubscribe
-    | Positions | Vote | Pull | Contents | Missed | Attest | Checkpoint | Survey | Regain
-    | Regained | Displaced | Offer | Propose | Write | Accept | Stop | StopData | Sync
+    Open | Finish | Publish | ChainRun | Ack | Outlived | Refuse | Echo | Ready | Subscribe
+    | Unsubscribe | Positions | Vote | Pull | Contents | Missed | Attest | Checkpoint | Survey
+    | Regain | Regained | Displaced | Offer | Propose | Write | Accept | Stop | StopData | Sync
     | Standing | Fetch | Fetched | LogQuery | LogPart | StateHead | ChunkQuery | Chunk | Taken
 )  # fmt: skip

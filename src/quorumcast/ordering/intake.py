@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from quorumcast.core.ids import EPOCHS, Lane, Millis, NodeId
-from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Suspect, Suspicion
-from quorumcast.core.messages import Offer, Open
+from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Send, Suspect, Suspicion
+from quorumcast.core.messages import Offer, Open, Outlived
 from quorumcast.ordering.consensus import Consensus
 from quorumcast.ordering.execution import Execution, Surroundings
 from quorumcast.ordering.fetching import Fetching
@@ -35,6 +35,12 @@ class Intake:
         stream = message.stream
         if not stream.spoken_by(sender) or stream.lane is not Lane.DATA:
             return [Drop(DropReason.WRONG_SENDER, sender)]
+        state = self._execution.state
+        if stream.line is None and stream not in state.served:
+            newest = state.newest(stream)
+            if newest >> 1 > stream.life:
+                told = Send((sender,), Outlived(stream, newest))
+                return [Drop(DropReason.OUTLIVED, sender), told]
         self._execution.voices.hear(sender, stream)
         return [self._execution.ack(stream, sender)]
 

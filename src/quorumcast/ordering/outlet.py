@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from quorumcast.broadcast.outlet import FanOut, OutRun
 from quorumcast.core.ids import NodeId, Stream
-from quorumcast.core.labels import label
+from quorumcast.core.labels import label, unlabel
 from quorumcast.core.machine import Bodies, Effect
 from quorumcast.core.messages import AnyMessage, Offer
 from quorumcast.core.quorum import OrderQuorums, Protection, Quorums
@@ -38,6 +38,10 @@ class OfferOut(FanOut):
 
     def _acknowledging(self, quorums: Quorums) -> int:
         return OrderQuorums(quorums.n, quorums.f, self._signed).believe
+
+    def contents(self) -> Bodies:
+        found = [unlabel(body) for body in super().contents()]
+        return tuple([labelled[1] for labelled in found if labelled is not None])
 
     def submit(self, bodies: Bodies) -> tuple[bytes, list[Effect]]:
         labelled = [

@@ -151,6 +151,16 @@ class State:
             return known is not None and known.incarnation > stream.incarnation
         return stream.incarnation <= self._over.get((stream.channel, stream.publisher), -1)
 
+    def newest(self, stream: Stream) -> int:
+        """The newest incarnation of a stream's publisher on its channel, by the clock; or -1."""
+        owner = (stream.channel, stream.publisher)
+        begun = [
+            known.incarnation
+            for known in self.served
+            if (known.channel, known.publisher) == owner and known.line is None
+        ]
+        return max(self._over.get(owner, -1), *begun, -1)
+
     def takes(self, batch: tuple[Item, ...]) -> list[Item]:
         """The runs of a batch that will get positions: their contents are needed."""
         served: dict[Stream, int] = {}

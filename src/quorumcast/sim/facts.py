@@ -23,6 +23,7 @@ from quorumcast.core.machine import (
     Gap,
     Join,
     Leave,
+    Renewed,
     Submit,
     Suspect,
 )
@@ -237,6 +238,10 @@ class Facts:
                     excused = min(upto, self.let_go(stream))
                     if first <= excused:
                         reader.excused.setdefault(stream, []).append((first, excused))
+            case Renewed(stream=stream, former=former):
+                self.incarnations[node] = stream.incarnation
+                if former in self.published:
+                    self.published[stream] = self.published.pop(former)
             case Acknowledged(stream=stream, upto=upto):
                 self.acknowledged[stream] = max(upto, self.acknowledged.get(stream, 0))
             case Suspect(node=suspect, reason=reason):
