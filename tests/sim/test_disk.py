@@ -1,6 +1,7 @@
 """The simulated disk: it keeps what the runtime's store keeps, and fails as that one may fail."""
 
 import random
+from zlib import crc32
 
 import pytest
 
@@ -28,7 +29,13 @@ B1, B2 = NodeId("broker-1"), NodeId("broker-2")
 
 
 class Said(Record, frozen=True, tag=True):
+    """One that nothing replaces."""
+
     text: str
+
+    @property
+    def place(self) -> int:
+        return crc32(self.text.encode())
 
 
 class Kept(Record, frozen=True, tag=True):
@@ -92,10 +99,10 @@ class Lone:
 def test_disk_address_is_replaced_and_order_is_that_of_writing() -> None:
     lone = Lone()
     lone.do(Persist(Kept(1, "old")), Persist(Said("a")), Persist(Kept(2, "two")))
-    lone.do(Persist(Said("a")), Persist(Kept(1, "new")), Persist(Kept(1, "his", "bob")))
+    lone.do(Persist(Said("b")), Persist(Kept(1, "new")), Persist(Kept(1, "his", "bob")))
     lone.wait()
     assert lone.found() == [
-        Said("a"), Kept(2, "two"), Said("a"), Kept(1, "new"), Kept(1, "his", "bob"),
+        Said("a"), Kept(2, "two"), Said("b"), Kept(1, "new"), Kept(1, "his", "bob"),
     ]  # fmt: skip
 
 

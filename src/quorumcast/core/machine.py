@@ -30,9 +30,8 @@ class Timer(msgspec.Struct, frozen=True, tag=True):
 class Record(msgspec.Struct, frozen=True, tag=True):
     """Base of all records that a machine asks its driver to keep on disk.
 
-    A record may have an address, `owner` and `place`: the next record of its kind with the same
-    address replaces it, and `Forget` removes those that are no longer needed. One without a place
-    is kept beside all earlier ones.
+    `owner` and `place` are its address: the next record of its kind with the same address replaces
+    it, and `Forget` removes those that are no longer needed.
     """
 
     @property
@@ -41,9 +40,9 @@ class Record(msgspec.Struct, frozen=True, tag=True):
         return ""
 
     @property
-    def place(self) -> int | None:
-        """Where it lies among the records of its owner; None if it has no address."""
-        return None
+    def place(self) -> int:
+        """Where it lies among the records of its owner."""
+        return 0
 
 
 # ------------------------------------------------------------------ events

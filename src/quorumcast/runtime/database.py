@@ -130,8 +130,6 @@ class Database:
         self._logged = 0
         #: What the file held when it was opened, in the order of writing.
         self.found: list[Record] = []
-        #: The last place of each kind of record that has no address of its own.
-        self.appended: dict[str, int] = {}
         self._mark = self._lock()
         try:
             self._connection = self._open()
@@ -199,7 +197,7 @@ class Database:
     def _create(self) -> sqlite3.Connection:
         """Made under another name, so that whatever has its own name is whole."""
         self._seq, self._logged = 0, 0
-        self.found, self.appended = [], {}
+        self.found = []
         self._mark.begin()
         making = self.path.with_name(f"{self.path.name}.new")
         making.unlink(missing_ok=True)
@@ -289,8 +287,6 @@ class Database:
                     "know: start the version that wrote it, or move the file away; the broker then "
                     "fetches what it lacks from the others"
                 ) from None
-            if self.found[-1].place is None:
-                self.appended[kind] = place
 
     def _checksum(self, seq: int, kind: str, owner: str, place: int, record: bytes) -> bytes:
         check = hashlib.blake2b(_encode((seq, kind, owner, place)), digest_size=16, key=self._key)

@@ -5,9 +5,7 @@ commit) of the `Database`, in the order in which they were asked for. It runs in
 time, so the loop goes on while the disk syncs; what is asked for meanwhile forms the next one.
 `done` is called on the loop only after the commit has reached the disk.
 
-A record with an address replaces the one that was there. One without is kept beside the earlier
-ones; of these the newest `KEPT` of each kind stay: nobody asks for what lies further back than a
-publisher's buffer.
+A record replaces the one that was at its address.
 
 A full disk loses nothing and stops nobody: the batch stays, with everything behind it, and is tried
 again every `RETRY_S`. Nothing is promised meanwhile, so the machines' credits run out and what
@@ -31,10 +29,6 @@ from quorumcast.runtime.database import Database
 from quorumcast.runtime.logs import note
 from quorumcast.runtime.room import DiskFullError
 
-#: Records without an address that are kept, per kind; older ones are removed now and then.
-KEPT = 200_000
-#: Such records between two clean-ups.
-CLEAN_EVERY = 20_000
 #: So long lazy changes wait for company, and so many bytes of them at most.
 LAZY_S = 0.05
 LAZY_BYTES = 1024 * 1024
@@ -88,16 +82,11 @@ class DiskStore:
 
     def save(self, record: Record, done: Callable[[], None], *, lazy: bool = False) -> None:
         """Keep a record with the next commit, which a lazy one does not hurry; say when it is."""
-        kind, place = type(record).__name__, record.place
-        appended = self._database.appended
-        if place is None:
-            place = appended[kind] = appended.get(kind, 0) + 1
-            if place % CLEAN_EVERY == 0:
-                self._change(Remove(kind, "", place - KEPT), _nothing)
+        kind = type(record).__name__
         encoded = self._encode(record)
         self._waiting_bytes += len(encoded)
         self._most_waiting_bytes = max(self._most_waiting_bytes, self._waiting_bytes)
-        self._change(Keep(kind, record.owner, place, encoded), done, lazy=lazy)
+        self._change(Keep(kind, record.owner, record.place, encoded), done, lazy=lazy)
 
     def forget(self, kind: type[Record], owner: str, below: int, since: int = 0) -> None:
         """Remove the records of a kind and owner below a place, with the next commit."""

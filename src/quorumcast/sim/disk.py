@@ -1,7 +1,7 @@
 """A node's disk: changes become durable after a sync delay, and a crash loses what was not.
 
-The twin of the runtime's store: a record replaces the one at its address, or is kept beside all
-others if it has none; removals take their turn among the records. Changes become durable in the
+The twin of the runtime's store: a record replaces the one at its address, and removals take their
+turn among the records. Changes become durable in the
 order in which they were made, so a crash keeps a prefix of them: those that were synced, and with
 `tear` some that nobody was told about yet. A disk may also be lost (`wipe`) or damaged (`corrupt`,
 at a crash or at any moment before): the next start then finds nothing, because a damaged file is
@@ -29,7 +29,7 @@ class Disk:
         self.sync_ms = sync_ms
         #: What is durable, by kind and owner, then by place: when it was written, and the record.
         self._kept: dict[tuple[type[Record], str], dict[int, tuple[int, Record]]] = {}
-        #: Durable changes so far; also the place of a record that has none.
+        #: Durable changes so far.
         self._changes = 0
         #: Changes that a crash would lose, in the order in which they were made.
         self._unsynced: deque[Change] = deque()
@@ -77,8 +77,8 @@ class Disk:
 
     def _keep(self, record: Record) -> None:
         self._changes += 1
-        place = self._changes if record.place is None else record.place
-        self._kept.setdefault((type(record), record.owner), {})[place] = (self._changes, record)
+        places = self._kept.setdefault((type(record), record.owner), {})
+        places[record.place] = (self._changes, record)
 
     def _remove(self, kind: type[Record], owner: str, below: int, since: int) -> None:
         places = self._kept.get((kind, owner), {})
