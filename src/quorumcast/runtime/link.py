@@ -266,6 +266,8 @@ class Link(asyncio.BufferedProtocol):
             return Piece.NOTHING
         self._start = end
         self._take(self._view[start + 4 : end])
+        if 0 < len(self._opened) <= PIECE_MESSAGES:
+            return self._hand_on()  # most packets are small: one piece, measured once
         if self._opened and type(self._opened[0][0]) in _PUBLICATIONS:
             return Piece.WORK
         return Piece.REQUEST

@@ -152,13 +152,19 @@ class Transport:
             if link is None:
                 self.telemetry.drops[Lost.NOT_CONNECTED.value] += 1
                 continue
-            waiting = 0 if link.account is None else link.account.outbox_bytes
+            account, outbox = link.account, link.outbox
+            if account is None:
+                continue  # never so: an open link has one
+            waiting = account.outbox_bytes
             if waiting and (
-                waiting + size > limits.outbox_bytes or len(link.outbox) >= limits.outbox_messages
+                waiting + size > limits.outbox_bytes or len(outbox) >= limits.outbox_messages
             ):
                 self._overflow(link)
                 continue
-            link.enter_outbox(parcel, size)
+            # As `Link.enter_outbox`, without the call: this is the hot path.
+            outbox.append(parcel)
+            link.outbox_bytes += size
+            account.outbox_bytes = waiting + size
             if not link.listed:
                 link.listed = True
                 self._waiting.append(link)
