@@ -21,6 +21,7 @@ from quorumcast.crypto.session import Refusal
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.manifest.policy import POLICY_NAMES
 from quorumcast.runtime.link import Lost
+from quorumcast.sim.aimed import AIMED
 from quorumcast.sim.harm import WORLD
 from quorumcast.sim.variants import VARIANTS
 
@@ -130,7 +131,7 @@ def test_snippets_are_found() -> None:
 @pytest.mark.parametrize(
     ("page", "names"),
     [
-        ("docs/adversaries.md", [*CATALOGUE, *WORLD]),
+        ("docs/adversaries.md", [*CATALOGUE, *AIMED, *WORLD]),
         ("README.md", POLICY_NAMES),
         ("docs/protocols/README.md", POLICY_NAMES),
         ("docs/operations.md", DROPS),

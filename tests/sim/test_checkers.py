@@ -16,13 +16,24 @@ from quorumcast.core.machine import (
     Gap,
     Join,
     Leave,
+    Prove,
     Proven,
+    Recall,
+    Recalled,
     Send,
     Submit,
     Suspect,
     Suspicion,
 )
-from quorumcast.core.messages import Ack, Checkpoint
+from quorumcast.core.messages import (
+    Ack,
+    AnyMessage,
+    Checkpoint,
+    Contents,
+    Positions,
+    Regained,
+    Vote,
+)
 from quorumcast.core.statements import (
     Basis,
     Evidence,
@@ -49,10 +60,12 @@ from quorumcast.sim.network import Weather
 from quorumcast.sim.order import Durability, TotalOrder
 from quorumcast.sim.promises import (
     AllAcknowledged,
+    Answers,
     Boundedness,
     CompleteBlame,
     Extracts,
     Promise,
+    Receipts,
     Standing,
     Totality,
     Validity,
@@ -156,6 +169,23 @@ def test_relevance_history_handed_to_the_application_is_reported() -> None:
         stage.accepts(SUB, 1, b"x", Stream(ORDERS, LIAR, 1).history)
 
     assert play(script) == ["Relevance"]
+
+
+@pytest.mark.parametrize(
+    ("to", "message", "broken"),
+    [
+        (SUB, Vote(Stream(SECRET, OTHER, 1), 1, b"d" * 32), ["Rights"]),
+        (SUB, Contents(Stream(SECRET, OTHER, 1), 1, b"d" * 32), ["Rights"]),
+        (SUB, Positions(SECRET, ()), ["Rights"]),
+        (SUB, Regained(STREAM, 1, b"d" * 32), ["Rights"]),
+        (B3, Regained(STREAM, 1, b"d" * 32), []),
+        (SUB, Vote(STREAM, 1, b"d" * 32), []),
+    ],
+)
+def test_rights_what_somebody_obtains_without_them_is_reported(
+    to: NodeId, message: AnyMessage, broken: list[str]
+) -> None:
+    assert play(lambda stage: stage.does(B1, Send((to,), message))) == broken
 
 
 @pytest.mark.parametrize(("number", "body"), [(1, b"altered"), (3, b"invented")])
@@ -364,6 +394,46 @@ def extracting() -> OrderedStage:
     stage.event(SUB, Join(ORDERS, 1, until=3))
     stage.places(SUB, 1, 1, b"a")
     return stage
+
+
+def recalling() -> OrderedStage:
+    stage = OrderedStage()
+    stage.places(SUB, 1, 1, b"a")
+    stage.event(SUB, Recall(ORDERS, 1, 1))
+    return stage
+
+
+def found(body: bytes) -> Deliver:
+    digest = make_cell().manifest.hash(label(STREAM, 1) + body)
+    return Deliver(STREAM, 1, digest, body, (), position=1)
+
+
+def test_recall_without_an_answer_is_pending() -> None:
+    stage = recalling()
+    assert pending(Answers(), stage)
+    stage.does(SUB, Recalled(ORDERS, 1, found(b"a")))
+    assert not pending(Answers(), stage)
+    assert stage.broken == []
+
+
+def test_recall_of_something_else_or_of_what_must_be_held_is_reported() -> None:
+    stage = recalling()
+    stage.does(SUB, Recalled(ORDERS, 1, found(b"other")))
+    assert stage.broken == ["Total order"]
+    stage = recalling()
+    stage.does(SUB, Recalled(ORDERS, 1, None))
+    assert stage.broken == ["Total order"]
+
+
+def test_receipt_of_the_newest_publication_is_due() -> None:
+    stage = Stage()
+    stage.join(SUB)
+    stage.submit(b"a")
+    stage.accepts(SUB, 1, b"a")
+    stage.event(SUB, Prove(STREAM, 1, b"a"))
+    assert pending(Receipts(), stage)
+    stage.submit(b"b")
+    assert not pending(Receipts(), stage)
 
 
 def test_excerpt_is_pending_until_all_of_it_has_come_and_nothing_more_is_due() -> None:

@@ -4,7 +4,12 @@ import random
 
 import pytest
 
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import Channel, Millis, NodeId
+from quorumcast.core.machine import Effect, Send
+from quorumcast.core.messages import Unsubscribe
+from quorumcast.faults.contract import Later
+from quorumcast.ordering.patience import SILENCE_MS
+from quorumcast.sim.adversary import Combined
 from quorumcast.sim.cells import CLIENTS, broker_names
 from quorumcast.sim.drawing.links import FAR_MS, draw_links
 from quorumcast.sim.network import LinkWeather
@@ -52,3 +57,84 @@ def test_draw_has_weather_for_single_links_and_more_patience_where_they_are_slow
     assert far
     assert alike
     assert min(plan.patience_ms for plan in far) > max(plan.patience_ms for plan in alike)
+
+
+def test_draw_has_little_retention_and_streams_many_times_longer() -> None:
+    brief = [p for p in map(draw, range(60)) if p.policy.limits.retained_publications <= 32]
+    assert brief
+    longest = []
+    for plan in brief:
+        amounts = [(act.node, act.amount) for act in plan.acts if act.what == "submit"]
+        longest.append(max(sum(n for who, n in amounts if who == name) for name, _ in amounts))
+    assert max(longest) > 4 * 32
+
+
+def test_draw_has_several_faults_at_once_and_never_too_many_brokers() -> None:
+    plans = [draw(seed) for seed in range(400)]
+    for plan in plans:
+        brokers = broker_names(plan.brokers + plan.newcomers)
+        liars = {c.node for c in plan.corruptions} | {node for node, _ in plan.doomed}
+        assert len(liars & set(brokers)) <= plan.f
+    assert any(len({c.node for c in plan.corruptions}) > plan.f for plan in plans)
+    names = [[c.node for c in plan.corruptions] for plan in plans]
+    assert any(len(nodes) != len(set(nodes)) for nodes in names), "two faults of one node"
+
+
+@pytest.mark.parametrize(
+    "what", ["mute", "partition", "recall", "prove", "read", "extract", "wipe", "stop", "cycle"]
+)
+def test_draw_lets_it_happen(what: str) -> None:
+    assert any(act.what == what for seed in range(400) for act in draw(seed).acts)
+
+
+def test_draw_has_partitions_that_outlast_a_leaders_patience() -> None:
+    plan = draw(1, "total", "isolation")
+    cuts = [act.at_ms for act in plan.acts if act.what in ("partition", "mute")]
+    heals = [act.at_ms for act in plan.acts if act.what == "heal"]
+    assert any(min(h for h in heals if h > cut) - cut > SILENCE_MS for cut in cuts)
+
+
+def test_draw_publishers_have_many_lives() -> None:
+    plans = [draw(seed, "ab", "lives") for seed in range(20)]
+    lives = [
+        sum(act.what == "crash" and act.node == name for act in plan.acts)
+        for plan in plans
+        for name in plan.publishers
+    ]
+    assert max(lives) >= 7
+
+
+def test_draw_none_is_left_alone() -> None:
+    for seed in range(40):
+        plan = draw(seed, "ab", "none")
+        assert {act.what for act in plan.acts} <= {"join", "leave", "submit"}
+        assert not plan.corruptions
+
+
+def test_scripts_of_leaders_use_every_part_of_the_plot() -> None:
+    faults = [
+        c.fault for s in range(120) for c in draw(s, "total", "leaders", beside=False).corruptions
+    ]
+    assert {"show-to-some", "false-stop-data", "late-words"} <= set(faults)
+    acts = [act.what for s in range(40) for act in draw(s, "total-crash", "leaders").acts]
+    assert {"mute", "pause", "partition"} <= set(acts)
+
+
+def test_combined_faults_act_one_after_the_other_and_leave_alone_what_is_put_off() -> None:
+    class Double:
+        name = "double"
+
+        def tamper(self, effects: list[Effect], now: Millis) -> list[Effect | Later]:
+            return [*effects, *effects]
+
+    class PutOff:
+        name = "put-off"
+
+        def tamper(self, effects: list[Effect], now: Millis) -> list[Effect | Later]:
+            return [Later(effect, 5) for effect in effects]
+
+    send = Send((BROKERS[0],), Unsubscribe(Channel("orders")))
+    both = Combined([Double(), PutOff()])
+    assert both.tamper([send], Millis(0)) == [Later(send, 5)] * 2
+    assert Combined([PutOff(), Double()]).tamper([send], Millis(0)) == [Later(send, 5)]
+    assert both.name == "double and put-off"

@@ -11,11 +11,12 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.quorum import Quorums
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.manifest.policy import POLICY_NAMES
+from quorumcast.sim.aimed import AIMED
 from quorumcast.sim.campaign import replay_command, run_campaign
 from quorumcast.sim.harm import WORLD, applicable
 from quorumcast.sim.known_bad import Patch, mistaken
 from quorumcast.sim.plan import perform, promises_validity
-from quorumcast.sim.scenario import ADVERSARIES, draw, run_scenario
+from quorumcast.sim.scenario import ADVERSARIES, HARMS, draw, run_scenario
 
 pytestmark = pytest.mark.sim
 
@@ -29,7 +30,7 @@ def test_scenario_adversary_breaks_no_promise(adversary: str) -> None:
     policies = partners(adversary)
     # Another policy and another seed for each adversary, and all policies over all of them.
     index = ADVERSARIES.index(adversary)
-    plan = draw(index, policies[index % len(policies)], adversary)
+    plan = draw(300 + index, policies[index % len(policies)], adversary)
     outcome = perform(plan)
     assert outcome.violations == [], replay_command(outcome)
     assert outcome.false_accusations == 0
@@ -98,7 +99,8 @@ def test_draw_visits_every_policy_and_adversary() -> None:
 
 
 def test_draw_every_fault_of_the_catalogue_is_an_adversary() -> None:
-    assert set(ADVERSARIES) == {*CATALOGUE, *WORLD}
+    assert set(ADVERSARIES) == {*CATALOGUE, *AIMED, *WORLD}
+    assert set(HARMS) == set(WORLD)
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,39 @@ Keys stay with their nodes: a fault gets the keyring of the node that commits it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import Millis, NodeId
+from quorumcast.core.machine import Effect
 from quorumcast.core.quorum import Protection
-from quorumcast.faults.catalogue import CATALOGUE, make_fault
-from quorumcast.faults.contract import Fault, FaultContext, Role
+from quorumcast.faults.catalogue import CATALOGUE
+from quorumcast.faults.contract import Entry, Fault, FaultContext, Later, Role
+from quorumcast.sim.aimed import AIMED
 from quorumcast.sim.cells import Cell
+from quorumcast.sim.harm import entry_of
 from quorumcast.sim.network import Network
 from quorumcast.sim.node import Node
 from quorumcast.sim.scheduler import Scheduler
+
+
+class Combined:
+    """Several faults of one node: each tampers with what the one before it left."""
+
+    __slots__ = ("_faults", "name")
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.name = " and ".join(fault.name for fault in faults)
+        self._faults = faults
+
+    def tamper(self, effects: list[Effect], now: Millis) -> list[Effect | Later]:
+        """What comes out of all of them; what one of them puts off, the others leave alone."""
+        now_due, put_off = list(effects), list[Effect | Later]()
+        for fault in self._faults:
+            tampered = fault.tamper(now_due, now)
+            put_off += [effect for effect in tampered if isinstance(effect, Later)]
+            now_due = [effect for effect in tampered if not isinstance(effect, Later)]
+        return [*now_due, *put_off]
 
 
 class Adversary:
@@ -26,6 +48,7 @@ class Adversary:
 
     __slots__ = (
         "_cell",
+        "_faults",
         "_network",
         "_nodes",
         "_scheduler",
@@ -44,6 +67,8 @@ class Adversary:
         self._nodes = nodes
         #: Every node that may ever misbehave in this run, and how; at most f brokers among them.
         self.faulty: dict[NodeId, str] = {}
+        #: What each of them commits, in the order in which it began.
+        self._faults: dict[NodeId, list[Fault]] = {}
         #: How many faults were set going.
         self.injected = 0
         #: Brokers that lost their contents in a crash, though not their word.
@@ -77,9 +102,9 @@ class Adversary:
         shared: dict[bytes, bytes] | None = None,
         attack: Callable[[FaultContext], Fault] | None = None,
     ) -> None:
-        """Make a node misbehave from now on, by the catalogue or by an attack of one's own."""
+        """Make a node misbehave from now on, in this way beside those that it has already."""
         if attack is None:
-            self._check(node, fault)
+            self._checked(node, fault)
         self.declare(node, fault)
         context = FaultContext(
             node,
@@ -90,14 +115,18 @@ class Adversary:
             victims=victims,
             shared=shared,
         )
-        made = attack(context) if attack else make_fault(fault, context)
-        self._nodes[node].fault = self.on_fault(node, made)
+        make = attack if attack is not None else self._checked(node, fault).make
+        faults = self._faults.setdefault(node, [])
+        faults.append(make(context))
+        committed = faults[0] if len(faults) == 1 else Combined(faults)
+        self._nodes[node].fault = self.on_fault(node, committed)
         self.injected += 1
 
-    def _check(self, node: NodeId, fault: str) -> None:
-        entry = CATALOGUE.get(fault)
+    def _checked(self, node: NodeId, fault: str) -> Entry:
+        entry = entry_of(fault)
         if entry is None:
-            raise UsageError(f"there is no fault {fault!r}; choose one of {', '.join(CATALOGUE)}")
+            known = ", ".join((*CATALOGUE, *AIMED))
+            raise UsageError(f"there is no fault {fault!r}; choose one of {known}")
         is_broker = self._cell.manifest.broker(node) is not None
         if is_broker != (entry.role is Role.BROKER):
             raise UsageError(f"{fault!r} is a fault of a {entry.role.value}, not of {node}")
@@ -107,6 +136,7 @@ class Adversary:
         )
         if is_broker and crash_only and not entry.benign:
             raise UsageError(f"crash protection does not cover {fault!r}")
+        return entry
 
     def twin(self, node: NodeId, second_side: tuple[NodeId, ...]) -> None:
         """Start a second honest copy behind one key, for some of the peers."""

@@ -95,9 +95,10 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
         "statements": len(brokers) * (limits.kept_segments + RANGES),
         "proofs": MAX_PENDING,
         "proof_bytes": MAX_PROOF_BYTES,
-        "tallies": limits.vote_window,
-        "decided": limits.vote_window + 2 * alpha,
-        "bodies": limits.vote_window,
+        # A window of histories may come in order at once, and each names up to 2α numbers.
+        "tallies": limits.vote_window * (1 + 2 * alpha),
+        "decided": limits.vote_window * (1 + 2 * alpha),
+        "bodies": limits.vote_window * (1 + 2 * alpha),
         # The run whose turn it is is always taken.
         "pending_bytes": MAX_PENDING_BYTES + MAX_FRAME_BYTES,
         "accepted": limits.segment * limits.kept_segments,

@@ -24,7 +24,21 @@ from quorumcast.core.machine import (
     Proven,
     Send,
 )
-from quorumcast.core.messages import Checkpoint
+from quorumcast.core.messages import (
+    Checkpoint,
+    Chunk,
+    Contents,
+    Echo,
+    Fetched,
+    LogPart,
+    Offer,
+    Positions,
+    Propose,
+    Ready,
+    Regained,
+    StateHead,
+    Vote,
+)
 from quorumcast.core.quorum import Broadcast, OrderQuorums, Protection
 from quorumcast.core.statements import (
     Basis,
@@ -39,6 +53,7 @@ from quorumcast.core.statements import (
 )
 from quorumcast.crypto.digest import root
 from quorumcast.crypto.identity import signature_holds
+from quorumcast.faults.base import channel_of
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.facts import Facts
 from quorumcast.sim.order import TotalOrder
@@ -90,6 +105,30 @@ class Relevance(Watching):
             facts.violate(self.name, f"{node} reads {stream.channel} without the right")
         if not facts.manifest.may_publish(stream.publisher, stream.channel):
             facts.violate(self.name, f"{node} accepted {stream}, whose publisher has no right")
+
+
+#: Messages that show contents, digests or positions of a channel.
+DISCLOSING = frozenset((Vote, Contents, Checkpoint, Positions))
+#: Messages that are for brokers only.
+INTERNAL = frozenset((Regained, Offer, Propose, Fetched, LogPart, StateHead, Chunk, Echo, Ready))
+
+
+class Rights(Watching):
+    """A correct broker shows a channel only to those who may read it, and its log to brokers."""
+
+    name = "Rights"
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Send):
+            return
+        message, manifest = effect.message, facts.manifest
+        clients = [peer for peer in effect.to if manifest.client(peer) is not None]
+        channel = channel_of(message) if clients else None
+        for peer in clients if manifest.client(node) is None else ():
+            if type(message) in INTERNAL:
+                facts.violate(self.name, f"{node} shows {peer} a {type(message).__name__}")
+            elif channel is not None and not manifest.may_subscribe(peer, channel):
+                facts.violate(self.name, f"{node} shows {peer} what is on {channel}")
 
 
 class Authenticity(Watching):
@@ -300,6 +339,7 @@ def safety_checkers(*, gaps_allowed: bool) -> list[Checker]:
     """Every property that must hold at every moment."""
     return [
         Relevance(),
+        Rights(),
         Authenticity(),
         Uniqueness(),
         Agreement(),

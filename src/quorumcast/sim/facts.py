@@ -23,12 +23,17 @@ from quorumcast.core.machine import (
     Gap,
     Join,
     Leave,
+    Prove,
+    Proven,
+    Recall,
+    Recalled,
     Renewed,
     Submit,
     Suspect,
 )
 from quorumcast.core.messages import Ack
-from quorumcast.core.statements import Signed, parse_statement
+from quorumcast.core.quorum import Protection, accept_votes
+from quorumcast.core.statements import Basis, Signed, parse_statement
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.adversary import Adversary
 
@@ -66,6 +71,9 @@ class Reader(msgspec.Struct, eq=False):
     placed: tuple[Stream, int] | None = None
     #: How far brokers had ordered the channel when the reader began.
     ordered: int = 0
+    #: Positions that it wants once more, and receipts that it waits for.
+    recalling: dict[int, None] = msgspec.field(default_factory=dict)
+    proving: dict[tuple[Stream, int], None] = msgspec.field(default_factory=dict)
 
     def upto(self, stream: Stream) -> int:
         """The last number accepted or announced as lost."""
@@ -102,16 +110,19 @@ class Facts:
         "ended",
         "gaps_allowed",
         "held",
+        "held_up_at",
         "incarnations",
         "lost_at",
         "manifest",
         "manifests",
         "ordered",
         "places",
+        "progress",
         "published",
         "reached",
         "readers",
         "restarting",
+        "settled",
         "suspicions",
         "violations",
     )
@@ -132,6 +143,8 @@ class Facts:
         self.acknowledged: dict[Stream, int] = {}
         #: How far correct brokers told a publisher that they are.
         self.held: dict[tuple[Stream, NodeId], int] = {}
+        #: … and how much of that histories have settled.
+        self.settled: dict[tuple[Stream, NodeId], int] = {}
         #: Every stay of a correct subscriber.
         self.readers: list[Reader] = []
         self._current: dict[tuple[NodeId, Channel], Reader] = {}
@@ -145,10 +158,14 @@ class Facts:
         self.gaps_allowed = False
         #: When more than f brokers were last without contents that they had held; -1: never.
         self.lost_at = -1
+        #: When brokers were last restarted although a lying publisher kept them from catching up.
+        self.held_up_at = -1
         #: The highest number of each stream that any correct subscriber accepted.
         self.reached: dict[Stream, int] = {}
         #: Where in its channel's order a publication was accepted.
         self.places: dict[tuple[Stream, int], int] = {}
+        #: How often anything was accepted, given up or acknowledged.
+        self.progress = 0
         #: How far correct brokers have ordered a channel; the world knows.
         self.ordered: Callable[[Stream], int] = lambda stream: 0
 
@@ -197,6 +214,12 @@ class Facts:
                 reader = Reader(node, channel, now, start=event.start, until=event.until)
                 self.readers.append(reader)
                 self._current[node, channel] = reader
+            case Recall(channel=channel, first=first, count=count):
+                if channel_reader := self.reader(node, channel):
+                    channel_reader.recalling |= dict.fromkeys(range(first, first + count))
+            case Prove(stream=stream, number=number):
+                if stream_reader := self.reader(node, stream.channel):
+                    stream_reader.proving[stream, number] = None
             case Leave(channel=channel):
                 left = self._current.pop((node, channel), None)
                 if left is not None:
@@ -221,6 +244,7 @@ class Facts:
 
     def record(self, node: NodeId, effect: Effect) -> None:
         """Note what a correct node did, after the checkers have looked at it."""
+        self.progress += isinstance(effect, Deliver | Gap | Acknowledged)
         match effect:
             case Deliver(stream=stream, number=number, digest=digest):
                 reader = self.reader(node, stream.channel)
@@ -242,6 +266,12 @@ class Facts:
                 self.incarnations[node] = stream.incarnation
                 if former in self.published:
                     self.published[stream] = self.published.pop(former)
+            case Recalled(channel=channel, position=position):
+                if channel_reader := self.reader(node, channel):
+                    channel_reader.recalling.pop(position, None)
+            case Proven(receipt=receipt):
+                if stream_reader := self.reader(node, receipt.stream.channel):
+                    stream_reader.proving.pop((receipt.stream, receipt.number), None)
             case Acknowledged(stream=stream, upto=upto):
                 self.acknowledged[stream] = max(upto, self.acknowledged.get(stream, 0))
             case Suspect(node=suspect, reason=reason):
@@ -276,6 +306,37 @@ class Facts:
         lost = sum(when <= self.lost_at for _, when in published)
         return max(top - limits.retained_publications, lost)
 
+    def was_lost(self, stream: Stream, number: int) -> bool:
+        """Whether more than f brokers have lost their contents since a number was published."""
+        published = self.published.get(stream, ())
+        when = published[number - 1][1] if number <= len(published) else 0
+        lies = not self.adversary.is_correct(stream.publisher)
+        return when <= max(self.lost_at, self.held_up_at if lies else -1)
+
+    def kept(self, stream: Stream) -> int:
+        """The last number that correct brokers hand on to each other without its publisher.
+
+        So many must hold it, and be sure of it, as it takes to convince the others. Fewer may have
+        acknowledged it: where n = 2f+1, or where only a history would have settled it, what a
+        publisher saw acknowledged right before it crashed may reach some subscribers only.
+        """
+        entry = self.manifest.channel(stream.channel)
+        if entry is None or entry.policy.name == "chain":
+            return 0
+        policy, quorums = entry.policy, self.manifest.quorums
+        sure = self.settled if policy.has_history else self.held
+        holders = sorted(
+            sure.get((stream, broker), 0)
+            for broker in self.manifest.broker_ids
+            if self.adversary.is_correct(broker) and broker not in self.adversary.lossy
+        )
+        needed = quorums.one_correct
+        if policy.protection is Protection.CRASH:
+            needed = 1
+        elif policy.basis is Basis.FORWARDED:
+            needed = accept_votes(quorums, policy.protection, policy.broadcast)
+        return holders[-needed] if len(holders) >= needed else 0
+
     def missing(self, reader: Reader, stream: Stream, first: int, upto: int) -> list[int]:
         """Numbers that a reader neither accepted nor was told of as lost by retention."""
         got = reader.numbers.get(stream, {})
@@ -299,6 +360,7 @@ class Facts:
         if self.adversary.is_correct(broker):
             key = (ack.stream, broker)
             self.held[key] = max(self.held.get(key, 0), ack.upto, ack.settled)
+            self.settled[key] = max(self.settled.get(key, 0), ack.settled)
 
     def suspected(self, node: NodeId) -> bool:
         """Whether some correct node suspects this one."""

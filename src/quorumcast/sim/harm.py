@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from quorumcast.faults.catalogue import CATALOGUE, TOTAL
-from quorumcast.faults.contract import Role
+from quorumcast.faults.contract import Entry, Role
+from quorumcast.manifest.policy import Policy
+from quorumcast.sim.aimed import AIMED
 
 #: What the world does to nodes and links, beside the faults of the catalogue.
 WORLD = {
@@ -23,11 +25,22 @@ WORLD = {
     "members": "brokers are added, removed and replaced, amid crashes, cuts, pauses or f liars",
     "latecomers": "f brokers lie, and readers come at any time who want the past, or a part of it",
     "wiped": "f brokers lose their disks when the others have long forgotten the log they need",
+    "isolation": "partitions and one-way cuts that outlast a leader's patience, or a whole stream",
+    "lives": "publishers crash again and again while a subscriber is cut off",
+    "retelling": "brokers restart one by one, and a publisher tells each of them another story",
+    "leaders": "each leader in turn shows a batch to some and dies, lies about it, or is late",
+    "several": "several of all that at once, with f brokers and any number of clients that lie",
 }
-#: Adversaries of total order alone: they take their time, for leaders change by the second.
-TOTAL_WORLD = ("blackout", "pause", "wiped")
+#: Every name that `--adversary` takes.
+ADVERSARIES = (*WORLD, *CATALOGUE, *AIMED)
+#: Adversaries of total order alone.
+TOTAL_WORLD = ("blackout", "pause", "wiped", "leaders")
+#: These take their time: leaders change by the second, and so do members.
+LONG = (*TOTAL_WORLD, "members", "isolation")
 #: Brokers restart in these and are still correct.
-JOURNALED = ("crash-recover", "blackout", "members")
+JOURNALED = ("crash-recover", "blackout", "members", "retelling")
+#: Brokers forget in these without being faulty, and get back from others what these retain.
+RETAINING = ("rolling", "members", "retelling")
 #: What brokers do that help a lying publisher, and one that lies about what is to be ordered.
 ACCOMPLICES = ("drop", "alter", "equivocate", "withhold-bodies", "lie-acks", "silent")
 ORDERING_ACCOMPLICES = (
@@ -41,18 +54,26 @@ ORDERING_ACCOMPLICES = (
 )
 
 
+def entry_of(name: str) -> Entry | None:
+    """What the catalogue, or the list of aimed attacks, says of a fault."""
+    return CATALOGUE.get(name) or AIMED.get(name)
+
+
 def applicable(adversary: str, policy: str) -> bool:
     """Whether a policy is meant to withstand this adversary at all."""
-    entry = CATALOGUE.get(adversary)
+    entry = entry_of(adversary)
     crash = policy in ("direct-crash", "total-crash")
     trusting = policy in ("direct", "direct-crash", "total-crash")
     if adversary in TOTAL_WORLD and policy not in TOTAL:
         return False
-    if adversary == "rolling" and (policy in TOTAL or policy.startswith("chain")):
+    # Brokers of a chain get nothing back from one another.
+    if adversary in ("rolling", "retelling") and policy.startswith("chain"):
+        return False
+    if adversary == "rolling" and policy in TOTAL:
         return False
     if entry is not None and entry.only_under and policy not in entry.only_under:
         return False
-    if adversary == "conspiracy":
+    if adversary in ("conspiracy", "retelling"):
         return not trusting
     if entry is None:
         return not (crash and adversary in ("twin", "amnesia", "wiped"))
@@ -62,3 +83,9 @@ def applicable(adversary: str, policy: str) -> bool:
         # Direct channels trust their publishers.
         return not trusting
     return True
+
+
+def faults_of(role: Role, policy: Policy) -> list[str]:
+    """What nodes of a role may do under a policy that claims to withstand it."""
+    faults = {**CATALOGUE, **AIMED}
+    return [n for n, e in faults.items() if e.role is role and applicable(n, policy.name)]

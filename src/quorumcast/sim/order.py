@@ -7,8 +7,8 @@ of the channel's own stream.
 
 from __future__ import annotations
 
-from quorumcast.core.ids import CELL, Channel, Digest, NodeId, Stream
-from quorumcast.core.machine import Deliver, Effect, Gap
+from quorumcast.core.ids import CELL, Channel, Digest, NodeId, Stream, total_order
+from quorumcast.core.machine import Deliver, Effect, Gap, Recalled
 from quorumcast.sim.facts import Facts, Reader
 
 
@@ -32,6 +32,11 @@ class TotalOrder:
         match effect:
             case Gap(stream=stream, first=first, upto=upto) if stream.publisher == CELL:
                 self._step(facts, node, stream.channel, first, upto)
+            case Recalled(found=None, channel=channel, position=position):
+                if position > facts.let_go(total_order(channel)):
+                    facts.violate(self.name, f"{node} was told that {channel} {position} is gone")
+            case Recalled(found=found):
+                self._recall(facts, node, found)
             case Deliver(stream=stream):
                 entry = facts.manifest.channel(stream.channel)
                 if effect.position:
@@ -41,6 +46,14 @@ class TotalOrder:
                     facts.violate(self.name, f"{node} accepted {stream} {effect.number} anywhere")
             case _:
                 pass
+
+    def _recall(self, facts: Facts, node: NodeId, found: Deliver | None) -> None:
+        """What is read again is what was there: everybody else may still be on the way to it."""
+        if found is not None:
+            what = (found.stream, found.number, found.digest)
+            known = self._order.setdefault((found.stream.channel, found.position), what)
+            if known != what:
+                facts.violate(self.name, f"{node} reads {what[:2]} again where {known[:2]} was")
 
     def _place(self, facts: Facts, node: NodeId, effect: Deliver) -> None:
         channel, position = effect.stream.channel, effect.position

@@ -9,6 +9,7 @@ some last publications are made; then the promises get a bounded time to come tr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,6 @@ from quorumcast.core.ids import Channel, NodeId
 from quorumcast.core.limits import Limits
 from quorumcast.core.messages import Vote
 from quorumcast.crypto.session import encode_parcel
-from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Fault, FaultContext, Role
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
@@ -26,6 +26,7 @@ from quorumcast.sim.cells import broker_names, make_simulated_cell
 from quorumcast.sim.checkers import safety_checkers
 from quorumcast.sim.epochs import call_with_stolen_key, change_key, own_keyrings
 from quorumcast.sim.facts import Violation
+from quorumcast.sim.harm import entry_of
 from quorumcast.sim.members import Members, first_epoch
 from quorumcast.sim.network import Weather
 from quorumcast.sim.node import Watcher
@@ -38,6 +39,8 @@ from quorumcast.sim.world import World
 LOOK_MS = 60
 #: Steps after which a run is cut off: something chatters for ever.
 MAX_STEPS = 50_000
+#: So many times a plan's patience are enough, however much progress there is.
+MOST_PATIENCES = 6
 
 
 class Act(msgspec.Struct, frozen=True):
@@ -62,7 +65,7 @@ class Corruption(msgspec.Struct, frozen=True):
     victims: tuple[str, ...] = ()
     #: Those of one plot tell one another what they say.
     plot: str = ""
-    #: An attack that is not in the catalogue; `fault` is then only its name.
+    #: An attack that has no name of its own; `fault` is then only what it is called.
     attack: Callable[[FaultContext], Fault] | None = None
 
 
@@ -82,7 +85,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     #: Nodes that the world itself treats badly enough to count as faulty, and how.
     doomed: tuple[tuple[NodeId, str], ...] = ()
     calm_at_ms: int = 600
-    #: How long promises may take to come true after that.
+    #: How long promises may take to come true after that, while nothing is accepted.
     patience_ms: int = 6000
     sync_ms: int = 2
     coalesce_ms: int = 0
@@ -124,7 +127,7 @@ def promises_validity(plan: Plan) -> bool:
     """Whether the policy promises validity in spite of everything that the plan does."""
     name = plan.policy.name
     for corruption in plan.corruptions:
-        entry = CATALOGUE.get(corruption.fault)
+        entry = entry_of(corruption.fault)
         if entry is None:
             return False
         if entry.role is Role.BROKER and name not in entry.valid_under:
@@ -239,8 +242,11 @@ class Run:
                 world.read(act.node, act.channel)
             case "extract":
                 world.extract(act.node, act.channel, act.amount)
-            case "roll":
-                world.roll(act.peers, act.amount, lambda: world.read(act.node, act.channel))
+            case "roll" | "cycle":
+                # With a cycle they keep their disks.
+                wipe = act.what == "roll"
+                then = partial(world.read, act.node, act.channel)
+                world.roll(act.peers, act.amount, then, wipe=wipe)
             case "leave":
                 world.leave(act.node, act.channel)
             case "crash":
@@ -282,6 +288,8 @@ class Run:
                 self._forge(act.node, act.channel)
             case "prove":
                 world.prove(act.node, act.channel)
+            case "recall":
+                world.recall(act.node, act.channel, act.amount)
             case _:
                 raise ValueError(f"no such act: {act.what}")
 
@@ -352,7 +360,8 @@ class Run:
 
     def _await(self, promises: list[Promise]) -> None:
         world = self.world
-        deadline = world.scheduler.now + self.plan.patience_ms
+        latest = world.scheduler.now + MOST_PATIENCES * self.plan.patience_ms
+        deadline, progress = world.scheduler.now + self.plan.patience_ms, 0
         self._pass_time(world.scheduler.now + 450)
         broken: list[tuple[str, str]] = []
         while not world.facts.violations:
@@ -362,6 +371,9 @@ class Run:
                 if missing is not None:
                     broken.append((promise.name, missing))
                     break
+            if world.facts.progress > progress:
+                progress = world.facts.progress
+                deadline = min(world.scheduler.now + self.plan.patience_ms, latest)
             if not broken or world.scheduler.now >= deadline:
                 break
             self._pass_time(world.scheduler.now + LOOK_MS)

@@ -47,8 +47,9 @@ def _first_due(facts: Facts, reader: Reader, stream: Stream) -> int | None:
 def _correct_streams(facts: Facts) -> list[tuple[Stream, int]]:
     """Streams of correct publishers, and how much of each is promised to subscribers.
 
-    A publisher that crashed no longer repeats what it is not sure of, so of its stream what it saw
-    acknowledged; unless too many brokers restarted since, and nobody is left who knows of it.
+    A publisher that crashed no longer repeats what it is not sure of: of its stream what it saw
+    acknowledged is due, as far as brokers hand it on without it (`Facts.kept`); unless too many of
+    them restarted since, and nobody is left who knows of it.
     """
     found: list[tuple[Stream, int]] = []
     for stream, published in facts.published.items():
@@ -59,7 +60,7 @@ def _correct_streams(facts: Facts) -> list[tuple[Stream, int]]:
         if stream not in facts.ended:
             found.append((stream, len(published)))
         elif facts.lost_at < 0 and not facts.gaps_allowed:
-            found.append((stream, facts.acknowledged.get(stream, 0)))
+            found.append((stream, min(facts.acknowledged.get(stream, 0), facts.kept(stream))))
     return found
 
 
@@ -105,7 +106,11 @@ class Past:
                 if not facts.adversary.is_correct(stream.publisher):
                     continue
                 safe = facts.acknowledged.get(stream, 0)
+                if stream in facts.ended:
+                    safe = min(safe, facts.kept(stream))
                 for number in facts.missing(reader, stream, 1, safe):
+                    if facts.was_lost(stream, number):
+                        continue
                     if not self._had_gone(facts, reader, stream, number):
                         return f"{reader} reads from the oldest on and lacks {stream} {number}"
         return None
@@ -158,6 +163,33 @@ class Standing:
         return None
 
 
+class Answers:
+    """Whoever wants a position of an order once more gets it, or learns that it is gone."""
+
+    name = "Recall"
+
+    def pending(self, facts: Facts) -> str | None:
+        for reader in facts.present():
+            for position in reader.recalling:
+                return f"{reader} wants position {position} once more and has no answer"
+        return None
+
+
+class Receipts:
+    """Whoever wants a receipt of what a correct publisher has published last gets one."""
+
+    name = "Receipt"
+
+    def pending(self, facts: Facts) -> str | None:
+        for reader in facts.present():
+            for stream, number in reader.proving:
+                if stream in facts.ended or not facts.adversary.is_correct(stream.publisher):
+                    continue
+                if number == (facts.ordered(stream) or len(facts.published.get(stream, ()))):
+                    return f"{reader} has no receipt of {stream} {number}"
+        return None
+
+
 class AllAcknowledged:
     """A correct publisher learns that everything it published is safe."""
 
@@ -195,7 +227,11 @@ class Totality:
                 )
                 if due is None:
                     continue
-                lacking = [n for n in facts.missing(reader, stream, due, upto) if n in accepted]
+                lacking = [
+                    number
+                    for number in facts.missing(reader, stream, due, upto)
+                    if number in accepted and not facts.was_lost(stream, number)
+                ]
                 if len(lacking) > self._slack:
                     return f"{reader} has not accepted {stream} {lacking[0]}, which others have"
         return None
@@ -252,9 +288,9 @@ def promised(policy: Policy, *, valid: bool, lies: Lies) -> list[Promise]:
     """What this channel promises in the end; `valid`: the adversary leaves validity intact."""
     result: list[Promise] = []
     if valid:
-        result += [Standing(), Validity(), AllAcknowledged(), Past()]
+        result += [Standing(), Validity(), AllAcknowledged(), Past(), Receipts()]
     if valid and policy.total:
-        result += [Durability(), Extracts()]
+        result += [Durability(), Extracts(), Answers()]
     if policy.name in ("brb", "ab+history", "chain+history", "total", "total-crash"):
         result.append(Totality(policy))
     result.append(CompleteBlame(policy, lies.told, lies.dubious))

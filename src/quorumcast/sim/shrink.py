@@ -31,6 +31,7 @@ _ENDS = {
     "damage": "restart",
     "pause": "resume",
     "partition": "heal",
+    "mute": "heal",
 }
 _STEPS = ("add", "remove")
 
@@ -61,7 +62,8 @@ def episodes(acts: Sequence[Act]) -> list[Episode]:
             episode += [act for act in left if act.what in _STEPS]
         elif first.what in _ENDS:
             end = _ENDS[first.what]
-            episode += [act for act in left if act.what == end and act.node == first.node][:1]
+            ended = [act for act in left if act.what == end and act.node in ("", first.node)]
+            episode += ended[:1]
         left = [act for act in left if not any(act is taken for taken in episode)]
         found.append(tuple(episode))
     return found

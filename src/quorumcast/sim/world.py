@@ -27,6 +27,8 @@ from quorumcast.core.machine import (
     Machine,
     Prove,
     Proven,
+    Recall,
+    Recalled,
     Receive,
     Send,
     Submit,
@@ -36,20 +38,21 @@ from quorumcast.core.messages import Ack, Checkpoint, Positions
 from quorumcast.sim.adversary import Adversary
 from quorumcast.sim.blame import Lies
 from quorumcast.sim.cells import Cell, life_of
-from quorumcast.sim.checkers import Checker
+from quorumcast.sim.checkers import DISCLOSING, INTERNAL, Checker, Rights
 from quorumcast.sim.facts import Facts
 from quorumcast.sim.network import Network, Weather
 from quorumcast.sim.node import Node, Watcher
 from quorumcast.sim.scheduler import Scheduler
 
-_EFFECTS = frozenset((Deliver, Gap, Acknowledged, Contradicted, Proven, Suspect, Accuse))
-_EVENTS = frozenset((Submit, Join, Leave))
+_EFFECTS = frozenset((Deliver, Gap, Acknowledged, Contradicted, Proven, Recalled, Suspect, Accuse))
+_SENT = DISCLOSING | INTERNAL
+_EVENTS = frozenset((Submit, Join, Leave, Prove, Recall))
 
 
 class Monitor:
     """Shows checkers and facts what concerns them, and nothing else: most effects are sends."""
 
-    __slots__ = ("_checkers", "_facts", "_lies", "_on_positions")
+    __slots__ = ("_checkers", "_facts", "_lies", "_on_positions", "_rights")
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class Monitor:
         self._facts = facts
         self._on_positions = on_positions
         self._checkers = checkers
+        self._rights = [checker for checker in checkers if isinstance(checker, Rights)]
         self._lies = lies
 
     def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
@@ -78,6 +82,9 @@ class Monitor:
             elif type(effect.message) is Checkpoint or effect.bodies:
                 self._lies.on_send(self._facts, node, effect)
             if type(effect.message) is not Checkpoint:
+                if type(effect.message) in _SENT and self._facts.adversary.is_correct(node):
+                    for rights in self._rights:
+                        rights.on_effect(self._facts, node, effect)
                 return
         elif type(effect) not in _EFFECTS:
             return
@@ -271,8 +278,17 @@ class World:
                 if self.cell.manifest.hash(body) == digest:
                     self.nodes[subscriber].feed(Prove(stream, number, body))
 
-    def roll(self, brokers: Sequence[NodeId], pause_ms: int, then: Callable[[], None]) -> None:
-        """Restart brokers without their memories, each once all of them have caught up.
+    def recall(self, subscriber: NodeId, channel: Channel, count: int) -> None:
+        """The application wants so many of the positions that it accepted last once more."""
+        reader = self.facts.reader(subscriber, channel)
+        if reader is not None and reader.position:
+            first = max(1, reader.position - count + 1)
+            self.nodes[subscriber].feed(Recall(channel, first, reader.position - first + 1))
+
+    def roll(
+        self, brokers: Sequence[NodeId], pause_ms: int, then: Callable[[], None], *, wipe: bool
+    ) -> None:
+        """Restart brokers, perhaps without their disks, each once all of them have caught up.
 
         As an operator would: none of them counts as faulty, for none lacks anything when the next
         one goes. One that had caught up may turn out to lack something when a publisher reaches it
@@ -284,13 +300,13 @@ class World:
             return
         broker, *others = brokers
         node = self.nodes[broker]
-        node.crash(wipe=True)
+        node.crash(wipe=wipe)
         self.network.break_all(broker)
         self.adversary.injected += 1
 
         def look() -> None:
             if all(self._caught_up(name) for name in self.facts.manifest.broker_ids):
-                self.roll(others, pause_ms, then)
+                self.roll(others, pause_ms, then, wipe=wipe)
             else:
                 self.scheduler.after(pause_ms, look)
 
@@ -301,11 +317,18 @@ class World:
         self.scheduler.after(pause_ms, back)
 
     def _caught_up(self, broker: NodeId) -> bool:
-        """What a status page says; what faulty brokers say there is not waited for."""
+        """What a status page says; neither faulty brokers nor lying publishers are waited for."""
         node = self.nodes[broker]
         if not self.adversary.is_correct(broker):
             return True
-        return node.up and isinstance(node.machine, Broker) and not node.machine.catching_up()
+        if not node.up or not isinstance(node.machine, Broker):
+            return False
+        faulty = [f"/{name}@" for name in self.adversary.faulty]
+        waits = node.machine.catching_up()
+        held_up = [what for what in waits if any(name in what for name in faulty)]
+        if held_up:
+            self.facts.held_up_at = self.scheduler.now
+        return len(held_up) == len(waits)
 
     def stop(
         self,
