@@ -7,15 +7,15 @@ everybody anew.
 from __future__ import annotations
 
 import pytest
+from tests.support.judging import features_of
 
-from quorumcast.agents.observation import Observation
 from quorumcast.agents.observer import Observer
 from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Effect, Event
 from quorumcast.faults.diagnosis import Model
 from quorumcast.manifest.policy import Policy
-from quorumcast.pipeline.audit.charges import Case, Feature
+from quorumcast.pipeline.audit.charges import Case
 from quorumcast.pipeline.audit.verdicts import Conclusion, conclude
 from quorumcast.sim.cells import PUBLISHERS, channel_entry, make_simulated_cell
 from quorumcast.sim.network import Weather
@@ -24,7 +24,6 @@ from quorumcast.sim.world import World
 ALICE = PUBLISHERS[0]
 ORDERS = Channel("orders")
 STEPS = 10**6
-PARTS = 8
 
 
 class Observed:
@@ -67,15 +66,7 @@ class Observed:
         rows = [row for one in self.observers.values() for row in one.notes.take(all_=True)]
         assert len(rows) > 100, "they have something to say"
         model = Model(self.cell.manifest.broker_ids, 1)
-        return conclude(Case(self.cell.manifest, list(map(self._feature, rows))), model, [])
-
-    def _feature(self, row: Observation) -> Feature:
-        fields = [name for name in Feature.__struct_fields__ if hasattr(row, name)]
-        feature = {name: getattr(row, name) for name in fields}
-        whole = self.world.scheduler.now - self.began + 1
-        part = PARTS * (row.t_ms - self.began) // whole
-        bucket = row.number if row.kind in ("came", "answered") else 0
-        return Feature(**feature, slot=min(max(part, 0), PARTS - 1), bucket=bucket)
+        return conclude(Case(self.cell.manifest, features_of(rows, self.began)), model, [])
 
 
 @pytest.mark.parametrize("policy", ["total+durable", "total-crash+durable"])

@@ -35,7 +35,7 @@ from quorumcast.faults.contract import Later
 from quorumcast.faults.diagnosis import Model, diagnose
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.labels import ideal_clauses
-from quorumcast.sim.deeds import LATE_MS, Deed, Deeds
+from quorumcast.sim.deeds import Deed, Deeds
 
 CELL = Cell(Policy.named("brb"))
 MODEL = Model(CELL.manifest.broker_ids, 1)
@@ -167,21 +167,19 @@ def test_who_is_late_on_a_chain_may_have_been_handed_it_late() -> None:
     for number in (1, 2, 3):
         vote = Vote(STREAM, number, digests(b"1"), (B1, B3, B2))
         for onward in (Send((BOB,), vote), Send((CAROL,), vote)):
-            deeds.compare(B2, "any", [onward], [Later(onward, LATE_MS)], number * 1000)
+            deeds.compare(B2, "any", [onward], [Later(onward, 30)], number * 1000)
     assert {(key.deed, key.before) for key in deeds.done(END)} == {(Deed.DELAYED, B3)}
     assert named(deeds) == ()
 
 
-@pytest.mark.parametrize(("is_settled", "suspects"), [(True, 2), (False, 3)])
-def test_delay_may_be_the_publishers_doing_where_brokers_may_differ(
-    is_settled: bool, suspects: int
-) -> None:
+def test_what_is_only_put_off_is_no_report_against_anybody() -> None:
     deeds = record()
     for number in (1, 2, 3):
-        vote = Send((BOB,), Vote(STREAM, number, digests(b"1")))
-        deeds.compare(B2, "any", [vote], [Later(vote, LATE_MS)], number * 1000)
-    (clause,), _ = ideal_clauses(deeds.done(END), {}, is_settled=is_settled)
-    assert clause == frozenset((B2, BOB, ALICE)[:suspects])
+        vote = Send((BOB, CAROL), Vote(STREAM, number, digests(b"1")))
+        deeds.compare(B2, "any", [vote], [Later(vote, 500)], number * 1000)
+    done = deeds.done(END)
+    assert {(key.deed, key.node) for key in done} == {(Deed.DELAYED, B2)}
+    assert ideal_clauses(done, {}, is_settled=True) == ([], {})
 
 
 @pytest.mark.parametrize(("misled", "plain"), [((B4,), ()), ((B2, B3, B4), (B1,)), ((B3, B4), ())])
@@ -237,7 +235,7 @@ def test_who_is_kept_from_the_same_words_again_and_again_lacks_them_once() -> No
     }
 
 
-@pytest.mark.parametrize("delay_ms", [None, LATE_MS])
+@pytest.mark.parametrize("delay_ms", [None, 30])
 def test_what_is_not_asked_or_asked_late_is_no_deed(delay_ms: int | None) -> None:
     deeds = record()
     for message in (
@@ -289,9 +287,10 @@ def test_only_what_is_said_in_the_order_of_its_numbers_can_be_out_of_order(
 ) -> None:
     deeds = record()
     before, after = Send((B2,), first), Send((B2,), second)
-    deeds.compare(B1, "any", [before], [Later(before, LATE_MS - 10)], 0)
+    deeds.compare(B1, "any", [before], [Later(before, 20)], 0)
     deeds.compare(B1, "any", [after], [after], 5)
-    assert [key.deed for key in deeds.done(END)] == reordered
+    done = [key.deed for key in deeds.done(END)]
+    assert [deed for deed in done if deed is not Deed.DELAYED] == reordered
 
 
 @pytest.mark.parametrize(("peer", "instead", "deed"), [
@@ -341,13 +340,3 @@ def test_who_leaves_before_it_would_have_come_does_not_miss_it(
     deeds.compare(B1, "any", wanted, [], 100)
     deeds.heard.left(BOB, STREAM.channel, 100 + stayed_ms)
     assert [key.towards for key in deeds.done(END)] == missed
-
-
-@pytest.mark.parametrize(("delay_ms", "late"), [(LATE_MS - 1, 0), (LATE_MS, 1)])
-def test_what_is_put_off_no_longer_than_the_worst_weather_is_no_deed(
-    delay_ms: int, late: int
-) -> None:
-    deeds = record()
-    vote = Send((B2,), Vote(STREAM, 1, digests(b"1")))
-    deeds.compare(B1, "any", [vote], [Later(vote, delay_ms)], 0)
-    assert sum(deeds.done(END).values()) == late

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
+
+import msgspec
 
 from quorumcast.agents.log_parts import LogParts
 from quorumcast.agents.observation import MAX_REMEMBERED, Kind, Notes, remember
@@ -25,7 +27,6 @@ from quorumcast.core.messages import (
     Standing,
     StateHead,
     Stop,
-    Sync,
     Write,
 )
 from quorumcast.core.quorum import Protection
@@ -33,14 +34,14 @@ from quorumcast.core.statements import OfferStatement, Signed, canonical
 from quorumcast.crypto.identity import signature_holds
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.epochs import first_regency, within_epoch
+from quorumcast.ordering.patience import SILENCE_MS
+from quorumcast.ordering.sequencer import TICK_MS
 
-#: An offer that has waited so long was passed over if a later one is taken.
-LONG_MS = 250
-#: Who has been heard so lately is alive.
-ALIVE_MS = 250
-#: Who holds an offer for so long, and sees nothing ordered, has reasons of its own to give a leader
-#: up even if others were first; and so has who holds it for so long while other things are ordered.
-TIRED_MS, TIRED_OF_UNFAIRNESS_MS = 500, 5000
+#: A broker that has held an offer for so long, and sees nothing ordered, gives its leader up within
+#: a tick, or has done so because others did.
+TIRED_MS = SILENCE_MS - TICK_MS
+#: Leaders given up that are remembered until it is clear whether they proposed anything.
+MAX_GIVEN_UP = 64
 #: How often a publisher's signatures are looked at.
 LOOK_MS = 10
 #: The reason of what others decided and the leader did not show this broker.
@@ -48,6 +49,17 @@ UNSHOWN = "unshown"
 
 #: A log, a regency and a number.
 _Instance = tuple[Protection, int, int]
+
+
+class _GivenUp(msgspec.Struct, frozen=True):
+    """A leader that was given up, and had proposed nothing of what this broker holds."""
+
+    at: int
+    leader: NodeId
+    log: Protection
+    regency: int
+    #: How far the leader said that it had decided.
+    decided: int
 
 
 class OrderingWatch:
@@ -58,6 +70,8 @@ class OrderingWatch:
         "_decided_upto",
         "_epoch",
         "_f",
+        "_given_up",
+        "_highest",
         "_is_new",
         "_keep",
         "_keys",
@@ -80,7 +94,6 @@ class OrderingWatch:
         "_sequences",
         "_showings",
         "_standings",
-        "_stops",
         "_turnouts",
         "_values",
         "_waiting",
@@ -142,8 +155,9 @@ class OrderingWatch:
         self._open = 2 * max(
             (c.policy.limits.pipeline for c in manifest.channels if c.policy.total), default=0
         )
-        #: The highest regency that each member asked for.
-        self._stops: dict[tuple[Protection, NodeId], int] = {}
+        #: The highest instance that was proposed in each regency by its leader.
+        self._highest: OrderedDict[tuple[Protection, int], int] = OrderedDict()
+        self._given_up: deque[_GivenUp] = deque(maxlen=MAX_GIVEN_UP)
         self._standings = Standings(manifest.f, links, notes)
         self._parts = LogParts(manifest, notes)
 
@@ -158,11 +172,8 @@ class OrderingWatch:
                 self._on_propose(sender, message, now)
             case Standing():
                 self._standings.hear(sender, message, now)
-            case Stop(log=log, regency=regency):
-                self._stops[log, sender] = max(regency, self._stops.get((log, sender), 0))
+            case Stop():
                 self._standings.stopped(sender, message, now)
-            case Sync():
-                self._standings.began(sender, message, now)
             case Offer():
                 self._on_offer(sender, message, now)
             case LogPart(batches=batches):
@@ -280,6 +291,12 @@ class OrderingWatch:
                     now, Kind.MISSING, leader, state, "Propose", item.stream, item.first
                 )
                 told = instance
+        while self._given_up and now - self._given_up[0].at >= PATIENCE_MS:
+            one = self._given_up.popleft()
+            # A leader far away may have proposed before it knew that it was given up.
+            if self._highest.get((one.log, one.regency), 0) <= one.decided:
+                stream = log_stream(one.log)
+                self._notes.add(now, Kind.GAVE_UP, one.leader, "idle", "Stop", stream, one.regency)
 
     # ------------------------------------------------------------------ votes
 
@@ -357,10 +374,11 @@ class OrderingWatch:
         instance = (message.log, message.regency, message.instance)
         if sender == self._members[message.regency % len(self._members)]:
             remember(self._proposed, instance, now)
+            led = (message.log, message.regency)
+            remember(self._highest, led, max(message.instance, self._highest.get(led, 0)))
             if not message.batch:
                 left_open = self._open if message.regency else 0  # the first has no predecessor
                 self._sequences.proposed_nothing(now, sender, log, message, left_open)
-        newest, leading = -1, self._standings.leads_since(message.log, sender, message.regency)
         for item in message.batch:
             place = (item.stream, item.first)
             self._showings.due(now, place)
@@ -369,18 +387,8 @@ class OrderingWatch:
                 remember(self._lacking, item, (sender, now, instance))
             since = self._offers.pop((item.stream, item.first), None)
             if since is not None:
-                newest = max(newest, since)
-                state = "" if self._links.calm(since) and self._attended(sender, since) else MENDED
-                late = bucket_of(now - max(since, leading))
-                self._notes.add(now, Kind.CAME, sender, state, "Propose", log, bucket=late)
-        for (stream, first), since in self._offers.items():
-            if newest - since > LONG_MS:
-                self._notes.add(now, Kind.PASSES_OVER, sender, "", "Propose", stream, first)
-
-    def _attended(self, leader: NodeId, since: int) -> bool:
-        """Whether a leader, and all others that cannot lie beside it, never stood still since."""
-        woke = [m for m in self._members if self._links.woke_at.get(m, since - 1) >= since]
-        return leader not in woke and len(woke) < self._f
+                late = bucket_of(now - since)
+                self._notes.add(now, Kind.CAME, sender, "", "Propose", log, bucket=late)
 
     def _ordered(self, batch: Batch) -> None:
         for item in batch:
@@ -389,59 +397,30 @@ class OrderingWatch:
 
     def _on_own_stop(self, log: Protection, regency: int, now: Millis) -> None:
         leader = self._members[(regency - 1) % len(self._members)]
-        if leader == self._me:
-            return
-        heard = self._links.heard_at.get(leader, -ALIVE_MS)
-        if self._standings.may_have_restarted(log, leader, regency - 1):
-            state = "young"
-        elif self._proposes_nothing(log, regency - 1, leader, now):
-            state = "idle"
-        elif now - heard >= ALIVE_MS or leader not in self._links.up_since:
-            state = "mute"
-        elif not self._links.calm(now) or not all(
-            self._links.awake(member, now)
-            and not self._standings.asks_for(log, member, regency - 1, now - ALIVE_MS)
-            for member in self._members
-            if member != self._me
+        standing = self._standings.of(log, leader)
+        if (
+            leader != self._me
+            and standing is not None
+            and not self._standings.may_have_restarted(log, leader, regency - 1)
+            and self._proposes_nothing(log, regency - 1, leader, standing, now)
         ):
-            # With f liars no leader gets anything ordered that must do without one more.
-            state = "young"
-        else:
-            state = "alive" if self._of_its_own(log, regency, now) else "joined"
-        self._notes.add(now, Kind.GAVE_UP, leader, state, "Stop", log_stream(log), regency)
+            self._given_up.append(_GivenUp(now, leader, log, regency - 1, standing.decided))
 
-    def _proposes_nothing(self, log: Protection, regency: int, leader: NodeId, now: Millis) -> bool:
+    def _proposes_nothing(
+        self, log: Protection, regency: int, leader: NodeId, standing: Standing, now: Millis
+    ) -> bool:
         """Whether a leader that is up to date, and holds what this broker does, leaves it.
 
-        Half of its patience ago this broker has passed on what it holds. Who waits for others to
-        vote has proposed something, and has not decided it.
+        Half of its patience ago this broker has passed on what it holds.
         """
         held = now - min(self._waiting.values(), default=now)
-        standing = self._standings.of(log, leader)
         return (
             held >= TIRED_MS
             and now - self._ordered_at.get(log, 0) >= TIRED_MS
             and self._links.awake(leader, now, TIRED_MS)
             # Who has restarted does not lead again in the same regency.
             and self._links.sessions.get(leader) == 1
-            and standing is not None
             and (standing.regency, standing.synced, standing.fresh) == (regency, True, False)
             # Nobody leads before it knows that enough are awake, which it may not have heard.
             and (self._links.calm(now) or len(standing.awake) >= len(self._members) - self._f - 1)
-            and not any(
-                key[:2] == (log, regency) and key[2] > standing.decided for key in self._proposed
-            )
         )
-
-    def _of_its_own(self, log: Protection, regency: int, now: Millis) -> bool:
-        """Whether this broker asks for a leader not only because others do."""
-        asked = sum(
-            self._stops.get((log, member), 0) >= regency
-            for member in self._members
-            if member != self._me
-        )
-        if asked <= (0 if log is Protection.CRASH else self._f):
-            return True
-        held = now - min(self._waiting.values(), default=now)
-        idle = now - self._ordered_at.get(log, 0)
-        return (held >= TIRED_MS and idle >= TIRED_MS) or held >= TIRED_OF_UNFAIRNESS_MS

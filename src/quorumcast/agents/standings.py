@@ -1,22 +1,17 @@
 """Standings: where members of a log say they are, and what nobody can say there.
 
-Nobody takes back what it has decided, wakes up twice in one session, or is where nobody is near;
-and who decides nothing says so every half second, from the second time on: the first may have been
-about a checkpoint, which is said at once.
+Nobody takes back what it has decided, wakes up twice in one session, or is where nobody is near.
 """
 
 from __future__ import annotations
 
 from quorumcast.agents.claims import FAR_AHEAD
 from quorumcast.agents.observation import Kind, Notes
-from quorumcast.agents.turnout import MUTE, Links
+from quorumcast.agents.turnout import Links
 from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream
-from quorumcast.core.messages import Standing, StateHead, Stop, Sync
+from quorumcast.core.messages import Standing, StateHead, Stop
 from quorumcast.core.quorum import Protection
 from quorumcast.ordering.state import root_of
-
-#: Who has decided nothing for so long, and did not say so, has left it out if it can be heard.
-OVERDUE_MS = 750
 
 
 def log_stream(log: Protection) -> Stream:
@@ -28,32 +23,23 @@ class Standings:
     """What each member said last: its regency, and the highest instance decided."""
 
     __slots__ = (
-        "_asked",
         "_f",
         "_first",
         "_known",
-        "_led",
         "_links",
         "_notes",
         "_said",
-        "_unmoved",
     )
 
     def __init__(self, f: int, links: Links, notes: Notes) -> None:
         self._f = f
         self._links = links
         self._notes = notes
-        #: How often in a row each member has said the same of what it decided, and when last.
-        self._unmoved: dict[tuple[Protection, NodeId], tuple[int, int]] = {}
         #: What each member said first in its session.
         self._first: dict[tuple[Protection, NodeId], Standing] = {}
         #: … and when it first said since a loss of which instances it knows.
         self._known: dict[tuple[Protection, NodeId], tuple[int, int]] = {}
         self._said: dict[tuple[Protection, NodeId], Standing] = {}
-        #: The regency that each member asked for last, and when.
-        self._asked: dict[tuple[Protection, NodeId], tuple[int, int]] = {}
-        #: The last regency that each member began to lead, and when.
-        self._led: dict[tuple[Protection, NodeId], tuple[int, int]] = {}
 
     def of(self, log: Protection, member: NodeId) -> Standing | None:
         """Where a member says it is."""
@@ -61,7 +47,7 @@ class Standings:
 
     def forget(self, peer: NodeId) -> None:
         """A new session: whoever restarts begins anew."""
-        for memory in (self._said, self._unmoved, self._known, self._first):
+        for memory in (self._said, self._known, self._first):
             for key in [key for key in memory if key[1] == peer]:
                 del memory[key]
 
@@ -90,7 +76,6 @@ class Standings:
         self._first.setdefault((log, sender), standing)
         if self.known(log, sender) is None:
             self._known[log, sender] = (now, standing.heard)
-        self._look_at_time(sender, before, standing, now)
         if before is not None and standing.decided < before.decided:
             self._notes.add(
                 now, Kind.BACKWARDS, sender, "decided", "Standing", stream, standing.decided
@@ -124,20 +109,6 @@ class Standings:
             state = "fresh" if standing.fresh else "" if standing.synced else "unsynced"
             self._notes.add(now, Kind.HEARD, sender, state or "synced", "Standing")
 
-    def _look_at_time(
-        self, sender: NodeId, before: Standing | None, standing: Standing, now: Millis
-    ) -> None:
-        key = (standing.log, sender)
-        times, since = self._unmoved.get(key, (0, now))
-        if before is None or before.decided != standing.decided:
-            times = 0
-        clear = self._links.clear_since.get(sender, now)
-        if times >= 2 and now - since >= OVERDUE_MS and clear <= since:
-            mute = self._links.woke_at.get(sender) == now
-            stream = log_stream(standing.log)
-            self._notes.add(now, Kind.MISSING, sender, MUTE if mute else "", "Standing", stream)
-        self._unmoved[key] = (times + 1, now)
-
     def handed(self, sender: NodeId, head: StateHead, now: Millis) -> None:
         """A member shows what the state at a checkpoint consists of."""
         at, root = head.checkpoint, root_of(head.chunks)
@@ -154,25 +125,8 @@ class Standings:
             return
         self._notes.add(now, kind, sender, reason, "StateHead", log_stream(head.log), at)
 
-    def asks_for(self, log: Protection, member: NodeId, regency: int, since: int) -> bool:
-        """Whether a member has asked for this leader lately: it does not know that it leads."""
-        asked, at = self._asked.get((log, member), (-1, 0))
-        return asked == regency and at > since
-
-    def began(self, sender: NodeId, sync: Sync, now: Millis) -> None:
-        """A member begins to lead."""
-        regency, _ = self._led.get((sync.log, sender), (0, 0))
-        if sync.regency > regency:
-            self._led[sync.log, sender] = (sync.regency, now)
-
-    def leads_since(self, log: Protection, member: NodeId, regency: int) -> int:
-        """Since when a member has led; others led before, and what waited then is not its fault."""
-        led, since = self._led.get((log, member), (0, 0))
-        return since if led == regency else 0
-
     def stopped(self, sender: NodeId, stop: Stop, now: Millis) -> None:
         """A member asks for another leader."""
-        self._asked[stop.log, sender] = (stop.regency, now)
         others = [
             s.regency for (of, who), s in self._said.items() if of is stop.log and who != sender
         ]

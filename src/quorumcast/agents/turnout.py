@@ -13,19 +13,22 @@ from collections.abc import Callable
 
 from quorumcast.agents.observation import Kind, Notes, remember
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
+from quorumcast.ordering.patience import MOST_PATIENCE_MS
+from quorumcast.ordering.sequencer import IDLE_TICK_MS
 
-#: Who has not said by then what enough others said is not going to.
-PATIENCE_MS = 600
+#: After so long something counts as never said. It is the longest time that a correct broker waits
+#: for anything, and twelve times the round trip between continents: distance is not omission.
+PATIENCE_MS = MOST_PATIENCE_MS
 #: The reason of what was noticed of a peer of which something had got lost before.
 MENDED = "mended"
 #: … and of a peer that has not been heard at all since then.
 MUTE = "mute"
-#: After so long without a loss everybody has had time to catch up.
+#: After so long without a loss everybody has had time to catch up: a few round trips.
 SETTLED_MS = 1000
 #: … and after so long there is nothing left that anybody would say again.
 MENDED_MS = 3000
-#: Brokers say every half second where they stand; who has said nothing for longer stands still.
-STILL_MS = 550
+#: A broker of a log says where it stands at every tick; one that says less often stands still.
+STILL_MS = IDLE_TICK_MS + 50
 #: Moments that are remembered per kind of message, and streams.
 MAX_MOMENTS = 2048
 MAX_STREAMS = 256
@@ -94,7 +97,7 @@ class Links:
     def owed(self, peer: NodeId, since: int) -> bool:
         """Whether all that a peer said of something at a time, or shortly before, has come."""
         clear = self.clear_since.get(peer)
-        return clear is not None and since - clear >= PATIENCE_MS // 2
+        return clear is not None and since - clear >= SETTLED_MS
 
     def calm(self, since: int, settled_ms: int = SETTLED_MS) -> bool:
         """Whether packets of nobody got lost since then, or shortly before."""

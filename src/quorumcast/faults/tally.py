@@ -2,8 +2,8 @@
 
 Each word that did not go to a peer as it was meant, and when, is a deed towards that peer. It is
 what a faulty process can tell of itself, so that real runs have labels. The simulator, which sees
-everybody, is more exact (`sim.deeds`): here a delay counts however short it is, what is kept back
-again counts again, and nobody asks whether the peer could have noticed.
+everybody, is more exact (`sim.deeds`): here what is kept back again counts again, and nobody asks
+whether the peer could have noticed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Tally:
     def compare(self, wanted: Sequence[Effect], done: Sequence[Effect | Later]) -> None:
         """What was to be done, and what is done instead."""
         for change in changes(by_peer(wanted), by_peer(done), by_peer(later(done))):
-            for message, _ in (*change.put_off, *change.dropped):
+            for message, _ in change.dropped:  # what is only put off nobody can tell from distance
                 if not isinstance(message, REQUESTS):
                     self._add(message, change.peer)
             for message, _ in (*(before for before, _ in change.altered), *change.added):

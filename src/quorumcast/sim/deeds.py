@@ -60,7 +60,7 @@ class Deed(enum.Enum):
     DROPPED = "dropped"
     ALTERED = "altered"
     ADDED = "added"
-    #: So late that no weather explains it.
+    #: Said later; nobody can tell that from distance.
     DELAYED = "delayed"
     #: Said after what followed it about the same stream, where correct nodes keep the order.
     REORDERED = "reordered"
@@ -91,8 +91,6 @@ class Difference(msgspec.Struct, frozen=True):
     signed: bool
 
 
-#: The longest that a packet takes in the worst weather; less than this nobody can tell from it.
-LATE_MS = 30
 #: Who showed what: the kind of message, the stream or log and regency, and the number.
 _Place = tuple[NodeId, str, object, int]
 #: Messages by which publishers show their runs.
@@ -156,8 +154,7 @@ class Deeds:
             if not self._reached(node, peer):
                 continue
             for word in change.put_off:
-                if _delay_of(done, word, peer) >= LATE_MS:
-                    self._add(node, fault, Deed.DELAYED, word, peer, now)
+                self._add(node, fault, Deed.DELAYED, word, peer, now)
             for word in (*said.get(peer, ()), *delayed.get(peer, ())):
                 self._show(node, word, peer)
             for word, instead in change.altered:
@@ -399,17 +396,3 @@ def _about(message: AnyMessage) -> Stream | None:
 def _says_less(message: AnyMessage, than: AnyMessage) -> bool:
     """Whether it can be told that it comes too late: equal acknowledgements have no order."""
     return not isinstance(message, Ack) or not isinstance(than, Ack) or message.upto < than.upto
-
-
-def _delay_of(done: list[Effect | Later], word: Word, peer: NodeId) -> int:
-    return max(
-        (
-            one.after_ms
-            for one in done
-            if isinstance(one, Later)
-            and isinstance(one.effect, Send)
-            and (one.effect.message, one.effect.bodies) == word
-            and peer in one.effect.to
-        ),
-        default=0,
-    )

@@ -9,13 +9,13 @@ leaves before it would come cannot tell whether it would.
 
 from __future__ import annotations
 
-from quorumcast.agents.turnout import PATIENCE_MS
+from quorumcast.agents.turnout import PATIENCE_MS, SETTLED_MS
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.messages import AnyMessage, ChainRun, Echo, Offer, Propose, Publish, Ready
 
 #: What is held back so shortly after or before packets got lost on the same link, or a session
 #: began, nobody can tell from what got lost.
-AFTER_LOSS_MS, BEFORE_LOSS_MS = PATIENCE_MS // 2, PATIENCE_MS
+AFTER_LOSS_MS, BEFORE_LOSS_MS = SETTLED_MS, PATIENCE_MS
 
 #: A stream and the first number of a run; 0: any.
 Run = tuple[Stream, int]

@@ -8,6 +8,7 @@ from quorumcast.agents.broker import Broker
 from quorumcast.agents.observation import Observation
 from quorumcast.agents.observer import Document, Observer
 from quorumcast.agents.publisher import Publisher
+from quorumcast.agents.turnout import PATIENCE_MS
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Connected, Effect, Event, Join, Leave, Receive
 from quorumcast.manifest.manifest import Manifest
@@ -17,7 +18,7 @@ from quorumcast.sim.plan import Act, Outcome, Plan, Run
 #: How long a run goes on after its promises have come true, with what it takes to be noticed.
 LINGER_MS = 32_000
 #: … of which so much is silence in the end: what is owed comes, or does not.
-REST_MS = 800
+REST_MS = PATIENCE_MS + 200
 #: Each publisher publishes, and each subscriber wants a receipt, so often meanwhile.
 EVERY_MS, PROVE_MS = 80, 400
 MOST_STEPS = 800_000

@@ -39,7 +39,7 @@ ACCUSATIONS = (
     (Kind.CONTRADICTS, "itself", "Ready"),
     (Kind.ECHOED, "1:0123456789abcdef", "Echo"),
     (Kind.BOASTS, "unsent", "Ack"),
-    (Kind.GAVE_UP, "alive", "Stop"),
+    (Kind.GAVE_UP, "idle", "Stop"),
 )
 #: How often it claims to have noticed.
 MANY = 500

@@ -50,10 +50,11 @@ def audit(
     master: MasterOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Judge what nodes noted of each other: who altered, dropped, reordered, delayed, lied.
+    """Judge what nodes noted of each other: who altered, dropped, reordered or lied.
 
     Proven is what 'quorumcast verify' accepts. Suspected is who no explanation leaves out; disputed
-    is one's word against another's. Exit code 1 with --score if a correct node was named.
+    is one's word against another's; measured is who was late, which is no verdict. Exit code 1 with
+    --score if a correct node was named.
     """
     from quorumcast.pipeline.session import spark_session
 
@@ -158,7 +159,7 @@ def _audit(
         raise typer.Exit(1)
 
 
-_ORDER = {"proven": 0, "suspected": 1, "disputed": 2}
+_ORDER = {"proven": 0, "suspected": 1, "disputed": 2, "measured": 3}
 
 
 def _check_manifests(counted: Census) -> None:
@@ -190,7 +191,7 @@ def _print(rows: list[dict[str, Any]], runs: int) -> None:
     from quorumcast.pipeline.audit.report import when
 
     out = console()
-    named = {(row["run"], row["node"]) for row in rows if row["standing"] != "disputed"}
+    named = any(row["standing"] in ("proven", "suspected") for row in rows)
     if not named:
         out.print(f"nobody is named in {runs:,} run{'' if runs == 1 else 's'}")
     table = Table("run", "who", "standing", "score", "did what", "towards", "when", "why")

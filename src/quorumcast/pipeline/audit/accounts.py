@@ -1,4 +1,4 @@
-"""Accounts: what nodes owed one observer, and how much of it did not come, or came late.
+"""Accounts: what nodes owed one observer, and how much of it never came.
 
 Whether that is a reason to charge somebody depends on its share, on how steadily it went on, and on
 what everybody else did towards the same observer.
@@ -11,16 +11,14 @@ from collections.abc import Collection
 
 from quorumcast.agents.turnout import MUTE
 from quorumcast.pipeline.audit.charges import Case, Feature
-
-#: So many must be missing or late, and this share of what was due.
-LEAST, LEAST_SHARE = 5, 0.12
-#: A part of the run counts if so much was due in it; a liar is found out in most that count, and
-#: who does some things and not others, in so many parts, need not be in quite so many.
-DUE, MOST_SLOTS, LEAST_SLOTS, MANY_SLOTS = 2, 0.8, 3, 0.66
-#: Who does to this share of what it owes what the accused does is no better.
-USUAL = 0.4
-#: What is later than this class makes everybody wait.
-SLOW_BUCKET = 80
+from quorumcast.pipeline.audit.thresholds import (
+    DUE,
+    LEAST_SHARE,
+    LEAST_SLOTS,
+    MANY_SLOTS,
+    MOST_SLOTS,
+    USUAL,
+)
 
 
 class Account:
@@ -29,7 +27,7 @@ class Account:
     __slots__ = ("due", "failed", "features", "of")
 
     def __init__(self) -> None:
-        #: By part of the run: what was due, and what did not come, or came late.
+        #: By part of the run: what was due, and what never came.
         self.due: Counter[int] = Counter()
         self.failed: Counter[int] = Counter()
         #: What was due of each publisher.

@@ -1,49 +1,41 @@
-"""Charges of leaving requests unanswered, or of letting whoever asks wait."""
+"""Charges of leaving requests unanswered."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import msgspec
 
 from quorumcast.agents.audience import PULLS
-from quorumcast.agents.inquiries import AGAIN, VOTED
-from quorumcast.agents.turnout import MENDED, PATIENCE_MS, bucket_of
+from quorumcast.agents.inquiries import VOTED
+from quorumcast.agents.turnout import MENDED
 from quorumcast.pipeline.audit.accounts import (
-    LEAST,
-    LEAST_SHARE,
-    LEAST_SLOTS,
-    SLOW_BUCKET,
     Account,
     Accounts,
     is_alone,
     seen_by_several,
 )
-from quorumcast.pipeline.audit.charges import SURE, Case, Charge, Feature
+from quorumcast.pipeline.audit.charges import Case, Charge, Feature, by_publisher
+from quorumcast.pipeline.audit.thresholds import (
+    ANSWERABLE,
+    CENSORED,
+    IN_VAIN,
+    LEAST,
+    LEAST_SHARE,
+    LEAST_SLOTS,
+    MOSTLY,
+    NOT_ANSWERED,
+    SURE,
+    TRIES,
+    UNSIGNED,
+    UNTIL_ANSWERED,
+    WITHHELD,
+)
 
-#: By which publishers go on until they are answered: however long somebody stood still, it answers
-#: in the end.
-UNTIL_ANSWERED = "Open"
-#: Requests that a correct node always answers; where packets get lost, requests do as well, and so
-#: many must have been in vain, of whatever kind, and none successful.
-ANSWERABLE = {"Subscribe": 5, "Survey": 2, UNTIL_ANSWERED: 5}
-#: Those that are answered at once; what opens several streams at once is late at once.
-TIMELY = tuple(request for request in ANSWERABLE if request != UNTIL_ANSWERED)
-#: Where nothing gets lost so many are enough, or one of a channel, by who is answered of another.
-IN_VAIN, CENSORED = 2, 1
-#: So often more in vain than not, of whatever, or of one channel alone.
-MOSTLY = 3
-#: How often was asked at least what nothing got lost of.
-TRIES = {"": 1, AGAIN: 2}
-#: So many answers must have come, and this share of them late, before somebody is slow to answer.
-ANSWERS, LATE_ANSWERS = 3, 0.8
-#: So often must somebody itself have got no answer at once; all of them together more often.
-NOT_AT_ONCE = 2
-#: So often contents were asked for in vain of who had voted for them.
-WITHHELD, ANSWERED_PULL = 2, ("answered", "Pull")
-#: So often signatures were, of who never signs.
-UNSIGNED = 10
+#: Those of which each is answered; what opens several streams at once is answered once.
+EACH = tuple(request for request in ANSWERABLE if request != UNTIL_ANSWERED)
+ANSWERED_PULL = ("answered", "Pull")
 
 
 def unanswered(case: Case) -> list[Charge]:
@@ -115,16 +107,9 @@ def never_signs(case: Case, lying: Collection[str]) -> list[Charge]:
     return [
         case.charge(group, "dropped", "votes and does not sign what it voted for", publisher=True)
         for pair in case.pairs(about)
-        for group in _by_publisher(pair)
+        for group in by_publisher(pair)
         if sum(f.count for f in group) >= UNSIGNED
     ]
-
-
-def _by_publisher(features: Iterable[Feature]) -> list[list[Feature]]:
-    by: dict[str, list[Feature]] = {}
-    for feature in features:
-        by.setdefault(feature.publisher, []).append(feature)
-    return list(by.values())
 
 
 def withholding(case: Case, lying: Collection[str]) -> list[Charge]:
@@ -151,63 +136,27 @@ def withholding(case: Case, lying: Collection[str]) -> list[Charge]:
     return found
 
 
-def slow_to_answer(case: Case) -> list[Charge]:
-    """Brokers that let whoever asks wait, every time, and alone."""
-    return [
-        case.charge(account.features, "delayed", f"is slow to answer {message} requests")
-        for (_, message), by_accused in _answered(case.features).items()
-        for accused, account in by_accused.items()
-        if account.due.total() >= ANSWERS
-        and account.share >= LATE_ANSWERS
-        and is_alone(case, by_accused, accused)
-    ]
-
-
 def answers_some(case: Case) -> list[Charge]:
-    """Brokers that do not answer at once, or at all, again and again, and alone."""
-    accounts = _answered(f for f in case.features if f.reason != MENDED)
-    for feature in case.features:
-        in_vain = feature.kind == "unanswered" and feature.reason in TRIES
-        if in_vain and feature.message in TIMELY:
-            by_accused = accounts.setdefault((feature.observer, feature.message), {})
-            by_accused.setdefault(feature.accused, Account()).add(feature, failed=True)
+    """Brokers that never answer some requests, again and again, and alone."""
+    accounts: Accounts = {}
+    for f in case.features:
+        in_vain = f.kind == "unanswered" and f.reason in TRIES
+        if f.message in EACH and (in_vain or (f.kind == "answered" and f.reason != MENDED)):
+            by_accused = accounts.setdefault((f.observer, f.message), {})
+            by_accused.setdefault(f.accused, Account()).add(f, failed=in_vain)
     several = seen_by_several(accounts)
     in_all: Counter[tuple[str, str]] = Counter()
     for (_, message), by_accused in accounts.items():
         for accused, account in by_accused.items():
             in_all[message, accused] += account.failed.total()
-    found = []
-    for (_, message), by_accused in accounts.items():
-        for accused, account in by_accused.items():
-            # What happens once, and to all at once, is that somebody stands still.
-            parts = {*account.failed, *several.get((message, accused), ())}
-            if (
-                account.failed.total() >= NOT_AT_ONCE
-                and in_all[message, accused] >= LEAST
-                and account.share >= LEAST_SHARE
-                and len(parts) >= LEAST_SLOTS
-                and is_alone(case, by_accused, accused)
-            ):
-                deed = "delayed" if _all_answered(account) else "dropped"
-                why = f"does not answer some {message} requests, or not at once"
-                found.append(case.charge(account.features, deed, why))
-    return found
-
-
-def _all_answered(account: Account) -> bool:
-    return all(f.kind == "answered" for f in account.features)
-
-
-def _answered(features: Iterable[Feature]) -> Accounts:
-    """What was answered, and what of it so late that it had to be asked for again.
-
-    Who answers after everybody has lost patience stood still.
-    """
-    accounts: Accounts = {}
-    for feature in features:
-        answered = feature.kind == "answered" and feature.bucket <= bucket_of(PATIENCE_MS)
-        if answered and feature.message in TIMELY:
-            by_accused = accounts.setdefault((feature.observer, feature.message), {})
-            account = by_accused.setdefault(feature.accused, Account())
-            account.add(feature, failed=feature.bucket > SLOW_BUCKET)
-    return accounts
+    return [
+        case.charge(account.features, "dropped", f"does not answer some {message} requests")
+        for (_, message), by_accused in accounts.items()
+        for accused, account in by_accused.items()
+        # What happens once, and to all at once, is that somebody stands still.
+        if account.failed.total() >= NOT_ANSWERED
+        and in_all[message, accused] >= LEAST
+        and account.share >= LEAST_SHARE
+        and len({*account.failed, *several.get((message, accused), ())}) >= LEAST_SLOTS
+        and is_alone(case, by_accused, accused)
+    ]

@@ -21,13 +21,7 @@ from quorumcast.core.machine import Suspicion
 from quorumcast.faults.diagnosis import Model, diagnose
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 from quorumcast.pipeline.audit.silence import WHY, Silences, lost
-
-#: So often a publisher's chains broke where this broker was, or so often in all, and half as often
-#: where any other was.
-BREAKS, BREAKS_IN_ALL = 4, 6
-#: From so many different ones must a broker have kept what it had taken: the line to a single one
-#: may be bad, or that one stand still.
-KEPT_FROM = 2
+from quorumcast.pipeline.audit.thresholds import BREAKS, BREAKS_IN_ALL, KEPT_FROM
 
 
 class _Break(msgspec.Struct, frozen=True):

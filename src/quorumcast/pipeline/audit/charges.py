@@ -20,9 +20,7 @@ from quorumcast.core.ids import NodeId, holder
 from quorumcast.core.quorum import Protection
 from quorumcast.faults.diagnosis import Clause
 from quorumcast.manifest.manifest import Manifest
-
-#: So often must be charged what the protocol forbids before there is no doubt that it happened.
-SURE = 3
+from quorumcast.pipeline.audit.thresholds import SURE
 
 
 class Feature(msgspec.Struct, frozen=True, kw_only=True):

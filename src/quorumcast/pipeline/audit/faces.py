@@ -12,9 +12,7 @@ import msgspec
 
 from quorumcast.agents.observation import Kind
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
-
-#: So many runs must somebody have echoed differently to the same two.
-AT_LEAST = 2
+from quorumcast.pipeline.audit.thresholds import ECHOED_DIFFERENTLY
 
 #: A run: whose, on which channel and lane, in which of its lives, from which number on.
 _Run = tuple[str, str, int, str, int]
@@ -39,6 +37,6 @@ def two_faced(case: Case) -> list[Charge]:
     return [
         msgspec.structs.replace(charge, clause=charge.clause | {other}, firm=True)
         for (_, _, other), features in differing.items()
-        if len(features) >= AT_LEAST
+        if len(features) >= ECHOED_DIFFERENTLY
         for charge in [case.charge(features, "equivocated", "echoed different things of one run")]
     ]

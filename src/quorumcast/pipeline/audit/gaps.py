@@ -13,14 +13,10 @@ import msgspec
 
 from quorumcast.pipeline.audit.chains import breaks_of
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
+from quorumcast.pipeline.audit.thresholds import OUT_OF_TURN, SKIPPED
 
-#: Who left numbers out so often, in what it votes for, proposes or publishes, did not just catch up
-#: by another way.
-SKIPPED = {"Vote": 3, "ChainRun": 3, "Propose": 2, "Publish": 3}
 #: What goes to every broker, so that all of them notice.
 SEEN_BY_ALL = ("Propose", "Publish")
-#: So much must be out of turn, and this share of what was published.
-OUT_OF_TURN = (15, 0.5)
 #: By which a broker asks for the state of others.
 TAKES_STATE = "ChunkQuery"
 

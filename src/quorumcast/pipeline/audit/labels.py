@@ -9,6 +9,7 @@ or an audit concluded:
   audit can name it without trusting single witnesses. (A broker that ignores one client; a
   publisher that skips f brokers.)
 - `slight`: fewer than SLIGHT deeds of one kind towards anybody.
+- `late`: it only put things off. Nobody can tell that from distance.
 - `idle`: a fault was set and changed nothing (a leader's fault in a node that never led).
 - `world`: it crashed for good, lost its disk or ran twice. It is faulty by the model and did not
   lie; naming it is neither right nor wrong.
@@ -72,11 +73,13 @@ def ideal_clauses(
     """
     per_pair: dict[tuple[NodeId, Clause, str], int] = {}
     for key, count in deeds.items():
+        if key.deed is Deed.DELAYED:
+            continue
         unsettled = (
             not is_settled
             and not key.history
             and key.message in ABOUT_STREAMS
-            and key.deed in (Deed.ALTERED, Deed.DROPPED, Deed.DELAYED)
+            and key.deed in (Deed.ALTERED, Deed.DROPPED)
         )
         others = {key.towards, key.publisher if unsettled else "", key.before} - {""}
         pair = (key.node, frozenset({key.node, *others}), key.message)
@@ -107,7 +110,7 @@ def statuses(
         if fault not in CATALOGUE:
             status = "world"
         elif node not in most:
-            status = "idle"
+            status = "late" if any(key.node == node for key in run.deeds) else "idle"
         elif most[node] < SLIGHT:
             status = "slight"
         else:

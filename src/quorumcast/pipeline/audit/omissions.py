@@ -1,9 +1,8 @@
-"""Charges of omission and delay: what did not come, or came late, again and again.
+"""Charges of omission: what never came, again and again.
 
 One lost vote says nothing. These rules look at shares: of all that enough others said, how much did
-this node leave unsaid, or say late, towards this observer, compared with what the other nodes did
-towards the same observer in the same run? Who stands still for a while, restarts or sits behind a
-bad line is late with some things; a liar is late with most, and nobody else is.
+this node leave unsaid towards this observer, compared with what the other nodes did towards the
+same observer in the same run? Being late is no charge at all (`lateness`).
 """
 
 from __future__ import annotations
@@ -19,9 +18,6 @@ from quorumcast.agents.turnout import MENDED, MUTE
 from quorumcast.core.ids import CELL
 from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.pipeline.audit.accounts import (
-    LEAST,
-    LEAST_SHARE,
-    SLOW_BUCKET,
     Account,
     Accounts,
     is_alone,
@@ -31,47 +27,38 @@ from quorumcast.pipeline.audit.accounts import (
 from quorumcast.pipeline.audit.answers import (
     answers_some,
     never_signs,
-    slow_to_answer,
     unanswered,
     withholding,
 )
 from quorumcast.pipeline.audit.chains import broken_chains
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 from quorumcast.pipeline.audit.gaps import TAKES_STATE, jumps_of, out_of_turn, skipping
-from quorumcast.pipeline.audit.leaders import ALWAYS_SLOW, SLOW_SHARE, slow_leaders
 from quorumcast.pipeline.audit.silence import deaf_to_requests
+from quorumcast.pipeline.audit.thresholds import (
+    CERTAIN_LEAST,
+    FEWEST,
+    LEAST,
+    LEAST_SHARE,
+    MENDED_LEAST,
+    MUCH,
+    MUCH_IN_ALL,
+    NEVER,
+    STRONG,
+    STRONG_SHARE,
+    UNFETCHED,
+)
 
 #: Correct brokers say these of every run of a correct publisher, whatever gets lost meanwhile: so
 #: many missing are enough. Once enough are ready all are, unless they cannot know the stream.
-CERTAIN, CERTAIN_LEAST, WHOEVER_PUBLISHES = ("Echo", "Ready"), 2, "Ready"
-#: What all of them say in the end where what a publisher said is settled, though it lies: but for
-#: who does so late.
+CERTAIN, WHOEVER_PUBLISHES = ("Echo", "Ready"), "Ready"
+#: What all of them say in the end where what a publisher said is settled, though it lies.
 WHOEVER_LIES = ("Ready", "Vote")
 
-#: So much must be missing of what cannot but come, or of which nothing ever came, to several.
-NEVER, FEWEST = 3, 2
-#: So much must be missing, or late, of what a link may still have to make up for, this share of
-#: what came, and in so many parts of the run: a single lost packet may have held several things.
-MENDED_LEAST = {
-    "Pull": (2, 0.0, 1),
-    "Offer": (3, 0.02, 2),
-    "Publish": (3, 0.02, 2),
-    "History": (3, 0.0, 1),
-}
-#: So many proposals nobody could hand over.
-UNFETCHED, UNFETCHABLE = 3, "proposed what nobody has"
-#: So much missing or late, and this share, is enough for one witness.
-STRONG, STRONG_SHARE = 20, 0.3
-#: … and for two of them one of these, though it was soon over; and so much in all.
-MUCH, MUCH_IN_ALL = ((10, STRONG_SHARE), (3, 0.75), (2, 1.0)), 6
-
-#: What every broker owes whoever listens to it; later than which class what must be said is late.
-OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept", "Checkpoint", "Standing")
-#: Of these all that come count, since each is due after the one before.
-HEARTBEAT = "Standing"
+UNFETCHABLE = "proposed what nobody has"
+#: What every broker owes whoever listens to it.
+OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept", "Checkpoint")
 #: What they say of histories too, and there all of them do: an account of its own.
 OF_HISTORIES = {"Ack": "Ack (history)", "Vote": "Vote (history)"}
-LATE = {"Vote": 20, "Ack": 20, "Accept": 20, "Echo": 40, "Ready": 40, "Checkpoint": 80}
 #: By which a broker asks for state, for what was decided, and for what is in it.
 ASKING = (TAKES_STATE, "LogQuery", "Fetch")
 #: Where brokers accept what they are shown, and not what others write.
@@ -79,7 +66,7 @@ CRASH_LOG = log_stream(Protection.CRASH).channel
 
 
 def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()) -> list[Charge]:
-    """Who left unsaid, or said late, what the others said in time.
+    """Who left unsaid what the others said.
 
     What is about the streams of publishers that may be `lying` is left out: their lies keep correct
     brokers from speaking, too. A publisher that the accused itself holds something `firm` against
@@ -90,16 +77,8 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
         for channel in case.manifest.channels
         if channel.policy.broadcast is Broadcast.CHAIN
     }
-    # A publisher that lies about what is to be ordered makes correct brokers late with it.
     ordered = {channel.name for channel in case.manifest.channels if channel.policy.total}
-    # Who was so late that it asked for the state does not say what it has not lived through, and
-    # who asks what there is has reasons to be late, for that part of the run and the next.
-    asking = {
-        (f.accused, f.slot + later)
-        for f in case.features
-        if f.kind == "heard" and f.message in ASKING
-        for later in (0, 1)
-    }
+    # A broker that took the state of others does not sign what lies before it.
     jumping = jumps_of(case)
 
     def owed_anyway(f: Feature) -> bool:
@@ -113,44 +92,20 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
         and not (f.message == "Checkpoint" and f.channel in ordered and f.accused in jumping)
     ]
     missing: Accounts = {}
-    delayed: Accounts = {}
-    led: Accounts = {}
-    led_calmly: Accounts = {}
     for feature in features:
-        beats = (feature.kind, feature.message, feature.reason) == ("heard", HEARTBEAT, "")
-        if feature.kind not in ("came", "missing") and not beats:
+        if feature.kind not in ("came", "missing") or feature.message not in OWED:
             continue
         history = bool(feature.lane) and feature.message in OF_HISTORIES
         key = (feature.observer, OF_HISTORIES[feature.message] if history else feature.message)
-        gone = feature.kind == "missing"
-        if feature.message in OWED:
-            account = missing.setdefault(key, {}).setdefault(feature.accused, Account())
-            account.add(feature, failed=gone)
-        timely = feature.channel != CRASH_LOG and (
-            feature.message == "Accept"
-            or feature.channel not in ordered
-            or not (case.doubted & case.doubtful or (feature.accused, feature.slot) in asking)
-        )
-        if feature.message == "Propose" and not gone and not lying:
-            for accounts in (led, led_calmly)[: 1 if feature.reason else 2]:
-                account = accounts.setdefault(key, {}).setdefault(feature.accused, Account())
-                account.add(feature, failed=feature.bucket > SLOW_BUCKET)
-        # What never comes is later than anything, unless its sender stands still.
-        late = feature.bucket > LATE.get(feature.message, 0) if not gone else feature.reason != MUTE
-        if feature.message in LATE and timely and not history and feature.publisher not in lying:
-            account = delayed.setdefault(key, {}).setdefault(feature.accused, Account())
-            account.add(feature, failed=late)
+        account = missing.setdefault(key, {}).setdefault(feature.accused, Account())
+        account.add(feature, failed=feature.kind == "missing")
     return [
-        *_outstanding(case, missing, "dropped", "left out {} messages that the others sent", firm),
+        *_outstanding(case, missing, firm),
         *_unsaid(case, lying),
-        *_outstanding(case, delayed, "delayed", "was late with its {} messages", firm),
         *skipping(case, features),
-        *slow_leaders(case, led_calmly, SLOW_SHARE, steadily=True),
-        *slow_leaders(case, led, ALWAYS_SLOW, steadily=False),
         *unanswered(case),
         *withholding(case, lying),
         *never_signs(case, lying),
-        *slow_to_answer(case),
         *answers_some(case),
         *deaf_to_requests(case),
         *broken_chains(case),
@@ -160,9 +115,7 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
     ]
 
 
-def _outstanding(
-    case: Case, accounts: Accounts, deed: str, why: str, firm: Sequence[Charge]
-) -> list[Charge]:
+def _outstanding(case: Case, accounts: Accounts, firm: Sequence[Charge]) -> list[Charge]:
     blamed: dict[str, set[str]] = {}
     for charge in firm:
         blamed.setdefault(charge.observer, set()).add(charge.accused)
@@ -174,10 +127,10 @@ def _outstanding(
         for accused, account in by_accused.items():
             alone = anyway or is_alone(case, by_accused, accused)
             # Nothing keeps a broker from being ready, or from settling a history, once the others
-            # do, but it may be late.
-            owed = deed == "dropped" and message in ("Ready", *OF_HISTORIES.values())
-            never = deed == "dropped" and account.never_came
-            by_several = (deed, message) == ("dropped", "Vote") and accused in widely
+            # do.
+            owed = message in ("Ready", *OF_HISTORIES.values())
+            never = account.never_came
+            by_several = message == "Vote" and accused in widely
             least = NEVER if owed or never else LEAST
             least = FEWEST if by_several and never else least
             steady = (
@@ -192,11 +145,12 @@ def _outstanding(
                 and steady
                 and alone
             ):
-                # What it was not shown a broker fetches: it is late with it, and no more.
-                excused = deed == "delayed" or account.features[0].channel == CRASH_LOG
+                # Where brokers accept what they are shown, one that is not shown it cannot.
+                excused = account.features[0].channel == CRASH_LOG
+                why = f"left out {message} messages that the others sent"
                 charges = [
                     _or_leaders(case, charge) if excused else charge
-                    for charge in case.charge_each(account.weighty, deed, why.format(message))
+                    for charge in case.charge_each(account.weighty, "dropped", why)
                     if charge.publishers & blamed.get(accused, set())
                     or account.fails_without(blamed.get(accused, ()), least)
                 ]
@@ -249,7 +203,7 @@ def _of_publishers(charge: Charge) -> Charge:
 def _or_leaders(case: Case, charge: Charge) -> Charge:
     """The same charge, or one of leaders that kept from a broker what they proposed to others.
 
-    Whoever is not shown what is to be ordered cannot accept it, and votes for it late.
+    A broker that is not shown what is to be ordered cannot accept it.
     """
     if CELL not in charge.publishers:
         return charge
@@ -314,11 +268,9 @@ def _after_loss(case: Case) -> list[Charge]:
         about = [f for f in case.features if (f.kind, f.message) == ("missing", message)]
         if message == "History":
             about = [f for f in about if not case.made_good(f)]
-        late = [f for f in case.features if (f.kind, f.message) == ("came", message)]
-        late = [f for f in late if f.reason == MENDED and f.bucket > SLOW_BUCKET]
         found += [
             case.charge(pair, "dropped", f"owes what {message} is about")
-            for pair in case.pairs([*about, *late])
+            for pair in case.pairs(about)
             if sum(f.count for f in pair)
             >= max(least, share * came[pair[0].observer, pair[0].accused, message])
             and len({f.slot for f in pair}) >= parts

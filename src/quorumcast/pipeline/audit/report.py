@@ -25,7 +25,7 @@ th, td { text-align: left; vertical-align: top; padding: .35rem .6rem;
 code { font: .82rem ui-monospace, monospace; background: #f2f4f7; padding: .1rem .3rem;
   overflow-wrap: anywhere; }
 .proven { color: #9b1c1c; font-weight: 600; } .suspected { color: #92580b; font-weight: 600; }
-.disputed { color: #51606f; }
+.disputed, .measured { color: #51606f; }
 """
 _MEANING = {
     "proven": "Signed statements that contradict each other, or what f+1 other brokers signed. "
@@ -35,6 +35,8 @@ _MEANING = {
     "disputed": "One node's word against another's: somebody lies, and it cannot be said who. The "
     "score is the share of explanations that contain the node; it is below 1, so these are not "
     "named.",
+    "measured": "These spoke later than the others did, as far as single observers can tell. So "
+    "does a node far away: this is a measurement, and says nothing of anybody.",
 }
 
 Row = Mapping[str, Any]
@@ -109,7 +111,7 @@ def _summary(rows: Sequence[Row]) -> str:
     }
     return (
         f"{counts['proven']:,} proven, {counts['suspected']:,} suspected, "
-        f"{counts['disputed']:,} disputed."
+        f"{counts['disputed']:,} disputed, {counts['measured']:,} measured as late."
     )
 
 

@@ -2,7 +2,7 @@
 
 A node is *named* if it is proven or suspected. Precision asks how many of the named ones are
 faulty; recall asks how many of those whose deeds are plain (`labels`) are named. What is word
-against word, slight or idle is counted apart, and so is what is proven.
+against word, slight, merely late or idle is counted apart, and so is what is proven.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 #: Statuses of nodes that lied.
-LIED = ("plain", "word-against-word", "slight", "idle", "false-witness")
+LIED = ("plain", "word-against-word", "slight", "late", "idle", "false-witness")
 
 
 def standings(verdicts: DataFrame) -> DataFrame:
@@ -23,7 +23,8 @@ def standings(verdicts: DataFrame) -> DataFrame:
     rank = (
         F.when(F.col("standing") == "proven", 3)
         .when(F.col("standing") == "suspected", 2)
-        .otherwise(1)
+        .when(F.col("standing") == "disputed", 1)
+        .otherwise(0)  # measured: nothing is said of it
     )
     return verdicts.groupBy("run", "node").agg(F.max(rank).alias("rank"))
 

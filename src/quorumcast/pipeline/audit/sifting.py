@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quorumcast.agents.observation import COLUMNS, DOCUMENT_COLUMNS, Kind
+from quorumcast.agents.turnout import PATIENCE_MS
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import MAX_SEATS
 from quorumcast.core.machine import Suspicion
@@ -59,7 +60,7 @@ PATIENT_SUSPICIONS = (
     Suspicion.WITHOUT_HISTORY,
 )
 #: So many seconds before and after count as well: patience is lost later than there was cause.
-STRAIN_REACHES_S = 3
+STRAIN_REACHES_S = -(-PATIENCE_MS // 1000)
 
 _SEAT = rf"#(?:{'|'.join(map(str, range(1, MAX_SEATS + 1)))})\z"
 

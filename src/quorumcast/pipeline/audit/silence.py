@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from quorumcast.agents.inquiries import AGAIN
 from quorumcast.agents.observation import DOWN, Kind
-from quorumcast.pipeline.audit.answers import ANSWERABLE
 from quorumcast.pipeline.audit.charges import Case, Charge
-
-#: For so long, and this share of the run, must somebody have said nothing: others stand still.
-SILENT_MS, SILENT_SHARE = 1000, 0.25
+from quorumcast.pipeline.audit.thresholds import ANSWERABLE, SILENT_MS, SILENT_SHARE
 
 WHY = "has fallen silent"
 

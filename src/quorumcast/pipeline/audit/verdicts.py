@@ -4,7 +4,8 @@
 charges, and accused by more nodes than may lie together (or a publisher that may be behind what
 more brokers are accused of than may be faulty together). *Disputed*: in some explanations, or in
 all of them only because of what it says of others; its score is the share of them, always below
-that of a suspect, which is 1. Weather that no rule foresaw must not make a liar of whoever reports
+that of a suspect, which is 1. *Measured*: it was later than the others, which says nothing of it.
+Weather that no rule foresaw must not make a liar of whoever reports
 it, so soft charges count only where there are enough of them. Charges that no weather looks like
 are *sure*: whom one of these accuses, and no explanation leaves out, needs no second accuser, and
 nobody who makes them against more than can be faulty is believed.
@@ -21,12 +22,15 @@ from quorumcast.faults.diagnosis import Clause, Diagnosis, Model, diagnose
 from quorumcast.pipeline.audit.charges import Case, Charge, accusers_of, firm_charges
 from quorumcast.pipeline.audit.dissents import Dissent, dissent_charges
 from quorumcast.pipeline.audit.faces import two_faced
+from quorumcast.pipeline.audit.lateness import Lateness, lateness
 from quorumcast.pipeline.audit.leaders import GAVE_UP, leader_charges
 from quorumcast.pipeline.audit.omissions import soft_charges
 from quorumcast.pipeline.audit.proofs import Proof
 
 #: Accusers that are named beside a verdict.
 MOST_NAMED = 12
+#: The standing of a measurement.
+MEASURED = "measured"
 #: What somebody does that makes correct nodes look like liars.
 BEHIND, BEHIND_WHAT = "misled", "may be behind that somebody "
 
@@ -56,6 +60,7 @@ class Conclusion(msgspec.Struct, frozen=True):
     charges: tuple[Charge, ...]
     proofs: tuple[Proof, ...]
     consistent: bool
+    lateness: tuple[Lateness, ...] = ()
 
 
 class Weights:
@@ -173,6 +178,7 @@ def conclude(
         charges=(*charges, *(c for c in sure if c.accused in forced and c not in charges)),
         proofs=tuple(proofs),
         consistent=by_firm.consistent,
+        lateness=tuple(lateness(case)),
     )
 
 
@@ -276,7 +282,28 @@ def verdicts(conclusion: Conclusion) -> list[Verdict]:
         else:
             standing, score = "disputed", min(0.99, disputed[node])
         found += _of_node(conclusion, node, standing, score, explanations)
-    return found
+    return found + _measurements(conclusion.lateness)
+
+
+def _measurements(late: Iterable[Lateness]) -> list[Verdict]:
+    """One row per node that was later than the others; it is no verdict on anybody."""
+    by_node: dict[str, list[Lateness]] = {}
+    for one in late:
+        by_node.setdefault(one.node, []).append(one)
+    return [
+        Verdict(
+            node=node,
+            standing=MEASURED,
+            score=0.0,
+            deed="late",
+            towards=tuple(sorted({one.observer for one in measured}))[:MOST_NAMED],
+            reasons=tuple(sorted({one.text for one in measured})),
+            count=sum(one.count for one in measured),
+            t_ms=min(one.t_ms for one in measured),
+            until_ms=max(one.until_ms for one in measured),
+        )
+        for node, measured in by_node.items()
+    ]
 
 
 def _of_node(

@@ -1,0 +1,86 @@
+"""Distance is no deed: in simulated cells of correct nodes nobody is named for being far away."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.judging import features_of
+
+from quorumcast.core.ids import Channel, NodeId
+from quorumcast.faults.diagnosis import Model
+from quorumcast.manifest.policy import POLICY_NAMES, Policy
+from quorumcast.pipeline.audit.charges import Case
+from quorumcast.pipeline.audit.dissents import find_dissents
+from quorumcast.pipeline.audit.proofs import find_proofs
+from quorumcast.pipeline.audit.verdicts import Conclusion, conclude, verdicts
+from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
+from quorumcast.sim.network import LinkWeather, Weather
+from quorumcast.sim.observed import perform_observed
+from quorumcast.sim.plan import Act, Plan
+
+ORDERS = Channel("orders")
+BROKERS = broker_names(4)
+CLIENTS = (*PUBLISHERS[:2], *SUBSCRIBERS[:2])
+#: How long publishers go on, and every broker has to answer for what it did not say.
+LINGER_MS = 12_000
+
+
+def judged(policy: str, links: tuple[LinkWeather, ...], seed: int = 1) -> Conclusion:
+    """The verdict on a run of correct nodes, every one of which observes."""
+    joins = [Act(0, "join", subscriber, ORDERS) for subscriber in SUBSCRIBERS[:2]]
+    kept = Policy.named(policy, alpha=8)
+    plan = Plan(
+        seed=seed,
+        policy=kept,
+        brokers=4,
+        f=1,
+        weather=Weather(links=links),
+        publishers=PUBLISHERS[:2],
+        subscribers=SUBSCRIBERS[:2],
+        channels=(channel_entry(ORDERS, kept),),
+        acts=tuple(joins),
+    )
+    run = perform_observed(plan, LINGER_MS)
+    assert not run.outcome.violations
+    case = Case(run.manifest, features_of(run.observations))
+    signed = [(who, one.data) for who, one in run.documents if one.kind == "statement"]
+    evidence = [(who, one.data) for who, one in run.documents if one.kind == "evidence"]
+    proofs = find_proofs([run.manifest], evidence, signed)
+    model = Model(run.manifest.broker_ids, run.manifest.f)
+    return conclude(case, model, proofs, find_dissents(run.manifest, signed))
+
+
+def far(broker: NodeId, there_ms: int, back_ms: int) -> tuple[LinkWeather, ...]:
+    """The links of one broker, so much longer than the others in each direction."""
+    peers = [peer for peer in (*BROKERS, *CLIENTS) if peer != broker]
+    return tuple(
+        link
+        for peer in peers
+        for link in (
+            LinkWeather(peer, broker, there_ms, 2),
+            LinkWeather(broker, peer, back_ms, 2),
+        )
+    )
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize(
+    ("broker", "there_ms", "back_ms"),
+    [
+        (BROKERS[0], 15, 15),  # the first leader
+        (BROKERS[3], 50, 50),
+        (BROKERS[0], 200, 200),
+        (BROKERS[3], 200, 200),
+        (BROKERS[0], 0, 200),
+        (BROKERS[3], 200, 0),
+    ],
+)
+def test_correct_broker_far_away_is_not_named(
+    policy: str, broker: NodeId, there_ms: int, back_ms: int
+) -> None:
+    assert judged(policy, far(broker, there_ms, back_ms)).named == ()
+
+
+def test_distance_is_shown_as_a_measurement() -> None:
+    found = verdicts(judged("ab", far(BROKERS[3], 50, 50)))
+    assert [(v.node, v.standing, v.deed) for v in found] == [(BROKERS[3], "measured", "late")]
+    assert "Vote: half come within 160 ms, of the next slowest within 5 ms" in found[0].reasons
