@@ -125,8 +125,8 @@ def test_what_strain_of_many_may_have_caused_is_not_counted(
             observer, B1, kind=kind, reason=reason, t_ms=1000 * second, until_ms=1000 * second
         )
 
-    rows = [at(5, who, "strained") for who in strained]
-    rows += [at(second, BOB, "missing") for second in (1, 2, 8, 9)]
+    rows = [at(10, who, "strained") for who in strained]
+    rows += [at(second, BOB, "missing") for second in (4, 5, 15, 16)]
     rows += [at(6, CAROL, "suspect", "silent"), at(6, CAROL, "suspect", "dissent")]
     rows += [at(6, B2, "refused", "bad-mac"), at(6, ALICE, "heard")]
     found = features(spark.createDataFrame(rows, OBSERVATIONS)).collect()
