@@ -388,6 +388,13 @@ def test_publisher_history_names_only_what_was_sent_and_whole_runs() -> None:
     assert [(h.first, len(h.digests) // 32) for h in histories(more)] == [(5, 3)]
 
 
+def test_publisher_sends_a_history_before_brokers_let_go_of_what_it_names() -> None:
+    """They retain so many bytes, and echo only what they hold."""
+    made = publisher(limited("ab+history", alpha=100, window=100, retained_bytes=4000))
+    sent = [h for n in range(8) for h in histories(submit(made, b"%d" % n * 400))]
+    assert [(h.first, len(h.digests) // 32) for h in sent] == [(1, 3), (4, 3)]
+
+
 def test_publisher_that_finishes_covers_its_tail_at_once() -> None:
     made = publisher(limited("ab+history", alpha=10))
     assert histories(submit(made, b"a", b"b")) == []

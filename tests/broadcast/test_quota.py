@@ -79,3 +79,12 @@ def test_ledger_that_joined_late_is_not_exhausted_before_it_got_back_the_rest() 
     held.join(5, 5, trusted=False)
     assert held.begun
     assert not held.exhausted
+
+
+def test_quota_with_other_limits_lets_go_with_the_next_publication() -> None:
+    quota = Quota(LIMITS)
+    held = shelf(quota, 2, *(b"x",) * 6)
+    quota.limit(Limits(retained_publications=3))
+    assert len(held) == 6
+    held.append(digest(b"y"), b"y")
+    assert span(held) == (5, 8)

@@ -98,6 +98,12 @@ FOUND = [
     # A subscriber began with publications that only a history before its first one names: one
     # broker had answered before there was any, another had the history and not what it names.
     "chain+history-drop-210009626",
+    # A broker whose earlier life had let go of more than its peers took itself for one that lacks
+    # everything, and called itself late for ever.
+    "brb-retelling-18",
+    # A broker held histories and lacked the readies of peers that had restarted since: they were
+    # delivered by everybody else, and never here.
+    "ab+history-censor-channel-2067",
 ]
 
 

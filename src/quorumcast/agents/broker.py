@@ -334,17 +334,24 @@ class Broker:
             return [Drop(DropReason.UNEXPECTED, sender)]
         if _highest(message) > MAX_NUMBER:
             return [Drop(DropReason.OUT_OF_WINDOW, sender)]
-        whole_runs = desk.entry.policy.broadcast is Broadcast.BRACHA
-        if self._pledges and self._pledges.broken_by(event, data, whole_runs=whole_runs):
+        if self._pledges and self._pledges.broken_by(
+            event, data, whole_runs=desk.entry.policy.broadcast is Broadcast.BRACHA
+        ):
             # Only what the publisher said itself is held against it.
             blame = [Suspect(sender, Suspicion.EQUIVOCATION, data)] if own else []
             return [Drop(DropReason.CONFLICT, sender), *blame]
-        told = isinstance(message, Publish | ChainRun | Open)
-        ledger = desk.ledger(stream.lane)
+        if isinstance(message, Open):
+            return self._on_open(desk, event, stream.lane, now)
+        told = isinstance(message, Publish | ChainRun)
+        return self._finish(desk, desk.carrier.handle(event, now), stream.lane, told=told)
+
+    def _on_open(self, desk: Desk, event: Receive, lane: Lane, now: Millis) -> list[Effect]:
+        """A publisher says from where on it can repeat a stream; peers may have what it cannot."""
+        ledger = desk.ledger(lane)
         base = ledger.base
-        effects = self._finish(desk, desk.carrier.handle(event, now), stream.lane, told=told)
-        if isinstance(message, Open) and (ledger.base > base or ledger.left_behind):
-            effects += self._recovery.left_out(data)
+        effects = self._finish(desk, desk.carrier.handle(event, now), lane, told=True)
+        if ledger.base > base or ledger.left_behind:
+            effects += self._recovery.left_out(desk.stream)
         return effects
 
     def _on_recovery(self, event: Receive, now: Millis) -> list[Effect]:

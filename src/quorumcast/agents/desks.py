@@ -409,6 +409,7 @@ class Desks:
             quota = self._quotas.get(key)
             if quota is None:
                 quota = self._quotas[key] = Quota(desk.entry.policy.limits)
+            quota.limit(desk.entry.policy.limits)
             carrier.ledger.share(quota, stream.incarnation)
             # The life before it is not the newest any more, and may have nothing left.
             quota.emptied = True

@@ -38,6 +38,8 @@ TAIL_MS = 80
 MAX_RUN_BYTES = 2 * 1024 * 1024
 #: A rest of no more than this goes with the run before it: ordering a small run costs as much.
 MAX_REST_BYTES = MAX_RUN_BYTES // 4
+#: A history is sent at the latest for this part of the bytes that brokers retain.
+HISTORY_PART = 4
 
 
 class Retransmit(Timer, frozen=True, tag=True):
@@ -56,12 +58,14 @@ class Line:
     """What a publisher keeps for one stream."""
 
     __slots__ = (
+        "_history_bytes",
         "_judged",
         "_keyring",
         "_limit",
         "_missed",
         "_policy",
         "_uncovered",
+        "_uncovered_bytes",
         "alpha",
         "covered",
         "data",
@@ -103,8 +107,11 @@ class Line:
         self.alpha = policy.alpha
         #: Every number up to this one is in a history that was sent.
         self.covered = 0
-        #: Digests of the runs since `covered`.
-        self._uncovered: deque[bytes] = deque()
+        #: Digests of the runs since `covered`, and how many bytes each of them has.
+        self._uncovered: deque[tuple[bytes, int]] = deque()
+        self._uncovered_bytes = 0
+        #: A history is due for so many bytes: brokers echo it only while they retain all of them.
+        self._history_bytes = policy.limits.retained_bytes // HISTORY_PART
         #: What subscribers were said to have missed at the last history.
         self._missed = 0
         #: The last history that α was adapted to.
@@ -147,7 +154,9 @@ class Line:
             digests, sent = self.data.submit(run)
             effects += sent
             if self.history is not None:
-                self._uncovered.append(digests)
+                size = sum(map(len, run))
+                self._uncovered.append((digests, size))
+                self._uncovered_bytes += size
                 effects += self._maybe_send_history()
         self.last_submit = now
         return effects
@@ -171,9 +180,12 @@ class Line:
         return runs
 
     def _maybe_send_history(self) -> list[Effect]:
-        """A history whenever α publications are on their way without one."""
+        """A history whenever α publications, or many bytes, are on their way without one."""
         effects: list[Effect] = []
-        while self._uncovered and self.data.reach - self.covered >= self.alpha:
+        while self._uncovered and (
+            self.data.reach - self.covered >= self.alpha
+            or self._uncovered_bytes >= self._history_bytes
+        ):
             sent = self.send_history()
             if not sent:
                 break
@@ -189,9 +201,14 @@ class Line:
         if self.history is None:
             return []
         most = min(self.data.reach - self.covered, 2 * self._policy.alpha_ceiling) * DIGEST_SIZE
-        digests = b""
-        while self._uncovered and len(digests) + len(self._uncovered[0]) <= most:
-            digests += self._uncovered.popleft()
+        digests, size = b"", 0
+        while self._uncovered and len(digests) + len(self._uncovered[0][0]) <= most:
+            if digests and size + self._uncovered[0][1] > 2 * self._history_bytes:
+                break
+            run, run_size = self._uncovered.popleft()
+            digests += run
+            size += run_size
+        self._uncovered_bytes -= size
         if not digests:
             return []
         statement = HistoryStatement(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quorumcast.agents.desks import Desk
 from quorumcast.agents.pledges import Pledges
+from quorumcast.broadcast.bracha import Bracha
 from quorumcast.core.ids import Stream
 from quorumcast.core.machine import Bodies
 from quorumcast.core.statements import Basis
@@ -34,17 +35,32 @@ class Job:
             self.bodies = None
 
 
+def front(desk: Desk | None, stream: Stream) -> int:
+    """From where on a broker goes on by the word of its peers.
+
+    After what it holds; but where brokers deliver runs together, after what it knows to be
+    delivered. Peers that have restarted since do not repeat their readies, and it would wait for
+    those of numbers that it holds for ever.
+    """
+    if desk is None:
+        return 1
+    carrier = desk.lane(stream.lane)
+    if isinstance(carrier, Bracha):
+        return max(carrier.final + 1, carrier.ledger.base)
+    return carrier.ledger.next
+
+
 def borders(job: Job, desk: Desk | None) -> bool:
     """Whether a range still lies right after, or right before, what is held."""
     if desk is None:
         return False
-    carrier = desk.lane(job.stream.lane)
-    return job.first == carrier.ledger.next or job.first + job.count == carrier.final_from
+    before = job.first + job.count == desk.lane(job.stream.lane).final_from
+    return before or is_after(job, desk)
 
 
 def is_after(job: Job, desk: Desk | None) -> bool:
     """Whether a range lies after what is held, and not before."""
-    return desk is not None and job.first == desk.ledger(job.stream.lane).next
+    return desk is not None and job.first == front(desk, job.stream)
 
 
 def own_words(entry: ChannelEntry, pledges: Pledges, stream: Stream, end: int) -> int:

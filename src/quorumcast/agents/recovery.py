@@ -38,7 +38,7 @@ from collections.abc import Iterable
 
 from quorumcast.agents.desks import Desk, Desks
 from quorumcast.agents.holdings import Holdings, recoverable
-from quorumcast.agents.lost_range import Job, borders, is_after, own_words
+from quorumcast.agents.lost_range import Job, borders, front, is_after, own_words
 from quorumcast.agents.outpaced import UNANSWERED, Outpaced
 from quorumcast.agents.pace import GRACE, Pace
 from quorumcast.agents.pledges import Attested, Pledges
@@ -327,9 +327,10 @@ class Recovery:
         if ledger is None or not ledger.begun:
             if self._entry(stream) is None or (desk is None and self._desks.over(stream)):
                 return None
-            held, end = 1, self._holdings.boundary(entry, stream)
+            held = 1 if ledger is None else ledger.next
+            end = self._holdings.boundary(entry, stream)
         else:
-            held, end = ledger.next, self._holdings.end(entry, stream)
+            held, end = front(desk, stream), self._holdings.end(entry, stream)
             if stream.lane is Lane.DATA and not recoverable(entry):
                 # A broker beside the chain lacks everything; one that comes back only the past.
                 end = min(end, ledger.unrepeated)

@@ -164,11 +164,14 @@ class Bracha:
         self._go_on()
 
     def recover(self, first: int, digests: list[Digest], bodies: tuple[bytes, ...]) -> bool:
-        """Write what others delivered, right before or right after what is held."""
-        if first == self.ledger.next:
-            for digest, body in zip(digests, bodies, strict=True):
+        """Write what others delivered, right before what is held or from what is delivered on."""
+        if first > self.final and first <= self.ledger.next:
+            known = min(len(digests), self.ledger.next - first)
+            if known and self.ledger.digests(first, known) != b"".join(digests[:known]):
+                return False
+            for digest, body in zip(digests[known:], bodies[known:], strict=True):
                 self.ledger.append(digest, body)
-            self._go_on()
+            self._deliver_upto(first + len(digests) - 1)
             return True
         at_base = first + len(digests) == self.ledger.base
         return at_base and self.ledger.prepend(digests, bodies)
@@ -204,11 +207,20 @@ class Bracha:
 
     def _go_on(self) -> None:
         """Leave out what lies before the ledger."""
-        first = self.ledger.next
-        self._expected = max(self._expected, first)
-        self._delivered = max(self._delivered, first - 1)
-        for stale in [number for number in self._instances if number < first]:
-            self._forget(stale)
+        self._deliver_upto(self.ledger.next - 1)
+
+    def _deliver_upto(self, number: int) -> None:
+        """Everything up to a number is delivered, by the word of others."""
+        self._expected = max(self._expected, number + 1)
+        self._delivered = max(self._delivered, number)
+        for first in sorted(first for first in self._instances if first <= number):
+            instance = self._instances[first]
+            found = None if instance.ready is None else instance.contents.get(instance.ready)
+            if found is None or instance.ready is None or first + len(found[0]) > self.ledger.next:
+                self._forget(first)
+            else:
+                # Others may still ask how it ended.
+                self._retire(first, instance.ready, len(found[0]))
 
     def _on_publish(self, event: Receive, run: Publish) -> list[Effect]:
         if not publisher_of(self.stream, event.sender):

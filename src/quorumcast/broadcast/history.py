@@ -210,7 +210,7 @@ class History:
         self, first: int, digests: list[Digest], bodies: tuple[bytes, ...]
     ) -> bool:
         """Write histories that others delivered, and learn what they name."""
-        after = first == self._bracha.ledger.next
+        after = first > self._bracha.final
         if not self._bracha.recover(first, digests, bodies):
             return False
         if after:

@@ -41,8 +41,7 @@ class Quota:
     )
 
     def __init__(self, limits: Limits) -> None:
-        self.most = limits.retained_publications
-        self.most_bytes = limits.retained_bytes
+        self.limit(limits)
         #: The ledgers that share this quota, by incarnation.
         self._shelves: dict[int, Shelf] = {}
         #: Sums over all of them.
@@ -52,6 +51,11 @@ class Quota:
         self.pending_bytes = 0
         #: Whether one of them has become empty since somebody looked.
         self.emptied = False
+
+    def limit(self, limits: Limits) -> None:
+        """Go by these limits from the next publication on."""
+        self.most = limits.retained_publications
+        self.most_bytes = limits.retained_bytes
 
     def enter(self, incarnation: int, shelf: Shelf) -> None:
         """A ledger that is still empty takes part."""
@@ -75,6 +79,8 @@ class Quota:
             self._oldest().let_go()
 
     def _oldest(self) -> Shelf:
+        if len(self._shelves) == 1:  # nearly always
+            return next(iter(self._shelves.values()))
         lives = [(incarnation >> 1, shelf) for incarnation, shelf in self._shelves.items()]
         first = min(life for life, shelf in lives if len(shelf))
         return max((shelf for life, shelf in lives if life == first), key=len)

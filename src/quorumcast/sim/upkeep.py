@@ -94,9 +94,11 @@ class Upkeep:
         """
         top = max((number for number, digest in decided.items() if digest), default=0)
         base, end, floor = top + 1, top + 1, 1
-        if mine is not None and mine.carrier.ledger.begun:
+        if mine is not None:
             ledger = mine.carrier.ledger
-            base, end, floor = ledger.base, ledger.next, ledger.floor
+            floor = ledger.floor
+            if ledger.begun:
+                base, end = ledger.base, ledger.next
         return [n for n in (base - 1, end) if floor <= n <= top and decided.get(n)]
 
     def _decided(self, desks: list[Desk], needed: int) -> dict[int, bytes | None]:
