@@ -1135,15 +1135,18 @@ def test_broker_that_leaves_out_a_run_of_one_chain_has_skipped(
     assert broker.found("skipped") == skipped
 
 
-def test_statement_that_f_plus_one_others_give_is_owed() -> None:
+@pytest.mark.parametrize(("count", "owed"), [(256, {(B3, "mute", "Checkpoint")}), (255, set())])
+def test_statement_on_a_whole_segment_that_f_plus_one_others_give_is_owed(
+    count: int, owed: set[tuple[str, str, str]]
+) -> None:
     bob = Watched(BOB, "subscriber", "brb")
     # The fourth does not know that Bob listens.
     for broker in (B1, B2, B3):
         bob.hear(broker, Positions(ORDERS, ()))
     for broker in (B1, B2):
-        bob.hear(broker, Checkpoint(bob.cell.segment(broker, 1, b"1")[1]))
+        bob.hear(broker, Checkpoint(bob.cell.segment(broker, 1, *[b"1"] * count)[1]))
     bob.now += PATIENCE_MS
-    assert bob.found("missing") == {(B3, "mute", "Checkpoint")}
+    assert bob.found("missing") == owed
 
 
 @pytest.mark.parametrize(("heard", "reason"), [(True, ""), (False, "mute")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from tests.support.judging import features_of
 
@@ -15,7 +17,7 @@ from quorumcast.pipeline.audit.verdicts import Conclusion, conclude, verdicts
 from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
 from quorumcast.sim.network import LinkWeather, Weather
 from quorumcast.sim.observed import perform_observed
-from quorumcast.sim.plan import Act, Plan
+from quorumcast.sim.plan import Act, Plan, small_limits
 
 ORDERS = Channel("orders")
 BROKERS = broker_names(4)
@@ -27,7 +29,7 @@ LINGER_MS = 12_000
 def judged(policy: str, links: tuple[LinkWeather, ...], seed: int = 1) -> Conclusion:
     """The verdict on a run of correct nodes, every one of which observes."""
     joins = [Act(0, "join", subscriber, ORDERS) for subscriber in SUBSCRIBERS[:2]]
-    kept = Policy.named(policy, alpha=8)
+    kept = Policy.named(policy, alpha=8, limits=small_limits())
     plan = Plan(
         seed=seed,
         policy=kept,
@@ -78,6 +80,19 @@ def test_correct_broker_far_away_is_not_named(
     policy: str, broker: NodeId, there_ms: int, back_ms: int
 ) -> None:
     assert judged(policy, far(broker, there_ms, back_ms)).named == ()
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_nobody_is_named_where_every_direction_of_every_link_is_different(policy: str) -> None:
+    rng = random.Random(f"distances {policy}")
+    everyone = (*BROKERS, *CLIENTS)
+    links = tuple(
+        LinkWeather(a, b, rng.randrange(201), 2)
+        for a in everyone
+        for b in everyone
+        if a != b and (a in BROKERS or b in BROKERS)
+    )
+    assert judged(policy, links).named == ()
 
 
 def test_distance_is_shown_as_a_measurement() -> None:

@@ -408,7 +408,11 @@ class Observer:
         self._keep("statement", sender, msgspec.json.encode(signed))
         stream, first = statement.stream, statement.first
         place = (statement.stream, statement.first)
-        if self._statements.spoke(now, sender, place) > self._manifest.f:
+        # Whole segments are signed for everybody. A part is signed on request, by the brokers that
+        # have come so far by then.
+        if self._is_whole(statement) and (
+            self._statements.spoke(now, sender, place) > self._manifest.f
+        ):
             self._statements.enough(now, place)
         if statement.count > MAX_REMEMBERED:
             return
@@ -419,6 +423,10 @@ class Observer:
         voted = [self._words.vote_of(sender, (stream, number)) for number in numbers]
         if statement.basis is Basis.FORWARDED and _another_root(statement, voted):
             self.notes.add(now, Kind.CONTRADICTS, sender, "itself", "Checkpoint", stream, first)
+
+    def _is_whole(self, statement: SegmentStatement) -> bool:
+        entry = self._manifest.channel(statement.stream.channel)
+        return entry is not None and statement.count == entry.policy.limits.segment
 
     def _on_histories(self, stream: Stream, bodies: tuple[bytes, ...]) -> None:
         for body in bodies:

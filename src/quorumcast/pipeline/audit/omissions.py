@@ -59,8 +59,8 @@ UNFETCHABLE = "proposed what nobody has"
 OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", "Accept", "Checkpoint")
 #: What they say of histories too, and there all of them do: an account of its own.
 OF_HISTORIES = {"Ack": "Ack (history)", "Vote": "Vote (history)"}
-#: By which a broker asks for state, for what was decided, and for what is in it.
-ASKING = (TAKES_STATE, "LogQuery", "Fetch")
+#: By which a broker asks for state, and for what was decided.
+ASKING = (TAKES_STATE, "LogQuery")
 #: Where brokers accept what they are shown, and not what others write.
 CRASH_LOG = log_stream(Protection.CRASH).channel
 
@@ -80,6 +80,8 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
     ordered = {channel.name for channel in case.manifest.channels if channel.policy.total}
     # A broker that took the state of others does not sign what lies before it.
     jumping = jumps_of(case)
+    # A broker that asks what was decided is told, and need not accept it.
+    asking = {who for _, who, message in case.heard if message in ASKING}
 
     def owed_anyway(f: Feature) -> bool:
         return f.message in WHOEVER_LIES and case.settles(f) and f.publisher not in case.flooding
@@ -90,6 +92,7 @@ def soft_charges(case: Case, lying: Collection[str], firm: Sequence[Charge] = ()
         if (f.channel not in chained or f.lane or f.message in ("Contents", "ChainRun"))
         and (f.publisher not in lying or owed_anyway(f))
         and not (f.message == "Checkpoint" and f.channel in ordered and f.accused in jumping)
+        and not (f.message == "Accept" and f.accused in asking)
     ]
     missing: Accounts = {}
     for feature in features:
@@ -159,8 +162,6 @@ def _outstanding(case: Case, accounts: Accounts, firm: Sequence[Charge]) -> list
                 elif not excused:
                     # Nor from accepting what is ordered and voting for it: it can fetch it.
                     charges = [_of_publishers(c) for c in charges]
-                if message == "Accept":
-                    charges = [_or_liars(case, c, firm) for c in charges]
                 many = account.failed.total() >= STRONG and account.share >= STRONG_SHARE
                 if many and message != "Checkpoint":
                     charges = [msgspec.structs.replace(c, strong=True) for c in charges]
@@ -212,18 +213,6 @@ def _or_leaders(case: Case, charge: Charge) -> Charge:
         if (feature.observer, feature.reason) == (charge.accused, UNSHOWN):
             unshown[feature.accused] += feature.count
     leaders = {leader for leader in _heard_lead(case, charge) if unshown[leader] >= LEAST}
-    return msgspec.structs.replace(charge, clause=charge.clause | leaders)
-
-
-def _or_liars(case: Case, charge: Charge, firm: Sequence[Charge]) -> Charge:
-    """The same charge, or one of leaders that told a broker something else than the others.
-
-    It does not accept that, and asks the others what was decided.
-    """
-    if not any(who == charge.accused and message in ASKING for _, who, message in case.heard):
-        return charge
-    liars = {c.accused for c in firm if c.observer == charge.accused and c.deed == "equivocated"}
-    leaders = liars & _heard_lead(case, charge)
     return msgspec.structs.replace(charge, clause=charge.clause | leaders)
 
 
