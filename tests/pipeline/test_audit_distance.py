@@ -12,12 +12,14 @@ from quorumcast.faults.diagnosis import Model
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.pipeline.audit.charges import Case
 from quorumcast.pipeline.audit.dissents import find_dissents
+from quorumcast.pipeline.audit.labels import adversary_of
 from quorumcast.pipeline.audit.proofs import find_proofs
 from quorumcast.pipeline.audit.verdicts import Conclusion, conclude, verdicts
 from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
 from quorumcast.sim.network import LinkWeather, Weather
 from quorumcast.sim.observed import perform_observed
 from quorumcast.sim.plan import Act, Plan, small_limits
+from quorumcast.sim.scenario import draw
 
 ORDERS = Channel("orders")
 BROKERS = broker_names(4)
@@ -99,3 +101,15 @@ def test_distance_is_shown_as_a_measurement() -> None:
     found = verdicts(judged("ab", far(BROKERS[3], 50, 50)))
     assert [(v.node, v.standing, v.deed) for v in found] == [(BROKERS[3], "measured", "late")]
     assert "Vote: half come within 160 ms, of the next slowest within 5 ms" in found[0].reasons
+
+
+def test_labelled_runs_have_links_that_differ_by_direction() -> None:
+    plans = [draw(seed, None, adversary_of(seed)) for seed in range(48)]
+    distances = [
+        {(link.sender, link.receiver): link.latency_ms for link in plan.weather.links}
+        for plan in plans
+    ]
+    assert max(ms for links in distances for ms in links.values()) == 200
+    asymmetric = [d for d in distances if any(ms != d.get((b, a), ms) for (a, b), ms in d.items())]
+    assert len(asymmetric) >= len(plans) // 8
+    assert 2 * sum(map(bool, distances)) >= len(plans)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import msgspec
 import pytest
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, STREAM, Cell, digests
@@ -34,8 +37,9 @@ from quorumcast.core.quorum import Protection
 from quorumcast.faults.contract import Later
 from quorumcast.faults.diagnosis import Model, diagnose
 from quorumcast.manifest.policy import Policy
-from quorumcast.pipeline.audit.labels import ideal_clauses
+from quorumcast.pipeline.audit.labels import ideal_clauses, statuses
 from quorumcast.sim.deeds import Deed, Deeds
+from quorumcast.sim.observed import ObservedRun
 
 CELL = Cell(Policy.named("brb"))
 MODEL = Model(CELL.manifest.broker_ids, 1)
@@ -180,6 +184,11 @@ def test_what_is_only_put_off_is_no_report_against_anybody() -> None:
     done = deeds.done(END)
     assert {(key.deed, key.node) for key in done} == {(Deed.DELAYED, B2)}
     assert ideal_clauses(done, {}, is_settled=True) == ([], {})
+    run = SimpleNamespace(
+        manifest=CELL.manifest, faulty={B2: "slow", B3: "slow"}, deeds=done, differences={}
+    )
+    found = statuses(cast(ObservedRun, run), MODEL, {})
+    assert found == {B2: ("slow", "late"), B3: ("slow", "idle")}
 
 
 @pytest.mark.parametrize(("misled", "plain"), [((B4,), ()), ((B2, B3, B4), (B1,)), ((B3, B4), ())])
