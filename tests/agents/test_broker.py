@@ -50,6 +50,7 @@ from quorumcast.core.machine import (
     Effect,
     Forget,
     Persist,
+    Persisted,
     Receive,
     Record,
     Restored,
@@ -77,6 +78,7 @@ from quorumcast.core.messages import (
     Ready,
     Refuse,
     Subscribe,
+    Survey,
     Unsubscribe,
     Vote,
 )
@@ -547,12 +549,60 @@ def test_broker_with_a_journal_echoes_no_run_that_is_cut_differently(
     assert len(sent(synced(again.handle(publish(1, b"a", b"b"), T0)), Echo)) == 1
 
 
+def test_broker_with_a_journal_is_ready_only_once_the_disk_holds_its_echo() -> None:
+    """It counts its own echo: a crash in between, and it could echo another run."""
+    made = broker(Policy.named("brb", journal=True))
+    made.handle(publish(1, b"a"), T0)
+    made.handle(echo(B2), T0)
+    effects = made.handle(echo(B3), T0)
+    assert sent(effects, Ready) == []
+    assert len(sent(synced(effects), Ready)) == 1
+
+
+def test_broker_with_a_journal_repeats_only_what_the_disk_holds() -> None:
+    made = broker(Policy.named("ab", journal=True))
+    effects = made.handle(publish(1, b"a"), T0)
+    (record,) = [e.record for e in effects if isinstance(e, Persist)]
+    asked = subscribe(BOB, Cursor(STREAM, 1))
+    assert sent(made.handle(asked, T0), Vote) == []
+    surveyed = Receive(B2, Survey(ORDERS, b""))
+    assert [p.positions for p in positions(made.handle(surveyed, T0))] == [()]
+    made.handle(Persisted(record), T0)
+    assert len(sent(made.handle(asked, Millis(APART_MS)), Vote)) == 1
+
+
+def test_broker_never_replaces_a_pledge_by_a_shorter_one() -> None:
+    """A publisher that repeats half of a run must not make the journal forget the rest."""
+    policy = Policy.named("chain", journal=True)
+    cell, made = Cell(policy), broker(policy)
+    longer, shorter = (b"a", b"b"), (b"a",)
+    records: list[Record] = []
+    for run in (longer, shorter):
+        vouchers = cell.vouchers(ALICE, (B1, B2), 1, run, ORDER)
+        effects = made.handle(chain_run(ALICE, 1, run, ORDER, vouchers), T0)
+        records += [e.record for e in effects if isinstance(e, Persist)]
+    assert records == [Vouched(STREAM, 1, digests(*longer))] * 2
+
+
+def test_broker_keeps_its_word_on_a_channel_that_was_removed_meanwhile() -> None:
+    cell = Cell(JOURNAL)
+    without = replace(cell.manifest, channels=())
+    made = Broker(without, cell.keyring(B1), life=b"another")
+    made.handle(Restored(Vouched(STREAM, 1, digests(b"a"))), T0)
+    made.adopt(replace(cell.manifest, epoch=2), cell.keyring(B1))
+    assert reasons(made.handle(publish(1, b"other"), T0)) == [DropReason.CONFLICT]
+
+
 def test_broker_with_a_journal_signs_only_what_the_disk_holds() -> None:
     made = broker(Policy.named("ab", journal=True), BOB)
     made.handle(publish(1, b"a"), T0)
     effects = made.handle(Receive(BOB, Attest(STREAM, 1)), T0)
     assert sent(effects, Checkpoint) == []
     assert len(sent(synced(effects), Checkpoint)) == 1
+
+
+def positions(effects: list[Effect]) -> list[Positions]:
+    return [s.message for s in sent(effects, Positions) if isinstance(s.message, Positions)]
 
 
 def synced(effects: list[Effect]) -> list[Effect]:
@@ -734,8 +784,8 @@ def test_broker_is_bounded_against_everything_one_client_can_send() -> None:
         feed(
             made.handle,
             Receive(ALICE, Open(stream, i, i)),
-            publish(i, b"x", stream=stream),
-            publish(i, cell.history(i, i, b"x"), stream=stream.history),
+            publish(1, b"x", stream=stream),
+            publish(1, cell.history(1, 1, b"x"), stream=stream.history),
             publish(i, b"%d" % i),
             publish(i, cell.history(i, 1, b"%d" % i), stream=LANE),
             subscribe(ALICE, Cursor(stream, i)),

@@ -513,3 +513,46 @@ def begun(policy: Policy, base: int = 1, end: int = 6) -> Broker:
     for peer in PEERS:
         broker.handle(Receive(peer, Positions(ORDERS, (Position(STREAM, base, end),))), T0)
     return broker
+
+
+@pytest.mark.parametrize("name", ["brb", "ab+history", "chain+history"])
+def test_broker_that_holds_nothing_begins_later_only_where_f_plus_1_peers_are(name: str) -> None:
+    """Otherwise brokers that a liar has begin far ahead could not help to deliver the rest."""
+    broker = Cell(Policy.named(name)).broker(B1)
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+    told = Positions(ORDERS, (Position(STREAM, 1, 6),))
+    broker.handle(Receive(B2, told), T0)
+    asked = broker.handle(Receive(ALICE, Open(STREAM, 6, 6)), T0)
+    assert held(broker) == (1, 1)
+    assert len(messages(asked, Survey)) == 1  # of the one that has answered
+    broker.handle(Receive(B2, told), T0)
+    broker.handle(Receive(B3, told), T0)
+    tick(broker)
+    assert held(broker) == (6, 6)
+    broker.handle(Receive(ALICE, Open(STREAM, 1000, 1000)), T0)
+    assert held(broker) == (6, 6)
+
+
+def test_broker_begins_where_its_publisher_says_if_nobody_knows_of_the_stream() -> None:
+    broker = Cell(Policy.named("brb")).broker(B1)
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+    broker.handle(Receive(ALICE, Open(STREAM, 6, 6)), T0)
+    tick(broker)
+    assert held(broker) == (1, 1)
+    for peer in PEERS:
+        broker.handle(Receive(peer, Positions(ORDERS, ())), T0)
+    tick(broker)
+    assert held(broker) == (6, 6)
+
+
+def test_broker_asks_those_that_hold_it_before_it_leaves_anything_out() -> None:
+    """One peer lags and another lies about where it begins: two still have what is lacking."""
+    broker = begun(AB)
+    for peer, base, end in ((B2, 1, 6), (B3, 1, 7), (B4, 6, 7)):
+        tick(broker, 30)
+        broker.handle(Receive(peer, Positions(ORDERS, (Position(STREAM, base, end),))), T0)
+    asked = recalls(tick(broker, GRACE + 1))
+    assert held(broker) == (1, 3)
+    assert {first for _, first, *_ in asked} == {3}

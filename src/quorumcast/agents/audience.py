@@ -119,7 +119,8 @@ class Audience:
     ) -> list[Effect]:
         """Vote again, from a number on, for what is held."""
         ledger = desk.ledger(stream.lane)
-        stop = first + desk.entry.policy.limits.replayed
+        # What the journal does not hold yet is said when it does.
+        stop = min(first + desk.entry.policy.limits.replayed, desk.sayable(stream.lane))
         reads, size = REPLAY_READS, MAX_FRAME_BYTES // 4
         if asked.until:
             stop, reads, size = min(stop, asked.until), EXCERPT_READS, EXCERPT_BYTES

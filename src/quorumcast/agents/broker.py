@@ -6,7 +6,7 @@ promise to never contradict, after a restart, what it wrote to its journal befor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from quorumcast.agents.admission import Admission
 from quorumcast.agents.audience import ATTESTS, PULLS, Audience
@@ -16,6 +16,7 @@ from quorumcast.agents.membership import Membership
 from quorumcast.agents.pledges import (
     Attested,
     Ended,
+    Pledge,
     Pledges,
     Released,
     Vouched,
@@ -216,12 +217,16 @@ class Broker:
                 self._admission.disk_full = full
                 return []
             case Restored(record=Vouched() | Attested() | Released() as record):
-                if self._manifest.channel(record.stream.channel) is not None:
-                    self._pledges.remember(record)
+                # Also of a channel that is not in this epoch: it may come back in a later one.
+                self._pledges.remember(record)
                 return []
             case Restored(record=Ended() as record):
-                if self._manifest.channel(record.channel) is not None:
-                    self._desks.remember(record)
+                self._desks.remember(record)
+                return []
+            case Persisted(record=Vouched() as record):
+                desk = self._desks.get(record.stream.data)
+                if desk is not None:
+                    desk.written(record)
                 return []
             case Persisted(record=Attested() as record):
                 return self._positioned(self._recovery.journaled(record))
@@ -240,6 +245,7 @@ class Broker:
         sizes = {"streams": len(self._desks), **self._audience.sizes(), **self._admission.sizes()}
         sizes |= self._recovery.sizes() | self.membership.sizes() | self._sequencers.sizes()
         sizes["pledges"] = len(self._pledges)
+        sizes["addresses"] = self._pledges.addresses
         sizes["ended"] = self._desks.remembered
         sizes["complaints"] = sum(desk.complaints for desk in self._desks.all())
         for desk in self._desks.all():
@@ -341,14 +347,22 @@ class Broker:
             blame = [Suspect(sender, Suspicion.EQUIVOCATION, data)] if own else []
             return [Drop(DropReason.CONFLICT, sender), *blame]
         if isinstance(message, Open):
-            return self._on_open(desk, event, stream.lane, now)
+            return self._on_open(desk, event, message, now)
         told = isinstance(message, Publish | ChainRun)
         return self._finish(desk, desk.carrier.handle(event, now), stream.lane, told=told)
 
-    def _on_open(self, desk: Desk, event: Receive, lane: Lane, now: Millis) -> list[Effect]:
+    def _on_open(self, desk: Desk, event: Receive, opened: Open, now: Millis) -> list[Effect]:
         """A publisher says from where on it can repeat a stream; peers may have what it cannot."""
+        lane = opened.stream.lane
         ledger = desk.ledger(lane)
         base = ledger.base
+        if not ledger.begun and desk.entry.policy.settles:
+            word = self._recovery.may_begin(opened)
+            if word is None and event.sender == desk.stream.publisher:
+                ledger.unrepeated = opened.base
+                asked = self._recovery.left_out(desk.stream)
+                return self._finish(desk, [], lane, told=True) + asked
+            event = event if word is None else Receive(event.sender, word)
         effects = self._finish(desk, desk.carrier.handle(event, now), lane, told=True)
         if ledger.base > base or ledger.left_behind:
             effects += self._recovery.left_out(desk.stream)
@@ -379,7 +393,8 @@ class Broker:
                 out += self._journaled(desk, effect)
         statements = desk.notary.newly_whole(desk.carrier)
         if statements and (readers := self._audience.readers(desk.stream.channel)):
-            out += [self._testify(desk, signed, readers) for signed in statements]
+            for signed in statements:
+                out += self._testify(desk, signed, readers)
         out += desk.ack(lane, told=told)
         if desk.entry.policy.journal:
             out += self._release(desk)
@@ -411,26 +426,38 @@ class Broker:
     def _vouch(self, desk: Desk, vouch: Vouch) -> list[Effect]:
         votes = self._audience.votes(desk, vouch)
         if desk.entry.policy.journal:
-            return [Persist(Vouched(vouch.stream, vouch.first, vouch.digests), tuple(votes))]
+            return self._pledge(desk, Vouched(vouch.stream, vouch.first, vouch.digests), votes)
         return votes
 
+    def _pledge(self, desk: Desk, pledge: Pledge, then: Sequence[Effect]) -> list[Effect]:
+        """Say something once the journal holds what it binds this broker to."""
+        record = self._pledges.whole(pledge, desk.ledger(pledge.stream.lane))
+        if record is None:
+            return list(then)
+        desk.writing(record)
+        return [Persist(record, tuple(then))]
+
     def _journaled(self, desk: Desk, effect: Effect) -> list[Effect]:
-        """On a chain the MACs that travel on vouch as well, and in Bracha's broadcast echoes do."""
+        """On a chain the MACs that travel on vouch as well, and in Bracha's broadcast echoes do.
+
+        So does what rests on an echo of ours: a broker that is ready has counted it.
+        """
         if not desk.entry.policy.journal or not isinstance(effect, Send):
             return [effect]
-        pledges: list[Vouched | Attested] = []
+        pledges: list[Pledge] = []
         match effect.message:
             case ChainRun(first=first, digests=digests):
                 pledges = [Vouched(desk.stream, first, digests)]
-            case Echo() as echo:
-                pledges = desk.echoed(echo)
+            case Echo() | Ready() as word:
+                pledges = desk.echoed(word)
             case _:
                 pass
         if not pledges:
             return [effect]
         # The disk keeps the order: once it has the last of them, it has them all.
         *others, last = pledges
-        return [*map(Persist, others), Persist(last, (effect,))]
+        first_ones = [done for pledge in others for done in self._pledge(desk, pledge, ())]
+        return [*first_ones, *self._pledge(desk, last, (effect,))]
 
     # ---------------------------------------------------------- subscribers
 
@@ -506,9 +533,9 @@ class Broker:
         )
         if desk is None or signed is None:
             return [Drop(DropReason.NOT_HELD, sender)]
-        return [self._testify(desk, signed, (sender,))]
+        return self._testify(desk, signed, (sender,))
 
-    def _testify(self, desk: Desk, signed: Signed, readers: tuple[NodeId, ...]) -> Effect:
+    def _testify(self, desk: Desk, signed: Signed, readers: tuple[NodeId, ...]) -> list[Effect]:
         """A signed statement leaves only once the journal holds what it says.
 
         A broker that signed, forgot and signed otherwise would be convicted by its own words.
@@ -516,9 +543,9 @@ class Broker:
         testimony = Send(readers, Checkpoint(signed))
         statement = parse_statement(signed.payload)
         if not desk.entry.policy.journal or not isinstance(statement, SegmentStatement):
-            return testimony
+            return [testimony]
         digests = desk.carrier.ledger.digests(statement.first, statement.count) or b""
-        return Persist(Attested(desk.stream, statement.first, digests), (testimony,))
+        return self._pledge(desk, Attested(desk.stream, statement.first, digests), (testimony,))
 
 
 def _highest(message: AnyMessage) -> int:

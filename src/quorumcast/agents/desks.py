@@ -13,7 +13,7 @@ from typing import ClassVar
 import msgspec
 
 from quorumcast.agents.notary import Lives, Notary
-from quorumcast.agents.pledges import Attested, Ended, Vouched
+from quorumcast.agents.pledges import Attested, Ended, Pledge, Vouched
 from quorumcast.broadcast.authenticated import Relay
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.chain import Chain
@@ -27,7 +27,7 @@ from quorumcast.broadcast.times import Search
 from quorumcast.core.ids import Channel, Digest, Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_ENDED, MAX_RUN, MAX_STREAMS_NAMED
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import Ack, Echo, Position
+from quorumcast.core.messages import Ack, Echo, Position, Ready
 from quorumcast.core.quorum import Broadcast
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
@@ -78,6 +78,7 @@ class Desk:
         "_complaints",
         "_journaled",
         "_quarter",
+        "_unsynced",
         "carrier",
         "entry",
         "introducer",
@@ -106,6 +107,8 @@ class Desk:
         self._acked: tuple[int, ...] = ()
         self._acked_histories: tuple[int, ...] = ()
         self._quarter = max(1, entry.policy.limits.window // 4)
+        #: Writes of a run that are under way, by lane and first number; at most a window of them.
+        self._unsynced: dict[tuple[Lane, int], int] = {}
         #: Where each lane begins according to the journal.
         self._journaled = {lane: self.ledger(lane).floor for lane in Lane}
 
@@ -157,16 +160,36 @@ class Desk:
         """What is held of a lane."""
         return self.lane(lane).ledger
 
-    def echoed(self, echo: Echo) -> list[Vouched | Attested]:
+    def echoed(self, word: Echo | Ready) -> list[Pledge]:
         """The pledges that an echo of ours makes: its run, and the numbers that a history names."""
-        carrier = self.lane(echo.stream.lane)
-        run = carrier.echoed(echo.first) if isinstance(carrier, Bracha) else None
+        carrier = self.lane(word.stream.lane)
+        run = carrier.echoed(word.first) if isinstance(carrier, Bracha) else None
         if run is None:
             return []
-        pledges: list[Vouched | Attested] = [Vouched(echo.stream, echo.first, run[0])]
-        if echo.stream.lane is Lane.HISTORY and (found := read_history(run[1][0], self.stream)):
+        pledges: list[Pledge] = [Vouched(word.stream, word.first, run[0])]
+        if word.stream.lane is Lane.HISTORY and (found := read_history(run[1][0], self.stream)):
             pledges.append(Attested(self.stream, found[1].first, found[1].digests))
         return pledges
+
+    def writing(self, record: Pledge) -> None:
+        """The journal is about to hold this."""
+        if isinstance(record, Vouched):
+            key = (record.stream.lane, record.first)
+            self._unsynced[key] = self._unsynced.get(key, 0) + 1
+
+    def written(self, record: Vouched) -> None:
+        """The journal holds this."""
+        key = (record.stream.lane, record.first)
+        left = self._unsynced.pop(key, 1) - 1
+        if left:
+            self._unsynced[key] = left
+
+    def sayable(self, lane: Lane) -> int:
+        """Before this number, the journal holds everything that repeating our word binds us to."""
+        return min(
+            (first for unsynced, first in self._unsynced if unsynced is lane),
+            default=self.ledger(lane).next,
+        )
 
     def released(self) -> list[tuple[Stream, int]]:
         """Lanes of which so much was let go of that the journal should know, and where they begin.
@@ -326,6 +349,11 @@ class Desks:
     def get(self, data: Stream) -> Desk | None:
         """The desk of a stream."""
         return self._by_stream.get(data)
+
+    def ledger(self, stream: Stream) -> Ledger | None:
+        """The ledger of one lane of a stream."""
+        desk = self._by_stream.get(stream.data)
+        return None if desk is None else desk.ledger(stream.lane)
 
     def over(self, data: Stream) -> bool:
         """Whether a stream has given way to later ones and never comes back."""

@@ -31,11 +31,13 @@ def testify(desks: Desks, sender: NodeId, message: Survey | Regain) -> list[Effe
     if isinstance(message, Survey):
         desks.hear_life(sender, message.life)
         held = [
-            Position(stream, carrier.final_from, carrier.final + 1)
+            Position(stream, carrier.final_from, end)
             for desk in desks.all()
             if desk.stream.channel == message.channel and desk.genuine
             for stream, carrier in desk.lanes()
-            if carrier.final >= carrier.final_from
+            for end in (min(carrier.final + 1, desk.sayable(stream.lane)),)
+            # Also if it holds nothing: peers may begin where it is.
+            if end > 1 and end >= carrier.final_from
         ]
         return [Send((sender,), Positions(message.channel, tuple(held[-MAX_STREAMS_NAMED:])))]
     desk = desks.get(message.stream.data)
@@ -43,7 +45,8 @@ def testify(desks: Desks, sender: NodeId, message: Survey | Regain) -> list[Effe
         return [Drop(DropReason.NOT_HELD, sender)]
     carrier = desk.lane(message.stream.lane)
     last = message.first + message.count - 1
-    if message.first < carrier.final_from or last > carrier.final:
+    sure = min(carrier.final + 1, desk.sayable(message.stream.lane))
+    if message.first < carrier.final_from or last >= sure:
         return [Drop(DropReason.NOT_HELD, sender)]
     ledger = carrier.ledger
     if not message.bodies:
@@ -98,7 +101,7 @@ class Holdings:
             for position in message.positions
             if position.stream.channel == message.channel
             and self._has_lane(position.stream)
-            and position.base < position.next
+            and position.base <= position.next
             and self._manifest.may_publish(position.stream.publisher, message.channel)
         }
         for stream, position in told.items():
@@ -147,6 +150,12 @@ class Holdings:
         """Where enough peers end to go on after what is held; 0 if too few speak of the stream."""
         needed = self.needed(entry, stream.lane, after=True)
         ends = sorted((word.next for word in self.of(stream).values()), reverse=True)
+        return ends[needed - 1] if len(ends) >= needed else 0
+
+    def end_from(self, entry: ChannelEntry, stream: Stream, first: int) -> int:
+        """Up to where enough peers hold a stream from a number on; 0 if too few hold it."""
+        needed = self.needed(entry, stream.lane, after=True)
+        ends = sorted((w.next for w in self.of(stream).values() if w.base <= first), reverse=True)
         return ends[needed - 1] if len(ends) >= needed else 0
 
     def boundary(self, entry: ChannelEntry, stream: Stream) -> int:

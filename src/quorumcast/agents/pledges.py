@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import msgspec
 
+from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, NodeId, Stream, split_digests
 from quorumcast.core.limits import MAX_NUMBER
@@ -88,6 +89,9 @@ class Ended(Record, frozen=True, tag=True):
         return 0
 
 
+Pledge = Vouched | Attested
+
+
 class _Lane(msgspec.Struct):
     """What the journal says of one lane of a stream."""
 
@@ -104,10 +108,13 @@ class _Lane(msgspec.Struct):
 class Pledges:
     """The journal of an earlier life, by stream and lane; as much as was retained."""
 
-    __slots__ = ("_lanes",)
+    __slots__ = ("_lanes", "_written")
 
     def __init__(self) -> None:
         self._lanes: dict[Stream, _Lane] = {}
+        #: How many numbers the longest record at an address has, this life's included; as many
+        #: addresses per lane as the journal has.
+        self._written: dict[Stream, dict[tuple[type[Record], int], int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._lanes)
@@ -122,11 +129,36 @@ class Pledges:
             lane.released = record.below
             return
         digests = split_digests(record.digests)
+        self._written.setdefault(record.stream, {})[type(record), record.first] = len(digests)
         numbers = range(record.first, record.first + len(digests))
         lane.digests.update(zip(numbers, digests, strict=True))
         if isinstance(record, Vouched):
             lane.starts.update(dict.fromkeys(numbers, record.first))
             lane.lengths[record.first] = len(digests)
+
+    def whole(self, record: Pledge, ledger: Ledger) -> Pledge | None:
+        """The record to write: never one that is shorter than what the journal has there.
+
+        None if the journal has more, which nobody can read again: it says the same already.
+        """
+        written = self._written.setdefault(record.stream, {})
+        key, count = (type(record), record.first), len(record.digests) // DIGEST_SIZE
+        longest = written.get(key, 0)
+        if longest <= count:
+            written[key] = count
+            return record
+        digests = ledger.digests(record.first, longest)
+        if digests is None:
+            known = self.of(record.stream, record.first, longest)
+            digests = b"".join(d for d in known if d is not None)
+        if len(digests) != longest * DIGEST_SIZE:
+            return None
+        return type(record)(record.stream, record.first, digests)
+
+    @property
+    def addresses(self) -> int:
+        """How many records the journal has."""
+        return sum(map(len, self._written.values()))
 
     def released(self, stream: Stream) -> int:
         """Where the retained part of a lane begins; 1 if nothing was let go of."""
@@ -141,6 +173,11 @@ class Pledges:
 
     def forget(self, stream: Stream, below: int) -> None:
         """The ledger of this life has moved on and compares by itself from here on."""
+        written = self._written.get(stream, {})
+        for key in [key for key in written if key[1] < below]:
+            del written[key]
+        if not written:
+            self._written.pop(stream, None)
         lane = self._lanes.get(stream)
         if lane is None:
             return

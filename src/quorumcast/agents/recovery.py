@@ -41,7 +41,7 @@ from quorumcast.agents.holdings import Holdings, recoverable
 from quorumcast.agents.lost_range import Job, borders, front, is_after, own_words
 from quorumcast.agents.outpaced import UNANSWERED, Outpaced
 from quorumcast.agents.pace import GRACE, Pace
-from quorumcast.agents.pledges import Attested, Pledges
+from quorumcast.agents.pledges import Attested, Pledge, Pledges
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.contract import match
 from quorumcast.broadcast.forwarding import Forwarder
@@ -60,7 +60,7 @@ from quorumcast.core.machine import (
     Timer,
     Vouch,
 )
-from quorumcast.core.messages import Positions, Regain, Regained, Survey
+from quorumcast.core.messages import Open, Positions, Regain, Regained, Survey
 from quorumcast.core.statements import Basis
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 
@@ -120,7 +120,7 @@ class Recovery:
         self._outpaced = Outpaced(desks, self._holdings, pledges, self._entry)
         self._job: Job | None = None
         #: A range that the journal does not hold yet; channels without one need not wait for it.
-        self._writing: tuple[Attested, Job] | None = None
+        self._writing: tuple[Pledge, Job] | None = None
         #: Publications of the next range; smaller after a failure.
         self._size = CHUNK
         #: Whose turn it is to send contents.
@@ -265,8 +265,12 @@ class Recovery:
         if not entry.policy.journal:
             return self._write(job)
         record = Attested(job.stream, job.first, value)
-        self._writing = (record, job)
-        return [Persist(record), *self._next()]
+        ledger = self._desks.ledger(job.stream)
+        written = None if ledger is None else self._pledges.whole(record, ledger)
+        if written is None:
+            return self._write(job)
+        self._writing = (written, job)
+        return [Persist(written), *self._next()]
 
     def journaled(self, record: Attested) -> list[Effect]:
         """The journal holds what this broker will vouch for from now on."""
@@ -374,10 +378,13 @@ class Recovery:
             # Otherwise its publisher may be about to send it.
             elif pace.lags or ledger.left_behind:
                 entry = self._manifest.channel(stream.channel)
-                oldest = 1 if entry is None else self._oldest_held(entry, stream, end)
-                if oldest <= first:
-                    return first, min(self._size, end - first)
-                self._resume(stream, oldest)
+                held = 0 if entry is None else self._holdings.end_from(entry, stream, first)
+                if held > first:
+                    return first, min(self._size, held - first)
+                if entry is not None:
+                    # So few retain it that nobody can have it any more.
+                    oldest = self._holdings.beginning(entry, stream, end, after=True)
+                    self._resume(stream, max(first, oldest))
         wanted = self._before(stream)
         if wanted is None:
             return None
@@ -385,9 +392,45 @@ class Recovery:
         count = min(self._size, end - first)
         return end - count, count
 
-    def _oldest_held(self, entry: ChannelEntry, stream: Stream, end: int) -> int:
-        """From where on enough peers still retain what lies before a number."""
-        return self._holdings.beginning(entry, stream, end, after=True)
+    def may_begin(self, opened: Open) -> Open | None:
+        """The part of a publisher's word that a broker without the stream may follow, if any.
+
+        A lying publisher would have brokers begin at different places, each beyond what the others
+        deliver, and none of them could help the others to deliver it. So a broker begins later only
+        if f+1 peers have everything before; until then it waits for their answers.
+        """
+        reach = self._reach(opened.stream)
+        if max(opened.base, opened.fresh) <= reach:
+            return opened
+        if opened.base <= reach:
+            return Open(opened.stream, opened.base, opened.base)
+        return None
+
+    def _follow_claims(self) -> None:
+        """Begin streams where their publishers said, now that the peers have answered.
+
+        Either enough of them have everything before; or none knows of the stream, and there is
+        nothing that beginning later could leave out.
+        """
+        waits = {channel for channel, _ in self._surveyed}
+        others = len(self._manifest.broker_ids) - 1 - self._manifest.f
+        for desk in self._desks.all():
+            for stream, carrier in desk.lanes() if desk.entry.policy.settles else ():
+                claim = carrier.ledger.unrepeated
+                if carrier.ledger.begun or claim <= carrier.ledger.start:
+                    continue
+                answers = (
+                    0 if stream.channel in waits else len(self._holdings.answered(stream.channel))
+                )
+                unknown = answers >= others and not self._holdings.of(stream)
+                if unknown or claim <= self._reach(stream):
+                    self._resume(stream, claim)
+
+    def _reach(self, stream: Stream) -> int:
+        """Up to where enough peers have a stream; where it may begin without them, at least."""
+        entry, ledger = self._manifest.channel(stream.channel), self._desks.ledger(stream)
+        start = 1 if ledger is None else ledger.start
+        return start if entry is None else max(start, self._holdings.end(entry, stream))
 
     def _resume(self, stream: Stream, number: int) -> None:
         """Begin, or go on, at a number up to which enough peers have everything."""
@@ -435,6 +478,7 @@ class Recovery:
     def tick(self) -> list[Effect]:
         """Ask again what was not answered, and see what else is lacking."""
         self._set = False
+        self._follow_claims()
         self._watch()
         effects: list[Effect] = []
         if self._idle or self._outpaced.due(GRACE):

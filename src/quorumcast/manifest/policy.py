@@ -177,6 +177,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.protection is not Protection.BYZANTINE
 
     @property
+    def settles(self) -> bool:
+        """Whether brokers settle together what a publisher that may lie has said."""
+        return self.basis is Basis.SETTLED and not self.trusts_publishers
+
+    @property
     def needs_store(self) -> bool:
         """Whether brokers must have a disk to keep the promise."""
         return self.journal
