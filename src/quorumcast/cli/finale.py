@@ -146,7 +146,7 @@ def named(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, str]]:
     """Who did what, and how sure that is: what is proven is not merely suspected as well."""
     deeds: dict[str, dict[str, str]] = {}
     for row in rows:
-        if row["standing"] != "disputed":
+        if row["standing"] in ("proven", "suspected"):
             of_node = deeds.setdefault(row["node"], {})
             if of_node.get(row["deed"]) != "proven":
                 of_node[row["deed"]] = row["standing"]
