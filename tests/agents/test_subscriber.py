@@ -63,6 +63,7 @@ from quorumcast.core.machine import (
     TimerFired,
 )
 from quorumcast.core.messages import (
+    NEVER_HELD,
     Attest,
     Checkpoint,
     Cursor,
@@ -462,6 +463,18 @@ def test_subscriber_gap_is_announced_once_and_what_follows_is_delivered() -> Non
     effects = feed(made.handle, *(Receive(b, positions(20, base=9)) for b in BROKERS))
     assert [e for e in effects if isinstance(e, Gap)] == [Gap(STREAM, 1, 8)]
     assert delivered(feed(made.handle, *votes(9, b"i"))) == [(9, b"i")]
+
+
+def test_subscriber_is_told_of_all_of_a_stream_that_is_over_also_by_brokers_that_lacked_some() -> (
+    None
+):
+    """One broker had four of nine publications when later lives took their place."""
+    made = subscriber()
+    over = [Positions(ORDERS, (Position(STREAM, NEVER_HELD, end),)) for end in (5, 10, 10)]
+    boast = Positions(ORDERS, (Position(STREAM, 10**6, 10**6),))
+    effects = feed(made.handle, *map(Receive, BROKERS, (*over, boast)))
+    gaps = [e for e in effects if isinstance(e, Gap)]
+    assert gaps == [Gap(STREAM, 1, 4), Gap(STREAM, 5, 9)]
 
 
 def silent(made: Subscriber, ticks: int) -> list[NodeId]:

@@ -73,6 +73,18 @@ def test_quota_is_the_sum_of_its_ledgers_whatever_happens_to_them(way: str) -> N
     assert quota.held_bytes == one.held_bytes + two.held_bytes
 
 
+def test_quota_earlier_lives_give_way_to_what_a_later_one_gets_back() -> None:
+    quota = Quota(LIMITS)
+    old, new = shelf(quota, 2, b"a", b"b", b"c"), shelf(quota, 4)
+    new.skip_to(5)
+    new.append(digest(b"e"), b"e")
+    assert quota.room_for(new) == (5, 59)
+    assert new.prepend([digest(b"c"), digest(b"d"), digest(b"d")], (b"c", b"d", b"d"))
+    assert (span(old), span(new), quota.publications) == ((2, 4), (2, 6), 6)
+    assert not old.prepend([digest(b"a")], (b"a",))
+    assert (span(old), span(new), quota.publications) == ((2, 4), (2, 6), 6)
+
+
 def test_ledger_that_joined_late_is_not_exhausted_before_it_got_back_the_rest() -> None:
     quota = Quota(LIMITS)
     held = shelf(quota, 2)

@@ -653,6 +653,20 @@ def test_validity_gap_counts_only_where_retention_explains_it() -> None:
     )
 
 
+def test_validity_gap_in_an_earlier_life_is_explained_by_what_later_ones_published() -> None:
+    """Retention counts over all lives of a publisher, and lets go of the oldest first."""
+    stage = Stage()
+    stage.join(SUB)
+    retained = Limits().retained_publications
+    stage.submit(b"a", b"b", b"c")
+    stage.facts.started(PUB, 3)
+    stage.submit(*(b"%d" % n for n in range(1, retained)))
+    stage.does(SUB, Gap(STREAM, 1, 2))
+    assert stage.broken == []
+    stage.does(SUB, Gap(STREAM, 3, 3))
+    assert stage.broken == ["FIFO"]
+
+
 def test_gap_is_excused_where_more_than_f_brokers_lost_their_contents_since() -> None:
     stage = Stage()
     stage.join(SUB)

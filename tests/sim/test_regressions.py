@@ -104,6 +104,13 @@ FOUND = [
     # A broker held histories and lacked the readies of peers that had restarted since: they were
     # delivered by everybody else, and never here.
     "ab+history-censor-channel-2067",
+    # The checker's mistake: retention counts over all lives of a publisher.
+    "chain-drop-80139",
+    # A broker that had missed a life had no room to get it back: it kept an older one instead.
+    "direct-crash-several-80111",
+    # A broker had got only a part of a life when later ones took its place, and a subscriber that
+    # lacked the rest waited for it.
+    "direct-crash-isolation-600002",
 ]
 
 

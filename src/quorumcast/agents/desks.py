@@ -27,7 +27,7 @@ from quorumcast.broadcast.times import Search
 from quorumcast.core.ids import Channel, Digest, Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_ENDED, MAX_RUN, MAX_STREAMS_NAMED
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import Ack, Echo, Position, Ready
+from quorumcast.core.messages import NEVER_HELD, Ack, Echo, Position, Ready
 from quorumcast.core.quorum import Broadcast
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
@@ -531,9 +531,13 @@ class Desks:
         self._ended[record.channel, record.publisher] = over
 
     def _positions_of_ended(self, channel: Channel) -> list[Position]:
-        """Streams of which nothing is held any longer: whoever lacks them must be told."""
+        """Streams of which nothing is held any longer: whoever lacks them must be told.
+
+        Nor will it be: a broker that had not got all of a stream when it ended must not keep
+        subscribers waiting for the rest.
+        """
         return [
-            Position(Stream(channel, publisher, incarnation), end, end, end)
+            Position(Stream(channel, publisher, incarnation), NEVER_HELD, end)
             for (name, publisher), over in self._ended.items()
             if name == channel
             for incarnation, end in over.ends.items()

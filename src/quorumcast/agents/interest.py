@@ -357,7 +357,10 @@ class Interest:
             if acceptor is None:
                 continue
             impatient = self._waits.get(stream, 0) >= PATIENT_TICKS
-            first = self.oldest(stream, of_those_who_answer=impatient)
+            # No further than a correct broker has got: of a stream that is over nobody holds more.
+            first = min(
+                self.oldest(stream, of_those_who_answer=impatient), self._reports.reached(stream)
+            )
             if first > acceptor.next:
                 effects += self._gap(stream, acceptor.next, first)
                 acceptor.skip_to(first)

@@ -346,9 +346,10 @@ class Recovery:
         if entry is None or desk is None or (stream, False) in self._done:
             return None
         ledger, end = desk.carrier.ledger, desk.carrier.final_from
-        room = entry.policy.limits.retained_publications - len(ledger)
         own = own_words(entry, self._pledges, stream, end)
-        first = max(self._holdings.beginning(entry, stream, end, own), end - room, ledger.floor)
+        first = max(self._holdings.beginning(entry, stream, end, own), ledger.floor)
+        if first < end:
+            first = max(first, end - ledger.quota.room_for(ledger)[0])
         return (first, end) if first < end else None
 
     def _next(self) -> list[Effect]:

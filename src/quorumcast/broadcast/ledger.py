@@ -148,7 +148,7 @@ class Ledger:
     def prepend(self, digests: Sequence[Digest], bodies: Sequence[bytes]) -> bool:
         """Write what lies right before `base`; False if that is more than is retained."""
         size = sum(map(len, bodies))
-        if not self.quota.has_room(len(bodies), size) or len(bodies) >= self.base:
+        if len(bodies) >= self.base or not self.quota.make_room(self, len(bodies), size):
             return False
         self.base -= len(bodies)
         for number, (digest, body) in enumerate(zip(digests, bodies, strict=True), self.base):

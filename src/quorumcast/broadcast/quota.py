@@ -67,9 +67,21 @@ class Quota:
         self.publications -= len(shelf)
         self.held_bytes -= shelf.held_bytes
 
-    def has_room(self, count: int, size: int) -> bool:
-        """Whether so much more can be retained without letting go of anything."""
-        return self.publications + count <= self.most and self.held_bytes + size <= self.most_bytes
+    def room_for(self, shelf: Shelf) -> tuple[int, int]:
+        """Publications and bytes that a ledger may still get back: earlier lives give way to it."""
+        life = next(life for life, other in self._shelves.items() if other is shelf) >> 1
+        kept = [other for other_life, other in self._shelves.items() if other_life >> 1 >= life]
+        held_bytes = sum(other.held_bytes for other in kept)
+        return self.most - sum(map(len, kept)), self.most_bytes - held_bytes
+
+    def make_room(self, shelf: Shelf, count: int, size: int) -> bool:
+        """Let go of earlier lives for what a ledger gets back; False if that is not enough."""
+        most, most_bytes = self.room_for(shelf)
+        if count > most or size > most_bytes:
+            return False
+        while self.publications + count > self.most or self.held_bytes + size > self.most_bytes:
+            self._oldest().let_go()
+        return True
 
     def trim(self) -> None:
         """Let go of the oldest publications until the rest may be retained."""

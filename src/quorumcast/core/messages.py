@@ -142,8 +142,15 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
     next: Positive
 
 
+#: Where a stream that is over begins at a broker: it holds nothing of it, and never will.
+NEVER_HELD = limits.MAX_NUMBER
+
+
 class Position(msgspec.Struct, frozen=True, array_like=True):
-    """What a broker holds of a stream: base … next-1; if asked for a time, oldest … next-1."""
+    """What a broker holds of a stream: base … next-1; if asked for a time, oldest … next-1.
+
+    Of a stream that is over `base` is NEVER_HELD, and `next` is where it ended.
+    """
 
     stream: Stream
     base: Positive

@@ -287,8 +287,9 @@ class Facts:
     def let_go(self, stream: Stream) -> int:
         """The last number that correct brokers may have let go of by now.
 
-        They keep the newest `retained_publications`, whatever a publisher does. On channels without
-        total order they may also have lost what was published before too many of them restarted.
+        They keep the newest `retained_publications` over all lives of a publisher, whatever it
+        does. On channels without total order they may also have lost what was published before too
+        many of them restarted.
         """
         entry = self.manifest.channel(stream.channel)
         if entry is None:
@@ -298,13 +299,23 @@ class Facts:
             return self.ordered(stream) - limits.retained_publications
         if self.gaps_allowed:
             return MAX_NUMBER
+        lives = (stream, *self.later_lives(stream))
         if self.adversary.is_correct(stream.publisher):
-            top = len(published)
+            top = sum(len(self.published.get(life, ())) for life in lives)
         else:
             # Brokers may be ahead of all subscribers, by what they take before it is settled.
-            top = self.reached.get(stream, 0) + limits.window
+            top = sum(self.reached.get(life, 0) + limits.window for life in lives)
         lost = sum(when <= self.lost_at for _, when in published)
         return max(top - limits.retained_publications, lost)
+
+    def later_lives(self, stream: Stream) -> list[Stream]:
+        """Later streams of the same publisher on the channel: retention counts them as well."""
+        return [
+            other
+            for other in self.published
+            if (other.channel, other.publisher) == (stream.channel, stream.publisher)
+            and other.incarnation > stream.incarnation
+        ]
 
     def was_lost(self, stream: Stream, number: int) -> bool:
         """Whether more than f brokers have lost their contents since a number was published."""

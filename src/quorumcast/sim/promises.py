@@ -120,7 +120,9 @@ class Past:
         entry = facts.manifest.channel(stream.channel)
         if entry is None or reader.standing_at is None:
             return False
-        place, top = number, sum(when <= reader.standing_at for _, when in facts.published[stream])
+        lives = (stream, *facts.later_lives(stream))
+        place = number
+        top = sum(when <= reader.standing_at for life in lives for _, when in facts.published[life])
         if entry.policy.total:
             place, top = facts.places.get((stream, number), 0), reader.ordered
         return place <= top - entry.policy.limits.retained_publications
