@@ -78,7 +78,7 @@ def test_quota_earlier_lives_give_way_to_what_a_later_one_gets_back() -> None:
     old, new = shelf(quota, 2, b"a", b"b", b"c"), shelf(quota, 4)
     new.skip_to(5)
     new.append(digest(b"e"), b"e")
-    assert quota.room_for(new) == (5, 59)
+    assert quota.room_for(4) == (5, 59)
     assert new.prepend([digest(b"c"), digest(b"d"), digest(b"d")], (b"c", b"d", b"d"))
     assert (span(old), span(new), quota.publications) == ((2, 4), (2, 6), 6)
     assert not old.prepend([digest(b"a")], (b"a",))
@@ -100,3 +100,40 @@ def test_quota_with_other_limits_lets_go_with_the_next_publication() -> None:
     assert len(held) == 6
     held.append(digest(b"y"), b"y")
     assert span(held) == (5, 8)
+
+
+def test_quota_looks_at_few_lives_for_what_it_lets_go_of() -> None:
+    """A publisher of many lives could else hold up its brokers with one run."""
+    looks: list[int] = []
+
+    class Watched(Ledger):
+        def __len__(self) -> int:
+            looks.append(1)
+            return super().__len__()
+
+    lives, most = 256, 1024
+    limits = Limits(retained_publications=most)
+    quota = Quota(limits)
+    held = [Watched(limits) for _ in range(lives)]
+    for life, ledger in enumerate(held):
+        ledger.share(quota, 2 * life)
+        for _ in range(most // lives):
+            ledger.append(digest(b"x"), b"x")
+    looks.clear()
+    for _ in range(most):
+        held[-1].append(digest(b"y"), b"y")
+    assert (len(held[-1]), quota.publications) == (most, most)
+    assert len(looks) < 4 * (most + lives)
+
+
+def test_quota_finds_an_old_life_that_was_empty_and_is_not_any_more() -> None:
+    quota = Quota(LIMITS)
+    old, new = shelf(quota, 2, b"a"), shelf(quota, 4, *(b"b",) * 6)
+    assert (len(old), len(new)) == (0, 6)
+    old.append(digest(b"c"), b"c")
+    assert (len(old), len(new), quota.publications) == (0, 6, 6)
+    new.skip_to(20)
+    old.append(digest(b"d"), b"d")
+    for _ in range(6):
+        new.append(digest(b"e"), b"e")
+    assert (span(old), span(new)) == ((4, 4), (20, 26))

@@ -349,7 +349,7 @@ class Recovery:
         own = own_words(entry, self._pledges, stream, end)
         first = max(self._holdings.beginning(entry, stream, end, own), ledger.floor)
         if first < end:
-            first = max(first, end - ledger.quota.room_for(ledger)[0])
+            first = max(first, end - ledger.room)
         return (first, end) if first < end else None
 
     def _next(self) -> list[Effect]:

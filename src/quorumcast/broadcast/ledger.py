@@ -46,6 +46,7 @@ class Ledger:
     __slots__ = (
         "_bytes",
         "_entries",
+        "_incarnation",
         "_marks",
         "_times",
         "base",
@@ -59,6 +60,7 @@ class Ledger:
     def __init__(self, limits: Limits, base: int = 1) -> None:
         #: What retention counts together with this ledger: its publisher's other lives.
         self.quota = Quota(limits)
+        self._incarnation = 0
         self.quota.enter(0, self)
         #: Number → (digest, body, chain it came by); the keys are exactly base … next-1.
         self._entries: dict[int, tuple[Digest, bytes, Order]] = {}
@@ -86,6 +88,7 @@ class Ledger:
         """Count with the other lives of the publisher, before anything is written."""
         ensure(not self._entries, "a ledger joins its quota while it is empty")
         self.quota = quota
+        self._incarnation = incarnation
         quota.enter(incarnation, self)
 
     @property
@@ -107,6 +110,11 @@ class Ledger:
     def held_bytes(self) -> int:
         """Bytes of contents held."""
         return self._bytes
+
+    @property
+    def room(self) -> int:
+        """How many publications may still be written before `base`."""
+        return self.quota.room_for(self._incarnation)[0]
 
     def digest(self, number: int) -> Digest | None:
         """The digest of a number, if it is still held."""
@@ -135,6 +143,8 @@ class Ledger:
 
     def append(self, digest: Digest, body: bytes, order: Order = ()) -> None:
         """Write the next number."""
+        if not self._entries:
+            self.quota.stock(self._incarnation)
         self._entries[self.next] = (digest, body, order)
         self.next += 1
         size = len(body)
@@ -148,15 +158,17 @@ class Ledger:
     def prepend(self, digests: Sequence[Digest], bodies: Sequence[bytes]) -> bool:
         """Write what lies right before `base`; False if that is more than is retained."""
         size = sum(map(len, bodies))
-        if len(bodies) >= self.base or not self.quota.make_room(self, len(bodies), size):
+        quota, life = self.quota, self._incarnation
+        if len(bodies) >= self.base or not quota.make_room(life, len(bodies), size):
             return False
+        quota.stock(life)
         self.base -= len(bodies)
         for number, (digest, body) in enumerate(zip(digests, bodies, strict=True), self.base):
             self._entries[number] = (digest, body, ())
             self._times.changed(number)
         self._bytes += size
-        self.quota.publications += len(bodies)
-        self.quota.held_bytes += size
+        quota.publications += len(bodies)
+        quota.held_bytes += size
         return True
 
     def expire(self, now: Millis, retained_ms: int, below: int) -> None:
@@ -212,6 +224,7 @@ class Ledger:
             self.quota.publications -= len(self._entries)
             self.quota.held_bytes -= self._bytes
             self._entries.clear()
+            self.quota.drain()
             self._times.clear()
             self._bytes = 0
             self.base = self.next = number
@@ -260,7 +273,8 @@ class Ledger:
         quota = self.quota
         quota.publications -= 1
         quota.held_bytes -= size
-        quota.emptied |= not self._entries
+        if not self._entries:
+            quota.drain()
         self.base += 1
         if self.base % BLOCK == 0:
             self._times.changed(self.base - 1)

@@ -7,6 +7,7 @@ and there of the longer of its two streams (the other one is for what is urgent)
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import Protocol
 
 from quorumcast.core.limits import Limits
@@ -31,7 +32,10 @@ class Quota:
     """Publications and bytes that the ledgers of one publisher share."""
 
     __slots__ = (
-        "_shelves",
+        "_ages",
+        "_lives",
+        "_only",
+        "_queued",
         "emptied",
         "held_bytes",
         "most",
@@ -42,14 +46,19 @@ class Quota:
 
     def __init__(self, limits: Limits) -> None:
         self.limit(limits)
-        #: The ledgers that share this quota, by incarnation.
-        self._shelves: dict[int, Shelf] = {}
+        #: The ledgers that share this quota, by life and incarnation: at most two in a life.
+        self._lives: dict[int, dict[int, Shelf]] = {}
+        #: A heap of the lives that hold something, each once; others in it are skipped.
+        self._ages: list[int] = []
+        self._queued: set[int] = set()
+        #: The ledger of the oldest life, if it is its only one and not empty: the usual case.
+        self._only: Shelf | None = None
         #: Sums over all of them.
         self.publications = 0
         self.held_bytes = 0
         #: Bytes of runs that wait to be delivered; beyond `most_bytes` only the next run is taken.
         self.pending_bytes = 0
-        #: Whether one of them has become empty since somebody looked.
+        #: Whether one of them has become empty, or another has begun, since somebody looked.
         self.emptied = False
 
     def limit(self, limits: Limits) -> None:
@@ -59,24 +68,46 @@ class Quota:
 
     def enter(self, incarnation: int, shelf: Shelf) -> None:
         """A ledger that is still empty takes part."""
-        self._shelves[incarnation] = shelf
+        self._only = None
+        self._lives.setdefault(incarnation >> 1, {})[incarnation] = shelf
 
     def leave(self, incarnation: int) -> None:
         """A ledger is given up with all that it holds."""
-        shelf = self._shelves.pop(incarnation)
+        self._only = None
+        life = self._lives[incarnation >> 1]
+        shelf = life.pop(incarnation)
+        if not life:
+            del self._lives[incarnation >> 1]
         self.publications -= len(shelf)
         self.held_bytes -= shelf.held_bytes
 
-    def room_for(self, shelf: Shelf) -> tuple[int, int]:
+    def stock(self, incarnation: int) -> None:
+        """A ledger that was empty holds something from now on."""
+        self._only = None
+        life = incarnation >> 1
+        if life not in self._queued:
+            self._queued.add(life)
+            heappush(self._ages, life)
+
+    def drain(self) -> None:
+        """A ledger has nothing left."""
+        self._only = None
+        self.emptied = True
+
+    def room_for(self, incarnation: int) -> tuple[int, int]:
         """Publications and bytes that a ledger may still get back: earlier lives give way to it."""
-        life = next(life for life, other in self._shelves.items() if other is shelf) >> 1
-        kept = [other for other_life, other in self._shelves.items() if other_life >> 1 >= life]
-        held_bytes = sum(other.held_bytes for other in kept)
+        kept = [
+            shelf
+            for life, shelves in self._lives.items()
+            if life >= incarnation >> 1
+            for shelf in shelves.values()
+        ]
+        held_bytes = sum(shelf.held_bytes for shelf in kept)
         return self.most - sum(map(len, kept)), self.most_bytes - held_bytes
 
-    def make_room(self, shelf: Shelf, count: int, size: int) -> bool:
+    def make_room(self, incarnation: int, count: int, size: int) -> bool:
         """Let go of earlier lives for what a ledger gets back; False if that is not enough."""
-        most, most_bytes = self.room_for(shelf)
+        most, most_bytes = self.room_for(incarnation)
         if count > most or size > most_bytes:
             return False
         while self.publications + count > self.most or self.held_bytes + size > self.most_bytes:
@@ -88,11 +119,16 @@ class Quota:
         while self.publications > self.most or (
             self.held_bytes > self.most_bytes and self.publications > 1
         ):
-            self._oldest().let_go()
+            shelf = self._only
+            (self._oldest() if shelf is None else shelf).let_go()
 
     def _oldest(self) -> Shelf:
-        if len(self._shelves) == 1:  # nearly always
-            return next(iter(self._shelves.values()))
-        lives = [(incarnation >> 1, shelf) for incarnation, shelf in self._shelves.items()]
-        first = min(life for life, shelf in lives if len(shelf))
-        return max((shelf for life, shelf in lives if life == first), key=len)
+        # Each life is taken from the heap once for each time that it was put there: a scan over
+        # all lives for each publication would let a publisher of many lives hold up its broker.
+        while True:
+            shelves = self._lives.get(self._ages[0], {})
+            shelf = max(shelves.values(), key=len, default=None)
+            if shelf:
+                self._only = shelf if len(shelves) == 1 else None
+                return shelf
+            self._queued.discard(heappop(self._ages))
