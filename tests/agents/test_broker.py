@@ -61,7 +61,6 @@ from quorumcast.core.machine import (
     TimerFired,
 )
 from quorumcast.core.messages import (
-    NEVER_HELD,
     Ack,
     Attest,
     ChainRun,
@@ -635,7 +634,7 @@ def test_broker_ends_a_life_of_which_nothing_is_left_and_says_so() -> None:
     for life in lives:
         made.handle(publish(1, b"a", b"b", stream=life), T0)
     assert list(made.streams()) == lives[2:]
-    ended, held = [Position(life, NEVER_HELD, 3) for life in lives[:2]], lives[2:]
+    ended, held = [Position(life, 3, 3, over=True) for life in lives[:2]], lives[2:]
     told = Positions(ORDERS, (*ended, *(Position(life, 1, 3) for life in held)))
     assert messages(made.handle(subscribe(), T0), Positions) == [told]
     assert made.handle(publish(3, b"c", stream=lives[0]), T0) == [
@@ -662,7 +661,7 @@ def test_broker_with_a_journal_remembers_which_lives_are_over() -> None:
     assert again.handle(publish(1, b"other", stream=old), T0) == [
         Drop(DropReason.UNKNOWN_STREAM, ALICE)
     ]
-    ended = tuple(Position(Stream(ORDERS, ALICE, n), NEVER_HELD, 3) for n in (2, 4))
+    ended = tuple(Position(Stream(ORDERS, ALICE, n), 3, 3, over=True) for n in (2, 4))
     assert messages(again.handle(subscribe(), T0), Positions) == [Positions(ORDERS, ended)]
     assert str(old) not in {record.owner for record in disk.durable}
 

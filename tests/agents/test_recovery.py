@@ -20,6 +20,7 @@ from tests.support.cells import (
     chain_run,
     digests,
     life_of,
+    limited,
     messages,
     publish,
     reasons,
@@ -36,6 +37,7 @@ from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_STREAMS_NAMED
 from quorumcast.core.machine import (
     Connected,
+    Drop,
     DropReason,
     Effect,
     Persist,
@@ -556,3 +558,54 @@ def test_broker_asks_those_that_hold_it_before_it_leaves_anything_out() -> None:
     asked = recalls(tick(broker, GRACE + 1))
     assert held(broker) == (1, 3)
     assert {first for _, first, *_ in asked} == {3}
+
+
+def told_over(broker: Broker, *peers: NodeId, end: int = 6) -> None:
+    for peer in peers:
+        broker.handle(Connected(peer), T0)
+        told = Positions(ORDERS, (Position(STREAM, end, end, over=True),))
+        broker.handle(Receive(peer, told), T0)
+
+
+def named(effects: list[Effect]) -> list[Position]:
+    return [
+        position
+        for message in messages(effects, Positions)
+        if isinstance(message, Positions)
+        for position in message.positions
+    ]
+
+
+def answer(broker: Broker) -> list[Position]:
+    return named(broker.handle(Receive(BOB, Subscribe(ORDERS, (), bodies=False)), T0))
+
+
+def test_broker_that_lacks_a_life_that_is_over_learns_it_from_f_plus_1_peers() -> None:
+    """Otherwise a subscriber takes it that this broker may hold all of it, and waits."""
+    broker = Cell(AB).broker(B1)
+    broker.handle(Receive(ALICE, Open(STREAM, 1, 1)), T0)
+    told_over(broker, B2, end=900)
+    assert answer(broker) == [Position(STREAM, 1, 1)]
+    told_over(broker, B3)
+    assert answer(broker) == [Position(STREAM, 6, 6, over=True)]
+    assert broker.handle(publish(1, b"a"), T0) == [Drop(DropReason.UNKNOWN_STREAM, ALICE)]
+
+
+def test_broker_with_part_of_a_life_that_is_over_keeps_it_and_says_that_nothing_more_comes() -> (
+    None
+):
+    broker = Cell(AB).broker(B1)
+    broker.handle(publish(1, b"a", b"b"), T0)
+    told_over(broker, B2, B3)
+    assert answer(broker) == [Position(STREAM, 1, 3, over=True)]
+
+
+def test_broker_that_had_less_of_a_life_that_is_over_learns_where_it_ended() -> None:
+    broker = Cell(limited("ab", retained_publications=4, window=4, segment=4)).broker(B1)
+    broker.handle(publish(1, b"a", b"b"), T0)
+    broker.handle(publish(1, *bodies(1, 4), stream=Stream(ORDERS, ALICE, 9)), T0)
+    assert answer(broker)[0] == Position(STREAM, 3, 3, over=True)
+    told_over(broker, B2, B3)
+    assert answer(broker)[0] == Position(STREAM, 6, 6, over=True)
+    told = named(broker.handle(Receive(B2, Survey(ORDERS, life_of(B2))), T0))
+    assert told[0] == Position(STREAM, 6, 6, over=True)

@@ -63,7 +63,6 @@ from quorumcast.core.machine import (
     TimerFired,
 )
 from quorumcast.core.messages import (
-    NEVER_HELD,
     Attest,
     Checkpoint,
     Cursor,
@@ -470,7 +469,7 @@ def test_subscriber_is_told_of_all_of_a_stream_that_is_over_also_by_brokers_that
 ):
     """One broker had four of nine publications when later lives took their place."""
     made = subscriber()
-    over = [Positions(ORDERS, (Position(STREAM, NEVER_HELD, end),)) for end in (5, 10, 10)]
+    over = [Positions(ORDERS, (Position(STREAM, end, end, over=True),)) for end in (5, 10, 10)]
     boast = Positions(ORDERS, (Position(STREAM, 10**6, 10**6),))
     effects = feed(made.handle, *map(Receive, BROKERS, (*over, boast)))
     gaps = [e for e in effects if isinstance(e, Gap)]

@@ -111,6 +111,10 @@ FOUND = [
     # A broker had got only a part of a life when later ones took its place, and a subscriber that
     # lacked the rest waited for it.
     "direct-crash-isolation-600002",
+    # A broker did not know that a life had been there, or that it was over: it might have held all
+    # of it, and so the subscriber waited.
+    "direct-crash-lives-601110",
+    "direct-crash-wire-510037",
 ]
 
 

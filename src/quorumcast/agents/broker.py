@@ -379,7 +379,7 @@ class Broker:
                     return [Drop(DropReason.OVER_LIMIT, sender)]
                 return testify(self._desks, sender, message)
             case _:
-                return self._positioned(self._recovery.hear(event))
+                return self._positioned(self._recovery.hear(event)) + self._note_endings()
 
     def _finish(
         self, desk: Desk, effects: list[Effect], lane: Lane = Lane.DATA, *, told: bool = False
@@ -403,8 +403,12 @@ class Broker:
         return out
 
     def _end_exhausted(self, stream: Stream) -> list[Effect]:
-        """End streams of which retention has left nothing; the journal remembers that they were."""
+        """End streams of which retention has left nothing."""
         self._desks.end_exhausted(stream)
+        return self._note_endings()
+
+    def _note_endings(self) -> list[Effect]:
+        """The journal remembers which streams there were, and nothing more of them."""
         effects: list[Effect] = []
         for ended in self._desks.take_endings():
             entry = self._manifest.channel(ended.channel)

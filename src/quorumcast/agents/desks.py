@@ -27,7 +27,7 @@ from quorumcast.broadcast.times import Search
 from quorumcast.core.ids import Channel, Digest, Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_ENDED, MAX_RUN, MAX_STREAMS_NAMED
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import NEVER_HELD, Ack, Echo, Position, Ready
+from quorumcast.core.messages import Ack, Echo, Position, Ready
 from quorumcast.core.quorum import Broadcast
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
@@ -68,6 +68,16 @@ class EndedStreams(msgspec.Struct):
             oldest, following = sorted(self.ends)[:2]
             self.ends[following] += self.ends.pop(oldest) - 1
 
+    def learn(self, incarnation: int, end: int) -> bool:
+        """Peers know where a stream ended; True if that is news.
+
+        Not where no more fits in: what was counted to the next one must not be counted twice.
+        """
+        known = self.ends.get(incarnation, 0 if len(self.ends) < MAX_ENDED else end)
+        if known < end:
+            self.add(incarnation, end)
+        return known < end
+
 
 class Desk:
     """What a broker keeps for one stream."""
@@ -85,6 +95,7 @@ class Desk:
         "missed",
         "missed_upto",
         "notary",
+        "over",
         "stream",
     )
 
@@ -95,6 +106,8 @@ class Desk:
         self.entry = entry
         self.carrier = carrier
         self.notary = notary
+        #: Whether peers have ended this stream, so that nothing more of it will come.
+        self.over = False
         #: Who first spoke of this stream; the publisher takes over as soon as it speaks itself.
         self.introducer: NodeId | None = None
         #: How many publications subscribers said the fast path did not bring them.
@@ -530,14 +543,25 @@ class Desks:
         over = EndedStreams(record.incarnation, dict(record.ends))
         self._ended[record.channel, record.publisher] = over
 
-    def _positions_of_ended(self, channel: Channel) -> list[Position]:
-        """Streams of which nothing is held any longer: whoever lacks them must be told.
+    def learn_ending(self, data: Stream, end: int) -> None:
+        """Enough peers say that a stream is over, and before which number it ended.
 
-        Nor will it be: a broker that had not got all of a stream when it ended must not keep
-        subscribers waiting for the rest.
+        What is held of it stays as long as retention leaves it; nothing more will come.
         """
+        desk = self._by_stream.get(data)
+        if desk is not None and len(desk.carrier.ledger):
+            desk.over = True
+            return
+        if desk is not None:
+            self._remove(data)
+            end = max(end, desk.carrier.ledger.next)
+        if self._over_of(data).learn(data.incarnation, end):
+            self._endings.append(data)
+
+    def positions_of_ended(self, channel: Channel) -> list[Position]:
+        """Streams of which nothing is held any longer: whoever lacks them must be told."""
         return [
-            Position(Stream(channel, publisher, incarnation), NEVER_HELD, end)
+            Position(Stream(channel, publisher, incarnation), end, end, over=True)
             for (name, publisher), over in self._ended.items()
             if name == channel
             for incarnation, end in over.ends.items()
@@ -550,7 +574,7 @@ class Desks:
 
         Histories are included.
         """
-        found = self._positions_of_ended(channel)
+        found = self.positions_of_ended(channel)
         search = Search(since_us)
         for data, desk in self._by_stream.items():
             if data.channel != channel or not desk.genuine:
@@ -566,9 +590,9 @@ class Desks:
                 first = ledger.since(search, labelled=desk.entry.policy.total)
                 # What is expected may begin earlier: whoever asked skips what lies before the time.
                 base = oldest if first == ledger.base else first
-                found.append(Position(data, base, end, oldest))
+                found.append(Position(data, base, end, oldest, desk.over))
             else:
-                found.append(Position(data, oldest, end))
+                found.append(Position(data, oldest, end, over=desk.over))
             if isinstance(carrier, History):
                 histories = carrier.history_ledger
                 upto = min(histories.next, carrier.history_carrier.settled + 1)

@@ -39,7 +39,8 @@ def testify(desks: Desks, sender: NodeId, message: Survey | Regain) -> list[Effe
             # Also if it holds nothing: peers may begin where it is.
             if end > 1 and end >= carrier.final_from
         ]
-        return [Send((sender,), Positions(message.channel, tuple(held[-MAX_STREAMS_NAMED:])))]
+        named = (desks.positions_of_ended(message.channel) + held)[-MAX_STREAMS_NAMED:]
+        return [Send((sender,), Positions(message.channel, tuple(named)))]
     desk = desks.get(message.stream.data)
     if desk is None:
         return [Drop(DropReason.NOT_HELD, sender)]
@@ -64,7 +65,7 @@ def testify(desks: Desks, sender: NodeId, message: Survey | Regain) -> list[Effe
 class Holdings:
     """Of what each peer is sure, by its own account."""
 
-    __slots__ = ("_by_stream", "_manifest", "_told")
+    __slots__ = ("_by_stream", "_ended", "_manifest", "_told")
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -72,9 +73,12 @@ class Holdings:
         self._told: dict[tuple[Channel, NodeId], dict[Stream, Position]] = {}
         #: The same by stream: a liar may name a thousand on every channel, and is asked often.
         self._by_stream: dict[Stream, dict[NodeId, Position]] = {}
+        #: Streams that are over, and where they ended, as each peer last said of each channel.
+        self._ended: dict[tuple[Channel, NodeId], dict[Stream, int]] = {}
 
     def __len__(self) -> int:
-        return max(map(len, self._told.values()), default=0)
+        sizes = (len(told) + len(self._ended[key]) for key, told in self._told.items())
+        return max(sizes, default=0)
 
     def adopt(self, manifest: Manifest) -> None:
         """Go on in a new epoch, in which a channel or a broker may be gone."""
@@ -84,25 +88,33 @@ class Holdings:
             for (channel, peer), told in self._told.items()
             if manifest.channel(channel) is not None and manifest.broker(peer) is not None
         }
+        self._ended = {key: self._ended[key] for key in self._told}
         self._by_stream = {}
         for (_, peer), told in self._told.items():
             for stream, position in told.items():
                 self._by_stream.setdefault(stream, {})[peer] = position
 
     def hear(self, peer: NodeId, message: Positions) -> list[Stream]:
-        """A peer's account of a channel; the streams in it."""
+        """A peer's account of a channel; the streams in it that are not over."""
         for stream in self._told.get((message.channel, peer), ()):
             words = self._by_stream[stream]
             del words[peer]
             if not words:
                 del self._by_stream[stream]
-        self._told[message.channel, peer] = told = {
-            position.stream: position
+        named = [
+            position
             for position in message.positions
             if position.stream.channel == message.channel
             and self._has_lane(position.stream)
             and position.base <= position.next
             and self._manifest.may_publish(position.stream.publisher, message.channel)
+        ]
+        told = {position.stream: position for position in named if not position.over}
+        self._told[message.channel, peer] = told
+        self._ended[message.channel, peer] = {
+            position.stream: position.next
+            for position in named
+            if position.over and position.stream.lane is Lane.DATA
         }
         for stream, position in told.items():
             self._by_stream.setdefault(stream, {})[peer] = position
@@ -127,6 +139,24 @@ class Holdings:
             for stream, words in self._by_stream.items()
             if len(words) >= enough.get(stream.channel, 0)
         ]
+
+    def endings(self, channel: Channel) -> dict[Stream, int]:
+        """Streams that are over by the word of enough peers, and before which number they ended.
+
+        Enough: as many as do not all lie. One correct broker lets go of whole streams by retention
+        alone, and so may all others.
+        """
+        entry = self._manifest.channel(channel)
+        enough = 0 if entry is None else self.needed(entry, after=True)
+        ends: dict[Stream, list[int]] = {}
+        for (name, _), ended in self._ended.items():
+            for stream, end in ended.items() if name == channel else ():
+                ends.setdefault(stream, []).append(end)
+        return {
+            stream: sorted(told, reverse=True)[enough - 1]
+            for stream, told in ends.items()
+            if len(told) >= enough
+        }
 
     def of(self, stream: Stream) -> Mapping[NodeId, Position]:
         """Who is sure of what in a stream."""

@@ -342,9 +342,9 @@ class Interest:
         acceptor = self.acceptors.get(stream)
         return 1 if acceptor is None else max(acceptor.next, self.ends.get(stream, 1))
 
-    def oldest(self, stream: Stream, *, of_those_who_answer: bool = False) -> int:
+    def oldest(self, stream: Stream, wanted: int = 0, *, of_those_who_answer: bool = False) -> int:
         """The first number that enough brokers may still hold to be accepted."""
-        return self._reports.oldest(stream, of_those_who_answer=of_those_who_answer)
+        return self._reports.oldest(stream, wanted, of_those_who_answer=of_those_who_answer)
 
     def needed(self, lane: Lane) -> int:
         """How many brokers must hold a publication so that it can still be accepted."""
@@ -359,7 +359,8 @@ class Interest:
             impatient = self._waits.get(stream, 0) >= PATIENT_TICKS
             # No further than a correct broker has got: of a stream that is over nobody holds more.
             first = min(
-                self.oldest(stream, of_those_who_answer=impatient), self._reports.reached(stream)
+                self.oldest(stream, acceptor.next, of_those_who_answer=impatient),
+                self._reports.reached(stream),
             )
             if first > acceptor.next:
                 effects += self._gap(stream, acceptor.next, first)
@@ -377,7 +378,7 @@ class Interest:
             self._waits = {
                 stream: self._waits.get(stream, 0) + 1
                 for stream, acceptor in self.acceptors.items()
-                if self.oldest(stream, of_those_who_answer=True) > acceptor.next
+                if self.oldest(stream, acceptor.next, of_those_who_answer=True) > acceptor.next
             }
         stuck = self.excerpt is not None or any(a.stuck for a in self.acceptors.values())
         self.seen = {s: a.next for s, a in self.acceptors.items()}

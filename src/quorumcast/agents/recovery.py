@@ -218,6 +218,8 @@ class Recovery:
             self._done.pop((stream, True), None)
         if first:
             self._outpaced.hear_first(streams)
+        for stream, end in self._holdings.endings(message.channel).items():
+            self._desks.learn_ending(stream, end)
         return []
 
     def _on_regained(self, event: Receive, message: Regained) -> list[Effect]:

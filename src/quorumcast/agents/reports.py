@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from quorumcast.core.ids import Lane, NodeId, Stream
+from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.core.messages import Position
 from quorumcast.core.quorum import Protection, accept_votes
 from quorumcast.manifest.manifest import Manifest
@@ -114,11 +115,15 @@ class Reports:
         """From this number on, as many brokers as it takes to accept say that they hold it."""
         return _rank([p.oldest or p.base for p in self._of(stream)], self.needed(stream.lane))
 
-    def oldest(self, stream: Stream, *, of_those_who_answer: bool) -> int:
-        """The first number that enough brokers may still hold to be accepted."""
+    def oldest(self, stream: Stream, wanted: int, *, of_those_who_answer: bool) -> int:
+        """The first number that enough brokers may still hold to be accepted.
+
+        Where the stream is over at a broker, and the number that is `wanted` lies beyond its end,
+        that broker never will.
+        """
         # A broker that has not spoken of the stream may hold all of it.
         bases = [
-            held[stream].oldest or held[stream].base if held is not None and stream in held else 0
+            _begins(held[stream], wanted) if held is not None and stream in held else 0
             for broker in self._manifest.broker_ids
             for held in (self._held.get(broker),)
             if not of_those_who_answer or self._answers(broker)
@@ -140,6 +145,12 @@ class Reports:
 
     def _bases(self, stream: Stream) -> list[int]:
         return [position.base for position in self._of(stream)]
+
+
+def _begins(position: Position, wanted: int) -> int:
+    if position.over and wanted >= position.next:
+        return MAX_NUMBER
+    return position.oldest or position.base
 
 
 def _rank(numbers: list[int], rank: int) -> int:

@@ -142,20 +142,17 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
     next: Positive
 
 
-#: Where a stream that is over begins at a broker: it holds nothing of it, and never will.
-NEVER_HELD = limits.MAX_NUMBER
-
-
 class Position(msgspec.Struct, frozen=True, array_like=True):
     """What a broker holds of a stream: base … next-1; if asked for a time, oldest … next-1.
 
-    Of a stream that is over `base` is NEVER_HELD, and `next` is where it ended.
+    Of a stream that is `over` the broker will never hold `next`, nor anything after it.
     """
 
     stream: Stream
     base: Positive
     next: Positive
     oldest: Count = 0
+    over: bool = False
 
 
 class Subscribe(Message, frozen=True, array_like=True):
