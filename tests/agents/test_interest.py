@@ -121,6 +121,15 @@ def test_interest_liar_about_its_oldest_hides_nothing_that_the_last_broker_holds
     assert made.acceptors[STREAM].next == 1
 
 
+def test_interest_liar_about_its_oldest_hides_no_stream_that_a_broker_is_to_hear_of() -> None:
+    made = interest(start=0)
+    made.on_positions(B1, Positions(ORDERS, ()))
+    say(made, B2, 2**61, base=2**61)
+    say(made, B3, 3)
+    assert say(made, B4, 3) == (True, [])
+    assert made.acceptors[STREAM].next == 1
+
+
 def test_interest_liar_about_its_oldest_cannot_keep_us_from_what_comes() -> None:
     made = doubtful()
     for _ in range(DOUBTFUL_TICKS - 1):

@@ -115,6 +115,9 @@ FOUND = [
     # of it, and so the subscriber waited.
     "direct-crash-lives-601110",
     "direct-crash-wire-510037",
+    # A broker that had answered had not heard of the stream yet, and a liar claimed to hold nothing
+    # of it: a subscriber that read from the oldest on gave up what two brokers held.
+    "ab-false-positions-3100003",
 ]
 
 

@@ -107,13 +107,21 @@ class Reports:
         return min(possible, claimed) if possible < self.agreed(stream) else claimed
 
     def _possible(self, stream: Stream) -> int:
-        """From this number on, enough may hold it if all do that have not reported."""
-        silent = len(self._manifest.broker_ids) - len(self._held)
-        return _rank(self._bases(stream), self.needed(stream.lane) - silent)
+        """From this number on, enough may hold it if all do that have not named the stream."""
+        bases = self._bases(stream)
+        unaware = len(self._manifest.broker_ids) - len(bases)
+        return _rank(bases, self.needed(stream.lane) - unaware)
 
     def agreed(self, stream: Stream) -> int:
-        """From this number on, as many brokers as it takes to accept say that they hold it."""
-        return _rank([p.oldest or p.base for p in self._of(stream)], self.needed(stream.lane))
+        """From this number on, as many brokers as it takes to accept hold a stream, or will.
+
+        A broker that has answered and not named the stream may be about to hear of it, from the
+        publisher or from its peers. Without its vote one liar about its oldest would hide a stream
+        that has just begun.
+        """
+        unaware = sum(stream not in held for held in self._held.values())
+        oldest = [position.oldest or position.base for position in self._of(stream)]
+        return _rank(oldest, self.needed(stream.lane) - unaware)
 
     def oldest(self, stream: Stream, wanted: int, *, of_those_who_answer: bool) -> int:
         """The first number that enough brokers may still hold to be accepted.
