@@ -32,7 +32,7 @@ from quorumcast.agents.holdings import Holdings
 from quorumcast.agents.outpaced import UNANSWERED
 from quorumcast.agents.pace import GRACE, MOVING_GRACE
 from quorumcast.agents.pledges import Attested, Vouched
-from quorumcast.agents.recovery import CHUNK, IDLE_MS, PATIENCE, RecoveryTick
+from quorumcast.agents.recovery import CHUNK, IDLE_MS, IDLE_TICKS, PATIENCE, RecoveryTick
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_STREAMS_NAMED
 from quorumcast.core.machine import (
@@ -92,6 +92,11 @@ def recalls(effects: list[Effect]) -> list[tuple[NodeId, int, int, bool]]:
         if isinstance(effect, Send) and isinstance(effect.message, Regain)
         for peer in effect.to
     ]
+
+
+def surveyed(effects: list[Effect]) -> list[NodeId]:
+    sent = [e for e in effects if isinstance(e, Send) and isinstance(e.message, Survey)]
+    return [peer for effect in sent for peer in effect.to]
 
 
 def recalled(peer: NodeId, first: int, *run: bytes, full: bool = True) -> Receive:
@@ -427,6 +432,20 @@ def test_broker_whose_stream_was_once_ahead_of_its_peers_does_not_ask_for_ever()
     assert pauses.count(IDLE_MS) >= 4
 
 
+def test_broker_beside_a_silent_one_asks_the_others_again_and_again() -> None:
+    """It never knows what the silent one holds, and the others go on meanwhile."""
+    broker = Cell(AB).broker(B1)
+    asked: list[NodeId] = []
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+    for _ in range(2):
+        for peer in (B2, B3):
+            broker.handle(Receive(peer, Positions(ORDERS, ())), T0)
+        asked += surveyed(tick(broker, IDLE_TICKS))
+    assert broker.catching_up() == [f"what the other brokers hold of {ORDERS!r}"]
+    assert (asked.count(B2), asked.count(B3)) == (2, 2)
+
+
 def test_broker_liar_that_names_many_streams_costs_nothing() -> None:
     """What one peer alone speaks of can never be had: it is not looked at again and again."""
     holdings = Holdings(Cell(AB).manifest)
@@ -553,7 +572,8 @@ def test_broker_asks_those_that_hold_it_before_it_leaves_anything_out() -> None:
     """One peer lags and another lies about where it begins: two still have what is lacking."""
     broker = begun(AB)
     for peer, base, end in ((B2, 1, 6), (B3, 1, 7), (B4, 6, 7)):
-        tick(broker, 30)
+        while peer not in surveyed(tick(broker)):
+            pass
         broker.handle(Receive(peer, Positions(ORDERS, (Position(STREAM, base, end),))), T0)
     asked = recalls(tick(broker, GRACE + 1))
     assert held(broker) == (1, 3)

@@ -65,8 +65,9 @@ from quorumcast.core.statements import Basis
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 
 TICK_MS = 150
-#: How long a broker that lacks nothing waits before it asks all peers again.
+#: How long a broker waits before it asks all peers again; one that lacks nothing does only that.
 IDLE_MS = 3_000
+IDLE_TICKS = IDLE_MS // TICK_MS
 #: Publications asked for at a time.
 CHUNK = 256
 #: Ticks for one range before it is made smaller, and at last given up.
@@ -95,6 +96,7 @@ class Recovery:
         "_size",
         "_surveyed",
         "_turn",
+        "_unasked",
         "_up",
         "_writing",
     )
@@ -127,6 +129,8 @@ class Recovery:
         self._turn = 0
         #: Whether RecoveryTick is set, and whether it is the one after a long while.
         self._set = self._idle = False
+        #: Ticks since all peers were asked.
+        self._unasked = 0
 
     def adopt(self, manifest: Manifest) -> None:
         """Go on in a new epoch, in which a channel may be gone."""
@@ -484,8 +488,11 @@ class Recovery:
         self._follow_claims()
         self._watch()
         effects: list[Effect] = []
-        if self._idle or self._outpaced.due(GRACE):
+        self._unasked += 1
+        # Also if something is lacking, which may never come: the others go on meanwhile.
+        if self._idle or self._unasked >= IDLE_TICKS or self._outpaced.due(GRACE):
             self._idle = False
+            self._unasked = 0
             effects += self._survey(tuple(self._up), self._channels())
         for key, ticks in list(self._surveyed.items()):
             self._surveyed[key] = ticks + 1
