@@ -13,6 +13,7 @@ from tests.support.cells import (
     B2,
     B3,
     B4,
+    B5,
     BOB,
     CAROL,
     CHAIN,
@@ -474,6 +475,18 @@ def test_subscriber_is_told_of_all_of_a_stream_that_is_over_also_by_brokers_that
     effects = feed(made.handle, *map(Receive, BROKERS, (*over, boast)))
     gaps = [e for e in effects if isinstance(e, Gap)]
     assert gaps == [Gap(STREAM, 1, 4), Gap(STREAM, 5, 9)]
+
+
+def test_subscriber_of_a_chain_is_told_of_a_gap_whatever_spare_brokers_may_hold() -> None:
+    """No chain ever reaches the fifth of them, so it counts for nothing that it may hold all."""
+    made = Cell(Policy.named("chain"), n=5).subscriber()
+    brokers = (*BROKERS, B5)
+    made.handle(Join(ORDERS), T0)
+    feed(made.handle, *(Receive(broker, positions(1)) for broker in brokers))
+    ends = (20, 20, 20, 1, 1)
+    told = [positions(end, base=min(9, end)) for end in ends]
+    effects = feed(made.handle, *map(Receive, brokers, told))
+    assert [e for e in effects if isinstance(e, Gap)] == [Gap(STREAM, 1, 8)]
 
 
 def silent(made: Subscriber, ticks: int) -> list[NodeId]:

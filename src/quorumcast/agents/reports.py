@@ -8,11 +8,12 @@ larger than all that correct brokers made. Fewer reports are all that there may 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from quorumcast.core.ids import Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.core.messages import Position
-from quorumcast.core.quorum import Protection, accept_votes
+from quorumcast.core.quorum import Broadcast, Protection, accept_votes
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
 
@@ -75,6 +76,13 @@ class Reports:
         crash = self._policy.protection is Protection.CRASH
         return 1 if crash else self._manifest.quorums.one_correct
 
+    @property
+    def _voters(self) -> tuple[NodeId, ...]:
+        """The brokers whose votes make a subscriber accept: on a bare chain those of the pool."""
+        brokers = self._manifest.broker_ids
+        chained = self._policy.broadcast is Broadcast.CHAIN and not self._policy.has_history
+        return brokers[: self._manifest.quorums.chain_pool] if chained else brokers
+
     def needed(self, lane: Lane) -> int:
         """How many brokers must hold a publication so that it can still be accepted."""
         quorums, policy = self._manifest.quorums, self._policy
@@ -108,9 +116,9 @@ class Reports:
 
     def _possible(self, stream: Stream) -> int:
         """From this number on, enough may hold it if all do that have not named the stream."""
-        bases = self._bases(stream)
-        unaware = len(self._manifest.broker_ids) - len(bases)
-        return _rank(bases, self.needed(stream.lane) - unaware)
+        voters = self._voters
+        bases = [position.base for position in self._of(stream, voters)]
+        return _rank(bases, self.needed(stream.lane) - len(voters) + len(bases))
 
     def agreed(self, stream: Stream) -> int:
         """From this number on, as many brokers as it takes to accept hold a stream, or will.
@@ -119,8 +127,9 @@ class Reports:
         publisher or from its peers. Without its vote one liar about its oldest would hide a stream
         that has just begun.
         """
-        unaware = sum(stream not in held for held in self._held.values())
-        oldest = [position.oldest or position.base for position in self._of(stream)]
+        voters = self._voters
+        oldest = [position.oldest or position.base for position in self._of(stream, voters)]
+        unaware = sum(broker in voters for broker in self._held) - len(oldest)
         return _rank(oldest, self.needed(stream.lane) - unaware)
 
     def oldest(self, stream: Stream, wanted: int, *, of_those_who_answer: bool) -> int:
@@ -132,7 +141,7 @@ class Reports:
         # A broker that has not spoken of the stream may hold all of it.
         bases = [
             _begins(held[stream], wanted) if held is not None and stream in held else 0
-            for broker in self._manifest.broker_ids
+            for broker in self._voters
             for held in (self._held.get(broker),)
             if not of_those_who_answer or self._answers(broker)
         ]
@@ -148,8 +157,12 @@ class Reports:
         ends = sorted((position.next for position in self._of(stream)), reverse=True)
         return ends[self.enough - 1] if len(ends) >= self.enough else 0
 
-    def _of(self, stream: Stream) -> list[Position]:
-        return [held[stream] for held in self._held.values() if stream in held]
+    def _of(self, stream: Stream, brokers: Sequence[NodeId] | None = None) -> list[Position]:
+        return [
+            held[stream]
+            for broker, held in self._held.items()
+            if stream in held and (brokers is None or broker in brokers)
+        ]
 
     def _bases(self, stream: Stream) -> list[int]:
         return [position.base for position in self._of(stream)]
