@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.support.cells import B1, B2, B3, B4, BOB, ORDERS, T0, Cell, digests, messages, sent
 
-from quorumcast.agents.recalling import MAX_RECALLED, PATIENT_TRIES, RecallDue
+from quorumcast.agents.recalling import MAX_RECALLED, PATIENT_TRIES, RECALL_MS, RecallDue
 from quorumcast.agents.subscriber import Subscriber
 from quorumcast.core.ids import NodeId, Stream, total_order
 from quorumcast.core.labels import label
@@ -24,6 +24,7 @@ from quorumcast.core.machine import (
     Recall,
     Recalled,
     Receive,
+    SetTimer,
     Suspect,
     Suspicion,
     TimerFired,
@@ -122,6 +123,18 @@ def test_recall_late_answers_are_asked_for_again_with_bases() -> None:
     effects = made.handle(DUE, T0)
     assert len(messages(effects, Subscribe)) == 4
     assert [send.to for send in sent(effects, Pull)] == [BROKERS]
+
+
+def test_recall_asks_for_much_at_once_when_brokers_answer_again() -> None:
+    """They were away for long, and it had come to ask for one position at a time, ever later."""
+    made = joined()
+    made.handle(Recall(ORDERS, 5, 20), T0)
+    asked = [messages(made.handle(DUE, T0), Pull) for _ in range(5)]
+    assert asked[-1] == [Pull(ORDER, 5, 1)]
+    made.handle(answer(B1, 5, body(5)), T0)
+    effects = made.handle(answer(B2, 5, body(5)), T0)
+    assert SetTimer(RecallDue(ORDERS), RECALL_MS) in effects
+    assert messages(made.handle(DUE, T0), Pull) == [Pull(ORDER, 6, 19)]
 
 
 def test_recall_positions_that_are_gone_are_announced() -> None:

@@ -48,6 +48,23 @@ def test_publications_beyond_retention_since_the_checkpoint_survive_a_restart_of
     assert {hall.sequencer(member).executed for member in BROKERS} == {8}
 
 
+def test_broker_that_restarts_holds_a_run_that_is_retained_in_part() -> None:
+    limits = Limits(
+        retained_publications=8, window=8, segment=4, vote_window=8, pipeline=4, checkpoint=4
+    )
+    hall = Hall(Policy.named("total", limits=limits), durable=True).begin()
+    for first in range(1, 49, 6):
+        hall.offer(first, *(b"a%d" % number for number in range(first, first + 6)))
+        hall.run(300)
+    before = agree(hall, *BROKERS)
+    assert before == [b"a%d" % number for number in range(41, 49)]
+    for member in BROKERS:
+        hall.stop(member)
+        hall.start(member)
+        hall.run(3000)
+    assert agree(hall, *BROKERS) == before
+
+
 def test_publications_that_are_not_retained_leave_the_disk_with_the_next_checkpoint() -> None:
     limits = Limits(
         retained_publications=8, window=8, segment=4, vote_window=8, pipeline=4, checkpoint=4

@@ -148,11 +148,14 @@ class Recaller:
             return True, [Drop(DropReason.BAD_RUN, broker)]
         digests = split_digests(message.digests)
         effects: list[Effect] = []
+        before = len(wanted)
         for number in mine:
             here = number - message.first
             effects += self._on_answer(interest, broker, number, digests[here], bodies[here])
-        if not wanted:
-            effects += self.forget(interest.channel)
+        if len(wanted) < before:
+            # Brokers answer again: ask for the rest soon, and for much at once.
+            self._tries[interest.channel] = 0
+            effects += self._await(interest.channel)
         return True, effects
 
     def _on_answer(

@@ -116,6 +116,17 @@ class Ledger:
         """How many publications may still be written before `base`."""
         return self.quota.room_for(self._incarnation)[0]
 
+    def fitting(self, bodies: Sequence[bytes]) -> int:
+        """How many of these, the newest ones, may still be got back."""
+        room, room_bytes = self.quota.room_for(self._incarnation)
+        count = 0
+        for body in reversed(bodies):
+            room_bytes -= len(body)
+            if count >= room or room_bytes < 0:
+                break
+            count += 1
+        return count
+
     def digest(self, number: int) -> Digest | None:
         """The digest of a number, if it is still held."""
         entry = self._entries.get(number)

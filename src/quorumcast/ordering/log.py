@@ -69,10 +69,16 @@ class OrderedLog:
     def prepend(self, extent: Extent, offer: Offer, bodies: Bodies) -> bool:
         """Write what lies right before the oldest position; False if there is no room for it.
 
-        The oldest may have gone since this was asked for: then there is no place for it either.
+        Of a run that is retained in part only that part: a broker that restarts would otherwise
+        hold less than its peers, and after a restart of all nobody would have the rest. The oldest
+        may have gone since this was asked for: then there is no place for it either.
         """
-        if extent.next != self.ledger.base or not self.ledger.prepend(
-            split_digests(offer.digests), bodies
+        start = len(bodies) - self.ledger.fitting(bodies)
+        digests = split_digests(offer.digests)
+        if (
+            extent.next != self.ledger.base
+            or start == len(bodies)
+            or not self.ledger.prepend(digests[start:], bodies[start:])
         ):
             return False
         self._extents.appendleft(extent)
