@@ -27,7 +27,7 @@ def take(into: Ledger, first: int, *run: bytes) -> Taken:
 def test_ledger_new_run_is_taken_whole() -> None:
     held = ledger()
     assert take(held, 1, b"p1", b"p2") == Taken(1, digests(b"p1", b"p2"))
-    assert (held.base, held.next, len(held), held.held_bytes) == (1, 3, 2, 4)
+    assert (held.base, held.next, len(held), held.kept_bytes) == (1, 3, 2, 4)
 
 
 def test_ledger_overlapping_run_only_its_new_part_is_taken() -> None:
@@ -55,13 +55,13 @@ def test_ledger_run_with_a_hole_before_it_breaks_the_invariant() -> None:
 
 def test_ledger_more_publications_than_retained_forgets_the_oldest() -> None:
     held = ledger(10, retained_publications=3)
-    assert (held.base, held.next, len(held), held.held_bytes) == (8, 11, 3, 7)
+    assert (held.base, held.next, len(held), held.kept_bytes) == (8, 11, 3, 7)
     assert held.digest(7) is None
 
 
 def test_ledger_more_bytes_than_retained_forgets_the_oldest() -> None:
     held = ledger(9, retained_bytes=6)
-    assert (held.base, len(held), held.held_bytes) == (7, 3, 6)
+    assert (held.base, len(held), held.kept_bytes) == (7, 3, 6)
 
 
 def test_ledger_one_body_over_the_byte_limit_is_still_held() -> None:
@@ -74,7 +74,7 @@ def test_ledger_correct_replaces_only_what_is_held() -> None:
     held.correct(2, digest(b"right"), b"right")
     held.correct(3, digest(b"right"), b"right")
     assert (held.digest(2), held.digest(3), held.next) == (digest(b"right"), None, 3)
-    assert held.held_bytes == len(b"p1" + b"right")
+    assert held.kept_bytes == len(b"p1" + b"right")
 
 
 def test_ledger_skip_ahead_starts_anew_and_never_goes_back() -> None:
@@ -82,7 +82,7 @@ def test_ledger_skip_ahead_starts_anew_and_never_goes_back() -> None:
     held.skip_to(3)
     assert (held.base, held.next) == (1, 4)
     held.skip_to(9)
-    assert (held.base, held.next, len(held), held.held_bytes) == (9, 9, 0, 0)
+    assert (held.base, held.next, len(held), held.kept_bytes) == (9, 9, 0, 0)
 
 
 def test_ledger_digests_of_a_range_need_all_of_it() -> None:
@@ -178,9 +178,9 @@ def test_ledger_keeps_a_publication_for_the_span_and_then_lets_go() -> None:
         held.expire(Millis(now), 800, held.next)
     assert held.base == 1
     held.expire(Millis(800), 800, held.next)
-    assert (held.base, held.next, held.held_bytes) == (4, 6, 4)
+    assert (held.base, held.next, held.kept_bytes) == (4, 6, 4)
     held.expire(Millis(900), 800, held.next)
-    assert (held.base, held.next, held.held_bytes) == (6, 6, 0)
+    assert (held.base, held.next, held.kept_bytes) == (6, 6, 0)
 
 
 def test_ledger_old_publications_that_are_needed_stay_until_they_are_not() -> None:

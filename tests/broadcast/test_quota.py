@@ -70,7 +70,7 @@ def test_quota_is_the_sum_of_its_ledgers_whatever_happens_to_them(way: str) -> N
             quota.leave(4)
             two = shelf(Quota(LIMITS), 4)
     assert quota.publications == len(one) + len(two)
-    assert quota.held_bytes == one.held_bytes + two.held_bytes
+    assert quota.held_bytes == one.kept_bytes + two.kept_bytes
 
 
 def test_quota_earlier_lives_give_way_to_what_a_later_one_gets_back() -> None:

@@ -161,6 +161,7 @@ class Cell:
         first: int,
         *bodies: bytes,
         signer: NodeId = ALICE,
+        stream: Stream = STREAM,
         cell: str = "demo",
         epoch: int = 1,
     ) -> bytes:
@@ -168,7 +169,7 @@ class Cell:
         statement = HistoryStatement(
             cell=cell,
             epoch=epoch,
-            stream=STREAM,
+            stream=stream,
             index=index,
             first=first,
             digests=digests(*bodies),

@@ -340,6 +340,8 @@ class Broker:
             return [Drop(DropReason.UNEXPECTED, sender)]
         if _highest(message) > MAX_NUMBER:
             return [Drop(DropReason.OUT_OF_WINDOW, sender)]
+        if desk.closed and not isinstance(message, Pull):
+            return [Drop(DropReason.UNKNOWN_STREAM, sender)]
         if self._pledges and self._pledges.broken_by(
             event, data, whole_runs=desk.entry.policy.broadcast is Broadcast.BRACHA
         ):
@@ -398,13 +400,17 @@ class Broker:
         out += desk.ack(lane, told=told)
         if desk.entry.policy.journal:
             out += self._release(desk)
-        if desk.carrier.ledger.quota.emptied:
+        quota = desk.carrier.ledger.quota
+        if quota.crowded or (lane is Lane.HISTORY and desk.ledger(lane).quota.crowded):
+            self._desks.relieve(desk.stream)
+        if quota.emptied:
             out += self._end_exhausted(desk.stream)
         return out
 
     def _end_exhausted(self, stream: Stream) -> list[Effect]:
         """End streams of which retention has left nothing."""
         self._desks.end_exhausted(stream)
+        self._desks.end_unclaimed(stream, self._pledges.lives(stream))
         return self._note_endings()
 
     def _note_endings(self) -> list[Effect]:

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-import msgspec
-
 from quorumcast.agents.notary import Lives, Notary
-from quorumcast.agents.pledges import Attested, Ended, Pledge, Vouched
+from quorumcast.agents.pledges import Attested, Ended, EndedStreams, Life, Pledge, Vouched
 from quorumcast.broadcast.authenticated import Relay
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.chain import Chain
@@ -25,7 +23,7 @@ from quorumcast.broadcast.quota import Quota
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.broadcast.times import Search
 from quorumcast.core.ids import Channel, Digest, Lane, NodeId, Stream
-from quorumcast.core.limits import MAX_ENDED, MAX_RUN, MAX_STREAMS_NAMED
+from quorumcast.core.limits import MAX_RUN, MAX_STREAMS_NAMED
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.messages import Ack, Echo, Position, Ready
 from quorumcast.core.quorum import Broadcast
@@ -40,43 +38,10 @@ COMPLAINTS = 8
 
 #: Streams per publisher and channel that were opened and not used, or are known by hearsay alone.
 MAX_UNUSED = 4
+#: So many times what is retained the journal remembers of streams that nobody has come back to.
+UNCLAIMED = 3
 
 Owner = tuple[Channel, NodeId]
-
-
-class EndedStreams(msgspec.Struct):
-    """Streams of one publisher on one channel of which nothing is retained any longer."""
-
-    #: Incarnations up to this one are over.
-    upto: int = -1
-    #: The next number of each, by incarnation; at most MAX_ENDED.
-    ends: dict[int, int] = {}
-
-    def close(self, incarnation: int) -> None:
-        """Streams up to this incarnation never come back."""
-        self.upto = max(self.upto, incarnation)
-
-    def add(self, incarnation: int, end: int) -> None:
-        """A stream has ended before a number.
-
-        What no longer fits in is counted to the next one: a subscriber that was away for so many
-        lives is told of as many publications as it may have missed.
-        """
-        self.close(incarnation)
-        self.ends[incarnation] = end
-        if len(self.ends) > MAX_ENDED:
-            oldest, following = sorted(self.ends)[:2]
-            self.ends[following] += self.ends.pop(oldest) - 1
-
-    def learn(self, incarnation: int, end: int) -> bool:
-        """Peers know where a stream ended; True if that is news.
-
-        Not where no more fits in: what was counted to the next one must not be counted twice.
-        """
-        known = self.ends.get(incarnation, 0 if len(self.ends) < MAX_ENDED else end)
-        if known < end:
-            self.add(incarnation, end)
-        return known < end
 
 
 class Desk:
@@ -90,7 +55,9 @@ class Desk:
         "_quarter",
         "_unsynced",
         "carrier",
+        "closed",
         "entry",
+        "from_peers",
         "introducer",
         "missed",
         "missed_upto",
@@ -110,6 +77,9 @@ class Desk:
         self.over = False
         #: Who first spoke of this stream; the publisher takes over as soon as it speaks itself.
         self.introducer: NodeId | None = None
+        #: Whether it began by the word of other brokers, and whether it goes on only by that.
+        self.from_peers = False
+        self.closed = False
         #: How many publications subscribers said the fast path did not bring them.
         self.missed = 0
         self.missed_upto = 0
@@ -163,6 +133,27 @@ class Desk:
         A lying broker can speak of streams that do not exist; they are not passed on as hearsay.
         """
         return self.introducer == self.stream.publisher or self.carrier.ledger.next > 1
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether brokers settle this stream together, and have settled nothing of it so far."""
+        ledger = self.carrier.ledger
+        known = self.from_peers or ledger.kept > 0 or ledger.floor > ledger.start
+        return self.entry.policy.settles and not known
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is held that waits to be settled."""
+        return any(
+            carrier.ledger.unsettled or carrier.sizes().get("instance_bytes")
+            for _, carrier in self.lanes()
+        )
+
+    def close(self) -> None:
+        """Give up what is not settled; the rest of the stream can only come from other brokers."""
+        self.closed = True
+        if isinstance(self.carrier, History | Bracha):
+            self.carrier.give_up()
 
     @property
     def untouched(self) -> bool:
@@ -248,6 +239,8 @@ class Desk:
         """Acknowledgements that are due: always to a publisher that spoke, else upon progress."""
         carrier = self.carrier
         sends: list[Effect] = []
+        if self.closed:
+            return sends
         if isinstance(carrier, History):
             sends += self._ack_histories(carrier.history_carrier, told and lane is Lane.HISTORY)
         progress = (
@@ -336,7 +329,8 @@ class Desks:
         self._lives.retain(manifest.broker_ids)
         for data in [s for s in self._by_stream if manifest.channel(s.channel) is None]:
             self._remove(data)
-            self._over_of(data).close(data.incarnation)
+            over = self._over_of(data)
+            over.upto = max(over.upto, data.incarnation)
         return [(desk, desk.carrier.adopt(self._around(desk.entry))) for desk in self.all()]
 
     def __len__(self) -> int:
@@ -378,14 +372,9 @@ class Desks:
 
         What only other brokers speak of does not count: one of them may have invented it.
         """
-        owner = (data.channel, data.publisher)
-        begun = [
-            desk.stream.incarnation
-            for desk in self._by_stream.values()
-            if (desk.stream.channel, desk.stream.publisher) == owner and desk.genuine
-        ]
-        ended = self._ended.get(owner)
-        return max(-1 if ended is None else ended.upto, *begun, -1)
+        begun = [desk.stream.incarnation for desk in self._lives_of(data)]
+        ended = self._ended.get((data.channel, data.publisher))
+        return max(-1 if ended is None else max(ended.upto, ended.closed), *begun, -1)
 
     def all(self) -> list[Desk]:
         """Every desk, oldest stream first."""
@@ -403,6 +392,11 @@ class Desks:
         desk = self._by_stream.get(data)
         if desk is None and self.over(data):
             return None
+        # What other brokers have settled this one gets back from them, in its own name.
+        closed = data.incarnation <= self._over_of(data).closed
+        from_peers = introducer == self._keyring.identity.name
+        if desk is None and closed and not from_peers:
+            return None
         if desk is None:
             policy = entry.policy
             segment, lives = policy.limits.segment, self._lives
@@ -411,6 +405,7 @@ class Desks:
             peers = lives.others if lasting else dict(lives.others)
             notary = Notary(data, self._keyring, policy.basis, segment, lives.own, peers)
             desk = Desk(data, entry, self._make_carrier(data, entry), notary)
+            desk.closed, desk.from_peers = closed, from_peers
             self._by_stream[data] = desk
             if not policy.total:
                 self._share(desk)
@@ -459,10 +454,9 @@ class Desks:
         desk = self._by_stream.pop(data)
         if desk.entry.policy.total:
             return
+        desk.close()
         for stream, carrier in desk.lanes():
             carrier.ledger.quota.leave(stream.incarnation)
-            if isinstance(carrier, Bracha):
-                carrier.give_up()
 
     def _over_of(self, data: Stream) -> EndedStreams:
         return self._ended.setdefault((data.channel, data.publisher), EndedStreams())
@@ -473,7 +467,8 @@ class Desks:
         A broker that forgot what it vouched for and opened the stream anew would contradict itself.
         Streams that were opened and not used have nothing to contradict: they give way first and
         may come back. Nor have those known by hearsay alone: of those each introducer may have a
-        few, and displaces only its own.
+        few, and displaces only its own. Streams of which nothing is settled give way among
+        themselves: a lying publisher may begin any number of them at one broker alone.
         """
         rivals = [
             desk
@@ -488,12 +483,54 @@ class Desks:
         used = [desk for desk in rivals if desk not in unused]
         used.sort(key=lambda desk: desk.stream.incarnation)
         few = min(limit, MAX_UNUSED)
-        give_way = unused[: max(0, len(unused) + (new.untouched or not new.genuine) - few)]
-        give_way += used[: max(0, len(used) - limit)]
-        for stale in give_way:
+        for stale in unused[: max(0, len(unused) + (new.untouched or not new.genuine) - few)]:
             self._remove(stale.stream)
             if stale.genuine and not stale.untouched:
                 self._end(stale)
+        settled = [desk for desk in used if not desk.unsettled]
+        for stale in settled[: max(0, len(settled) - limit)]:
+            self._remove(stale.stream)
+            self._end(stale)
+        unsettled = [desk for desk in used if desk.unsettled]
+        for stale in unsettled[: max(0, len(unsettled) - limit)]:
+            self._close(stale)
+
+    def _close(self, desk: Desk) -> None:
+        """Give up what is not settled of a stream; all of it, if nothing is."""
+        if not desk.unsettled:
+            desk.close()
+            return
+        self._remove(desk.stream)
+        over = self._over_of(desk.stream)
+        over.closed = max(over.closed, desk.stream.incarnation)
+        self._endings.append(desk.stream)
+
+    def relieve(self, data: Stream) -> None:
+        """Give up what is not settled of earlier lives until half of what may be is left.
+
+        Not of the newest life, for its publisher may be about to have it settled: more of it is
+        refused instead.
+        """
+        lives = self._lives_of(data)
+        for desk in lives:
+            quotas = [carrier.ledger.quota for _, carrier in desk.lanes()]
+            if all(quota.relieved for quota in quotas):
+                break
+            if desk.stream.life < lives[-1].stream.life and not desk.closed and desk.waits:
+                self._close(desk)
+        for desk in lives[-1:]:
+            for _, carrier in desk.lanes():
+                carrier.ledger.quota.crowded = False
+
+    def _lives_of(self, data: Stream) -> list[Desk]:
+        """The streams that a publisher itself has begun on a channel, oldest life first."""
+        owner = (data.channel, data.publisher)
+        found = [
+            desk
+            for desk in self._by_stream.values()
+            if (desk.stream.channel, desk.stream.publisher) == owner and desk.genuine
+        ]
+        return sorted(found, key=lambda desk: desk.stream.incarnation)
 
     def _end(self, desk: Desk) -> None:
         self._over_of(desk.stream).add(desk.stream.incarnation, desk.carrier.ledger.next)
@@ -513,34 +550,44 @@ class Desks:
         quota = self._quotas.get(((data.channel, data.publisher), Lane.DATA))
         if quota is not None:
             quota.emptied = False
-        lives = sorted(
-            (
-                desk
-                for desk in self._by_stream.values()
-                if desk.stream.publisher == data.publisher
-                and desk.stream.channel == data.channel
-                and desk.genuine
-            ),
-            key=lambda desk: desk.stream.incarnation,
-        )
+        lives = self._lives_of(data)
         for desk in lives:
-            if desk.stream.incarnation >> 1 == lives[-1].stream.incarnation >> 1:
+            if desk.stream.life == lives[-1].stream.life:
                 break
-            if desk.untouched:
+            if desk.untouched or desk.unsettled:
                 continue
             if not desk.carrier.ledger.exhausted:
                 break
             self._remove(desk.stream)
             self._end(desk)
 
+    def end_unclaimed(self, data: Stream, pledged: Sequence[Life]) -> None:
+        """End the oldest streams of which only the journal knows, where there are too many.
+
+        They are of an earlier life of this broker, and neither their publisher nor another broker
+        has come back to them. One life of a broker leaves up to twice what is retained, settled or
+        not; three times that is more than it could have been asked to keep.
+        """
+        quota = self._quotas.get(((data.channel, data.publisher), Lane.DATA))
+        if quota is None or not pledged:
+            return
+        left, places = UNCLAIMED * quota.most, UNCLAIMED * quota.most_lives
+        for life in sorted(pledged, key=lambda life: -life.stream.incarnation):
+            left -= life.count
+            places -= 1
+            if (left < 0 or places < 0) and life.stream not in self._by_stream:
+                self._over_of(data).add(life.stream.incarnation, life.next)
+                self._endings.append(life.stream)
+
     def ended(self, data: Stream) -> Ended:
         """What the journal should know of the streams of a publisher that are over."""
         over = self._over_of(data)
-        return Ended(data.channel, data.publisher, over.upto, tuple(over.ends.items()))
+        ends = tuple(over.ends.items())
+        return Ended(data.channel, data.publisher, over.upto, ends, over.closed)
 
     def remember(self, record: Ended) -> None:
         """Take in what the journal knows."""
-        over = EndedStreams(record.incarnation, dict(record.ends))
+        over = EndedStreams(record.incarnation, record.closed, dict(record.ends))
         self._ended[record.channel, record.publisher] = over
 
     def learn_ending(self, data: Stream, end: int) -> None:

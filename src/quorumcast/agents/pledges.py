@@ -19,7 +19,7 @@ import msgspec
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, NodeId, Stream, split_digests
-from quorumcast.core.limits import MAX_NUMBER
+from quorumcast.core.limits import MAX_ENDED, MAX_NUMBER
 from quorumcast.core.machine import Effect, Forget, Receive, Record
 from quorumcast.core.messages import ChainRun, Publish
 
@@ -79,6 +79,8 @@ class Ended(Record, frozen=True, tag=True):
     incarnation: int
     #: Incarnation and next number of the newest streams among them.
     ends: tuple[tuple[int, int], ...] = ()
+    #: Streams up to this incarnation begin only by the word of other brokers.
+    closed: int = -1
 
     @property
     def owner(self) -> str:
@@ -90,6 +92,40 @@ class Ended(Record, frozen=True, tag=True):
 
 
 Pledge = Vouched | Attested
+
+
+class EndedStreams(msgspec.Struct):
+    """Streams of one publisher on one channel of which nothing is retained any longer."""
+
+    #: Incarnations up to this one are over.
+    upto: int = -1
+    #: Incarnations up to this one begin only by the word of other brokers: this one has given up
+    #: some of which it had settled nothing, and does not remember what it said of them.
+    closed: int = -1
+    #: The next number of each, by incarnation; at most MAX_ENDED.
+    ends: dict[int, int] = {}
+
+    def add(self, incarnation: int, end: int) -> None:
+        """A stream has ended before a number.
+
+        What no longer fits in is counted to the next one: a subscriber that was away for so many
+        lives is told of as many publications as it may have missed.
+        """
+        self.upto = max(self.upto, incarnation)
+        self.ends[incarnation] = end
+        if len(self.ends) > MAX_ENDED:
+            oldest, following = sorted(self.ends)[:2]
+            self.ends[following] += self.ends.pop(oldest) - 1
+
+    def learn(self, incarnation: int, end: int) -> bool:
+        """Peers know where a stream ended; True if that is news.
+
+        Not where no more fits in: what was counted to the next one must not be counted twice.
+        """
+        known = self.ends.get(incarnation, 0 if len(self.ends) < MAX_ENDED else end)
+        if known < end:
+            self.add(incarnation, end)
+        return known < end
 
 
 class _Lane(msgspec.Struct):
@@ -105,13 +141,23 @@ class _Lane(msgspec.Struct):
     released: int = 1
 
 
+class Life(msgspec.Struct, frozen=True):
+    """What the journal says of one stream: publications that are retained, and the next number."""
+
+    stream: Stream
+    count: int
+    next: int
+
+
 class Pledges:
     """The journal of an earlier life, by stream and lane; as much as was retained."""
 
-    __slots__ = ("_lanes", "_written")
+    __slots__ = ("_lanes", "_owners", "_written")
 
     def __init__(self) -> None:
         self._lanes: dict[Stream, _Lane] = {}
+        #: The data lanes of the same streams, by channel and publisher.
+        self._owners: dict[tuple[Channel, NodeId], dict[Stream, None]] = {}
         #: How many numbers the longest record at an address has, this life's included; as many
         #: addresses per lane as the journal has.
         self._written: dict[Stream, dict[tuple[type[Record], int], int]] = {}
@@ -125,6 +171,8 @@ class Pledges:
     def remember(self, record: Vouched | Attested | Released) -> None:
         """Take in a record that a restart found."""
         lane = self._lanes.setdefault(record.stream, _Lane())
+        data = record.stream.data
+        self._owners.setdefault((data.channel, data.publisher), {})[data] = None
         if isinstance(record, Released):
             lane.released = record.below
             return
@@ -187,6 +235,17 @@ class Pledges:
             lane.lengths.pop(number, None)
         if not lane.digests:
             del self._lanes[stream]
+            if stream.data not in self._lanes and stream.data.history not in self._lanes:
+                self._owners[stream.channel, stream.publisher].pop(stream.data, None)
+
+    def lives(self, data: Stream) -> list[Life]:
+        """The streams of the same publisher and channel of which the journal knows."""
+        found: list[Life] = []
+        for stream in self._owners.get((data.channel, data.publisher), ()):
+            lane = self._lanes.get(stream, _Lane())
+            retained = [number for number in lane.digests if number >= lane.released]
+            found.append(Life(stream, len(retained), max(retained, default=lane.released - 1) + 1))
+        return found
 
     def broken_by(self, event: Receive, data: Stream, *, whole_runs: bool) -> bool:
         """Whether a run, or a history, denies what was vouched for before a restart.

@@ -74,6 +74,7 @@ class Bracha:
         self._around = around
         #: Numbers below ledger.next belong to runs that we are ready for, in order.
         self.ledger = Ledger(around.policy.limits)
+        self.ledger.settled = 0
         #: Runs not delivered yet, by first number; all lie within the window above ledger.next,
         #: or are vouched for and wait for enough readies.
         self._instances: dict[int, Instance] = {}
@@ -213,6 +214,7 @@ class Bracha:
         """Everything up to a number is delivered, by the word of others."""
         self._expected = max(self._expected, number + 1)
         self._delivered = max(self._delivered, number)
+        self.ledger.settle(self._delivered)
         for first in sorted(first for first in self._instances if first <= number):
             instance = self._instances[first]
             found = None if instance.ready is None else instance.contents.get(instance.ready)
@@ -237,8 +239,7 @@ class Bracha:
         instance = self._instance(run.first)
         if instance is None:
             return dropped(event, DropReason.OUT_OF_WINDOW)
-        size = sum(map(len, event.bodies))
-        if run.first != self.ledger.next and self._over_limit(size):
+        if self.ledger.quota.refuses(len(digests), sum(map(len, event.bodies))):
             return dropped(event, DropReason.OVER_LIMIT)
         self._keep(instance, value, digests, event.bodies)
         self._expected = run.first + len(digests)
@@ -306,7 +307,8 @@ class Bracha:
             ]
         if root(run.first, run.digests) != instance.ready:
             return dropped(event, DropReason.BAD_RUN)
-        if run.first != self.ledger.next and self._over_limit(sum(map(len, event.bodies))):
+        crowded = self.ledger.quota.refuses(len(digests), sum(map(len, event.bodies)))
+        if crowded and run.first != self.ledger.next:
             # It is pulled again when its turn comes.
             return dropped(event, DropReason.OVER_LIMIT)
         self._keep(instance, instance.ready, digests, event.bodies)
@@ -389,6 +391,7 @@ class Bracha:
             count = len(instance.contents[instance.ready][0])
             self._delivered = max(self._delivered, first + count - 1)
             self._retire(first, instance.ready, count)
+        self.ledger.settle(self._delivered)
         return effects
 
     def _retire(self, first: int, value: bytes, count: int) -> None:
@@ -450,12 +453,11 @@ class Bracha:
         self.ledger.quota.pending_bytes += size
 
     def give_up(self) -> None:
-        """The stream is over: what waits to be delivered counts no more."""
-        self._count_pending(-self._pending_bytes)
-
-    def _over_limit(self, size: int) -> bool:
-        quota = self.ledger.quota
-        return quota.pending_bytes + size > quota.most_bytes
+        """Give up what is not delivered, for good: nothing is echoed here any more."""
+        for first in list(self._instances):
+            self._forget(first)
+        self.ledger.cut(self._delivered)
+        self._expected = self.ledger.next
 
     def _instance(self, first: int) -> Instance | None:
         instance = self._instances.get(first)

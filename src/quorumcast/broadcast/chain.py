@@ -106,6 +106,8 @@ class Chain(Forwarder):
         if run.first < self.ledger.base:
             # What it said of forgotten numbers it cannot compare, so it says nothing again.
             return dropped(event, DropReason.NOT_HELD)
+        if self._crowded(run.first, event.bodies):
+            return dropped(event, DropReason.OVER_LIMIT)
         unvouched = self._unvouched(run, place)
         if unvouched:
             # Either made its MAC wrong or the sender broke it; nobody in between could verify it.

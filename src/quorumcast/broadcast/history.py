@@ -93,6 +93,7 @@ class History:
         self._fast = fast
         self._bracha = Bracha(stream.history, around)
         self.ledger: Ledger = fast.ledger
+        self.ledger.settled = 0
         #: Histories not echoed yet because publications are lacking, by index; at most WAITING.
         self._waiting: dict[int, tuple[Receive, HistoryStatement]] = {}
         #: Digests from delivered histories that the ledger lacks or contradicts.
@@ -168,7 +169,7 @@ class History:
     def begin_at(self, number: int, history: int) -> None:
         """Begin both lanes where an earlier life retained them from."""
         self._fast.ledger.begin_at(number)
-        self._floor = number - 1
+        self._raise_floor(number - 1)
         self._known.begin(number)
         self._bracha.begin_at(history)
 
@@ -176,9 +177,21 @@ class History:
         """Go on where others have settled everything: what lies before comes from them."""
         if number > self.ledger.next:
             self.ledger.skip_to(number)
-            self._floor = max(self._floor, number - 1)
+            self._raise_floor(number - 1)
             self._known.begin(number)
             self._forget_learned()
+
+    def give_up(self) -> None:
+        """Give up what is not settled, for good."""
+        self._waiting.clear()
+        self.ledger.cut(self.final)
+        self._learned.clear()
+        self._bracha.give_up()
+
+    def _raise_floor(self, number: int) -> None:
+        """Nothing up to a number is waited for any longer."""
+        self._floor = max(self._floor, number)
+        self.ledger.settle(self._floor)
 
     def recover(self, first: int, digests: list[Digest], bodies: tuple[bytes, ...]) -> bool:
         """Write what others have settled, after what is held, or right before what is settled here.
@@ -188,6 +201,7 @@ class History:
         if first == self.ledger.next:
             for digest, body in zip(digests, bodies, strict=True):
                 self.ledger.append(digest, body)
+            self.ledger.settle(self.ledger.next - 1)
             self._forget_learned()
             return True
         if first + len(digests) != self.final_from:
@@ -216,7 +230,7 @@ class History:
         if after:
             for index, digest in enumerate(digests, first):
                 self._learn(Vouch(self.stream.history, index, digest))
-            self._floor = self.settled
+            self._raise_floor(self.settled)
         return True
 
     def sizes(self) -> dict[str, int]:
@@ -254,7 +268,7 @@ class History:
             if not begun:
                 # Only a broker that holds nothing takes the publisher's word for where to begin;
                 # otherwise one that skips numbers could publish for ever without a history.
-                self._floor = max(self._floor, self.ledger.base - 1)
+                self._raise_floor(self.ledger.base - 1)
         return effects
 
     def _on_data_lane(self, event: Receive, now: Millis) -> list[Effect]:
@@ -393,7 +407,7 @@ class History:
     def _heed(self, effects: list[Effect]) -> list[Effect]:
         for vouch in [effect for effect in effects if isinstance(effect, Vouch)]:
             self._learn(vouch)
-        self._floor = self.settled
+        self._raise_floor(self.settled)
         return effects
 
     def _learn(self, vouch: Vouch) -> None:

@@ -15,7 +15,7 @@ from quorumcast.broadcast.quota import Quota
 from quorumcast.broadcast.times import BLOCK, Search, Times
 from quorumcast.core.errors import ensure
 from quorumcast.core.ids import Digest, Millis, NodeId
-from quorumcast.core.limits import MAX_RUN, Limits
+from quorumcast.core.limits import MAX_NUMBER, MAX_RUN, Limits
 
 #: Ages are told apart to this part of the time that publications are kept.
 AGES = 8
@@ -49,10 +49,12 @@ class Ledger:
         "_incarnation",
         "_marks",
         "_times",
+        "_unsettled_bytes",
         "base",
         "floor",
         "next",
         "quota",
+        "settled",
         "start",
         "unrepeated",
     )
@@ -64,8 +66,9 @@ class Ledger:
         self.quota.enter(0, self)
         #: Number → (digest, body, chain it came by); the keys are exactly base … next-1.
         self._entries: dict[int, tuple[Digest, bytes, Order]] = {}
-        #: Sum of the sizes of the bodies in _entries.
+        #: Sum of the sizes of the bodies in _entries, and of those beyond `settled`.
         self._bytes = 0
+        self._unsettled_bytes = 0
         #: Noted when somebody asks for a time; a block goes with the last of its numbers.
         self._times = Times()
         #: How far the ledger was at a time: what lies before is at least as old. At most AGES + 1.
@@ -80,6 +83,9 @@ class Ledger:
         self.start = base
         #: The publisher can no longer repeat what lies before this number.
         self.unrepeated = 0
+        #: Brokers have settled together what they hold up to this number; without end where
+        #: nothing is settled. Only grows.
+        self.settled = MAX_NUMBER
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -90,6 +96,26 @@ class Ledger:
         self.quota = quota
         self._incarnation = incarnation
         quota.enter(incarnation, self)
+
+    @property
+    def kept(self) -> int:
+        """How many publications are held that are settled."""
+        return max(0, min(self.next, self.settled + 1) - self.base)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of contents held that are settled."""
+        return self._bytes - self._unsettled_bytes
+
+    @property
+    def unsettled(self) -> int:
+        """How many publications are held that are not settled."""
+        return len(self._entries) - self.kept
+
+    @property
+    def unsettled_bytes(self) -> int:
+        """Bytes of contents held that are not settled."""
+        return self._unsettled_bytes
 
     @property
     def exhausted(self) -> bool:
@@ -105,11 +131,6 @@ class Ledger:
     def left_behind(self) -> bool:
         """Whether only other brokers can still supply the next number."""
         return self.begun and self.next < self.unrepeated
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of contents held."""
-        return self._bytes
 
     @property
     def room(self) -> int:
@@ -154,13 +175,19 @@ class Ledger:
 
     def append(self, digest: Digest, body: bytes, order: Order = ()) -> None:
         """Write the next number."""
-        if not self._entries:
-            self.quota.stock(self._incarnation)
-        self._entries[self.next] = (digest, body, order)
-        self.next += 1
+        quota, number = self.quota, self.next
         size = len(body)
         self._bytes += size
-        quota = self.quota
+        self.next = number + 1
+        if number > self.settled:
+            self._entries[number] = (digest, body, order)
+            self._unsettled_bytes += size
+            quota.unsettled += 1
+            quota.unsettled_bytes += size
+            return
+        if not self._entries:
+            quota.stock(self._incarnation)
+        self._entries[number] = (digest, body, order)
         quota.publications += 1
         quota.held_bytes += size
         if quota.publications > quota.most or quota.held_bytes > quota.most_bytes:
@@ -173,6 +200,7 @@ class Ledger:
         if len(bodies) >= self.base or not quota.make_room(life, len(bodies), size):
             return False
         quota.stock(life)
+        self.settled = max(self.settled, self.base - 1)
         self.base -= len(bodies)
         for number, (digest, body) in enumerate(zip(digests, bodies, strict=True), self.base):
             self._entries[number] = (digest, body, ())
@@ -181,6 +209,30 @@ class Ledger:
         quota.publications += len(bodies)
         quota.held_bytes += size
         return True
+
+    def settle(self, upto: int) -> None:
+        """Brokers have settled everything up to a number: retention counts it from now on."""
+        if upto <= self.settled:
+            return
+        first, self.settled = max(self.settled + 1, self.base), upto
+        numbers = range(first, min(upto + 1, self.next))
+        if not numbers:
+            return
+        quota = self.quota
+        if first == self.base:
+            quota.stock(self._incarnation)
+        size = sum([len(self._entries[number][1]) for number in numbers])
+        self._unsettled_bytes -= size
+        quota.settle(len(numbers), size)
+
+    def cut(self, upto: int) -> None:
+        """Give up what lies beyond a number; only other brokers can still supply it."""
+        end = max(self.base, upto + 1)
+        while self.next > end:
+            self.next -= 1
+            self._drop(self.next)
+            self._times.changed(self.next)
+        self.unrepeated = MAX_NUMBER
 
     def expire(self, now: Millis, retained_ms: int, below: int) -> None:
         """Let go of what has been here for longer than that, and lies below a number.
@@ -206,7 +258,11 @@ class Ledger:
             self._times.changed(number)
             more = len(body) - len(held[1])
             self._bytes += more
-            self.quota.held_bytes += more
+            if number <= self.settled:
+                self.quota.held_bytes += more
+            else:
+                self._unsettled_bytes += more
+                self.quota.unsettled_bytes += more
 
     def begin_at(self, number: int) -> None:
         """Begin at a number, before anything is written: an earlier life let go of the rest."""
@@ -232,12 +288,10 @@ class Ledger:
     def skip_to(self, number: int) -> None:
         """Start anew at a later number: the publisher no longer holds what lies before."""
         if number > self.next:
-            self.quota.publications -= len(self._entries)
-            self.quota.held_bytes -= self._bytes
+            self.quota.empty(self)
             self._entries.clear()
-            self.quota.drain()
             self._times.clear()
-            self._bytes = 0
+            self._bytes = self._unsettled_bytes = 0
             self.base = self.next = number
 
     def since(self, search: Search, *, labelled: bool) -> int:
@@ -278,15 +332,23 @@ class Ledger:
 
     def let_go(self) -> None:
         """Let go of the oldest publication."""
-        _, body, _ = self._entries.pop(self.base)
-        size = len(body)
-        self._bytes -= size
-        quota = self.quota
-        quota.publications -= 1
-        quota.held_bytes -= size
-        if not self._entries:
-            quota.drain()
+        self._drop(self.base)
         self.base += 1
+        if not self._entries or self.base > self.settled:
+            self.quota.drain()
         if self.base % BLOCK == 0:
             self._times.changed(self.base - 1)
         self.floor = max(self.floor, self.base)
+
+    def _drop(self, number: int) -> None:
+        _, body, _ = self._entries.pop(number)
+        size = len(body)
+        self._bytes -= size
+        quota = self.quota
+        if number <= self.settled:
+            quota.publications -= 1
+            quota.held_bytes -= size
+        else:
+            self._unsettled_bytes -= size
+            quota.unsettled -= 1
+            quota.unsettled_bytes -= size

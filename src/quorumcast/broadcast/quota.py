@@ -3,6 +3,11 @@
 A publisher that restarts begins a new stream. Its earlier publications are worth as much as its
 later ones, so retention counts them together and lets go of the oldest first: of the oldest life,
 and there of the longer of its two streams (the other one is for what is urgent).
+
+What brokers have not settled together counts apart. A lying publisher could else begin one life
+after the other at a single broker, settle none, and so push out what everybody has settled. As much
+may be unsettled as is retained. Beyond that the broker gives up what is unsettled of earlier lives,
+and refuses more of the newest one until some of it is settled (`crowded`).
 """
 
 from __future__ import annotations
@@ -16,16 +21,33 @@ from quorumcast.core.limits import Limits
 class Shelf(Protocol):
     """A ledger, as far as a quota knows it."""
 
-    def __len__(self) -> int: ...
+    @property
+    def kept(self) -> int:
+        """How many publications are held that are settled."""
+        ...
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of contents held."""
+    def kept_bytes(self) -> int:
+        """Bytes of contents held that are settled."""
+        ...
+
+    @property
+    def unsettled(self) -> int:
+        """How many publications are held that are not settled."""
+        ...
+
+    @property
+    def unsettled_bytes(self) -> int:
+        """Bytes of contents held that are not settled."""
         ...
 
     def let_go(self) -> None:
         """Let go of the oldest publication."""
         ...
+
+
+def _kept(shelf: Shelf) -> int:
+    return shelf.kept
 
 
 class Quota:
@@ -36,12 +58,16 @@ class Quota:
         "_lives",
         "_only",
         "_queued",
+        "crowded",
         "emptied",
         "held_bytes",
         "most",
         "most_bytes",
+        "most_lives",
         "pending_bytes",
         "publications",
+        "unsettled",
+        "unsettled_bytes",
     )
 
     def __init__(self, limits: Limits) -> None:
@@ -53,11 +79,15 @@ class Quota:
         self._queued: set[int] = set()
         #: The ledger of the oldest life, if it is its only one and not empty: the usual case.
         self._only: Shelf | None = None
-        #: Sums over all of them.
+        #: Publications and bytes that are settled, over all of them; and those that are not.
         self.publications = 0
         self.held_bytes = 0
-        #: Bytes of runs that wait to be delivered; beyond `most_bytes` only the next run is taken.
+        self.unsettled = 0
+        self.unsettled_bytes = 0
+        #: Bytes of runs that are in no ledger yet, or in one and wait to be delivered.
         self.pending_bytes = 0
+        #: Whether more is unsettled than may be: earlier lives have to give up theirs.
+        self.crowded = False
         #: Whether one of them has become empty, or another has begun, since somebody looked.
         self.emptied = False
 
@@ -65,6 +95,7 @@ class Quota:
         """Go by these limits from the next publication on."""
         self.most = limits.retained_publications
         self.most_bytes = limits.retained_bytes
+        self.most_lives = limits.streams_per_publisher
 
     def enter(self, incarnation: int, shelf: Shelf) -> None:
         """A ledger that is still empty takes part."""
@@ -73,16 +104,22 @@ class Quota:
 
     def leave(self, incarnation: int) -> None:
         """A ledger is given up with all that it holds."""
-        self._only = None
         life = self._lives[incarnation >> 1]
         shelf = life.pop(incarnation)
         if not life:
             del self._lives[incarnation >> 1]
-        self.publications -= len(shelf)
-        self.held_bytes -= shelf.held_bytes
+        self.empty(shelf)
+
+    def empty(self, shelf: Shelf) -> None:
+        """A ledger gives up all that it holds."""
+        self.publications -= shelf.kept
+        self.held_bytes -= shelf.kept_bytes
+        self.unsettled -= shelf.unsettled
+        self.unsettled_bytes -= shelf.unsettled_bytes
+        self.drain()
 
     def stock(self, incarnation: int) -> None:
-        """A ledger that was empty holds something from now on."""
+        """A ledger that held nothing settled does from now on."""
         self._only = None
         life = incarnation >> 1
         if life not in self._queued:
@@ -90,7 +127,7 @@ class Quota:
             heappush(self._ages, life)
 
     def drain(self) -> None:
-        """A ledger has nothing left."""
+        """A ledger has nothing settled left."""
         self._only = None
         self.emptied = True
 
@@ -102,8 +139,8 @@ class Quota:
             if life >= incarnation >> 1
             for shelf in shelves.values()
         ]
-        held_bytes = sum(shelf.held_bytes for shelf in kept)
-        return self.most - sum(map(len, kept)), self.most_bytes - held_bytes
+        held_bytes = sum(shelf.kept_bytes for shelf in kept)
+        return self.most - sum(map(_kept, kept)), self.most_bytes - held_bytes
 
     def make_room(self, incarnation: int, count: int, size: int) -> bool:
         """Let go of earlier lives for what a ledger gets back; False if that is not enough."""
@@ -113,6 +150,33 @@ class Quota:
         while self.publications + count > self.most or self.held_bytes + size > self.most_bytes:
             self._oldest().let_go()
         return True
+
+    def settle(self, count: int, size: int) -> None:
+        """So much of what was not settled is settled now."""
+        self.unsettled -= count
+        self.unsettled_bytes -= size
+        self.publications += count
+        self.held_bytes += size
+        self.trim()
+
+    def refuses(self, count: int, size: int) -> bool:
+        """Whether so much more would be too much that is not settled.
+
+        Where nothing else waits, a run is taken whatever its size.
+        """
+        # What is pending may be in a ledger as well, and is not held twice.
+        waits = max(self.unsettled_bytes, self.pending_bytes)
+        if not self.unsettled and not waits:
+            return False
+        too_much = self.unsettled + count > self.most or waits + size > self.most_bytes
+        self.crowded |= too_much
+        return too_much
+
+    @property
+    def relieved(self) -> bool:
+        """Whether no more than half of what may be unsettled is."""
+        waits = max(self.unsettled_bytes, self.pending_bytes)
+        return 2 * self.unsettled <= self.most and 2 * waits <= self.most_bytes
 
     def trim(self) -> None:
         """Let go of the oldest publications until the rest may be retained."""
@@ -127,8 +191,8 @@ class Quota:
         # all lives for each publication would let a publisher of many lives hold up its broker.
         while True:
             shelves = self._lives.get(self._ages[0], {})
-            shelf = max(shelves.values(), key=len, default=None)
-            if shelf:
+            shelf = max(shelves.values(), key=_kept, default=None)
+            if shelf is not None and shelf.kept:
                 self._only = shelf if len(shelves) == 1 else None
                 return shelf
             self._queued.discard(heappop(self._ages))

@@ -37,11 +37,15 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
     """The largest size that each container may reach in this cell."""
     channels, clients, brokers = manifest.channels, manifest.clients, manifest.brokers
     limits = channels[0].policy.limits
+    settles = any(channel.policy.settles for channel in channels)
     alpha = max(channel.policy.alpha_ceiling for channel in channels)
-    streams = len(channels) * len(clients) * (len(brokers) + 1) * limits.streams_per_publisher
+    # Of each publisher so many of which something is settled, as many of which nothing is, and as
+    # many of which each broker speaks.
+    streams = len(channels) * len(clients) * (len(brokers) + 2) * limits.streams_per_publisher
     followed = 2 * len(channels) * len(clients) * limits.streams_per_publisher
     bracha = {
-        "ledger": limits.retained_publications,
+        # Where brokers settle, as much again may wait for that, and the run whose turn it is.
+        "ledger": limits.retained_publications + settles * (limits.retained_publications + MAX_RUN),
         "instances": 2 * limits.window + 1,
         "done": limits.window,
         # The run whose turn it is is always taken.
