@@ -138,6 +138,11 @@ def test_offer_with_a_label_that_is_not_its_own_is_dropped(bodies: Bodies) -> No
     assert Desk(signed=False).offers.add(ALICE, made, bodies, T0) is DropReason.BAD_RUN
 
 
+def test_offer_on_the_lane_of_histories_is_dropped() -> None:
+    """A label names no lane: subscribers would get the same numbers once for each."""
+    assert Desk().add(1, b"a", stream=STREAM.history, sender=ALICE) is DropReason.BAD_RUN
+
+
 def test_offer_passed_on_by_a_broker_must_be_signed_by_its_publisher() -> None:
     desk = Desk()
     assert desk.add(1, b"a", sender=B2, signer=BOB) is DropReason.BAD_SIGNATURE

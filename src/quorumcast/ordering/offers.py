@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 
-from quorumcast.core.ids import DIGEST_SIZE, Millis, NodeId, Stream, split_digests
+from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, split_digests
 from quorumcast.core.labels import label
 from quorumcast.core.limits import MAX_BATCH, Limits
 from quorumcast.core.machine import Bodies, DropReason, Record
@@ -259,6 +259,9 @@ class Offers:
     def flaw(self, offer: Offer, bodies: Bodies) -> DropReason | None:
         """What is wrong with an offer, whoever sent it."""
         digests = split_digests(offer.digests)
+        if offer.stream.lane is not Lane.DATA:
+            # A label names no lane: the same numbers would be ordered once for each.
+            return DropReason.BAD_RUN
         if len(offer.digests) % DIGEST_SIZE or len(digests) != len(bodies):
             return DropReason.BAD_RUN
         for number, (digest, body) in enumerate(zip(digests, bodies, strict=True), offer.first):
