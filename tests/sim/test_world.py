@@ -24,7 +24,7 @@ from quorumcast.core.machine import (
     TimerFired,
 )
 from quorumcast.core.messages import Unsubscribe
-from quorumcast.crypto.session import Refusal, encode_parcel
+from quorumcast.crypto.session import Refusal, Session, encode_parcel
 from quorumcast.faults.contract import Later
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cells import channel_entry, make_simulated_cell
@@ -70,6 +70,8 @@ class Little:
         cell = make_simulated_cell(4, 1, ())
         self.scheduler = Scheduler(7)
         self.network = Network(self.scheduler, cell.keyrings, weather)
+        self.breaches: list[tuple[NodeId, NodeId, str]] = []
+        self.network.on_breach = lambda *said: self.breaches.append(said)
         self.machines: list[Toy] = []
 
         def make() -> Toy:
@@ -186,7 +188,7 @@ def test_network_link_that_is_mute_one_way_is_not_made_again() -> None:
     ("weather", "refusals"),
     [
         (Weather(duplication=1000), [Refusal.REPLAYED]),
-        (Weather(replay=1000), [Refusal.REPLAYED]),
+        (Weather(replay=1000), [Refusal.REPLAYED, Refusal.BAD_MAC]),
         (Weather(reflected=((B1, B2),)), [Refusal.BAD_MAC]),
     ],
 )
@@ -197,7 +199,41 @@ def test_network_attacker_on_the_wire_is_refused(weather: Weather, refusals: lis
         little.nodes[0].carry_out([Send((B2,), HELLO)])
         little.scheduler.run_until(at)
     assert len(little.heard(1, Receive)) == 3
-    assert list(little.network.refused) == refusals
+    assert sorted(little.network.refused, key=str) == sorted(refusals, key=str)
+    assert little.breaches == []
+
+
+@pytest.mark.parametrize(
+    ("method", "broken", "how"),
+    [
+        ("_authentic", lambda *_: True, "takes a packet that its peer did not send"),
+        ("received", property(lambda _: 0), None),
+    ],
+)
+def test_network_session_that_believes_anything_is_reported(
+    method: str, broken: object, how: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, method, broken)
+    little = Little(weather=Weather(reflected=((B1, B2),)))
+    little.scheduler.run_until(100)
+    for at in (110, 120, 130):
+        little.nodes[0].carry_out([Send((B2,), HELLO)])
+        little.scheduler.run_until(at)
+    assert next((said for _, _, said in little.breaches), None) == how
+
+
+def test_network_greeting_that_is_repeated_leads_to_no_session() -> None:
+    little = Little(weather=Weather(replay=1000))
+    little.scheduler.run_until(100)
+    little.nodes[0].carry_out([Send((B2,), HELLO)])
+    little.scheduler.run_until(150)
+    link = little.network.link(B1, B2)
+    assert link is not None
+    assert link.hello is not None
+    assert link.recorded
+    little.network.break_link(link)
+    little.scheduler.run_until(300)
+    assert little.breaches == []
 
 
 def test_network_flipped_header_byte_never_reaches_a_machine() -> None:

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId
-from quorumcast.core.machine import Effect
+from quorumcast.core.machine import Effect, Receive
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
 
@@ -73,7 +73,7 @@ class Trace(enum.Enum):
 class FaultContext:
     """What a fault may know and use: its own node's keys, and nobody else's."""
 
-    __slots__ = ("keyring", "manifest", "node", "percent", "rng", "shared", "victims")
+    __slots__ = ("heard", "keyring", "manifest", "node", "percent", "rng", "shared", "victims")
 
     def __init__(
         self,
@@ -85,6 +85,7 @@ class FaultContext:
         percent: int = 100,
         victims: tuple[str, ...] = (),
         shared: dict[bytes, bytes] | None = None,
+        heard: Sequence[Receive] = (),
     ) -> None:
         if not 0 <= percent <= 100:
             raise UsageError(f"percent is {percent}: say how many in a hundred, from 0 to 100")
@@ -98,6 +99,8 @@ class FaultContext:
         self.victims = victims
         #: What conspirators tell one another: each digest, contents or run in its other version.
         self.shared: dict[bytes, bytes] = {} if shared is None else shared
+        #: What the node was told lately, where its driver keeps it: in the simulator.
+        self.heard = heard
 
     def hits(self) -> bool:
         """Whether this one is among the percentage that is to be touched."""

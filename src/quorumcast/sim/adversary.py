@@ -114,6 +114,7 @@ class Adversary:
             percent=percent,
             victims=victims,
             shared=shared,
+            heard=self._nodes[node].heard,
         )
         make = attack if attack is not None else self._checked(node, fault).make
         faults = self._faults.setdefault(node, [])

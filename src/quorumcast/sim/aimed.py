@@ -40,11 +40,18 @@ from quorumcast.faults.base import Tampering
 from quorumcast.faults.catalogue import ALL, CRASH_LIVE, TOTAL
 from quorumcast.faults.clients import EquivocatingPublisher
 from quorumcast.faults.contract import Entry, FaultContext, Later, Role, Trace
+from quorumcast.sim.mangling import Mangle
 
 #: Runs that a publisher with a second story remembers, of each lane.
 REMEMBERED = 64
 #: Policies without one order for everything that do not trust publishers.
 FIFO = ("ab", "ab+history", "brb", "chain", "chain+history")
+#: What nodes of each role are called that alter everything.
+MANGLE = {
+    Role.BROKER: "mangle",
+    Role.PUBLISHER: "mangling-publisher",
+    Role.SUBSCRIBER: "mangling-subscriber",
+}
 
 
 class Retell(EquivocatingPublisher):
@@ -218,6 +225,12 @@ _ENTRIES = (
            "says late what a leader change needs", only_under=TOTAL, benign=True),
     _aimed("trespass", Role.SUBSCRIBER, Trespass,
            "asks for everything on every channel, with or without the right"),
+    _aimed(MANGLE[Role.BROKER], Role.BROKER, Mangle,
+           "repeats what it says and hears with one thing altered, in its own name"),
+    _aimed(MANGLE[Role.PUBLISHER], Role.PUBLISHER, Mangle,
+           "repeats what it says and hears with one thing altered, in its own name"),
+    _aimed(MANGLE[Role.SUBSCRIBER], Role.SUBSCRIBER, Mangle,
+           "repeats what it says and hears with one thing altered, in its own name"),
 )  # fmt: skip
 
 #: Every aimed attack by its name.

@@ -36,20 +36,25 @@ def change_key(world: World, client: NodeId) -> None:
     cell = world.cell
     fresh = Identity(client, repeatable_seeds(f"{CELL} rotated")(client))
     following = rotate(cell.manifest, client, fresh)
-    world.facts.manifest = following
+    world.facts.renew(following)
+    # Whoever starts again begins in the new epoch.
+    cell.manifest = following
     for name, node in world.nodes.items():
         if name == client:
             continue
         keyring = following.keyring(identity_of(len(following.brokers), name))
         machine = node.machine
-        if isinstance(machine, Broker | Publisher | Subscriber):
+        if not node.up:
+            cell.keyrings[name].adopt(keyring)
+        elif isinstance(machine, Broker | Publisher | Subscriber):
             node.carry_out(machine.adopt(following, keyring))
         world.network.break_all(name)
 
 
 def call_with_stolen_key(world: World, client: NodeId, channel: Channel) -> None:
     """The thief greets every broker in the client's name and publishes."""
-    stolen = _keyring(world.cell, client)
+    epochs = world.facts.manifests
+    stolen = epochs[min(epochs)].keyring(identity_of(len(epochs[min(epochs)].brokers), client))
     body = b"stolen"
     stream = Stream(channel, client, 1)
     words = [

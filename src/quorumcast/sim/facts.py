@@ -34,8 +34,28 @@ from quorumcast.core.machine import (
 from quorumcast.core.messages import Ack
 from quorumcast.core.quorum import Protection, accept_votes
 from quorumcast.core.statements import Basis, Signed, parse_statement
-from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.manifest import EVERYONE, Manifest
 from quorumcast.sim.adversary import Adversary
+
+
+def may_publish(manifest: Manifest, node: NodeId, channel: Channel) -> bool:
+    """Whether the manifest gives a client the right; read apart from what brokers go by."""
+    return any(
+        node == client.id and {EVERYONE, node} & {*entry.publishers}
+        for entry in manifest.channels
+        if entry.name == channel
+        for client in manifest.clients
+    )
+
+
+def may_subscribe(manifest: Manifest, node: NodeId, channel: Channel) -> bool:
+    """The same for listening."""
+    return any(
+        node == client.id and {EVERYONE, node} & {*entry.subscribers}
+        for entry in manifest.channels
+        if entry.name == channel
+        for client in manifest.clients
+    )
 
 
 class Violation(msgspec.Struct, frozen=True):

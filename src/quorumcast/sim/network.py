@@ -13,13 +13,14 @@ at once and sessions break shortly after; healing lets both ends reconnect.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
 
 from quorumcast.core.ids import NodeId
+from quorumcast.core.messages import AnyMessage
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.mac import MAC_SIZE
 from quorumcast.crypto.session import (
@@ -29,6 +30,7 @@ from quorumcast.crypto.session import (
     Parcel,
     Refusal,
     Session,
+    encode_parcel,
     make_session,
 )
 from quorumcast.sim.node import Node
@@ -71,10 +73,34 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[LinkWeather, ...] = ()
 
 
+class Sealed:
+    """What a node sealed into one packet, and whether its peer has taken it."""
+
+    __slots__ = ("messages", "sender", "taken")
+
+    def __init__(self, sender: NodeId, parcels: Sequence[Parcel]) -> None:
+        self.sender = sender
+        self.messages = [raw for raw, _ in parcels]
+        self.taken = False
+
+
+#: Frames of a connection that an attacker on the wire remembers.
+RECORDED = 16
+
+
 class Link:
     """The connection between two nodes, made by `caller`."""
 
-    __slots__ = ("arrivals", "callee", "caller", "generation", "greeting", "recorded", "sessions")
+    __slots__ = (
+        "arrivals",
+        "callee",
+        "caller",
+        "generation",
+        "greeting",
+        "hello",
+        "recorded",
+        "sessions",
+    )
 
     def __init__(self, caller: NodeId, callee: NodeId) -> None:
         self.caller = caller
@@ -87,8 +113,13 @@ class Link:
         self.sessions: dict[NodeId, Session] = {}
         #: When the last packet towards each end arrives; TCP keeps order.
         self.arrivals: dict[NodeId, int] = {}
-        #: The last frames towards each end, for an attacker that replays.
-        self.recorded: dict[NodeId, bytes] = {}
+        #: The last greeting, and the last frames towards each end, for an attacker that replays.
+        self.hello: tuple[Hello, bytes] | None = None
+        self.recorded: dict[NodeId, deque[tuple[bytes, Sealed]]] = {}
+
+    def peer(self, end: NodeId) -> NodeId:
+        """The other end."""
+        return self.callee if end == self.caller else self.caller
 
 
 class Network:
@@ -120,6 +151,8 @@ class Network:
         self.on_mismatch: Callable[[NodeId, NodeId], None] | None = None
         #: Told when sequence numbers show that packets got lost: who lacks them, and of whom.
         self.on_lost: Callable[[NodeId, NodeId], None] | None = None
+        #: Told when a session takes what was not sealed for it, or refuses what was, and from whom.
+        self.on_breach: Callable[[NodeId, NodeId, str], None] = lambda receiver, sender, how: None
 
     # ------------------------------------------------------------ links
 
@@ -177,6 +210,8 @@ class Network:
                     late = link.caller if caller.epoch < callee.epoch else link.callee
                     self.on_mismatch(late, link.callee if late == link.caller else link.caller)
                 return
+            if self.weather.replay:
+                self._replay_greeting(link, hello, nonce)
             link.sessions[link.callee] = self._session(callee, link.caller, hello, nonce, False)
             delay_ms = self._latency(link.callee, link.caller)
             # Nothing overtakes the answer to the greeting.
@@ -198,6 +233,24 @@ class Network:
         self, keyring: Keyring, peer: NodeId, hello: Hello, nonce: bytes, is_caller: bool
     ) -> Session:
         return make_session(keyring.secret(peer), keyring.factory, hello, nonce, caller=is_caller)
+
+    def _replay_greeting(self, link: Link, hello: Hello, nonce: bytes) -> None:
+        """An attacker repeats the greeting before this one, or its answer, and what was said then.
+
+        Each end has drawn a nonce of its own this time, so nothing of that may be believed.
+        """
+        before, link.hello = link.hello, (hello, nonce)
+        recorded, link.recorded = link.recorded, {}
+        if before is None:
+            return
+        for end, peer, greeting in (
+            (link.callee, link.caller, (before[0], nonce)),
+            (link.caller, link.callee, (hello, before[1])),
+        ):
+            fooled = self._session(self._keyrings[end], peer, *greeting, end == link.caller)
+            for frame, _ in recorded.get(end, ()):
+                if not isinstance(fooled.open(frame), Refusal):
+                    self.on_breach(end, peer, "takes packets of an earlier connection")
 
     def break_link(self, link: Link) -> None:
         """End a connection; both ends notice and try again after a while."""
@@ -273,7 +326,7 @@ class Network:
         session = link.sessions.get(sender) if link is not None else None
         if link is None or session is None:
             return
-        frame = session.seal(parcels)
+        frame, sealed = session.seal(parcels), Sealed(sender, parcels)
         self.packets += 1
         self.messages += len(parcels)
         if (sender, receiver) in self._cut or self._strikes(self._on(sender, receiver).loss):
@@ -283,24 +336,35 @@ class Network:
         if not self._strikes(self.weather.reordering):
             arrival = max(arrival, link.arrivals.get(receiver, 0))
         link.arrivals[receiver] = max(arrival, link.arrivals.get(receiver, 0))
-        self.carry(link, sender, receiver, frame, arrival - self._scheduler.now)
+        self.carry(link, sender, receiver, frame, arrival - self._scheduler.now, sealed)
         if self._strikes(self.weather.duplication):
-            self.carry(link, sender, receiver, frame, latency() * 2)
+            self.carry(link, sender, receiver, frame, latency() * 2, sealed)
         if self._strikes(self.weather.corruption):
-            self.carry(link, sender, receiver, self._corrupted(frame), latency())
-        if self._strikes(self.weather.replay) and receiver in link.recorded:
-            self.carry(link, sender, receiver, link.recorded[receiver], latency())
+            self.carry(link, sender, receiver, self._corrupted(frame), latency(), sealed)
+        if self._strikes(self.weather.replay) and link.recorded.get(receiver):
+            again, then = self._rng.choice(link.recorded[receiver])
+            self.carry(link, sender, receiver, again, latency(), then)
+        if self._strikes(self.weather.replay):
+            # In the name of another peer, to which the receiver has a session of its own.
+            other = self._rng.choice(self.links_of(receiver))
+            self.carry(other, other.peer(receiver), receiver, frame, 0, sealed)
         if (sender, receiver) in self.weather.reflected:
             self.carry(link, receiver, sender, frame, 0)
         if self.weather.replay:
-            link.recorded[receiver] = frame
+            link.recorded.setdefault(receiver, deque(maxlen=RECORDED)).append((frame, sealed))
 
     def _corrupted(self, frame: bytes) -> bytes:
         at = self._rng.randrange(len(frame))
         return frame[:at] + bytes([frame[at] ^ (1 << self._rng.randrange(8))]) + frame[at + 1 :]
 
     def carry(
-        self, link: Link, sender: NodeId, receiver: NodeId, frame: bytes, delay_ms: int
+        self,
+        link: Link,
+        sender: NodeId,
+        receiver: NodeId,
+        frame: bytes,
+        delay_ms: int,
+        sealed: Sealed | None = None,
     ) -> None:
         """Bytes on the wire; an attacker may call this with bytes of its own."""
         generation = link.generation
@@ -315,11 +379,29 @@ class Network:
             if isinstance(opened, Refusal):
                 self.refused[opened] += 1
             else:
+                self._verify(sender, receiver, [message for message, _ in opened], sealed)
                 if self.on_lost is not None and session.received > before + 1:
                     self.on_lost(receiver, sender)
                 self._nodes[receiver].receive(sender, opened)
 
         self._scheduler.after(delay_ms, arrive)
+
+    def _verify(
+        self,
+        sender: NodeId,
+        receiver: NodeId,
+        messages: Sequence[AnyMessage],
+        sealed: Sealed | None,
+    ) -> None:
+        """Compare what a session has taken with what its peer sealed: the very same, and once."""
+        if sealed is None or sealed.sender != sender:
+            self.on_breach(receiver, sender, "takes a packet that its peer did not send")
+        elif sealed.taken:
+            self.on_breach(receiver, sender, "takes a packet twice")
+        elif sealed.messages != [encode_parcel(message)[0] for message in messages]:
+            self.on_breach(receiver, sender, "takes a packet with other messages in it")
+        else:
+            sealed.taken = True
 
     def forge(self, sender: NodeId, receiver: NodeId, parcels: list[Parcel]) -> None:
         """A packet in another's name, by an attacker who has none of the keys."""

@@ -11,6 +11,7 @@ talks to one of the two, neither knows of the other, and both are honest.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -39,6 +40,9 @@ from quorumcast.crypto.session import Opened, Parcel, encode_parcel
 from quorumcast.faults.contract import Fault, Later
 from quorumcast.sim.disk import Disk
 from quorumcast.sim.scheduler import Scheduler
+
+#: Messages that a liar remembers of those that it heard.
+HEARD = 48
 
 
 class Wire(Protocol):
@@ -80,6 +84,7 @@ class Node:
         "coalesce_ms",
         "disk",
         "fault",
+        "heard",
         "id",
         "left",
         "on_adopt",
@@ -104,6 +109,8 @@ class Node:
         #: Whoever sees to it that this node goes by another manifest.
         self.on_adopt: Callable[[Adopt], None] | None = None
         self.fault: Fault | None = None
+        #: What it was told lately, if it lies.
+        self.heard: deque[Receive] = deque(maxlen=HEARD)
         self.disk = Disk(scheduler, sync_ms)
         self.coalesce_ms = coalesce_ms
         self._factory = factory
@@ -191,6 +198,8 @@ class Node:
         """Give an event to a machine and carry out what it asks for."""
         if not self.up or self._waits(lambda: self.feed(event, copy)):
             return
+        if self.fault is not None and type(event) is Receive:
+            self.heard.append(event)
         now = self._scheduler.now
         for watcher in self._watchers:
             watcher.on_event(self.id, event, now)

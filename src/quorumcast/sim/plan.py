@@ -8,6 +8,7 @@ some last publications are made; then the promises get a bounded time to come tr
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,10 +23,12 @@ from quorumcast.faults.contract import Fault, FaultContext, Role
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.bounds import bounds_of
-from quorumcast.sim.cells import broker_names, make_simulated_cell
+from quorumcast.sim.cells import broker_names, make_simulated_cell, operator_of
 from quorumcast.sim.checkers import safety_checkers
+from quorumcast.sim.consumers import examine_subscriptions
+from quorumcast.sim.documents import SoundCourt, examine_manifests, examine_quorums
 from quorumcast.sim.epochs import call_with_stolen_key, change_key, own_keyrings
-from quorumcast.sim.facts import Violation
+from quorumcast.sim.facts import Violation, may_publish
 from quorumcast.sim.harm import entry_of
 from quorumcast.sim.members import Members, first_epoch
 from quorumcast.sim.network import Weather
@@ -98,6 +101,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     newcomers: int = 0
     #: Publishers that go on with their streams when they have crashed.
     resuming: tuple[NodeId, ...] = ()
+    #: Whether documents and thresholds of the cell are examined before the run.
+    documents: bool = False
     #: Steps after which the run is cut off.
     max_steps: int = MAX_STEPS
 
@@ -142,7 +147,16 @@ def promises_validity(plan: Plan) -> bool:
 class Run:
     """A plan being carried out."""
 
-    __slots__ = ("_bodies", "_boundedness", "_count", "_members", "_plots", "plan", "world")
+    __slots__ = (
+        "_bodies",
+        "_boundedness",
+        "_count",
+        "_members",
+        "_paper",
+        "_plots",
+        "plan",
+        "world",
+    )
 
     def __init__(self, plan: Plan, watchers: Sequence[Watcher] = ()) -> None:
         self.plan = plan
@@ -154,7 +168,9 @@ class Run:
             cell = first_epoch(pool, plan.brokers)
         if any(act.what == "rotate" for act in plan.acts):
             cell = own_keyrings(cell)
-        checkers = safety_checkers(gaps_allowed=plan.gaps_allowed)
+        # Drawn apart from the rest.
+        self._paper = random.Random(f"documents {plan.seed}")
+        checkers = [*safety_checkers(gaps_allowed=plan.gaps_allowed), SoundCourt(self._paper)]
         self.world = World(
             cell,
             plan.seed,
@@ -186,6 +202,8 @@ class Run:
 
     def _play(self) -> None:
         plan, world = self.plan, self.world
+        if plan.documents:
+            self._examine_documents()
         self._cast()
         for act in plan.acts:
             world.scheduler.after(act.at_ms, self._action(act))
@@ -199,6 +217,18 @@ class Run:
         self._await(promises)
         for checker in world.checkers:
             checker.at_end(world.facts)
+
+    def _examine_documents(self) -> None:
+        """Show the code of this cell manifests that are wrong in one thing."""
+        manifest = self.world.cell.manifest
+        operator = operator_of(len(manifest.brokers))
+        for said in examine_quorums(len(manifest.brokers), manifest.f):
+            self.world.facts.violate("Sound quorums", said)
+        for said in examine_manifests(manifest, operator, self._paper):
+            self.world.facts.violate("Sound manifests", said)
+        if self.plan.policy.total:
+            for said in examine_subscriptions(self._paper):
+                self.world.facts.violate("Named subscriptions", said)
 
     def _cast(self) -> None:
         plan, world = self.plan, self.world
@@ -350,7 +380,7 @@ class Run:
         for delay_ms in (0, 150, 300):
             for publisher in plan.publishers:
                 for channel in plan.channels:
-                    if self.world.cell.manifest.may_publish(publisher, channel.name):
+                    if may_publish(self.world.cell.manifest, publisher, channel.name):
                         act = Act(0, "submit", publisher, channel.name, plan.finale)
                         self.world.scheduler.after(delay_ms, self._action(act))
         for subscriber in plan.subscribers:

@@ -16,7 +16,7 @@ from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Trace
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.blame import Lies
-from quorumcast.sim.facts import Facts, Reader
+from quorumcast.sim.facts import Facts, Reader, may_publish, may_subscribe
 from quorumcast.sim.order import Durability
 
 
@@ -55,7 +55,7 @@ def _correct_streams(facts: Facts) -> list[tuple[Stream, int]]:
     for stream, published in facts.published.items():
         if not facts.adversary.is_correct(stream.publisher):
             continue
-        if not facts.manifest.may_publish(stream.publisher, stream.channel):
+        if not may_publish(facts.manifest, stream.publisher, stream.channel):
             continue
         if stream not in facts.ended:
             found.append((stream, len(published)))
@@ -77,7 +77,7 @@ class Validity:
             for reader in facts.present():
                 if reader.channel != stream.channel:
                     continue
-                if not facts.manifest.may_subscribe(reader.node, reader.channel):
+                if not may_subscribe(facts.manifest, reader.node, reader.channel):
                     continue
                 due = _first_due(facts, reader, stream)
                 missing = [] if due is None else facts.missing(reader, stream, due, count)
@@ -158,8 +158,8 @@ class Standing:
 
     def pending(self, facts: Facts) -> str | None:
         for reader in facts.present():
-            if reader.standing_at is None and facts.manifest.may_subscribe(
-                reader.node, reader.channel
+            if reader.standing_at is None and may_subscribe(
+                facts.manifest, reader.node, reader.channel
             ):
                 return f"{reader} still does not know where its streams begin"
         return None

@@ -68,6 +68,7 @@ HARMS: dict[str, Callable[[Scene], None]] = {
     "lives": clients.draw_lives,
     "retelling": world.draw_retelling,
     "leaders": draw_leaders,
+    "theft": world.draw_theft,
     "several": _nothing,
 }
 
@@ -108,7 +109,7 @@ def _plan(scene: Scene, weather: Weather) -> Plan:
         f=scene.f,
         weather=weather,
         publishers=scene.publishers,
-        subscribers=scene.subscribers,
+        subscribers=(*scene.subscribers, *scene.bystanders),
         channels=scene.channels,
         acts=tuple(sorted(scene.acts, key=lambda act: act.at_ms)),
         corruptions=tuple(scene.corruptions),
@@ -122,13 +123,15 @@ def _plan(scene: Scene, weather: Weather) -> Plan:
         gaps_allowed=scene.gaps_allowed,
         newcomers=scene.newcomers,
         resuming=scene.resuming,
+        documents=True,
         max_steps=4 * MAX_STEPS,
     )
 
 
 def _draw_weather(scene: Scene) -> Weather:
     rng = scene.rng
-    wire = scene.adversary == "wire"
+    # Drawn apart from the rest; an attacker on the wire may be beside everything.
+    wire = scene.adversary == "wire" or random.Random(f"wire {scene.seed}").randrange(4) == 0
     rough = rng.randrange(2)
     return Weather(
         latency_ms=rng.choice((0, 1, 1, 3, 10)),

@@ -283,14 +283,14 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
     _variant(
         "session-mac", "packets are not authenticated",
         [Patch(Session, "_authentic", lambda self, mac, header: True)],
-        siege("ab", acts=[Act(90, "forge", SUB1, ORDERS)]), "Authenticity",
+        siege("ab", acts=[Act(90, "forge", SUB1, ORDERS)]), "Sealed sessions",
     ),
     _variant(
         "mac-without-direction", "a session's MAC does not say who speaks to whom",
         [Patch(network, "make_session", _undirected)],
         siege("brb", *SPLIT,
               weather=Weather(latency_ms=1, jitter_ms=3, reflected=((B1, B3), (B1, B4)))),
-        "Totality",
+        "Sealed sessions",
     ),
     _variant(
         "mac-without-number", "a chain MAC does not cover the number",

@@ -115,6 +115,7 @@ class World:
         self.adversary = Adversary(cell, self.scheduler, self.network, self.nodes)
         self.facts = Facts(cell.manifest, self.adversary)
         self.facts.ordered = self._ordered
+        self.network.on_breach = self._breached
         self.checkers = checkers
         self.lies = Lies(cell.manifest.f)
         monitor = Monitor(self.facts, checkers, self.lies, self._look_whether_begun)
@@ -128,6 +129,11 @@ class World:
         self.take: Callable[[NodeId, Adopt], None] = lambda name, effect: None
         self._sync_ms = sync_ms
         self._coalesce_ms = coalesce_ms
+
+    def _breached(self, receiver: NodeId, sender: NodeId, how: str) -> None:
+        """A session has taken what its peer did not seal for it."""
+        if self.adversary.is_correct(receiver) and self.adversary.is_correct(sender):
+            self.facts.violate("Sealed sessions", f"{receiver} {how} in the name of {sender}")
 
     def draw_life(self, name: NodeId) -> bytes:
         """What tells the lives of a broker apart."""

@@ -18,7 +18,7 @@ from quorumcast.sim.drawing.clients import (
     draw_lives,
     draw_questions,
 )
-from quorumcast.sim.drawing.liars import draw_lying_brokers, draw_lying_clients
+from quorumcast.sim.drawing.liars import draw_intruder, draw_lying_brokers, draw_lying_clients
 from quorumcast.sim.drawing.scene import Scene
 from quorumcast.sim.drawing.world import (
     draw_amnesia,
@@ -28,6 +28,7 @@ from quorumcast.sim.drawing.world import (
     draw_isolation,
     draw_partitions,
     draw_pauses,
+    draw_theft,
 )
 from quorumcast.sim.harm import RETAINING, applicable
 
@@ -64,6 +65,10 @@ def _may_restart(scene: Scene) -> bool:
     return scene.policy.journal and (scene.policy.total or _victims_are_free(scene))
 
 
+def _may_be_robbed(scene: Scene) -> bool:
+    return not scene.bystanders and applicable("theft", scene.policy.name)
+
+
 INGREDIENTS = (
     Ingredient(draw_questions, 2),
     Ingredient(draw_lying_clients, 4),
@@ -78,6 +83,8 @@ INGREDIENTS = (
     Ingredient(draw_late_readers, 6),
     Ingredient(draw_crash, 12, _victims_are_free),
     Ingredient(draw_amnesia, 12, _may_forget),
+    Ingredient(draw_theft, 10, _may_be_robbed),
+    Ingredient(draw_intruder, 3),
 )
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quorumcast.core.ids import NodeId
 from quorumcast.faults.contract import Role
-from quorumcast.sim.drawing.scene import Scene
+from quorumcast.sim.aimed import MANGLE
+from quorumcast.sim.cells import SUBSCRIBERS
+from quorumcast.sim.drawing.scene import ORDERS, Scene
 from quorumcast.sim.drawing.world import pause
 from quorumcast.sim.harm import ACCOMPLICES, ORDERING_ACCOMPLICES, entry_of, faults_of
 
@@ -40,7 +44,7 @@ def draw_lying_brokers(scene: Scene) -> None:
     rng = scene.rng
     faults = faults_of(Role.BROKER, scene.policy)
     for victim in scene.victims:
-        for fault in rng.sample(faults, rng.choice((1, 1, 2))):
+        for fault in (*rng.sample(faults, rng.choice((1, 1, 2))), *_mangling(scene, faults)):
             start = rng.choice((0, 0, scene.moment()))
             scene.lie(victim, fault, start, rng.choice((100, 60, 25)), _aims(scene, fault))
 
@@ -58,6 +62,16 @@ def draw_lying_clients(scene: Scene) -> None:
         scene.lie(scene.subscribers[-1], rng.choice(subscribers), 0, rng.choice((100, 50)))
 
 
+def draw_intruder(scene: Scene) -> None:
+    """A client with the rights of everybody that says whatever comes to its mind."""
+    intruder = SUBSCRIBERS[-1]
+    if intruder not in scene.bystanders:
+        scene.bystanders = (*scene.bystanders, intruder)
+        fault = scene.rng.choice((MANGLE[Role.SUBSCRIBER], MANGLE[Role.SUBSCRIBER], "trespass"))
+        scene.lie(intruder, fault, 0, scene.rng.choice((100, 50, 20)))
+        scene.act(scene.rng.randrange(20), "join", intruder, ORDERS)
+
+
 def draw_conspiracy(scene: Scene) -> None:
     """One publisher, f brokers; some of the others and some readers get the other story."""
     rng = scene.rng
@@ -68,6 +82,12 @@ def draw_conspiracy(scene: Scene) -> None:
     scene.lie(scene.publishers[-1], "equivocating-publisher", 0, percent, misled, plot="plot")
     for victim in scene.victims:
         scene.lie(victim, "two-faced", 0, 100, (*misled, *readers), plot="plot")
+
+
+def _mangling(scene: Scene, faults: Sequence[str]) -> Sequence[str]:
+    """Half of those that lie also say everything once more with one thing altered."""
+    mangle = MANGLE[Role.BROKER]
+    return (mangle,) if mangle in faults and scene.rng.randrange(2) else ()
 
 
 def _aims(scene: Scene, fault: str) -> tuple[NodeId, ...]:

@@ -26,6 +26,7 @@ class Scene:
         "acts",
         "adversary",
         "brief",
+        "bystanders",
         "channels",
         "corruptions",
         "doomed",
@@ -63,6 +64,8 @@ class Scene:
         self.victims: list[NodeId] = rng.sample(self.names, f)
         self.publishers: tuple[NodeId, ...] = ()
         self.subscribers: tuple[NodeId, ...] = ()
+        #: Subscribers to whom nothing else happens.
+        self.bystanders: tuple[NodeId, ...] = ()
         self.channels: tuple[ChannelEntry, ...] = ()
         #: Whether it takes long enough for leaders to change and for logs to be forgotten.
         self.long = False

@@ -8,6 +8,7 @@ from quorumcast.core.ids import NodeId
 from quorumcast.core.quorum import Protection
 from quorumcast.faults.contract import Role
 from quorumcast.ordering.patience import SILENCE_MS
+from quorumcast.sim.cells import SUBSCRIBERS
 from quorumcast.sim.drawing.scene import ORDERS, Scene
 from quorumcast.sim.harm import entry_of, faults_of
 
@@ -174,6 +175,22 @@ def draw_cuts(scene: Scene) -> None:
         broker = rng.choice(scene.names)
         others = [node for node in (*scene.names, *scene.clients) if node != broker]
         scene.act(scene.moment(), "cut", broker, peers=(rng.choice(others),))
+
+
+def draw_theft(scene: Scene) -> None:
+    """Keys of a client that is gone are stolen, and the thief calls with them in the next epoch.
+
+    The operator has replaced them, or those of somebody else: what two nodes share is made anew.
+    """
+    owner, stranger = SUBSCRIBERS[-1], SUBSCRIBERS[-2]
+    scene.bystanders = (owner,)
+    stopped = scene.moment() // 2
+    scene.act(stopped, "stop", owner)
+    free = stranger not in scene.subscribers
+    rotated = scene.rng.choice((owner, stranger)) if free else owner
+    scene.act(stopped + 10, "rotate", rotated)
+    for _ in range(scene.rng.randrange(1, 4)):
+        scene.act(scene.rng.randrange(stopped, scene.safety_ms) + 20, "steal", owner, ORDERS)
 
 
 def draw_forgeries(scene: Scene) -> None:

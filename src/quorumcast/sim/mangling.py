@@ -1,0 +1,215 @@
+"""Words with one thing altered: an adversary that needs to know nothing of any protocol.
+
+It takes what its node says, or has heard from others, alters one thing in it (a number, a name, a
+digest, a signature, an element of a list, the kind of message) and says that as well, in its own
+name. Its own statements are signed anew, its own MACs made anew: what is wrong with the message is
+then what it says, and not how it is written. Whatever a correct node has to refuse comes up sooner
+or later: other streams, lives and epochs, numbers outside every window, doubled and missing votes,
+statements of others under its own name, messages that only brokers or only clients may send.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import msgspec
+from msgspec.structs import replace
+
+from quorumcast.core.ids import CELL, DIGEST_SIZE, Millis
+from quorumcast.core.machine import Bodies, Effect, Send
+from quorumcast.core.messages import AnyMessage, ChainRun, Offer, Vote
+from quorumcast.core.statements import (
+    Signed,
+    canonical,
+    parse_epoch,
+    parse_offer,
+    parse_statement,
+    parse_stop,
+)
+from quorumcast.crypto.session import encode_parcel
+from quorumcast.faults.base import Tampering, digests_of, revouched
+from quorumcast.faults.contract import FaultContext, Later
+from quorumcast.ordering.offers import sign_offer
+
+#: Altered messages that one node sends at most, and messages of its own that it remembers.
+MOST, REMEMBERED = 120, 32
+#: Altered messages for each that it has to say.
+AT_ONCE = 2
+
+_KINDS: tuple[type[msgspec.Struct], ...] = get_args(AnyMessage)
+_messages: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+_signed: msgspec.msgpack.Decoder[Signed] = msgspec.msgpack.Decoder(Signed)
+
+
+class Mangle(Tampering):
+    """Repeats words with one thing altered."""
+
+    __slots__ = ("_left", "_said")
+
+    def __init__(self, name: str, context: FaultContext) -> None:
+        super().__init__(name, context)
+        self._left = MOST
+        self._said: deque[Send] = deque(maxlen=REMEMBERED)
+
+    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+        self._said.append(send)
+        result: list[Effect | Later] = [send]
+        for _ in range(AT_ONCE):
+            if self._left and self.context.hits():
+                self._left -= 1
+                result.append(self._mangled(send))
+        return result
+
+    def _mangled(self, send: Send) -> Send:
+        """Something said or heard, altered, for those who were meant or for others."""
+        context, rng = self.context, self.context.rng
+        message, bodies = send.message, send.bodies
+        if rng.randrange(3) == 0:
+            remembered = rng.choice(self._said)
+            message, bodies = remembered.message, remembered.bodies
+        elif context.heard and rng.randrange(2):
+            heard = rng.choice(context.heard)
+            message, bodies = heard.message, heard.bodies
+        everybody = (*context.manifest.broker_ids, *(c.id for c in context.manifest.clients))
+        to = rng.choice((send.to, context.manifest.broker_ids, (rng.choice(everybody),)))
+        return Send(tuple(to), *alter(message, bodies, context))
+
+
+def alter(message: AnyMessage, bodies: Bodies, context: FaultContext) -> tuple[AnyMessage, Bodies]:
+    """A message that differs in one thing; now and then in nothing, for it is said by another."""
+    rng = context.rng
+    for _ in range(8):
+        changed, contents = message, bodies
+        if bodies and rng.randrange(3) == 0:
+            contents = Altering(context).of(bodies)
+        elif rng.randrange(4) == 0:
+            changed = _of_another_kind(message, rng)
+        elif rng.randrange(8):
+            changed = Altering(context).of(message)
+        if rng.randrange(4):
+            changed = _made_consistent(changed, contents, context)
+        if _is_well_formed(changed, contents) or rng.randrange(20) == 0:
+            return changed, contents
+    return message, bodies
+
+
+def _is_well_formed(message: AnyMessage, bodies: Bodies) -> bool:
+    try:
+        _messages.decode(encode_parcel(message, bodies)[0])
+    except (msgspec.MsgspecError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _of_another_kind(message: AnyMessage, rng: random.Random) -> AnyMessage:
+    """The same fields under the name of another message that has them."""
+    fields: dict[str, Any] = msgspec.structs.asdict(message)
+    kinds = [
+        kind
+        for kind in _KINDS
+        if fields and all(f.name in fields for f in msgspec.structs.fields(kind) if f.required)
+    ]
+    kind = rng.choice(kinds) if kinds else type(message)
+    made: Any = kind(**{n: v for n, v in fields.items() if n in kind.__struct_fields__})
+    return made  # type: ignore[no-any-return]
+
+
+def _made_consistent(message: AnyMessage, bodies: Bodies, context: FaultContext) -> AnyMessage:
+    """The same message with digests, signatures and MACs that go with what it says."""
+    if bodies and hasattr(message, "digests"):
+        message = replace(message, digests=digests_of(bodies, context))
+    if isinstance(message, Offer):
+        signature = sign_offer(context.keyring, message.stream, message.first, message.digests)
+        return replace(message, signature=signature)
+    return revouched(message, context) if isinstance(message, ChainRun | Vote) else message
+
+
+class Altering:
+    """Alters one thing of a value, whatever it is."""
+
+    def __init__(self, context: FaultContext) -> None:
+        self._context = context
+        self._rng = context.rng
+
+    def of(self, value: Any) -> Any:
+        """Another value of the same type."""
+        rng = self._rng
+        match value:
+            case bool():
+                return not value
+            case enum.Enum():
+                return rng.choice(list(type(value)))
+            case int():
+                ahead = value + rng.randrange(2, 40)
+                return rng.choice((value + 1, max(0, value - 1), 0, 1, ahead, 2 * value, 2**40))
+            case bytes():
+                return self._bytes(value)
+            case str():
+                return rng.choice(self._names())
+            case tuple():
+                return self._tuple(value)
+            case Signed():
+                return self._signed(value)
+            case msgspec.Struct() if value.__struct_fields__:
+                field = rng.choice(value.__struct_fields__)
+                return replace(value, **{field: self.of(getattr(value, field))})
+            case _:
+                return value
+
+    def _names(self) -> list[str]:
+        manifest = self._context.manifest
+        nodes: list[str] = [node.id for node in manifest.nodes]
+        channels: list[str] = [channel.name for channel in manifest.channels]
+        return [*nodes, *channels, CELL, "nobody", self._context.node]
+
+    def _bytes(self, value: bytes) -> bytes:
+        rng = self._rng
+        try:
+            return msgspec.msgpack.encode(self._signed(_signed.decode(value)))
+        except (msgspec.MsgspecError, ValueError):
+            pass
+        at = rng.randrange(len(value)) if value else 0
+        flipped = value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :] if value else b"\1"
+        whole = len(value) // DIGEST_SIZE * DIGEST_SIZE
+        cut = rng.randrange(0, whole + 1, DIGEST_SIZE)
+        return rng.choice((flipped, flipped, value[:cut], value + value[:DIGEST_SIZE], b""))
+
+    def _tuple(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not value:
+            return value
+        at = self._rng.randrange(len(value))
+        one = value[at]
+        others = (
+            (*value[:at], self.of(one), *value[at + 1 :]),
+            (*value[:at], self.of(one), *value[at + 1 :]),
+            (*value[:at], *value[at + 1 :]),
+            (*value, one),
+            (*value, self.of(one)),
+            value[::-1],
+        )
+        return self._rng.choice(others)
+
+    def _signed(self, value: Signed) -> Signed:
+        """Other words, signed by this node; or words of others with a signature that is not."""
+        identity = self._context.keyring.identity
+        said = (
+            parse_statement(value.payload)
+            or parse_offer(value.payload)
+            or parse_stop(value.payload)
+            or parse_epoch(value.payload)
+        )
+        payload = value.payload if said is None else canonical(self.of(said))
+        signature = identity.sign(payload).signature
+        if value.signer == identity.name or self._rng.randrange(3) == 0:
+            return Signed(identity.name, payload, signature)
+        return self._rng.choice(
+            (
+                Signed(value.signer, payload, signature),
+                Signed(value.signer, payload, value.signature),
+                Signed(value.signer, value.payload, self._bytes(value.signature)),
+            )
+        )
