@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from msgspec.structs import replace
 from tests.support.cells import (
@@ -32,9 +34,18 @@ from quorumcast.agents.holdings import Holdings
 from quorumcast.agents.outpaced import UNANSWERED
 from quorumcast.agents.pace import GRACE, MOVING_GRACE
 from quorumcast.agents.pledges import Attested, Vouched
-from quorumcast.agents.recovery import CHUNK, IDLE_MS, IDLE_TICKS, PATIENCE, RecoveryTick
+from quorumcast.agents.recovery import (
+    CHUNK,
+    IDLE_MS,
+    IDLE_TICKS,
+    PATIENCE,
+    SLICE,
+    TICK_MS,
+    Recovery,
+    RecoveryTick,
+)
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
-from quorumcast.core.limits import MAX_STREAMS_NAMED
+from quorumcast.core.limits import MAX_STREAMS_NAMED, Limits
 from quorumcast.core.machine import (
     Connected,
     Drop,
@@ -106,6 +117,57 @@ def recalled(peer: NodeId, first: int, *run: bytes, full: bool = True) -> Receiv
 def held(broker: Broker) -> tuple[int, int]:
     base, end, _ = broker.streams()[STREAM]
     return base, end
+
+
+class Counting(Holdings):
+    """Counts how often a stream was looked up."""
+
+    looks = 0
+
+    def of(self, stream: Stream) -> Mapping[NodeId, Position]:
+        Counting.looks += 1
+        return super().of(stream)
+
+
+def many(count: int, end: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Broker, list[Stream]]:
+    """Broker 1, whose peers are at `end` in so many streams that it does not know."""
+    monkeypatch.setattr(Recovery, "holdings", Counting)
+    broker = Cell(Policy.named("ab", limits=Limits(streams_per_publisher=count))).broker(B1)
+    streams = [Stream(ORDERS, ALICE, 2 * number) for number in range(1, count + 1)]
+    told = Positions(ORDERS, tuple(Position(stream, 1, end) for stream in streams))
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+        broker.handle(Receive(peer, told), T0)
+    return broker, streams
+
+
+def test_broker_looks_at_so_many_streams_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With thousands of them a tick would hold up everything else."""
+    broker, _ = many(8 * SLICE, 1, monkeypatch)
+    for _ in range(10):
+        Counting.looks = 0
+        tick(broker)
+        assert SLICE <= Counting.looks <= 16 * SLICE
+
+
+def test_broker_looks_at_all_streams_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quorumcast.agents.recovery.SLICE", 8)
+    broker, streams = many(24, 2, monkeypatch)
+    asked: dict[Stream, None] = {}
+    for _ in range(6 * GRACE):
+        effects = tick(broker)
+        assert SetTimer(RecoveryTick(), TICK_MS) in effects or broker.catching_up() == []
+        while regains := [m for m in messages(effects, Regain) if isinstance(m, Regain)]:
+            stream = regains[0].stream
+            asked[stream] = None
+            word = Regained(stream, 1, digests(b"x"))
+            effects = [
+                effect
+                for peer in PEERS
+                for effect in broker.handle(Receive(peer, word, (b"x",)), T0)
+            ]
+    assert asked.keys() == dict.fromkeys(streams).keys()
+    assert broker.catching_up() == []
 
 
 def test_broker_that_lacks_histories_is_catching_up() -> None:

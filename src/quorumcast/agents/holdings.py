@@ -65,7 +65,7 @@ def testify(desks: Desks, sender: NodeId, message: Survey | Regain) -> list[Effe
 class Holdings:
     """Of what each peer is sure, by its own account."""
 
-    __slots__ = ("_by_stream", "_ended", "_manifest", "_told")
+    __slots__ = ("_by_stream", "_ended", "_manifest", "_streams", "_told")
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -73,6 +73,8 @@ class Holdings:
         self._told: dict[tuple[Channel, NodeId], dict[Stream, Position]] = {}
         #: The same by stream: a liar may name a thousand on every channel, and is asked often.
         self._by_stream: dict[Stream, dict[NodeId, Position]] = {}
+        #: What `streams` returns, until somebody says something new.
+        self._streams: list[Stream] | None = None
         #: Streams that are over, and where they ended, as each peer last said of each channel.
         self._ended: dict[tuple[Channel, NodeId], dict[Stream, int]] = {}
 
@@ -90,12 +92,14 @@ class Holdings:
         }
         self._ended = {key: self._ended[key] for key in self._told}
         self._by_stream = {}
+        self._streams = None
         for (_, peer), told in self._told.items():
             for stream, position in told.items():
                 self._by_stream.setdefault(stream, {})[peer] = position
 
     def hear(self, peer: NodeId, message: Positions) -> list[Stream]:
         """A peer's account of a channel; the streams in it that are not over."""
+        self._streams = None
         for stream in self._told.get((message.channel, peer), ()):
             words = self._by_stream[stream]
             del words[peer]
@@ -130,15 +134,17 @@ class Holdings:
 
     def streams(self) -> list[Stream]:
         """Every stream of which so many speak that it exists: liars alone may invent any number."""
-        enough = {
-            entry.name: min(self.needed(entry), self._manifest.quorums.one_correct)
-            for entry in self._manifest.channels
-        }
-        return [
-            stream
-            for stream, words in self._by_stream.items()
-            if len(words) >= enough.get(stream.channel, 0)
-        ]
+        if self._streams is None:
+            enough = {
+                entry.name: min(self.needed(entry), self._manifest.quorums.one_correct)
+                for entry in self._manifest.channels
+            }
+            self._streams = [
+                stream
+                for stream, words in self._by_stream.items()
+                if len(words) >= enough.get(stream.channel, 0)
+            ]
+        return self._streams
 
     def endings(self, channel: Channel) -> dict[Stream, int]:
         """Streams that are over by the word of enough peers, and before which number they ended.

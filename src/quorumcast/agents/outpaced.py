@@ -70,19 +70,25 @@ class Outpaced:
         own = own_words(entry, self._pledges, stream, end)
         return end > desk.carrier.ledger.floor and not self._holdings.reach(entry, stream, end, own)
 
-    def watch(self) -> None:
-        """A tick has passed."""
-        now = self.now()
-        self._ticks = {
-            stream: self._ticks.get(stream, 0) + (stream in now)
-            for stream in self._known()
-            if stream in self._ticks or stream in now
-        }
-        self._rumours = {stream: None for stream in self._rumours if stream in now}
+    def watch(self, streams: Iterable[Stream], every: int) -> bool:
+        """A tick has passed for these; True if peers are to be asked again about one of them.
 
-    def due(self, every: int) -> bool:
-        """Whether peers are to be asked again: at the first tick, and after so many more."""
-        return any(self._ticks[stream] % every == 1 for stream in self.now())
+        That is at the first tick, and after `every` more.
+        """
+        due = False
+        for stream in streams:
+            if self.includes(stream):
+                ticks = self._ticks[stream] = self._ticks.get(stream, 0) + 1
+                due |= ticks % every == 1 and ticks < UNANSWERED
+            else:
+                self._rumours.pop(stream, None)
+        return due
+
+    def known(self) -> dict[Stream, None]:
+        """Streams that this broker or a peer has, or may have; others are forgotten."""
+        known = self._known()
+        self._ticks = {stream: ticks for stream, ticks in self._ticks.items() if stream in known}
+        return known
 
     def _known(self) -> dict[Stream, None]:
         """Streams that this broker or a peer has, or may have."""

@@ -34,6 +34,7 @@ given up, until a peer says something new; all are asked again now and then.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 from quorumcast.agents.desks import Desk, Desks
@@ -70,6 +71,8 @@ IDLE_MS = 3_000
 IDLE_TICKS = IDLE_MS // TICK_MS
 #: Publications asked for at a time.
 CHUNK = 256
+#: Streams looked at in one tick, and for the next range: the rest has its turn in the next ticks.
+SLICE = 128
 #: Ticks for one range before it is made smaller, and at last given up.
 PATIENCE = 4
 
@@ -82,16 +85,19 @@ class Recovery:
     """What one broker fetches from its peers."""
 
     __slots__ = (
+        "_at",
         "_desks",
         "_done",
         "_holdings",
         "_idle",
         "_job",
+        "_late",
         "_manifest",
         "_me",
         "_outpaced",
         "_paces",
         "_pledges",
+        "_round",
         "_set",
         "_size",
         "_surveyed",
@@ -127,6 +133,12 @@ class Recovery:
         self._size = CHUNK
         #: Whose turn it is to send contents.
         self._turn = 0
+        #: Streams that are not looked at yet in this round, which ends when all have been.
+        self._round: deque[Stream] = deque()
+        #: Whether something is late of the streams looked at in this round.
+        self._late = False
+        #: Where in the streams of the peers to look for the next range.
+        self._at = 0
         #: Whether RecoveryTick is set, and whether it is the one after a long while.
         self._set = self._idle = False
         #: Ticks since all peers were asked.
@@ -147,9 +159,17 @@ class Recovery:
     def lacking(self) -> list[str]:
         """What this broker still waits for, for people to look at."""
         outpaced = self._outpaced.now()
-        ahead = self._holdings.ahead_of
-        late = [s for s in self._holdings.streams() if self._wanted(s) or ahead(self._desks.get(s))]
+        late = [stream for stream in self._holdings.streams() if self._is_late(stream)]
         waits = [f"publications of {stream}" for stream in outpaced | dict.fromkeys(late)]
+        return waits + self._unanswered()
+
+    def _is_late(self, stream: Stream) -> bool:
+        """Whether peers have something of a stream that this broker lacks."""
+        return bool(self._wanted(stream)) or self._holdings.ahead_of(self._desks.get(stream))
+
+    def _unanswered(self) -> list[str]:
+        """Channels of which too few peers have said what they hold, for people to look at."""
+        waits: list[str] = []
         others = len(self._manifest.broker_ids) - 1
         for entry in self._entries():
             told = self._holdings.answered(entry.name)
@@ -362,14 +382,17 @@ class Recovery:
         """Begin with the next range, of one stream after the other."""
         if self._job is not None:
             return []
-        for stream in self._holdings.streams():
+        streams = self._holdings.streams()
+        for _ in range(min(SLICE, len(streams))):
+            self._at %= len(streams)
+            stream = streams[self._at]
             entry = self._manifest.channel(stream.channel)
-            if self._writing and entry is not None and entry.policy.journal:
-                continue
-            chosen = self._choose(stream)
+            is_next = not self._writing or entry is None or not entry.policy.journal
+            chosen = self._choose(stream) if is_next else None
             if chosen is not None:
                 self._begin(stream, *chosen)
                 return self._ask()
+            self._at += 1
         return []
 
     def _choose(self, stream: Stream) -> tuple[int, int] | None:
@@ -413,7 +436,7 @@ class Recovery:
             return Open(opened.stream, opened.base, opened.base)
         return None
 
-    def _follow_claims(self) -> None:
+    def _follow_claims(self, streams: Iterable[Stream]) -> None:
         """Begin streams where their publishers said, now that the peers have answered.
 
         Either enough of them have everything before; or none knows of the stream, and there is
@@ -421,7 +444,7 @@ class Recovery:
         """
         waits = {channel for channel, _ in self._surveyed}
         others = len(self._manifest.broker_ids) - 1 - self._manifest.f
-        for desk in self._desks.all():
+        for desk in filter(None, map(self._desks.get, streams)):
             for stream, carrier in desk.lanes() if desk.entry.policy.settles else ():
                 claim = carrier.ledger.unrepeated
                 if carrier.ledger.begun or claim <= carrier.ledger.start:
@@ -485,12 +508,14 @@ class Recovery:
     def tick(self) -> list[Effect]:
         """Ask again what was not answered, and see what else is lacking."""
         self._set = False
-        self._follow_claims()
-        self._watch()
+        streams = self._next_streams()
+        self._follow_claims(streams)
+        self._watch(streams)
         effects: list[Effect] = []
         self._unasked += 1
         # Also if something is lacking, which may never come: the others go on meanwhile.
-        if self._idle or self._unasked >= IDLE_TICKS or self._outpaced.due(GRACE):
+        asks_again = self._outpaced.watch(streams, GRACE)
+        if self._idle or self._unasked >= IDLE_TICKS or asks_again:
             self._idle = False
             self._unasked = 0
             effects += self._survey(tuple(self._up), self._channels())
@@ -505,7 +530,17 @@ class Recovery:
         effects += self._next()
         if not self._channels():
             return effects
-        return effects + self._wake(TICK_MS if self._surveyed or self.lacking() else IDLE_MS)
+        self._late |= any(self._outpaced.includes(s) or self._is_late(s) for s in streams)
+        busy = self._surveyed or self._round or self._late or self._unanswered()
+        self._late &= bool(self._round)
+        return effects + self._wake(TICK_MS if busy else IDLE_MS)
+
+    def _next_streams(self) -> list[Stream]:
+        """The streams to look at in this tick: as many as a tick may cost, all in turn."""
+        if not self._round:
+            self._round.extend(self._outpaced.known())
+            self._paces = {s: p for s, p in self._paces.items() if self._holdings.of(s)}
+        return [self._round.popleft() for _ in range(min(SLICE, len(self._round)))]
 
     def _urge(self, job: Job) -> list[Effect]:
         job.ticks += 1
@@ -514,13 +549,12 @@ class Recovery:
         job.doubt()
         return self._ask()
 
-    def _watch(self) -> None:
+    def _watch(self, streams: Iterable[Stream]) -> None:
         """See which streams move by themselves."""
-        paces: dict[Stream, Pace] = {}
-        for stream in self._holdings.streams():
+        for stream in streams:
+            if not self._holdings.of(stream):
+                continue
             desk, entry = self._desks.get(stream.data), self._manifest.channel(stream.channel)
             at = 1 if desk is None else desk.ledger(stream.lane).next
             end = 0 if entry is None else self._holdings.end(entry, stream)
-            paces[stream] = self._paces.get(stream, Pace(at)).tick(at, end)
-        self._paces = paces
-        self._outpaced.watch()
+            self._paces[stream] = self._paces.get(stream, Pace(at)).tick(at, end)
