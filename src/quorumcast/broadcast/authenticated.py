@@ -48,7 +48,7 @@ class Relay(Forwarder):
             return dropped(event, DropReason.WRONG_SENDER)
         if run.first > self.ledger.next:
             return dropped(event, DropReason.OUT_OF_TURN)
-        if self._crowded(run.first, event.bodies):
+        if self.ledger.settles and self._crowded(run.first, event.bodies):
             return dropped(event, DropReason.OVER_LIMIT)
         digests = check_run(self._around, event, run.digests)
         if isinstance(digests, DropReason):

@@ -74,7 +74,7 @@ class Bracha:
         self._around = around
         #: Numbers below ledger.next belong to runs that we are ready for, in order.
         self.ledger = Ledger(around.policy.limits)
-        self.ledger.settled = 0
+        self.ledger.wait_for_settling()
         #: Runs not delivered yet, by first number; all lie within the window above ledger.next,
         #: or are vouched for and wait for enough readies.
         self._instances: dict[int, Instance] = {}

@@ -106,7 +106,7 @@ class Chain(Forwarder):
         if run.first < self.ledger.base:
             # What it said of forgotten numbers it cannot compare, so it says nothing again.
             return dropped(event, DropReason.NOT_HELD)
-        if self._crowded(run.first, event.bodies):
+        if self.ledger.settles and self._crowded(run.first, event.bodies):
             return dropped(event, DropReason.OVER_LIMIT)
         unvouched = self._unvouched(run, place)
         if unvouched:

@@ -64,10 +64,8 @@ class Forwarder:
 
     def _crowded(self, first: int, bodies: Bodies) -> bool:
         """Whether so much waits for histories that a new run has to wait as well."""
-        ledger, count = self.ledger, len(bodies)
-        if first + count <= ledger.next or ledger.settled >= ledger.next:
-            return False
-        return ledger.quota.refuses(count, sum(map(len, bodies)))
+        is_new = first + len(bodies) > self.ledger.next
+        return is_new and self.ledger.quota.refuses(len(bodies), sum(map(len, bodies)))
 
     def begin_at(self, number: int) -> None:
         """Begin where an earlier life retained the stream from."""

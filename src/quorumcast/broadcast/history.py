@@ -93,7 +93,7 @@ class History:
         self._fast = fast
         self._bracha = Bracha(stream.history, around)
         self.ledger: Ledger = fast.ledger
-        self.ledger.settled = 0
+        self.ledger.wait_for_settling()
         #: Histories not echoed yet because publications are lacking, by index; at most WAITING.
         self._waiting: dict[int, tuple[Receive, HistoryStatement]] = {}
         #: Digests from delivered histories that the ledger lacks or contradicts.

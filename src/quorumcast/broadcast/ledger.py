@@ -55,6 +55,7 @@ class Ledger:
         "next",
         "quota",
         "settled",
+        "settles",
         "start",
         "unrepeated",
     )
@@ -86,6 +87,8 @@ class Ledger:
         #: Brokers have settled together what they hold up to this number; without end where
         #: nothing is settled. Only grows.
         self.settled = MAX_NUMBER
+        #: Whether brokers settle together what this ledger holds.
+        self.settles = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -210,6 +213,11 @@ class Ledger:
         quota.held_bytes += size
         return True
 
+    def wait_for_settling(self) -> None:
+        """Count nothing as settled before brokers have settled it."""
+        ensure(not self._entries, "a ledger waits from the beginning")
+        self.settles, self.settled = True, 0
+
     def settle(self, upto: int) -> None:
         """Brokers have settled everything up to a number: retention counts it from now on."""
         if upto <= self.settled:
@@ -332,17 +340,18 @@ class Ledger:
 
     def let_go(self) -> None:
         """Let go of the oldest publication."""
-        self._drop(self.base)
-        self.base += 1
-        if not self._entries or self.base > self.settled:
+        number = self.base
+        self._drop(number)
+        self.base = number = number + 1
+        if number > self.settled or not self._entries:
             self.quota.drain()
-        if self.base % BLOCK == 0:
-            self._times.changed(self.base - 1)
-        self.floor = max(self.floor, self.base)
+        if number % BLOCK == 0:
+            self._times.changed(number - 1)
+        if number > self.floor:
+            self.floor = number
 
     def _drop(self, number: int) -> None:
-        _, body, _ = self._entries.pop(number)
-        size = len(body)
+        size = len(self._entries.pop(number)[1])
         self._bytes -= size
         quota = self.quota
         if number <= self.settled:

@@ -166,11 +166,12 @@ class Quota:
         """
         # What is pending may be in a ledger as well, and is not held twice.
         waits = max(self.unsettled_bytes, self.pending_bytes)
+        if self.unsettled + count <= self.most and waits + size <= self.most_bytes:
+            return False
         if not self.unsettled and not waits:
             return False
-        too_much = self.unsettled + count > self.most or waits + size > self.most_bytes
-        self.crowded |= too_much
-        return too_much
+        self.crowded = True
+        return True
 
     @property
     def relieved(self) -> bool:
