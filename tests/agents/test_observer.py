@@ -6,14 +6,14 @@ import msgspec
 import pytest
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, ORDERS, STREAM, Cell, digests
 
-from quorumcast.agents import observation
-from quorumcast.agents.claims import FAR_AHEAD, PROBATION_MS
 from quorumcast.agents.line import TAIL_MS
-from quorumcast.agents.observation import COLUMNS, Observation, columns_of
-from quorumcast.agents.observer import Observer
-from quorumcast.agents.ordering_watch import TIRED_MS, UNSHOWN
-from quorumcast.agents.splits import MAX_SPLITS
-from quorumcast.agents.turnout import (
+from quorumcast.agents.observing import observation
+from quorumcast.agents.observing.claims import FAR_AHEAD, PROBATION_MS
+from quorumcast.agents.observing.observation import COLUMNS, Observation, columns_of
+from quorumcast.agents.observing.observer import Observer
+from quorumcast.agents.observing.ordering_watch import TIRED_MS, UNSHOWN
+from quorumcast.agents.observing.splits import MAX_SPLITS
+from quorumcast.agents.observing.turnout import (
     BUCKETS,
     MENDED,
     MENDED_MS,

@@ -23,7 +23,7 @@ from tests.support.cells import (
     is_sendable,
 )
 
-from quorumcast.agents.observer import Observer
+from quorumcast.agents.observing.observer import Observer
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Receive
 from quorumcast.core.messages import AnyMessage

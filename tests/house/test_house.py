@@ -39,6 +39,9 @@ IO_MODULES = {
 IO_ALLOWED = {("manifest", "pathlib")}
 
 MAX_LINES = 650
+#: The audit and its observers together must stay small enough to be read in one sitting.
+AUDIT = ("pipeline/audit", "agents/observing")
+MAX_AUDIT_LINES = 6_000
 
 
 def room_of(module: str) -> str | None:
@@ -92,6 +95,13 @@ def test_module_of_the_house_keeps_the_rules(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
     is_package = path.name == "__init__.py"
     assert list(breaches(module_name(path), source, is_package=is_package)) == []
+
+
+def test_audit_with_its_observers_stays_small() -> None:
+    """`cat src/quorumcast/{pipeline/audit,agents/observing}/*.py | wc -l` counts the same."""
+    files = [path for room in AUDIT for path in (SRC / "quorumcast" / room).glob("*.py")]
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    assert 0 < lines <= MAX_AUDIT_LINES
 
 
 def test_room_of_the_house_has_a_floor() -> None:

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, Cell, identity_of
 from typer.testing import CliRunner
 
-from quorumcast.agents.observation import (
+from quorumcast.agents.observing.observation import (
     BY_OBSERVER,
     CELL_COLUMNS,
     COLUMNS,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from tests.support.judging import features_of
 
-from quorumcast.agents.observer import Observer
+from quorumcast.agents.observing.observer import Observer
 from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Effect, Event

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests.support.cells import B1, B2, B3, B4, BOB, ORDERS, STREAM, Cell, digests
 
-from quorumcast.agents.observer import Observer
-from quorumcast.agents.turnout import PATIENCE_MS
+from quorumcast.agents.observing.observer import Observer
+from quorumcast.agents.observing.turnout import PATIENCE_MS
 from quorumcast.core.ids import Digest, Millis
 from quorumcast.core.machine import Connected, Deliver, Effect, Receive
 from quorumcast.core.messages import Positions, Vote

@@ -10,7 +10,7 @@ import pytest
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, STREAM, Cell, digests
 
 from quorumcast.agents.desks import MAX_UNUSED
-from quorumcast.agents.turnout import PATIENCE_MS
+from quorumcast.agents.observing.turnout import PATIENCE_MS
 from quorumcast.core.ids import NodeId
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Send

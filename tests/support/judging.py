@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median_low
 
-from quorumcast.agents.observation import DOWN, LOST, Observation
+from quorumcast.agents.observing.observation import DOWN, LOST, Observation
 from quorumcast.pipeline.audit.charges import Feature
 
 #: Parts of a run, as in `pipeline.audit.job`.

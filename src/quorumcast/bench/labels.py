@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
-from quorumcast.agents.observation import CELL_COLUMNS, LABEL_COLUMNS
+from quorumcast.agents.observing.observation import CELL_COLUMNS, LABEL_COLUMNS
 from quorumcast.bench.plan import CRASHES, SKIP, Plan
 from quorumcast.faults.diagnosis import Clause, Model, diagnose
 from quorumcast.faults.tally import ABOUT_STREAMS, SLIGHT, TalliedDeed

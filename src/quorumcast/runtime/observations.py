@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 from urllib.parse import quote
 
-from quorumcast.agents.observation import (
+from quorumcast.agents.observing.observation import (
     BY_OBSERVER,
     COLUMNS,
     DOCUMENT_COLUMNS,
@@ -30,7 +30,7 @@ from quorumcast.agents.observation import (
     Observation,
     columns_of,
 )
-from quorumcast.agents.observer import Document, Observer
+from quorumcast.agents.observing.observer import Document, Observer
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Connected, Effect, Event
 from quorumcast.faults.tally import TalliedDeed, Tally

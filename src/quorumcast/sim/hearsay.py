@@ -9,7 +9,7 @@ leaves before it would come cannot tell whether it would.
 
 from __future__ import annotations
 
-from quorumcast.agents.turnout import PATIENCE_MS, SETTLED_MS
+from quorumcast.agents.observing.turnout import PATIENCE_MS, SETTLED_MS
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.messages import AnyMessage, ChainRun, Echo, Offer, Propose, Publish, Ready
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from quorumcast.agents.broker import Broker
-from quorumcast.agents.observation import Observation
-from quorumcast.agents.observer import Document, Observer
+from quorumcast.agents.observing.observation import Observation
+from quorumcast.agents.observing.observer import Document, Observer
+from quorumcast.agents.observing.turnout import PATIENCE_MS
 from quorumcast.agents.publisher import Publisher
-from quorumcast.agents.turnout import PATIENCE_MS
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Connected, Effect, Event, Join, Leave, Receive
 from quorumcast.manifest.manifest import Manifest

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from quorumcast.agents.observation import Kind, Observation
-from quorumcast.agents.observer import Document
-from quorumcast.agents.ordering_watch import UNSHOWN
+from quorumcast.agents.observing.observation import Kind, Observation
+from quorumcast.agents.observing.observer import Document
+from quorumcast.agents.observing.ordering_watch import UNSHOWN
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.statements import (
     Basis,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from quorumcast.agents.turnout import MUTE
+from quorumcast.agents.observing.turnout import MUTE
 from quorumcast.pipeline.audit.charges import Case, Feature
 from quorumcast.pipeline.audit.thresholds import (
     DUE,

@@ -8,8 +8,8 @@ from collections.abc import Collection
 import msgspec
 
 from quorumcast.agents.audience import PULLS
-from quorumcast.agents.inquiries import VOTED
-from quorumcast.agents.turnout import MENDED
+from quorumcast.agents.observing.inquiries import VOTED
+from quorumcast.agents.observing.turnout import MENDED
 from quorumcast.pipeline.audit.accounts import (
     Account,
     Accounts,

@@ -14,9 +14,9 @@ from itertools import pairwise
 
 import msgspec
 
-from quorumcast.agents.breaks import QUIET
-from quorumcast.agents.observation import LOST, Kind
-from quorumcast.agents.turnout import SETTLED_MS
+from quorumcast.agents.observing.breaks import QUIET
+from quorumcast.agents.observing.observation import LOST, Kind
+from quorumcast.agents.observing.turnout import SETTLED_MS
 from quorumcast.core.machine import Suspicion
 from quorumcast.faults.diagnosis import Model, diagnose
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from quorumcast.agents.sequences import HOLLOW, VOTED_FIRST
-from quorumcast.agents.turnout import MENDED
+from quorumcast.agents.observing.sequences import HOLLOW, VOTED_FIRST
+from quorumcast.agents.observing.turnout import MENDED
 from quorumcast.core.ids import NodeId, holder
 from quorumcast.core.quorum import Protection
 from quorumcast.faults.diagnosis import Clause

@@ -10,7 +10,7 @@ from itertools import combinations
 
 import msgspec
 
-from quorumcast.agents.observation import Kind
+from quorumcast.agents.observing.observation import Kind
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 from quorumcast.pipeline.audit.thresholds import ECHOED_DIFFERENTLY
 

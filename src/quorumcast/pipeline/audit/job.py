@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quorumcast.agents.observation import BY_OBSERVER, DOCUMENT_COLUMNS, DOWN, LOST, Kind
+from quorumcast.agents.observing.observation import BY_OBSERVER, DOCUMENT_COLUMNS, DOWN, LOST, Kind
 from quorumcast.core.errors import UsageError
 from quorumcast.faults.diagnosis import Model
 from quorumcast.manifest.files import epoch_path, read_epoch, read_manifest

@@ -7,7 +7,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quorumcast.agents.observation import CELL_COLUMNS, COLUMNS, DOCUMENT_COLUMNS, LABEL_COLUMNS
+from quorumcast.agents.observing.observation import (
+    CELL_COLUMNS,
+    COLUMNS,
+    DOCUMENT_COLUMNS,
+    LABEL_COLUMNS,
+)
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.audit.labels import labelled_run
 from quorumcast.pipeline.audit.tables import CELLS, DOCUMENTS, LABELS, OBSERVATIONS

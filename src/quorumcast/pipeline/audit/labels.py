@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from quorumcast.agents.observation import DOCUMENT_COLUMNS, LABEL_COLUMNS, columns_of
+from quorumcast.agents.observing.observation import DOCUMENT_COLUMNS, LABEL_COLUMNS, columns_of
 from quorumcast.core.ids import NodeId
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.diagnosis import Clause, Model, diagnose

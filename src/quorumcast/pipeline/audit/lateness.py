@@ -13,7 +13,7 @@ from itertools import accumulate
 
 import msgspec
 
-from quorumcast.agents.turnout import BUCKETS
+from quorumcast.agents.observing.turnout import BUCKETS
 from quorumcast.pipeline.audit.charges import Case
 from quorumcast.pipeline.audit.thresholds import TIMED_AT_LEAST
 

@@ -12,9 +12,9 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from quorumcast.agents.ordering_watch import UNSHOWN
-from quorumcast.agents.standings import log_stream
-from quorumcast.agents.turnout import MENDED, MUTE
+from quorumcast.agents.observing.ordering_watch import UNSHOWN
+from quorumcast.agents.observing.standings import log_stream
+from quorumcast.agents.observing.turnout import MENDED, MUTE
 from quorumcast.core.ids import CELL
 from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.pipeline.audit.accounts import (

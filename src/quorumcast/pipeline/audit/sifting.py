@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quorumcast.agents.observation import COLUMNS, DOCUMENT_COLUMNS, Kind
-from quorumcast.agents.turnout import PATIENCE_MS
+from quorumcast.agents.observing.observation import COLUMNS, DOCUMENT_COLUMNS, Kind
+from quorumcast.agents.observing.turnout import PATIENCE_MS
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import MAX_SEATS
 from quorumcast.core.machine import Suspicion

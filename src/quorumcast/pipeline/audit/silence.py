@@ -5,8 +5,8 @@ Who stands still says nothing either, but goes on after a while; who stops loses
 
 from __future__ import annotations
 
-from quorumcast.agents.inquiries import AGAIN
-from quorumcast.agents.observation import DOWN, Kind
+from quorumcast.agents.observing.inquiries import AGAIN
+from quorumcast.agents.observing.observation import DOWN, Kind
 from quorumcast.pipeline.audit.charges import Case, Charge
 from quorumcast.pipeline.audit.thresholds import ANSWERABLE, SILENT_MS, SILENT_SHARE
 

@@ -1,14 +1,14 @@
 """Every number that the audit judges by, with its reason.
 
-Times are those of the protocols: `agents.turnout.PATIENCE_MS` after which something counts as never
-said is the longest patience of a broker (`ordering.patience`). How often single observations must
-have been made stands beside each rule (`charges.RULES`). What is below these numbers happens to
-correct nodes; what is above does not.
+Times are those of the protocols: something counts as never said after `PATIENCE_MS`
+(`agents.observing.turnout`), the longest patience of a broker (`ordering.patience`). How often
+single observations must have been made stands beside each rule (`charges.RULES`). What is below
+these numbers happens to correct nodes; what is above does not.
 """
 
 from __future__ import annotations
 
-from quorumcast.agents.inquiries import AGAIN
+from quorumcast.agents.observing.inquiries import AGAIN
 
 # How certain a charge is.
 #: A forbidden deed seen so often happened: once may be a bit that flipped in a log.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from quorumcast.agents.observation import Kind, Notes, remember
-from quorumcast.agents.turnout import PATIENCE_MS, Links, Place, bucket_of
+from quorumcast.agents.observing.observation import Kind, Notes, remember
+from quorumcast.agents.observing.turnout import PATIENCE_MS, Links, Place, bucket_of
 from quorumcast.core.ids import Millis
 
 

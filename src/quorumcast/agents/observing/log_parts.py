@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from quorumcast.agents.observation import Kind, Notes, remember
-from quorumcast.agents.standings import log_stream
-from quorumcast.agents.words import outvoted
+from quorumcast.agents.observing.observation import Kind, Notes, remember
+from quorumcast.agents.observing.standings import log_stream
+from quorumcast.agents.observing.words import outvoted
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.messages import LogPart
 from quorumcast.core.quorum import Protection

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
-from quorumcast.agents.observation import Kind, Notes
-from quorumcast.agents.turnout import PATIENCE_MS
+from quorumcast.agents.observing.observation import Kind, Notes
+from quorumcast.agents.observing.turnout import PATIENCE_MS
 from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.core.messages import AnyMessage, Checkpoint, Contents, Vote
 

@@ -5,9 +5,9 @@ Nobody takes back what it has decided, wakes up twice in one session, or is wher
 
 from __future__ import annotations
 
-from quorumcast.agents.claims import FAR_AHEAD
-from quorumcast.agents.observation import Kind, Notes
-from quorumcast.agents.turnout import Links
+from quorumcast.agents.observing.claims import FAR_AHEAD
+from quorumcast.agents.observing.observation import Kind, Notes
+from quorumcast.agents.observing.turnout import Links
 from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream
 from quorumcast.core.messages import Standing, StateHead, Stop
 from quorumcast.core.quorum import Protection

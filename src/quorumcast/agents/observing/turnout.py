@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from quorumcast.agents.observation import Kind, Notes, remember
+from quorumcast.agents.observing.observation import Kind, Notes, remember
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.ordering.patience import MOST_PATIENCE_MS
 from quorumcast.ordering.sequencer import IDLE_TICK_MS

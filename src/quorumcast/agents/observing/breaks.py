@@ -6,7 +6,7 @@ there and nothing got lost. Their names, in the order of the chain, stand in pla
 
 from __future__ import annotations
 
-from quorumcast.agents.turnout import STILL_MS, Links
+from quorumcast.agents.observing.turnout import STILL_MS, Links
 from quorumcast.core.ids import Millis
 from quorumcast.core.machine import Suspect
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from quorumcast.agents.observation import Kind, Notes, remember
-from quorumcast.agents.showings import Showings
-from quorumcast.agents.splits import Splits
-from quorumcast.agents.turnout import Links, Place, Turnout
+from quorumcast.agents.observing.observation import Kind, Notes, remember
+from quorumcast.agents.observing.showings import Showings
+from quorumcast.agents.observing.splits import Splits
+from quorumcast.agents.observing.turnout import Links, Place, Turnout
 from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.messages import Echo, Ready
 from quorumcast.crypto.digest import root

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from quorumcast.agents.log_parts import LogParts
-from quorumcast.agents.observation import MAX_REMEMBERED, Kind, Notes, remember
-from quorumcast.agents.sequences import Sequences
-from quorumcast.agents.showings import Showings
-from quorumcast.agents.standings import Standings, log_stream
-from quorumcast.agents.turnout import MENDED, PATIENCE_MS, Links, Turnout, bucket_of
+from quorumcast.agents.observing.log_parts import LogParts
+from quorumcast.agents.observing.observation import MAX_REMEMBERED, Kind, Notes, remember
+from quorumcast.agents.observing.sequences import Sequences
+from quorumcast.agents.observing.showings import Showings
+from quorumcast.agents.observing.standings import Standings, log_stream
+from quorumcast.agents.observing.turnout import MENDED, PATIENCE_MS, Links, Turnout, bucket_of
 from quorumcast.core.ids import Millis, NodeId, Stream, holder
 from quorumcast.core.messages import (
     Accept,

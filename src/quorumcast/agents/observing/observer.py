@@ -17,17 +17,24 @@ from collections import OrderedDict
 
 import msgspec
 
-from quorumcast.agents.breaks import culprits
-from quorumcast.agents.claims import FAR_AHEAD, Claims
-from quorumcast.agents.inquiries import Inquiries
 from quorumcast.agents.line import TAIL_MS
-from quorumcast.agents.observation import DOWN, LOST, MAX_REMEMBERED, Kind, Notes, remember
-from quorumcast.agents.ordering_watch import OrderingWatch
-from quorumcast.agents.repetition import Repetition
-from quorumcast.agents.sequences import Sequences
-from quorumcast.agents.sources import Sources
-from quorumcast.agents.turnout import Accounts, Links, Progress, Turnout
-from quorumcast.agents.words import Words
+from quorumcast.agents.observing.breaks import culprits
+from quorumcast.agents.observing.claims import FAR_AHEAD, Claims
+from quorumcast.agents.observing.inquiries import Inquiries
+from quorumcast.agents.observing.observation import (
+    DOWN,
+    LOST,
+    MAX_REMEMBERED,
+    Kind,
+    Notes,
+    remember,
+)
+from quorumcast.agents.observing.ordering_watch import OrderingWatch
+from quorumcast.agents.observing.repetition import Repetition
+from quorumcast.agents.observing.sequences import Sequences
+from quorumcast.agents.observing.sources import Sources
+from quorumcast.agents.observing.turnout import Accounts, Links, Progress, Turnout
+from quorumcast.agents.observing.words import Words
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, split_digests
 from quorumcast.core.machine import (

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from quorumcast.agents.observation import Kind, Notes, remember
-from quorumcast.agents.sequences import Sequences
+from quorumcast.agents.observing.observation import Kind, Notes, remember
+from quorumcast.agents.observing.sequences import Sequences
 from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.messages import Positions
 from quorumcast.manifest.manifest import Manifest

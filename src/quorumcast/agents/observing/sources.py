@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from quorumcast.agents.observation import Kind, Notes
-from quorumcast.agents.turnout import BUCKETS, PATIENCE_MS, Links
+from quorumcast.agents.observing.observation import Kind, Notes
+from quorumcast.agents.observing.turnout import BUCKETS, PATIENCE_MS, Links
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.messages import Vote
 from quorumcast.manifest.manifest import Manifest

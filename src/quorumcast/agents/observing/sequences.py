@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from quorumcast.agents.observation import Kind, Notes, remember
+from quorumcast.agents.observing.observation import Kind, Notes, remember
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.messages import Ack, ChainRun, Propose, Vote
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Hashable
 
-from quorumcast.agents.observation import Kind, Notes, remember
-from quorumcast.agents.turnout import MENDED, PATIENCE_MS, Links, bucket_of
+from quorumcast.agents.observing.observation import Kind, Notes, remember
+from quorumcast.agents.observing.turnout import MENDED, PATIENCE_MS, Links, bucket_of
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.messages import (
     Ack,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from quorumcast.agents.observation import Kind, Notes
-from quorumcast.agents.turnout import Place
+from quorumcast.agents.observing.observation import Kind, Notes
+from quorumcast.agents.observing.turnout import Place
 from quorumcast.core.ids import Millis, NodeId
 
 #: Places of one publisher of which it is noted who said what, and of all of them.
