@@ -270,12 +270,18 @@ def test_run_that_its_publisher_shows_before_anybody_speaks_of_it_was_not_kept_b
     assert sum(deeds.done(END).values()) == count
 
 
-@pytest.mark.parametrize(("shown", "deeds_done"), [(True, 0), (False, 1)])
-def test_offer_that_a_broker_does_not_pass_on_is_missed_by_who_has_it_from_nobody_else(
-    shown: bool, deeds_done: int
+@pytest.mark.parametrize(
+    ("shown", "proposed", "deeds_done"), [(True, True, 0), (False, True, 1), (False, False, 0)]
+)
+def test_offer_that_a_leader_proposed_is_missed_by_who_has_it_from_nobody_else(
+    shown: bool, proposed: bool, deeds_done: int
 ) -> None:
+    """A broker that has not proposed it may not have it, and then says nothing either."""
     deeds = record()
     offer = Offer(STREAM, 1, digests(b"1"), b"s" * 64)
+    if proposed:
+        proposal: Effect = Send((B1,), Propose(Protection.BYZANTINE, 0, 1, (offer.item,)))
+        deeds.compare(B2, "any", [proposal], [proposal], 500)
     deeds.compare(B2, "any", [Send((B1,), offer, (b"1",))], [], 1000)
     if shown:
         deeds.heard.told(B1, ALICE, offer, 0)
@@ -349,3 +355,22 @@ def test_who_leaves_before_it_would_have_come_does_not_miss_it(
     deeds.compare(B1, "any", wanted, [], 100)
     deeds.heard.left(BOB, STREAM.channel, 100 + stayed_ms)
     assert [key.towards for key in deeds.done(END)] == missed
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "upto", "deed"),
+    [
+        (PATIENCE_MS, 3, Deed.DELAYED),
+        (PATIENCE_MS + 1, 3, Deed.DROPPED),
+        (PATIENCE_MS, 2, Deed.DROPPED),
+    ],
+)
+def test_acknowledgement_that_the_next_one_includes_is_late_and_not_missing(
+    after_ms: int, upto: int, deed: Deed
+) -> None:
+    """No publisher can tell it from an acknowledgement that has a long way to come."""
+    deeds = record()
+    deeds.compare(B1, "any", [Send((ALICE,), Ack(STREAM, 3, 10))], [], 5000)
+    said: Effect = Send((ALICE,), Ack(STREAM, upto, 10))
+    deeds.compare(B1, "any", [said], [said], 5000 + after_ms)
+    assert [key.deed for key in deeds.done(END)] == [deed]

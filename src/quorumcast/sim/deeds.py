@@ -10,7 +10,8 @@ its machine's are a lie only where two correct nodes were shown different ones. 
 the node learns from others that there is such a run, or stream, before it is shown it after all: of
 what is nowhere nobody can say who has it. On a chain, too, who gets nothing, or gets it late,
 cannot tell whether its neighbour kept it or the one *before*; nor can who waits in vain to be told
-what became of it. What a node does not ask is no deed: it need not want to know.
+what became of it. What a node does not ask is no deed: it need not want to know. And a word that
+tells how far a node is, and is soon followed by one that says as much, is late and not missing.
 
 A leader is as free to propose what it likes, and votes for it: if it tells brokers different things
 of one instance, no broker can say which of them is the altered one. These are versions, too.
@@ -19,11 +20,13 @@ of one instance, no broker can say which of them is the altered one. These are v
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from quorumcast.agents.desks import MAX_UNUSED
+from quorumcast.agents.observing.turnout import PATIENCE_MS
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.labels import label
@@ -93,6 +96,8 @@ class Difference(msgspec.Struct, frozen=True):
 
 #: Who showed what: the kind of message, the stream or log and regency, and the number.
 _Place = tuple[NodeId, str, object, int]
+#: When something was done, to which word, about which run, and on which channel it is awaited.
+_Done = tuple[int, AnyMessage, Run | None, Channel | None]
 #: Messages by which publishers show their runs.
 _SHOWN = (Publish, ChainRun, Offer)
 #: What is said once of one thing, and again only if it may have got lost.
@@ -101,6 +106,8 @@ _SAID_ONCE = (Accept, ChainRun, Echo, Offer, Open, Propose, Publish, Ready, Vote
 _IN_ORDER = (Ack, ChainRun, Propose, Publish, Standing, Vote)
 #: What a broker tells whoever listens to a channel.
 _TO_LISTENERS = (Checkpoint, Contents, Positions, Vote)
+#: Words that tell how far a node is: the next one includes what the last one said.
+_INCLUDED = (Ack, Positions, Standing)
 #: What may be the doing of whoever comes before on a chain.
 _IN_TIME = (Deed.DELAYED, Deed.REORDERED)
 
@@ -113,8 +120,10 @@ class Deeds:
         "_done",
         "_manifest",
         "_opened",
+        "_proposed",
         "_put_off",
         "_reached",
+        "_said",
         "_versions",
         "heard",
     )
@@ -131,7 +140,11 @@ class Deeds:
         self._reached = reached
         #: When each deed was done, to which words, which run a publisher kept back, or a broker did
         #: not pass on, if it did, and on which channel who lacks it listens for it.
-        self._done: dict[DeedKey, list[tuple[int, AnyMessage, Run | None, Channel | None]]] = {}
+        self._done: dict[DeedKey, list[_Done]] = {}
+        #: The runs that each leader proposed, and so has.
+        self._proposed: set[tuple[NodeId, Stream, int]] = set()
+        #: When each node said to each peer how far it is.
+        self._said: dict[tuple[NodeId, NodeId, type], list[tuple[int, AnyMessage]]] = {}
         #: What reached whom.
         self.heard = Hearsay()
         #: What is put off: until when, what, and about what.
@@ -149,6 +162,13 @@ class Deeds:
         due = {id(later.effect): now + later.after_ms for later in done if isinstance(later, Later)}
         self._overtake(node, fault, done, due, now)
         torn = self._tear(node, said)
+        for peer, words in said.items():
+            for message, _ in words:
+                if isinstance(message, Propose):
+                    items = [(node, item.stream, item.first) for item in message.batch]
+                    self._proposed.update(items)
+                if isinstance(message, _INCLUDED):
+                    self._said.setdefault((node, peer, type(message)), []).append((now, message))
         for change in changes(intended, said, delayed):
             peer = change.peer
             if not self._reached(node, peer):
@@ -300,8 +320,8 @@ class Deeds:
         if deed in (Deed.DROPPED, *_IN_TIME) and isinstance(word[0], REQUESTS):
             return
         to_broker = peer in self._manifest.broker_ids
-        if deed is Deed.DROPPED and isinstance(word[0], Contents) and to_broker:
-            return  # who does not have what another broker asks for says nothing either
+        if deed is Deed.DROPPED and to_broker and not self._must_have(node, word[0]):
+            return  # a broker that does not have what another one asks for says nothing either
         about = _about(word[0])
         channel = self._channel_for(word[0], about, peer)
         if deed is not Deed.ADDED and channel and not self.heard.listens(peer, channel):
@@ -327,6 +347,12 @@ class Deeds:
         awaited = channel if deed is Deed.DROPPED else None
         self._done.setdefault(key, []).append((now, message, run, awaited))
 
+    def _must_have(self, node: NodeId, message: AnyMessage) -> bool:
+        """Whether the others can know that a node has what it does not hand over."""
+        if isinstance(message, Offer) and message.stream.publisher != node:
+            return (node, message.stream, message.first) in self._proposed
+        return not isinstance(message, Contents)
+
     def _channel_for(
         self, message: AnyMessage, about: Stream | None, peer: NodeId
     ) -> Channel | None:
@@ -339,8 +365,8 @@ class Deeds:
 
     def done(self, end: int) -> dict[DeedKey, int]:
         """How often each deed was done, as far as whom it was done to can tell."""
-        found = {}
-        for key, times in self._done.items():
+        found: dict[DeedKey, int] = {}
+        for key, times in self._told_apart():
             plain = key.deed in (Deed.ALTERED, Deed.ADDED)
             counted = [
                 message
@@ -355,8 +381,28 @@ class Deeds:
                 counted = [m for m in counted if not isinstance(m, _SAID_ONCE)]
                 counted += dict.fromkeys(once)
             if counted:
-                found[key] = len(counted)
+                found[key] = found.get(key, 0) + len(counted)
         return found
+
+    def _told_apart(self) -> Iterator[tuple[DeedKey, list[_Done]]]:
+        """Deeds, and those that are only late apart from what never came."""
+        for key, times in self._done.items():
+            if key.deed is not Deed.DROPPED:
+                yield key, times
+                continue
+            late: list[_Done] = []
+            never: list[_Done] = []
+            for one in times:
+                (late if self._is_included(key, one[0], one[1]) else never).append(one)
+            yield key, never
+            yield msgspec.structs.replace(key, deed=Deed.DELAYED), late
+
+    def _is_included(self, key: DeedKey, at: int, message: AnyMessage) -> bool:
+        """Whether a node soon says as much again to the same peer."""
+        said = self._said.get((key.node, key.towards, type(message)), [])
+        begin = bisect_right(said, at, key=lambda one: one[0])
+        end = bisect_right(said, at + PATIENCE_MS, key=lambda one: one[0])
+        return any(_includes(said[place][1], message) for place in range(begin, end))
 
     def _is_missed(self, key: DeedKey, run: Run, at: int, end: int) -> bool:
         if run[0].publisher == key.node:
@@ -396,3 +442,20 @@ def _about(message: AnyMessage) -> Stream | None:
 def _says_less(message: AnyMessage, than: AnyMessage) -> bool:
     """Whether it can be told that it comes too late: equal acknowledgements have no order."""
     return not isinstance(message, Ack) or not isinstance(than, Ack) or message.upto < than.upto
+
+
+def _includes(later: AnyMessage, message: AnyMessage) -> bool:
+    """Whether a later word says as much of the same stream, channel or log."""
+    match later, message:
+        case Ack(), Ack():
+            return (
+                later.stream == message.stream
+                and later.upto >= message.upto
+                and later.settled >= message.settled
+            )
+        case Positions(), Positions():
+            return later.channel == message.channel
+        case Standing(), Standing():
+            return later.log is message.log
+        case _:
+            return False
