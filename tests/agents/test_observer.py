@@ -6,20 +6,16 @@ import msgspec
 import pytest
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, ORDERS, STREAM, Cell, digests
 
-from quorumcast.agents.line import TAIL_MS
 from quorumcast.agents.observing import observation
 from quorumcast.agents.observing.claims import FAR_AHEAD, PROBATION_MS
+from quorumcast.agents.observing.inquiries import ANSWER
 from quorumcast.agents.observing.observation import COLUMNS, Observation, columns_of
 from quorumcast.agents.observing.observer import Observer
-from quorumcast.agents.observing.ordering_watch import TIRED_MS, UNSHOWN
-from quorumcast.agents.observing.splits import MAX_SPLITS
 from quorumcast.agents.observing.turnout import (
     BUCKETS,
     MENDED,
     MENDED_MS,
     PATIENCE_MS,
-    SETTLED_MS,
-    STILL_MS,
     bucket_of,
 )
 from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream, resumable
@@ -39,10 +35,8 @@ from quorumcast.core.machine import (
 from quorumcast.core.messages import (
     Accept,
     Ack,
-    ChainRun,
     Checkpoint,
     Contents,
-    Echo,
     Item,
     LogPart,
     Missed,
@@ -52,7 +46,6 @@ from quorumcast.core.messages import (
     Positions,
     Propose,
     Publish,
-    Pull,
     Ready,
     Refuse,
     Standing,
@@ -65,7 +58,7 @@ from quorumcast.core.messages import (
     Write,
 )
 from quorumcast.core.quorum import Protection
-from quorumcast.core.statements import Basis, Evidence, EvidenceKind
+from quorumcast.core.statements import Evidence, EvidenceKind
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.epochs import first_regency
 from quorumcast.ordering.offers import sign_offer
@@ -217,18 +210,6 @@ def test_answer_to_an_earlier_request_promises_no_contents() -> None:
     assert bob.found("missing") == set()
 
 
-@pytest.mark.parametrize(("answered", "missing"), [(True, {(B1, "", "Pull")}), (False, set())])
-def test_source_withholds_contents_only_if_it_knows_that_it_is_one(
-    answered: bool, missing: set[tuple[str, str, str]]
-) -> None:
-    bob = Watched(BOB, "subscriber")
-    bob.send(B1, Subscribe(ORDERS, (), bodies=True))
-    if answered:
-        bob.hear(B1, Positions(ORDERS, ()))
-    bob.effect(Suspect(B1, Suspicion.WITHHOLDS, STREAM, 1))
-    assert bob.found("missing") == missing
-
-
 @pytest.mark.parametrize(("lost", "missing"), [(False, {(B1, "", "Contents")}), (True, set())])
 def test_source_that_has_not_answered_may_not_have_heard_where_packets_get_lost(
     lost: bool, missing: set[tuple[str, str, str]]
@@ -240,15 +221,6 @@ def test_source_that_has_not_answered_may_not_have_heard_where_packets_get_lost(
     bob.now += PATIENCE_MS // 2
     bob.hear(B1, vote(1))
     assert bob.found("missing") == missing
-
-
-def test_broker_that_does_not_say_what_it_is_sure_of_leaves_a_request_unanswered() -> None:
-    broker = Watched(B1, "broker")
-    for peer in (B2, B3):
-        broker.send(peer, Survey(ORDERS))
-    broker.hear(B3, Positions(ORDERS, ()))
-    broker.now += PATIENCE_MS
-    assert broker.found("unanswered") == {(B2, "", "Survey")}
 
 
 @pytest.mark.parametrize(("ready", "missing"), [((B2,), set()), ((B2, B3), {B4})])
@@ -265,129 +237,6 @@ def test_ready_is_owed_once_so_many_are_ready_that_all_will_be(
     broker.hear(B2, Ready(STREAM, 1, b"a" * 32))  # what is said again is owed by nobody again
     broker.now += PATIENCE_MS
     assert broker.rows("missing") == []
-
-
-@pytest.mark.parametrize(("echoed", "owed"), [((B2,), set()), ((B2, B3), {(ALICE, "Publish")})])
-def test_publisher_owes_a_broker_what_f_plus_one_others_echo(
-    echoed: tuple[NodeId, ...], owed: set[tuple[str, str]]
-) -> None:
-    broker = Watched(B1, "broker", "brb")
-    broker.now = 0
-    broker.event(Connected(ALICE))
-    broker.now = LATER
-    for member in echoed:
-        broker.hear(member, Echo(STREAM, 1, b"a" * 32))
-    broker.now += PATIENCE_MS
-    assert {(row.accused, row.message) for row in broker.rows("missing")} == owed
-
-
-@pytest.mark.parametrize(("proposed", "unshown"), [(True, set()), (False, {B1})])
-def test_leader_that_does_not_show_what_others_decide_is_told(
-    proposed: bool, unshown: set[NodeId]
-) -> None:
-    broker = Watched(B4, "broker", "total")
-    if proposed:
-        broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, ()))
-    for member in (B1, B2, B3):
-        broker.hear(member, Accept(Protection.BYZANTINE, 0, 1, b"v" * 32))
-    rows = broker.rows("missing")
-    assert {row.accused for row in rows if row.reason == UNSHOWN} == unshown
-
-
-@pytest.mark.parametrize(("awake", "is_idle"), [((B2, B3), True), ((B3,), False)])
-def test_leader_that_proposes_nothing_is_to_blame_while_others_lose_packets_if_it_may_lead(
-    awake: tuple[NodeId, ...], is_idle: bool
-) -> None:
-    broker = leading()
-    broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
-    item = Item(STREAM, 1, digests(b"1"))
-    broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, (item,)))
-    broker.now += TIRED_MS
-    broker.observer.on_lost(B3, Millis(broker.now))
-    standing = msgspec.structs.replace(STANDING, decided=1, awake=awake)
-    assert given_up(broker, standing) is is_idle
-
-
-@pytest.mark.parametrize("proposed", [True, False])
-def test_leader_that_proposes_nothing_is_to_blame_even_while_a_voter_is_away(
-    proposed: bool,
-) -> None:
-    broker = leading()
-    broker.event(Disconnected(B3))
-    broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
-    if proposed:
-        item = Item(STREAM, 1, digests(b"1"))
-        broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, (item,)))
-    broker.now += TIRED_MS
-    assert given_up(broker) is not proposed
-
-
-def test_leader_whose_proposal_was_on_its_way_when_it_was_given_up_is_not_to_blame() -> None:
-    broker = leading()
-    broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
-    broker.now += TIRED_MS
-    broker.hear(B1, STANDING)
-    broker.send(B1, Stop(Protection.BYZANTINE, 1))
-    broker.now += PATIENCE_MS - 1
-    broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, (Item(STREAM, 1, digests(b"1")),)))
-    broker.now += PATIENCE_MS
-    assert broker.found("gave-up") == set()
-
-
-def test_leader_that_restarted_does_not_lead_again_in_the_same_regency() -> None:
-    broker = leading()
-    broker.event(Disconnected(B1))
-    broker.event(Connected(B1))
-    broker.hear(B1, STANDING)
-    broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
-    broker.now += TIRED_MS
-    assert not given_up(broker)
-
-
-@pytest.mark.parametrize(("regency", "is_idle"), [(0, False), (4, True)])
-def test_leader_that_knew_of_instances_when_we_first_met_may_not_lead_again(
-    regency: int, is_idle: bool
-) -> None:
-    """All brokers restart, and their observers with them: nobody is where it was for the first."""
-    broker = leading(b1=Standing(Protection.BYZANTINE, 0, 0, 3))
-    broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
-    broker.now += TIRED_MS
-    assert given_up(broker, Standing(Protection.BYZANTINE, regency, 0, 3)) is is_idle
-
-
-def test_leader_that_proposes_nothing_is_to_blame_between_two_signs_of_life() -> None:
-    broker = leading()
-    broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
-    broker.now += TIRED_MS
-    broker.send(B1, Stop(Protection.BYZANTINE, 1))
-    broker.now += PATIENCE_MS
-    assert broker.found("gave-up") == {(B1, "idle", "Stop")}
-
-
-def test_what_was_decided_long_ago_and_is_told_again_is_no_progress() -> None:
-    broker = leading()
-    broker.hear(ALICE, Offer(STREAM, 1, digests(b"1"), b""))
-    for instance in (2, 1):
-        for member in (B1, B3, B4):
-            broker.hear(member, Accept(Protection.BYZANTINE, 0, instance, b"v" * 32))
-        broker.now += TIRED_MS
-        if instance == 2:
-            broker.now -= 1
-    assert given_up(broker)
-
-
-@pytest.mark.parametrize(("own", "missing"), [(True, {B3}), (False, set())])
-def test_own_vote_counts_where_one_other_makes_it_a_quorum(own: bool, missing: set[NodeId]) -> None:
-    broker = Watched(B1, "broker", "total-crash", n=3)
-    if own:
-        broker.send(B2, Accept(Protection.CRASH, 0, 1, b"v" * 32))
-    broker.hear(B2, Accept(Protection.CRASH, 0, 1, b"v" * 32))
-    broker.now += 1
-    broker.hear(B3, STANDING)
-    broker.now += PATIENCE_MS
-    rows = broker.rows("missing")
-    assert {row.accused for row in rows if row.message == "Accept"} == missing
-    assert B1 not in {row.accused for row in rows}
 
 
 @pytest.mark.parametrize(("settled", "missing"), [((1,), set()), ((1, 1), {B3, B4})])
@@ -415,16 +264,6 @@ def test_history_that_one_correct_broker_delivered_all_of_them_vote_for(
     assert {(row.accused, row.lane) for row in rows} == {(broker, 1) for broker in missing}
 
 
-def test_requests_are_told_by_channel() -> None:
-    broker = Watched(B1, "broker")
-    for channel in (ORDERS, Channel("quotes")):
-        broker.send(B2, Survey(channel))
-    broker.hear(B2, Positions(ORDERS, ()))
-    broker.now += PATIENCE_MS
-    rows = [*broker.rows("unanswered")]
-    assert [(row.accused, row.channel, row.publisher) for row in rows] == [(B2, "quotes", "")]
-
-
 def test_proposal_that_nobody_hands_over_counts_once_whatever_is_in_it() -> None:
     broker = Watched(B4, "broker", "total")
     for instance in (1, 2):
@@ -440,55 +279,6 @@ def test_nobody_leaves_a_regency_that_it_has_begun_but_for_the_next() -> None:
     broker.hear(B3, msgspec.structs.replace(STANDING, synced=False))
     broker.hear(B4, msgspec.structs.replace(STANDING, regency=1, synced=False))
     assert broker.found("backwards") == {(B3, "synced", "Standing")}
-
-
-def test_votes_out_of_order_are_backwards_unless_they_were_asked_for() -> None:
-    bob = Watched(BOB, "subscriber")
-    for number in (1, 3, 2):
-        bob.hear(B1, vote(number))
-    bob.send(B2, Subscribe(ORDERS, (), bodies=False))
-    for number in (1, 3):
-        bob.hear(B2, vote(number))
-    bob.hear(B2, Positions(ORDERS, ()))
-    for number in (2, 4, 9, 1, 10):
-        bob.hear(B2, vote(number))
-    assert bob.found("backwards") == {(B1, "", "Vote"), (B2, "repeated-when-asked", "Vote")}
-
-
-@pytest.mark.parametrize(("answers", "backwards"), [(1, set()), (2, {B1})])
-def test_votes_that_follow_a_late_answer_were_asked_for(
-    answers: int, backwards: set[NodeId]
-) -> None:
-    bob = Watched(BOB, "subscriber")
-    bob.send(B1, Subscribe(ORDERS, (), bodies=False))
-    for _ in range(answers):
-        bob.now += PATIENCE_MS + 1
-        bob.hear(B1, vote(2))
-        bob.hear(B1, Positions(ORDERS, ()))
-        bob.now += PATIENCE_MS - 1
-        bob.hear(B1, vote(1))
-    assert {row.accused for row in bob.rows("backwards")} == backwards
-
-
-def test_who_votes_again_as_it_was_asked_to_does_not_come_back_to_what_it_left_out() -> None:
-    bob = Watched(BOB, "subscriber")
-    bob.send(B1, Subscribe(ORDERS, (), bodies=False))
-    bob.hear(B1, Positions(ORDERS, ()))
-    for number in (4, 7, 5, 6):
-        bob.hear(B1, vote(number))
-    (row,) = bob.rows("backwards")
-    assert (row.accused, row.reason, row.number, row.count) == (B1, "", 5, 2)
-
-
-@pytest.mark.parametrize(("voted", "reason"), [(2, ""), (3, "voted")])
-def test_contents_are_owed_by_whoever_voted_for_them(voted: int, reason: str) -> None:
-    bob = Watched(BOB, "subscriber")
-    for broker in (B1, B2):
-        bob.hear(broker, vote(voted))
-        bob.send(broker, Pull(STREAM, 3, 1))
-    bob.hear(B2, Contents(STREAM, 3, digests(b"3")))
-    bob.now += PATIENCE_MS
-    assert bob.found("unanswered") == {(B1, reason, "Pull")}
 
 
 @pytest.mark.parametrize("regency", [0, 4])
@@ -550,40 +340,12 @@ def test_leader_need_not_have_proposed_to_us_what_it_votes_for(case: str) -> Non
     assert broker.rows("backwards") == []
 
 
-def test_member_that_has_just_decided_may_be_silent_for_two_rounds() -> None:
-    """A checkpoint is said at once, the next round is left out, and the one after is said."""
-    broker = Watched(B2, "broker", "total")
-    for instance in range(1, 9):
-        standing = Standing(Protection.BYZANTINE, 0, instance, instance)
-        broker.hear(B1, standing)
-        broker.now += 990
-        broker.hear(B1, standing)
-        broker.now += 500
-    assert broker.rows("missing") == []
-
-
 def test_clients_say_nothing_of_what_brokers_order() -> None:
     broker = Watched(B2, "broker", "total")
     for seat in ("alice#1", "alice#2"):
         broker.hear(NodeId(seat), Standing(Protection.BYZANTINE, 0, 9, 9, checkpoint=8, root=b"z"))
     broker.hear(B1, Standing(Protection.BYZANTINE, 0, 9, 9, checkpoint=8, root=b"y"))
     assert broker.rows("contradicts") == []
-
-
-def test_votes_that_leave_numbers_out_are_counted_by_how_often() -> None:
-    bob = Watched(BOB, "subscriber")
-    for number in (1, 3, 9, 10):
-        bob.hear(B1, vote(number))
-    (row,) = bob.rows("skipped")
-    assert (row.accused, row.message, row.count) == (B1, "Vote", 2)
-
-
-def test_what_got_lost_was_not_left_out() -> None:
-    bob = Watched(BOB, "subscriber")
-    bob.hear(B1, vote(1))
-    bob.observer.on_lost(B1, Millis(bob.now))
-    bob.hear(B1, vote(3))
-    assert bob.rows("skipped") == []
 
 
 def test_acknowledgement_of_less_than_before_is_backwards() -> None:
@@ -595,45 +357,59 @@ def test_acknowledgement_of_less_than_before_is_backwards() -> None:
     assert alice.found("backwards") == {(B1, "", "Ack")}
 
 
-def test_leader_that_proposes_out_of_order_and_publisher_that_leaves_out_have_skipped() -> None:
-    broker = Watched(B2, "broker", "total")
-    for regency, instance in ((0, 1), (0, 3), (0, 2), (0, 4), (4, 9)):
-        broker.hear(B1, Propose(Protection.BYZANTINE, regency, instance, ()))
-    for number in (1, 2, 4):
-        broker.hear(ALICE, Publish(STREAM, number, digests(b"1")))
-    rows = broker.rows("skipped")
-    assert {(row.accused, row.message, row.count) for row in rows} == {
-        (B1, "Propose", 1), (ALICE, "Publish", 1),
-    }  # fmt: skip
+def answers(watched: Watched, kind: str) -> dict[tuple[str, str], int]:
+    """Answers that came, or are missing, by broker and channel."""
+    rows = [row for row in watched.rows(kind) if row.message == ANSWER]
+    return {(row.accused, row.channel): row.count for row in rows}
 
 
-def test_publisher_that_shows_a_settled_run_to_others_only_owes_it() -> None:
-    def shown_to_others(*, lossy: bool) -> set[tuple[str, str, str]]:
-        broker = Watched(B1, "broker", "brb")
-        broker.now = 0
-        broker.event(Connected(ALICE))
-        broker.now = LATER
-        if lossy:
-            broker.observer.on_lost(B2, Millis(broker.now - MENDED_MS + 1))
-        broker.send(B2, Ready(STREAM, 1, b"a" * 32))
-        broker.now += PATIENCE_MS
-        found = broker.rows("missing")
-        return {(row.accused, row.reason, row.message) for row in found if row.accused == ALICE}
+@pytest.mark.parametrize("often", [1, 2])
+def test_request_without_an_answer_counts_for_more_if_it_was_repeated(often: int) -> None:
+    bob = Watched(BOB, "subscriber")
+    for _ in range(often):
+        for broker in (B1, B2, B3):
+            bob.send(broker, Subscribe(ORDERS, (), bodies=False))
+    bob.hear(B1, Positions(ORDERS, ()))
+    bob.hear(B3, Refuse(ORDERS, "no place"))
+    bob.now += PATIENCE_MS
+    assert answers(bob, "missing") == {(B2, ORDERS): often}
+    bob.hear(B2, Positions(ORDERS, ()))
+    assert answers(bob, "came") == {(B2, ORDERS): 1}, "late is better than never"
 
-    def spoken_of_again() -> int:
-        broker = Watched(B1, "broker", "brb")
-        broker.now = 0
-        broker.event(Connected(ALICE))
-        for _ in range(3):
-            broker.now += LATER
-            for other in (B2, B3):
-                broker.hear(other, Echo(STREAM, 1, b"a" * 32))
-        broker.now += PATIENCE_MS
-        return sum(row.count for row in broker.rows("missing") if row.accused == ALICE)
 
-    assert spoken_of_again() == 1, "who lacks one thing lacks it once"
-    assert shown_to_others(lossy=False) == {(ALICE, "", "Publish")}
-    assert shown_to_others(lossy=True) == {(ALICE, "mended", "Publish")}
+def test_answers_are_owed_by_channel() -> None:
+    broker = Watched(B1, "broker")
+    for channel in (ORDERS, Channel("quotes")):
+        broker.send(B2, Survey(channel))
+    broker.hear(B2, Positions(ORDERS, ()))
+    broker.now += PATIENCE_MS
+    assert answers(broker, "missing") == {(B2, "quotes"): 1}
+
+
+def test_publisher_whose_stream_is_acknowledged_has_its_answer() -> None:
+    alice = Watched(ALICE, "publisher", "chain")
+    for broker in (B1, B2):
+        alice.send(broker, Open(STREAM, 1, 1))
+    alice.hear(B1, Ack(STREAM, 0, 10))
+    alice.now += PATIENCE_MS
+    assert answers(alice, "missing") == {(B2, ORDERS): 1}
+
+
+@pytest.mark.parametrize(("after_ms", "missing"), [(MENDED_MS - 1, {}), (MENDED_MS, {B2: 1})])
+@pytest.mark.parametrize("how", ["packets", "link"])
+def test_request_that_may_have_got_lost_is_not_unanswered(
+    how: str, after_ms: int, missing: dict[str, int]
+) -> None:
+    bob = Watched(BOB, "subscriber")
+    if how == "packets":
+        bob.observer.on_lost(B1, Millis(bob.now))
+    else:
+        bob.event(Disconnected(B2))
+        bob.event(Connected(B2))
+    bob.now += after_ms
+    bob.send(B2, Subscribe(ORDERS, (), bodies=False))
+    bob.now += PATIENCE_MS
+    assert {who: count for (who, _), count in answers(bob, "missing").items()} == missing
 
 
 def test_leader_that_never_hands_over_what_it_proposes_is_told() -> None:
@@ -716,15 +492,6 @@ def test_contents_that_do_not_match_their_digests_contradict_also_when_nobody_wa
     assert broker.found("contradicts") == {(B3, "digests", "Contents")}
 
 
-def test_broker_that_signs_otherwise_than_it_voted_contradicts_itself() -> None:
-    bob = Watched(BOB, "subscriber")
-    for broker, contents in ((B1, b"1"), (B2, b"other")):
-        bob.hear(broker, vote(1))
-        signed = bob.cell.segment(broker, 1, contents, basis=Basis.FORWARDED)[1]
-        bob.hear(broker, Checkpoint(signed))
-    assert bob.found("contradicts") == {(B2, "itself", "Checkpoint")}
-
-
 @pytest.mark.parametrize("order", [(B1, B2, B3), (B3, B1, B2)])
 def test_vote_otherwise_than_f_plus_one_others_contradicts(order: tuple[NodeId, ...]) -> None:
     bob = Watched(BOB, "subscriber")
@@ -757,27 +524,6 @@ def test_vote_that_a_correct_broker_gives_is_owed_by_all_though_nothing_is_accep
     assert {(row.accused, row.count) for row in rows} == {(broker, 1) for broker in missing}
 
 
-def test_history_is_owed_for_chain_runs_that_their_publisher_sent_itself() -> None:
-    broker = Watched(B2, "broker", "chain+history")
-    broker.now = 0
-    for client in (ALICE, BOB):
-        broker.event(Connected(client))
-    broker.now = LATER
-    for publisher, sender in ((ALICE, ALICE), (BOB, B1)):
-        stream = type(STREAM)(ORDERS, publisher, 1)
-        broker.hear(sender, ChainRun(stream, 1, digests(b"1"), (B2, B3, B4), ()))
-    # Others may be first on the chain by now, and so much go by before there is a history.
-    unseen_ms = broker.cell.policy.alpha * TAIL_MS
-    broker.now += PATIENCE_MS + unseen_ms - 1
-    assert broker.found("missing") == set()
-    broker.now += 1
-    assert broker.found("missing") == {(ALICE, "", "History")}
-    broker.hear(ALICE, ChainRun(STREAM, 2, digests(b"2"), (B2, B3, B4), ()))
-    broker.observer.on_lost(B3, Millis(broker.now))
-    broker.now += PATIENCE_MS + unseen_ms
-    assert broker.found("missing") == {(ALICE, MENDED, "History")}
-
-
 def leading(**changes: Standing) -> Watched:
     """A broker that has heard of everybody where they are."""
     broker = Watched(B2, "broker", "total")
@@ -794,14 +540,6 @@ def given_up(broker: Watched, standing: Standing = STANDING) -> bool:
     found = broker.found("gave-up")
     assert found <= {(B1, "idle", "Stop")}
     return bool(found)
-
-
-def test_broker_that_stood_still_itself_blames_no_leader() -> None:
-    broker = leading()
-    broker.now += STILL_MS
-    for member in (B1, B3, B4):
-        broker.hear(member, STANDING)
-    assert not given_up(broker)
 
 
 def test_regency_that_only_liars_are_near_is_a_boast() -> None:
@@ -880,15 +618,6 @@ def test_nobody_wakes_up_twice_in_one_session() -> None:
     assert broker.found("backwards") == {(B1, "fresh", "Standing")}
 
 
-def test_repetition_on_a_chain_may_be_that_of_the_broker_before() -> None:
-    bob = Watched(BOB, "subscriber", "chain")
-    for word in (vote(1), Vote(STREAM, 2, digests(b"2"), (B1, B2, B3))):
-        for _ in range(2):
-            bob.hear(B3, word)
-    rows = [row for row in bob.rows("backwards") if row.reason == "repeated"]
-    assert [(row.accused, row.count) for row in rows] == [(B3, 1)]
-
-
 @pytest.mark.parametrize(("order", "missing"), [((B1, B2, B3), {(B3, "", "Contents")}),
                                                 ((B1, B3, B2), set())])  # fmt: skip
 def test_last_broker_of_a_chain_sends_contents_unasked(
@@ -900,76 +629,6 @@ def test_last_broker_of_a_chain_sends_contents_unasked(
 
 
 BROKEN = Suspect(B1, Suspicion.BROKEN_CHAIN, STREAM, 1, (B1, B2))
-
-
-def test_break_of_a_chain_names_among_whom_the_culprit_is_and_who_may_stand_still() -> None:
-    alice = Watched(ALICE, "publisher", "chain")
-    alice.hear(B1, Ack(STREAM, 0, 10))
-    alice.effect(BROKEN)
-    assert alice.found("suspect") == {(B1, "broken-chain", f"{B1} {B2}?")}
-
-
-@pytest.mark.parametrize("lossy", [B2, B4])
-def test_nobody_can_say_where_a_chain_broke_while_packets_get_lost(lossy: NodeId) -> None:
-    alice = Watched(ALICE, "publisher", "chain")
-    alice.observer.on_lost(lossy, Millis(alice.now))
-    alice.now += SETTLED_MS - 1
-    alice.effect(BROKEN)
-    assert alice.found("suspect") == {(B1, "broken-chain", "")}
-    alice.now += 1
-    alice.effect(BROKEN)
-    assert alice.found("suspect") == {(B1, "broken-chain", f"{B1}? {B2}?")}
-
-
-def test_stream_that_a_broker_does_not_take_note_of_is_introduced_in_vain() -> None:
-    alice = Watched(ALICE, "publisher", "chain")
-    for broker in (B1, B2, B3):
-        alice.send(broker, Open(STREAM, 1, 1))
-    alice.hear(B1, Ack(STREAM, 0, 10))
-    alice.hear(B3, Refuse(ORDERS, "no place"))
-    alice.now += PATIENCE_MS
-    assert alice.found("unanswered") == {(B2, "", "Open")}
-    alice.hear(B2, Ack(STREAM, 0, 10))
-    assert alice.found("answered") == {(B2, "", "Open")}, "late is better than never"
-
-
-@pytest.mark.parametrize(("often", "reason"), [(1, ""), (2, "again")])
-def test_request_that_was_repeated_in_vain_did_not_just_get_lost(often: int, reason: str) -> None:
-    bob = Watched(BOB, "subscriber")
-    for _ in range(often):
-        bob.send(B2, Subscribe(ORDERS, (), bodies=False))
-    bob.now += PATIENCE_MS
-    assert bob.found("unanswered") == {(B2, reason, "Subscribe")}
-
-
-@pytest.mark.parametrize(("after_ms", "reason"), [(MENDED_MS - 1, MENDED), (MENDED_MS, "")])
-@pytest.mark.parametrize("how", ["packets", "link"])
-def test_what_got_lost_explains_nothing_once_all_of_it_would_have_been_said_again(
-    how: str, after_ms: int, reason: str
-) -> None:
-    bob = Watched(BOB, "subscriber")
-    if how == "packets":
-        bob.observer.on_lost(B1, Millis(bob.now))
-    else:
-        bob.event(Disconnected(B2))
-        bob.event(Connected(B2))
-    bob.now += after_ms
-    bob.send(B2, Subscribe(ORDERS, (), bodies=False))
-    bob.now += PATIENCE_MS
-    assert bob.found("unanswered") == {(B2, reason, "Subscribe")}
-
-
-def test_request_without_an_answer_is_told_and_an_answered_one_is_not() -> None:
-    bob = Watched(BOB, "subscriber")
-    for broker in (B1, B2):
-        bob.send(broker, Subscribe(ORDERS, (), bodies=False))
-    bob.hear(B1, Positions(ORDERS, ()))
-    bob.now += PATIENCE_MS
-    assert bob.found("unanswered") == {(B2, "", "Subscribe")}
-    bob.send(B2, Subscribe(ORDERS, (), bodies=False))
-    bob.observer.on_lost(B1, Millis(bob.now))
-    bob.now += PATIENCE_MS
-    assert bob.found("unanswered") == {(B2, MENDED, "Subscribe")}
 
 
 def test_acknowledgement_of_what_was_never_sent_is_a_boast() -> None:
@@ -1043,54 +702,11 @@ def test_ready_for_another_run_than_this_broker_contradicts() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("bodies", "noted"),
-    [
-        ({B1: b"1", B2: b"1", B3: b"1"}, set()),
-        ({B1: b"1", B2: b"1", B3: b"2"}, {(B1, b"1"), (B2, b"1"), (B3, b"2")}),
-        ({B3: b"2", B1: b"1", B2: b"1"}, {(B1, b"1"), (B2, b"1"), (B3, b"2")}),
-    ],
-)
-def test_what_everybody_echoes_is_noted_where_not_all_echo_the_same(
-    bodies: dict[NodeId, bytes], noted: set[tuple[NodeId, bytes]]
-) -> None:
-    broker = Watched(B4, "broker", "brb")
-    for _ in range(3):
-        for sender, body in bodies.items():
-            broker.hear(sender, Echo(STREAM, 1, digests(body)))
-    rows = broker.rows("echoed")
-    assert {(row.accused, row.reason, row.number, row.count) for row in rows} == {
-        (sender, f"{STREAM.incarnation}:{digests(body).hex()[:16]}", 1, 1) for sender, body in noted
-    }
-
-
-def test_publisher_that_splits_brokers_all_the_time_hides_nobody_elses_splits() -> None:
-    broker = Watched(B4, "broker", "brb")
-    others = Stream(ORDERS, BOB, 1)
-    for number, stream in [*((n, STREAM) for n in range(1, MAX_SPLITS + 10)), (1, others)]:
-        for sender, body in ((B1, b"%d"), (B2, b"other %d")):
-            broker.hear(sender, Echo(stream, number, digests(body % number)))
-    whose = [row.publisher for row in broker.rows("echoed")]
-    assert (whose.count(ALICE), whose.count(BOB)) == (2 * MAX_SPLITS, 2)
-
-
 def test_leader_that_writes_otherwise_than_f_plus_one_others_contradicts_as_leader() -> None:
     broker = Watched(B4, "broker", "total")
     for sender, value in ((B1, b"a"), (B2, b"b"), (B3, b"b")):
         broker.hear(sender, Write(Protection.BYZANTINE, 0, 1, value * 32))
     assert broker.found("contradicts") == {(B1, "leading", "Write")}
-
-
-def test_signed_statement_otherwise_than_what_was_accepted_contradicts_and_is_kept() -> None:
-    bob = Watched(BOB, "subscriber")
-    bob.accept(1)
-    bob.hear(B1, Checkpoint(bob.cell.segment(B1, 1, b"1")[1]))
-    bob.hear(B2, Checkpoint(bob.cell.segment(B2, 1, b"other")[1]))
-    assert bob.found("contradicts") == {(B2, "accepted", "Checkpoint")}
-    kept = bob.observer.take_documents()
-    assert [(document.kind, document.subject) for document in kept] == [
-        ("statement", B1), ("statement", B2),
-    ]  # fmt: skip
 
 
 def test_what_the_machine_suspects_and_ignores_is_told_with_the_message() -> None:
@@ -1123,32 +739,6 @@ def test_rows_become_columns_with_run_and_shifted_times() -> None:
     assert columns["t_ms"] == [rows[0].t_ms + 1000]
 
 
-@pytest.mark.parametrize(
-    ("order", "skipped"), [((B1, B2), {(B1, "", "ChainRun")}), ((B1, B3), set())]
-)
-def test_broker_that_leaves_out_a_run_of_one_chain_has_skipped(
-    order: tuple[NodeId, ...], skipped: set[tuple[str, str, str]]
-) -> None:
-    broker = Watched(B2, "broker", "chain")
-    broker.hear(B1, ChainRun(STREAM, 1, digests(b"1"), (B1, B2), ()))
-    broker.hear(B1, ChainRun(STREAM, 3, digests(b"3"), order, ()))
-    assert broker.found("skipped") == skipped
-
-
-@pytest.mark.parametrize(("count", "owed"), [(256, {(B3, "mute", "Checkpoint")}), (255, set())])
-def test_statement_on_a_whole_segment_that_f_plus_one_others_give_is_owed(
-    count: int, owed: set[tuple[str, str, str]]
-) -> None:
-    bob = Watched(BOB, "subscriber", "brb")
-    # The fourth does not know that Bob listens.
-    for broker in (B1, B2, B3):
-        bob.hear(broker, Positions(ORDERS, ()))
-    for broker in (B1, B2):
-        bob.hear(broker, Checkpoint(bob.cell.segment(broker, 1, *[b"1"] * count)[1]))
-    bob.now += PATIENCE_MS
-    assert bob.found("missing") == owed
-
-
 @pytest.mark.parametrize(("heard", "reason"), [(True, ""), (False, "mute")])
 def test_broker_that_says_nothing_at_all_may_stand_still(heard: bool, reason: str) -> None:
     broker = Watched(B1, "broker", "brb")
@@ -1161,3 +751,46 @@ def test_broker_that_says_nothing_at_all_may_stand_still(heard: bool, reason: st
     broker.now += PATIENCE_MS
     rows = broker.rows("missing")
     assert {(row.accused, row.reason) for row in rows if row.message == "Ready"} == {(B4, reason)}
+
+
+def offered_to_others(*, lossy: bool = False, life: int | None = None) -> list[Observation]:
+    """What a broker misses of Alice when leaders propose, again and again, what she offered."""
+    broker = Watched(B2, "broker", "total")
+    broker.now = 0
+    broker.event(Connected(ALICE))
+    broker.now = LATER
+    if lossy:
+        broker.observer.on_lost(B3, Millis(broker.now - MENDED_MS + 1))
+    if life is not None:
+        lives = msgspec.structs.replace(STREAM, incarnation=life)
+        broker.hear(ALICE, Offer(lives, 7, digests(b"7")))
+    for instance in (1, 2):
+        batch = (Item(STREAM, 1, digests(b"1")),)
+        broker.hear(B1, Propose(Protection.BYZANTINE, 0, instance, batch))
+        broker.now += PATIENCE_MS
+        broker.observer.look(Millis(broker.now))
+    return [row for row in broker.rows("missing") if row.accused == ALICE]
+
+
+@pytest.mark.parametrize(("lossy", "reason"), [(False, ""), (True, MENDED)])
+def test_publisher_owes_every_broker_what_leaders_propose_once(lossy: bool, reason: str) -> None:
+    (row,) = offered_to_others(lossy=lossy)
+    assert (row.reason, row.message, row.count) == (reason, "Offer", 1)
+
+
+@pytest.mark.parametrize(("life", "missing"), [(1, 1), (2, 0)])
+def test_publisher_does_not_owe_what_an_earlier_life_offered_to_others(
+    life: int, missing: int
+) -> None:
+    """A publisher that crashed before it had offered a run to all knows nothing of the run."""
+    assert len(offered_to_others(life=life)) == missing
+
+
+def test_signed_statement_of_a_broker_is_kept_once() -> None:
+    bob = Watched(BOB, "subscriber", "brb")
+    checkpoint = Checkpoint(bob.cell.segment(B2, 1, b"other")[1])
+    for _ in range(2):
+        bob.hear(B2, checkpoint)
+    (document,) = bob.observer.take_documents()
+    assert (document.kind, document.subject) == ("statement", B2)
+    assert read_signed(document.data) == checkpoint.statement

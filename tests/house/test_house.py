@@ -41,7 +41,7 @@ IO_ALLOWED = {("manifest", "pathlib")}
 MAX_LINES = 650
 #: The audit and its observers together must stay small enough to be read in one sitting.
 AUDIT = ("pipeline/audit", "agents/observing")
-MAX_AUDIT_LINES = 6_000
+MAX_AUDIT_LINES = 4_000
 
 
 def room_of(module: str) -> str | None:

@@ -14,7 +14,7 @@ from quorumcast.faults.diagnosis import Model
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.charges import Case, Feature
-from quorumcast.pipeline.audit.dissents import Dissent, find_dissents
+from quorumcast.pipeline.audit.dissents import find_dissents
 from quorumcast.pipeline.audit.verdicts import Conclusion, conclude, verdicts
 
 CELL = Cell(Policy.named("ab"))
@@ -46,7 +46,8 @@ def test_who_signs_otherwise_than_f_plus_one_is_found_with_them_and_how_often() 
     statements = [shown(b, b"truth", n) for b in (B2, B3) for n in (1, 2, 3)]
     lies = [shown(B1, b"lie", n) for n in (1, 2)]
     found = find_dissents(CELL.manifest, [*statements, *lies])
-    assert found == [Dissent(B1, ALICE, (B2, B3), 2)]
+    assert [(c.accused, c.observer, c.count) for c in found] == [(B1, B2, 2), (B1, B3, 2)]
+    assert {c.clause for c in found} == {frozenset((B1, ALICE))}
 
 
 def test_publisher_whose_stream_half_of_the_brokers_signed_otherwise_is_suspected() -> None:
@@ -55,7 +56,6 @@ def test_publisher_whose_stream_half_of_the_brokers_signed_otherwise_is_suspecte
     assert (verdict.node, verdict.standing, verdict.deed) == (ALICE, "suspected", "misled")
     assert verdict.reasons == ("may be behind that somebody signed something else than f+1 others",)
     assert verdict.towards == (B1, B2, B3, B4)
-    assert (verdict.t_ms, verdict.until_ms) == (70, 90)
 
 
 def test_publisher_is_known_by_its_seats() -> None:
@@ -76,7 +76,7 @@ def test_what_too_few_signed_or_somebody_else_did_is_no_dissent() -> None:
     assert judged([shown(B1, b"lie"), shown(B2, b"truth")]).charges == ()
     real = [CELL.segment(b, 1, b"truth", basis=Basis.FORWARDED)[1] for b in (B2, B3)]
     forged = [msgspec.structs.replace(one, signature=b"x" * 64) for one in real]
-    for others, dissents in ((real, 1), (forged, 0)):
+    for others, dissents in ((real, 2), (forged, 0)):
         documents = [(BOB, msgspec.json.encode(one)) for one in others]
         assert len(find_dissents(CELL.manifest, [shown(B1, b"lie"), *documents])) == dissents
     in_their_names = [shown(broker, b"truth", signer=B4) for broker in (B2, B3)]
@@ -86,7 +86,7 @@ def test_what_too_few_signed_or_somebody_else_did_is_no_dissent() -> None:
 def test_liar_that_signs_everything_is_one_signer() -> None:
     lies = [shown(B1, b"lie %d" % number) for number in range(9)]
     found = find_dissents(CELL.manifest, [*lies, shown(B2, b"truth"), shown(B3, b"truth")])
-    assert found == [Dissent(B1, ALICE, (B2, B3), 9)]
+    assert [(c.accused, c.observer, c.count) for c in found] == [(B1, B2, 9), (B1, B3, 9)]
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,6 @@ def far(broker: NodeId, there_ms: int, back_ms: int) -> tuple[LinkWeather, ...]:
         (BROKERS[0], 15, 15),  # the first leader
         (BROKERS[3], 50, 50),
         (BROKERS[0], 200, 200),
-        (BROKERS[3], 200, 200),
-        (BROKERS[0], 0, 200),
         (BROKERS[3], 200, 0),
     ],
 )

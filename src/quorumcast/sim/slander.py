@@ -9,7 +9,6 @@ import msgspec
 
 from quorumcast.agents.observing.observation import Kind, Observation
 from quorumcast.agents.observing.observer import Document
-from quorumcast.agents.observing.ordering_watch import UNSHOWN
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.statements import (
     Basis,
@@ -32,14 +31,13 @@ ACCUSATIONS = (
     (Kind.REFUSED, "bad-run", "Checkpoint"),
     (Kind.MISSING, "", "Vote"),
     (Kind.MISSING, "", "Ack"),
-    (Kind.MISSING, UNSHOWN, "Propose"),
-    (Kind.SKIPPED, "", "Vote"),
+    (Kind.MISSING, "", "Accept"),
+    (Kind.MISSING, "", "Offer"),
+    (Kind.MISSING, "", "Propose"),
+    (Kind.REFUSED, "out-of-turn", "Publish"),
     (Kind.BACKWARDS, "", "Vote"),
-    (Kind.UNANSWERED, "", "Subscribe"),
     (Kind.CONTRADICTS, "itself", "Ready"),
-    (Kind.ECHOED, "1:0123456789abcdef", "Echo"),
     (Kind.BOASTS, "unsent", "Ack"),
-    (Kind.GAVE_UP, "idle", "Stop"),
 )
 #: How often it claims to have noticed.
 MANY = 500

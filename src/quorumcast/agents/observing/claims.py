@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from quorumcast.agents.observing.observation import Kind, Notes, remember
-from quorumcast.agents.observing.sequences import Sequences
 from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.messages import Positions
-from quorumcast.manifest.manifest import Manifest
 
 #: Nobody is so far ahead of everybody else.
 FAR_AHEAD = 1000
@@ -24,21 +22,18 @@ PROBATION_MS = 10_000
 class Claims:
     """Where brokers claim to be on each stream."""
 
-    __slots__ = ("_doubtful", "_heard", "_manifest", "_notes", "_sequences", "_shown")
-
-    def __init__(self, manifest: Manifest, sequences: Sequences, notes: Notes) -> None:
-        self._manifest = manifest
-        self._sequences = sequences
+    def __init__(self, f: int, notes: Notes) -> None:
+        self._f = f
         self._notes = notes
         self._heard: OrderedDict[Stream, dict[NodeId, int]] = OrderedDict()
-        #: How far publishers showed their streams to this node.
-        self._shown: OrderedDict[Stream, int] = OrderedDict()
+        #: How far publishers showed their streams to this node, and brokers voted.
+        self._reached: OrderedDict[Stream, int] = OrderedDict()
         #: Claims on probation, and since when.
         self._doubtful: OrderedDict[tuple[Stream, NodeId, int], int] = OrderedDict()
 
-    def shown(self, stream: Stream, last: int) -> None:
-        """A publisher has shown so much of its stream."""
-        remember(self._shown, stream, max(last, self._shown.get(stream, 0)))
+    def reach(self, stream: Stream, last: int) -> None:
+        """Somebody has shown, or voted for, so much of a stream."""
+        remember(self._reached, stream, max(last, self._reached.get(stream, 0)))
 
     def hear(self, now: Millis, broker: NodeId, message: Positions) -> None:
         """A broker says where it is."""
@@ -63,10 +58,9 @@ class Claims:
 
     def _is_beyond(self, stream: Stream, place: int) -> bool:
         """Whether it lies far beyond everything that was voted for or shown."""
-        reached = [self._sequences.reached(other, stream) for other in self._manifest.broker_ids]
-        return place > FAR_AHEAD + max(*reached, self._shown.get(stream, 0))
+        return place > FAR_AHEAD + self._reached.get(stream, 0)
 
     def _is_alone(self, stream: Stream, broker: NodeId, place: int) -> bool:
         """Whether more than f others are far behind: one of these tells the truth."""
         others = [at for who, at in self._heard.get(stream, {}).items() if who != broker]
-        return sum(place > FAR_AHEAD + at for at in others) > self._manifest.f
+        return sum(place > FAR_AHEAD + at for at in others) > self._f

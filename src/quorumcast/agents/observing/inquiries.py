@@ -1,174 +1,79 @@
-"""Inquiries: who answers what it is asked, how fast, and who does not.
+"""Inquiries: brokers that leave what a node asks of a channel unanswered.
 
-A request that is not answered within PATIENCE_MS, although the link was up and lost nothing all
-that time, is counted as unanswered. Honest nodes leave requests unanswered, too, when they do not
-hold what they are asked for: what that means is for the audit to judge.
+A subscriber asks for votes, a broker for positions, and a publisher opens its stream; each asks
+again until it is answered. A request that is not answered within PATIENCE_MS, although the link was
+up and lost nothing all that time, is missing an answer.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Hashable
 
 from quorumcast.agents.observing.observation import Kind, Notes, remember
-from quorumcast.agents.observing.turnout import MENDED, PATIENCE_MS, Links, bucket_of
+from quorumcast.agents.observing.turnout import PATIENCE_MS, Links, bucket_of
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
-from quorumcast.core.messages import (
-    Ack,
-    AnyMessage,
-    Attest,
-    Checkpoint,
-    Chunk,
-    ChunkQuery,
-    Contents,
-    Fetch,
-    Fetched,
-    LogPart,
-    LogQuery,
-    Offer,
-    Open,
-    Positions,
-    Pull,
-    Refuse,
-    StateHead,
-    Subscribe,
-    Survey,
-)
-from quorumcast.core.statements import parse_statement
+from quorumcast.core.messages import Ack, AnyMessage, Open, Positions, Refuse, Subscribe, Survey
 
-#: Requests that are remembered.
-MAX_PENDING = 4096
-#: The reason of what was asked of who had voted for it, and does hold it.
-VOTED = "voted"
-#: … and of what was asked more than once meanwhile: a single request may have got lost.
-AGAIN = "again"
+#: The name of what is owed, in observations.
+ANSWER = "Answer"
 
-_Request = tuple[NodeId, str, Hashable]
-
-
-def asks(message: AnyMessage) -> tuple[str, Hashable] | None:
-    """What a message asks for, if it is a request."""
-    match message:
-        case Subscribe(channel=channel):
-            return "Subscribe", channel
-        case Survey(channel=channel):
-            return "Survey", channel
-        case Open(stream=stream):
-            return "Open", stream
-        case Pull(stream=stream):
-            return "Pull", stream
-        case Attest(stream=stream):
-            return "Attest", stream
-        case Fetch(log=log):
-            return "Fetch", log
-        case LogQuery(log=log):
-            return "LogQuery", log
-        case ChunkQuery(log=log):
-            return "ChunkQuery", log
-        case _:
-            return None
-
-
-def answers(message: AnyMessage) -> list[tuple[str, Hashable]]:
-    """The requests that a message answers."""
-    match message:
-        case Positions(channel=channel):
-            return [("Subscribe", channel), ("Survey", channel)]
-        case Refuse(channel=channel):
-            return [("Subscribe", channel)]
-        case Ack(stream=stream):
-            return [("Open", stream)]
-        case Contents(stream=stream):
-            return [("Pull", stream)]
-        case Checkpoint(statement=signed):
-            statement = parse_statement(signed.payload)
-            return [] if statement is None else [("Attest", statement.stream)]
-        case Fetched(log=log):
-            return [("Fetch", log)]
-        case LogPart(log=log) | StateHead(log=log):
-            return [("LogQuery", log)]
-        case Chunk(log=log):
-            return [("ChunkQuery", log)]
-        case _:
-            return []
-
-
-def _stream(about: Hashable) -> Stream | None:
-    """What a request is about: a stream, or all streams of a channel."""
-    if isinstance(about, str):
-        return Stream(Channel(about), NodeId(""), 0)
-    return about if isinstance(about, Stream) else None
+_Request = tuple[NodeId, Channel]
 
 
 class Inquiries:
     """What one node has asked and not been told."""
 
-    __slots__ = ("_links", "_notes", "_overdue", "_pending")
-
     def __init__(self, links: Links, notes: Notes) -> None:
         self._links = links
         self._notes = notes
-        #: When each request was first sent and not answered since, and what is special about it;
-        #: at most MAX_PENDING.
-        self._pending: OrderedDict[_Request, tuple[int, str]] = OrderedDict()
-        #: When what was asked in vain was first asked: late is better than never.
+        #: When each request was first sent and not answered since, and how often.
+        self._pending: OrderedDict[_Request, tuple[int, int]] = OrderedDict()
+        #: Requests that count as unanswered: a late answer is one, too.
         self._overdue: OrderedDict[_Request, int] = OrderedDict()
 
-    def asked(
-        self,
-        now: Millis,
-        peers: tuple[NodeId, ...],
-        message: AnyMessage,
-        voted: Collection[NodeId] = (),
-    ) -> None:
-        """A message was sent, perhaps about what some of the peers `voted` for."""
-        found = asks(message)
-        if found is None:
-            return
+    def asked(self, now: Millis, peers: tuple[NodeId, ...], message: AnyMessage) -> None:
+        """A message was sent; perhaps it is a request."""
+        match message:
+            case Subscribe(channel=channel) | Survey(channel=channel):
+                pass
+            case Open(stream=Stream(channel=channel)):
+                pass
+            case _:
+                return
         for peer in peers:
             if peer in self._links.up_since:
-                key = (peer, *found)
-                if key in self._pending:
-                    since, reason = self._pending[key]
-                    self._pending[key] = (since, reason or AGAIN)
-                else:
-                    self._pending[key] = (now, VOTED if peer in voted else "")
-        while len(self._pending) > MAX_PENDING:
-            self._pending.popitem(last=False)
+                since, often = self._pending.get((peer, channel), (now, 0))
+                remember(self._pending, (peer, channel), (since, often + 1))
 
     def told(self, now: Millis, peer: NodeId, message: AnyMessage) -> None:
-        """A message came."""
-        found = answers(message)
-        if isinstance(message, Offer):
-            found = [("Fetch", key[2]) for key in self._pending if key[:2] == (peer, "Fetch")]
-        if isinstance(message, Refuse):
-            found += [
-                ("Open", about)
-                for who, request, about in (*self._pending, *self._overdue)
-                if (who, request) == (peer, "Open")
-                and isinstance(about, Stream)
-                and about.channel == message.channel
-            ]
-        for request, about in found:
-            key = (peer, request, about)
-            since = self._overdue.pop(key, None)
-            since, _ = self._pending.pop(key, (since, ""))
-            if since is not None:
-                lost = self._links.lost_at
-                calm = not self._links.state(peer, since) and (lost is None or lost < since)
-                self._notes.add(
-                    now, Kind.ANSWERED, peer, "" if calm else MENDED, request, _stream(about),
-                    bucket=bucket_of(now - since),
-                )  # fmt: skip
+        """A message came; perhaps it is an answer."""
+        match message:
+            case Positions(channel=channel) | Refuse(channel=channel):
+                pass
+            case Ack(stream=Stream(channel=channel)):
+                pass
+            case _:
+                return
+        since = self._overdue.pop((peer, channel), None)
+        since, _ = self._pending.pop((peer, channel), (since, 0))
+        if since is not None:
+            self._note(now, Kind.CAME, peer, channel, 1, bucket_of(now - since))
 
     def sweep(self, now: Millis) -> None:
-        """What was not answered by now is not going to be."""
-        for key, (since, reason) in list(self._pending.items()):
+        """Requests that have waited for too long are unanswered."""
+        while self._pending:
+            (peer, channel), (since, often) = next(iter(self._pending.items()))
             if now - since < PATIENCE_MS:
-                break
-            del self._pending[key]
-            remember(self._overdue, key, since)
-            clear = self._links.clear_since.get(key[0])
-            if clear is not None and clear <= since:
-                reason = self._links.state(key[0], since) or reason
-                self._notes.add(now, Kind.UNANSWERED, key[0], reason, key[1], _stream(key[2]))
+                return
+            del self._pending[peer, channel]
+            remember(self._overdue, (peer, channel), since)
+            clear = self._links.clear_since.get(peer)
+            if clear is not None and clear <= since and not self._links.state(peer, since):
+                # A single request may have got lost where nothing else did.
+                self._note(now, Kind.MISSING, peer, channel, min(often, 2), 0)
+
+    def _note(
+        self, now: Millis, kind: Kind, peer: NodeId, channel: Channel, count: int, bucket: int
+    ) -> None:
+        stream = Stream(channel, NodeId(""), 0)
+        self._notes.add(now, kind, peer, "", ANSWER, stream, count=count, bucket=bucket)

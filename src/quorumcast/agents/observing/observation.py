@@ -103,22 +103,13 @@ class Kind(enum.Enum):
     CAME = "came"
     #: It never said what enough others said, although it could be heard all the time.
     MISSING = "missing"
-    #: It went on with a later publication, in one session, and left some out.
-    SKIPPED = "skipped"
     #: It said something earlier after something later, in one session, without having been asked.
     BACKWARDS = "backwards"
-    #: It answered a request, so many milliseconds later (`number`), or did not.
-    ANSWERED = "answered"
-    UNANSWERED = "unanswered"
     #: It said something else than what the cell went by, or than itself.
     CONTRADICTS = "contradicts"
-    #: What it echoed where not all echo the same; the reason is the stream's life and a digest.
-    ECHOED = "echoed"
     #: It claims to be where nobody is.
     BOASTS = "boasts"
-    #: The observer lost patience with it as leader.
-    GAVE_UP = "gave-up"
-    #: As leader it left out what had long been offered, and took what came later.
+    #: As leader it proposed nothing where there was nothing to fill.
     PASSES_OVER = "passes-over"
 
 

@@ -17,23 +17,19 @@ from collections import OrderedDict
 
 import msgspec
 
-from quorumcast.agents.line import TAIL_MS
-from quorumcast.agents.observing.breaks import culprits
 from quorumcast.agents.observing.claims import FAR_AHEAD, Claims
 from quorumcast.agents.observing.inquiries import Inquiries
 from quorumcast.agents.observing.observation import (
     DOWN,
     LOST,
-    MAX_REMEMBERED,
     Kind,
     Notes,
     remember,
 )
 from quorumcast.agents.observing.ordering_watch import OrderingWatch
-from quorumcast.agents.observing.repetition import Repetition
 from quorumcast.agents.observing.sequences import Sequences
 from quorumcast.agents.observing.sources import Sources
-from quorumcast.agents.observing.turnout import Accounts, Links, Progress, Turnout
+from quorumcast.agents.observing.turnout import Links, Progress
 from quorumcast.agents.observing.words import Words
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, split_digests
@@ -51,11 +47,9 @@ from quorumcast.core.machine import (
     Receive,
     Send,
     Suspect,
-    Suspicion,
 )
 from quorumcast.core.messages import (
     Ack,
-    Attest,
     ChainRun,
     Checkpoint,
     Contents,
@@ -64,15 +58,13 @@ from quorumcast.core.messages import (
     Offer,
     Positions,
     Publish,
-    Pull,
     Ready,
     Subscribe,
     Unsubscribe,
     Vote,
 )
 from quorumcast.core.quorum import Broadcast
-from quorumcast.core.statements import Basis, SegmentStatement, Signed, parse_statement
-from quorumcast.crypto.digest import root
+from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
 from quorumcast.manifest.manifest import Manifest
 
 #: How often what has not come is looked for.
@@ -94,31 +86,12 @@ class Document(msgspec.Struct, frozen=True):
 class Observer:
     """What one node notices."""
 
-    __slots__ = (
-        "_accepted",
-        "_accounts",
-        "_acks",
-        "_claims",
-        "_documents",
-        "_filed",
-        "_hearing",
-        "_inquiries",
-        "_links",
-        "_manifest",
-        "_order",
-        "_repetition",
-        "_sent",
-        "_sequences",
-        "_sources",
-        "_statements",
-        "_swept",
-        "_votes",
-        "_words",
-        "notes",
-    )
-
     def __init__(self, manifest: Manifest, me: NodeId, role: str) -> None:
         self._manifest = manifest
+        channels = manifest.channels
+        self._chained = {c.name for c in channels if c.policy.broadcast is Broadcast.CHAIN}
+        #: Channels on which a publisher can make correct brokers differ.
+        self._splitting = {c.name for c in channels if c.policy.may_split}
         self.notes = Notes(me, role)
         self._links = links = Links()
         others = tuple(broker for broker in manifest.broker_ids if broker != me)
@@ -126,24 +99,15 @@ class Observer:
         self._acks = Progress("Ack", others, links, self.notes)
         for broker in others:
             self._acks.agreed(broker)  # nobody needs to ask for these
-        # Brokers sign for whoever listens, and one that was not told who does cannot know.
-        knows = self._votes.is_willing if role == "subscriber" else None
-        self._statements = Turnout("Checkpoint", others, links, self.notes, knows)
         self._sequences = Sequences(self.notes)
-        self._order = OrderingWatch(
-            manifest, me, links, self._sequences, self.notes, self._keep_signed
-        )
+        self._order = OrderingWatch(manifest, links, self._sequences, self.notes, self._keep_signed)
         self._inquiries = Inquiries(links, self.notes)
-        self._accounts = Accounts(links, self.notes)
         self._words = Words(manifest, others, links, self.notes)
         #: Who is speaking, and with which message.
         self._hearing: tuple[NodeId, str] = (me, "")
-        self._repetition = Repetition(self.notes)
         #: How far this node's own streams go.
         self._sent: OrderedDict[Stream, int] = OrderedDict()
-        #: What was accepted last.
-        self._accepted: OrderedDict[tuple[Stream, int], bytes] = OrderedDict()
-        self._claims = Claims(manifest, self._sequences, self.notes)
+        self._claims = Claims(manifest.f, self.notes)
         self._sources = Sources(manifest, links, self.notes)
         self._filed: dict[bytes, None] = {}
         self._documents: list[Document] = []
@@ -158,8 +122,7 @@ class Observer:
             self._on_receive(event, now)
         elif isinstance(event, Connected):
             self._links.up(event.peer, now)
-            self._forget_session(event.peer)
-            self._repetition.release(event.peer)
+            self._sequences.forget(event.peer)
             self._order.forget(event.peer)
             self._votes.forget(event.peer)
             self._sources.forget(event.peer)
@@ -176,7 +139,7 @@ class Observer:
     def on_lost(self, peer: NodeId, now: Millis) -> None:
         """Packets of a peer are missing between those that came."""
         self._links.lost(peer, now)
-        self._forget_session(peer)
+        self._sequences.forget(peer)
         self.notes.add(now, Kind.LINK, peer, LOST)
 
     def on_effect(self, effect: Effect, now: Millis) -> None:
@@ -191,17 +154,6 @@ class Observer:
                 self._on_deliver(effect, now)
             case Acknowledged(stream=stream, upto=upto):
                 self._acks.enough(now, stream, upto)
-            case Suspect(node=node, reason=Suspicion.BROKEN_CHAIN) if not self._links.owed(
-                node, now
-            ):
-                pass  # it was not there to pass anything on
-            case Suspect(node=node, reason=Suspicion.BROKEN_CHAIN as reason):
-                among = culprits(self._links, effect, now)
-                self.notes.add(
-                    now, Kind.SUSPECT, node, reason.value, among, effect.stream, effect.number
-                )
-            case Suspect(node=node, reason=Suspicion.WITHHOLDS, stream=Stream() as stream):
-                self._sources.withheld(now, node, stream, effect.number)
             case Suspect(node=node, reason=reason, stream=stream, number=number):
                 self.notes.add(
                     now, Kind.SUSPECT, node, reason.value, self._hearing[1], stream, number
@@ -209,7 +161,6 @@ class Observer:
             case Drop(reason=drop, sender=sender):
                 named = self._hearing[1] if sender == self._hearing[0] else ""
                 self.notes.add(now, Kind.REFUSED, sender, drop.value, named)
-                self._order.on_drop(sender)
             case Accuse(evidence=evidence):
                 self._keep("evidence", evidence.accused, msgspec.json.encode(evidence))
             case Proven(receipt=receipt):
@@ -237,16 +188,10 @@ class Observer:
         self._swept = now
         self._votes.sweep(now)
         self._acks.sweep(now)
-        self._statements.sweep(now)
         self._words.sweep(now)
         self._order.sweep(now)
         self._inquiries.sweep(now)
-        self._accounts.sweep(now)
         self._claims.sweep(now)
-
-    def _forget_session(self, peer: NodeId) -> None:
-        self._sequences.forget(peer)
-        self._repetition.forget(peer)
 
     # ------------------------------------------------------------- what is said
 
@@ -257,7 +202,6 @@ class Observer:
         self._links.heard(sender, now)
         self.notes.add(now, Kind.HEARD, sender, message=name)
         self._inquiries.told(now, sender, message)
-        self._repetition.hear(now, sender, message)
         if isinstance(message, OF_BROKERS) and sender not in self._manifest.broker_ids:
             return
         match message:
@@ -270,32 +214,20 @@ class Observer:
                 self._words.said(now, sender, message)
             case Positions():
                 self._votes.agreed(sender, message.channel)
-                self._repetition.answered(now, sender, message.channel)
-                self._claims.hear(now, sender, message)
                 self._sources.answered(now, sender, message.channel)
-                self._sequences.begin_anew(sender, message.channel)
+                self._claims.hear(now, sender, message)
             case Checkpoint(statement=signed):
-                self._on_statement(sender, signed, now)
+                self._on_statement(sender, signed)
             case Publish(stream=stream, first=first, digests=digests):
                 if stream.lane is Lane.HISTORY:
                     self._on_histories(stream, event.bodies)
-                elif sender == stream.publisher and self._has_history(stream):
-                    last = first + len(digests) // DIGEST_SIZE - 1
-                    self._accounts.published(now, stream, last)
                 if sender == stream.publisher:
-                    self._words.shown(now, stream, first, digests)
-                    last = first + len(digests) // DIGEST_SIZE - 1
-                    self._sequences.published(now, sender, stream, first, last)
-                    self._claims.shown(stream, last)
+                    self._words.shown(stream, first, digests)
+                    self._claims.reach(stream, first + len(digests) // DIGEST_SIZE - 1)
             case ChainRun(stream=stream, first=first, digests=digests):
-                last = first + len(digests) // DIGEST_SIZE - 1
-                self._sequences.passed_on(now, sender, message, last)
                 # Whoever passes it on may have changed whose it is, and its numbers.
                 if sender == stream.publisher:
-                    self._claims.shown(stream, last)
-                    if self._has_history(stream):
-                        unseen_ms = self._alpha(stream) * TAIL_MS
-                        self._accounts.published(now, stream.data, last, unseen_ms)
+                    self._claims.reach(stream, first + len(digests) // DIGEST_SIZE - 1)
             case Contents(stream=stream, first=first, digests=digests):
                 if digests != b"".join(map(self._manifest.hash, event.bodies)):
                     self.notes.add(
@@ -309,16 +241,11 @@ class Observer:
 
     def _on_vote(self, sender: NodeId, vote: Vote, now: Millis) -> None:
         stream, last = vote.stream, vote.first + len(vote.digests) // DIGEST_SIZE - 1
-        asked = self._repetition.was_asked(now, sender, Vote)
-        self._sequences.voted(now, sender, stream, vote.first, last, free=asked or bool(vote.order))
-        if not vote.order:
-            self._sequences.voted_again(now, sender, stream, vote.first, last, note=asked)
-        if vote.order and not asked:
-            self._sequences.passed_on(now, sender, vote, last)
-        if self._may_differ(stream):
+        self._claims.reach(stream, last)
+        if stream.channel in self._splitting:
             for number, digest in enumerate(split_digests(vote.digests), vote.first):
                 backed = self._words.voted(now, sender, (stream, number), digest)
-                if backed and not self._on_chain(stream):
+                if backed and stream.channel not in self._chained:
                     self._votes.backed(now, stream, number)
         self._votes.tells(sender, stream.channel)
         told = self._votes.spoke(now, sender, stream, last)
@@ -328,25 +255,8 @@ class Observer:
 
     def _on_deliver(self, effect: Deliver, now: Millis) -> None:
         stream, number = effect.place
-        remember(self._accepted, (stream, number), effect.digest)
-        if stream.lane is Lane.DATA and not self._on_chain(stream):
+        if stream.lane is Lane.DATA and stream.channel not in self._chained:
             self._votes.enough(now, stream, number)
-
-    def _on_chain(self, stream: Stream) -> bool:
-        entry = self._manifest.channel(stream.channel)
-        return entry is not None and entry.policy.broadcast is Broadcast.CHAIN
-
-    def _may_differ(self, stream: Stream) -> bool:
-        entry = self._manifest.channel(stream.channel)
-        return entry is not None and entry.policy.may_split
-
-    def _has_history(self, stream: Stream) -> bool:
-        return self._alpha(stream) > 0
-
-    def _alpha(self, stream: Stream) -> int:
-        """After how many publications there is a history, at the latest."""
-        entry = self._manifest.channel(stream.channel)
-        return 0 if entry is None else max(entry.policy.alpha, entry.policy.alpha_max)
 
     def _on_ack(self, sender: NodeId, ack: Ack, now: Millis) -> None:
         sent = self._sent.get(ack.stream.data, 0)
@@ -367,14 +277,13 @@ class Observer:
 
     def _on_send(self, send: Send, now: Millis) -> None:
         message = send.message
-        self._inquiries.asked(now, send.to, message, self._voters(send))
+        self._inquiries.asked(now, send.to, message)
         match message:
             case Ready():
                 self._words.vouched(now, message)
             case Subscribe(channel=channel, bodies=bodies):
                 for peer in send.to:
                     self._sources.ask(now, peer, channel, bodies=bodies)
-                self._repetition.subscribe(now, send.to, channel)
             case Unsubscribe(channel=channel):
                 for peer in send.to:
                     self._sources.release(peer, channel)
@@ -389,58 +298,21 @@ class Observer:
                 if stream.lane is Lane.DATA:
                     remember(self._sent, stream.data, max(known, last))
                 self._order.on_own(message, now)
-            case Pull() | Attest():
-                kind = Contents if isinstance(message, Pull) else Checkpoint
-                self._repetition.ask(now, send.to, kind)
             case _:
                 self._order.on_own(message, now)
 
-    def _voters(self, send: Send) -> list[NodeId]:
-        """Who is asked for contents, or for its signature, of what it has voted for."""
-        match send.message:
-            case Pull(stream=stream, first=first):
-                last = first
-            case Attest(stream=stream, number=last, first=first):
-                pass
-            case _:
-                return []
-        return [peer for peer in send.to if self._sequences.has_voted(peer, stream, first, last)]
-
     # --------------------------------------------------------------- documents
 
-    def _on_statement(self, sender: NodeId, signed: Signed, now: Millis) -> None:
+    def _on_statement(self, sender: NodeId, signed: Signed) -> None:
         statement = parse_statement(signed.payload)
         if not isinstance(statement, SegmentStatement) or statement.broker != sender:
             return
         self._keep("statement", sender, msgspec.json.encode(signed))
-        stream, first = statement.stream, statement.first
-        place = (statement.stream, statement.first)
-        # Whole segments are signed for everybody. A part is signed on request, by the brokers that
-        # have come so far by then.
-        if self._is_whole(statement) and (
-            self._statements.spoke(now, sender, place) > self._manifest.f
-        ):
-            self._statements.enough(now, place)
-        if statement.count > MAX_REMEMBERED:
-            return
-        numbers = range(first, first + statement.count)
-        accepted = [self._accepted.get((stream, number)) for number in numbers]
-        if _another_root(statement, accepted):
-            self.notes.add(now, Kind.CONTRADICTS, sender, "accepted", "Checkpoint", stream, first)
-        voted = [self._words.vote_of(sender, (stream, number)) for number in numbers]
-        if statement.basis is Basis.FORWARDED and _another_root(statement, voted):
-            self.notes.add(now, Kind.CONTRADICTS, sender, "itself", "Checkpoint", stream, first)
-
-    def _is_whole(self, statement: SegmentStatement) -> bool:
-        entry = self._manifest.channel(statement.stream.channel)
-        return entry is not None and statement.count == entry.policy.limits.segment
 
     def _on_histories(self, stream: Stream, bodies: tuple[bytes, ...]) -> None:
         for body in bodies:
             found = read_history(body, stream)
             if found is not None:
-                end = found[1].first + len(found[1].digests) // DIGEST_SIZE - 1
-                self._accounts.accounted(stream.data, end)
                 self._keep("statement", stream.publisher, msgspec.json.encode(found[0]))
 
     def _keep_signed(self, signed: Signed) -> None:
@@ -450,9 +322,3 @@ class Observer:
         if data not in self._filed and len(self._filed) < MAX_DOCUMENTS:
             self._filed[data] = None
             self._documents.append(Document(kind, subject, data))
-
-
-def _another_root(statement: SegmentStatement, digests: list[bytes | None]) -> bool:
-    """Whether a statement is not about these digests, as far as all of them are known."""
-    known = [digest for digest in digests if digest is not None]
-    return len(known) == len(digests) and root(statement.first, b"".join(known)) != statement.root

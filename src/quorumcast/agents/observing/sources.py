@@ -12,7 +12,7 @@ from collections import deque
 
 from quorumcast.agents.observing.observation import Kind, Notes
 from quorumcast.agents.observing.turnout import BUCKETS, PATIENCE_MS, Links
-from quorumcast.core.ids import Channel, Millis, NodeId, Stream
+from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.core.messages import Vote
 from quorumcast.manifest.manifest import Manifest
 
@@ -22,8 +22,6 @@ MAX_REQUESTS = 16
 
 class Sources:
     """Brokers that one node has asked to send contents with their votes."""
-
-    __slots__ = ("_asked", "_links", "_manifest", "_notes", "_requests")
 
     def __init__(self, manifest: Manifest, links: Links, notes: Notes) -> None:
         self._manifest = manifest
@@ -64,14 +62,6 @@ class Sources:
         since, answers = self._asked.get(place, (0, 0))
         if answers:
             self._asked[place] = (now if answers == 1 else since, answers - 1)
-
-    def withheld(self, now: Millis, peer: NodeId, stream: Stream, number: int) -> None:
-        """Contents had to be pulled again and again, of a stream for which a broker votes."""
-        _, answers = self._asked.get((peer, stream.channel), (now, 1))
-        if not answers:
-            # Who has not answered may not have heard that it is to send them.
-            state = self._links.state(peer, now)
-            self._notes.add(now, Kind.MISSING, peer, state, "Pull", stream, number)
 
     def voted(self, now: Millis, peer: NodeId, vote: Vote, bodies: int) -> None:
         """A broker votes, with so many contents."""

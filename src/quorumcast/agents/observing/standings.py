@@ -5,12 +5,17 @@ Nobody takes back what it has decided, wakes up twice in one session, or is wher
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from quorumcast.agents.observing.claims import FAR_AHEAD
-from quorumcast.agents.observing.observation import Kind, Notes
+from quorumcast.agents.observing.observation import Kind, Notes, remember
 from quorumcast.agents.observing.turnout import Links
+from quorumcast.agents.observing.words import outvoted
 from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream
-from quorumcast.core.messages import Standing, StateHead, Stop
+from quorumcast.core.messages import LogPart, Standing, StateHead, Stop
 from quorumcast.core.quorum import Protection
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.ordering.consensus import value_of
 from quorumcast.ordering.state import root_of
 
 
@@ -22,22 +27,11 @@ def log_stream(log: Protection) -> Stream:
 class Standings:
     """What each member said last: its regency, and the highest instance decided."""
 
-    __slots__ = (
-        "_f",
-        "_first",
-        "_known",
-        "_links",
-        "_notes",
-        "_said",
-    )
-
     def __init__(self, f: int, links: Links, notes: Notes) -> None:
         self._f = f
         self._links = links
         self._notes = notes
-        #: What each member said first in its session.
-        self._first: dict[tuple[Protection, NodeId], Standing] = {}
-        #: … and when it first said since a loss of which instances it knows.
+        #: When each member first said since a loss of which instances it knows, and which.
         self._known: dict[tuple[Protection, NodeId], tuple[int, int]] = {}
         self._said: dict[tuple[Protection, NodeId], Standing] = {}
 
@@ -47,18 +41,9 @@ class Standings:
 
     def forget(self, peer: NodeId) -> None:
         """A new session: whoever restarts begins anew."""
-        for memory in (self._said, self._known, self._first):
+        for memory in (self._said, self._known):
             for key in [key for key in memory if key[1] == peer]:
                 del memory[key]
-
-    def may_have_restarted(self, log: Protection, member: NodeId, regency: int) -> bool:
-        """Whether a member was in a regency, and knew of instances, before its session began.
-
-        Who restarts does not lead again in the same regency; and who has met it only now, because
-        it has restarted itself, cannot tell.
-        """
-        first = self._first.get((log, member))
-        return first is not None and first.heard > 0 and first.regency == regency
 
     def known(self, log: Protection, member: NodeId) -> int | None:
         """Of which instances a member knew before all that has come of it without a loss."""
@@ -73,7 +58,6 @@ class Standings:
         others = [s for (of, who), s in self._said.items() if of is log and who != sender]
         before = self._said.get((log, sender))
         self._said[log, sender] = standing
-        self._first.setdefault((log, sender), standing)
         if self.known(log, sender) is None:
             self._known[log, sender] = (now, standing.heard)
         if before is not None and standing.decided < before.decided:
@@ -101,13 +85,6 @@ class Standings:
             self._notes.add(
                 now, Kind.CONTRADICTS, sender, "others", "Standing", stream, standing.checkpoint
             )
-        ahead = sorted(s.decided for s in others)[-self._f - 1]
-        if standing.decided == 0 and ahead > 0:
-            self._notes.add(now, Kind.BOASTS, sender, "behind", "Standing", stream, ahead)
-        peers = [s for s in others if s.regency == standing.regency and s.synced and not s.fresh]
-        if len(peers) > self._f:
-            state = "fresh" if standing.fresh else "" if standing.synced else "unsynced"
-            self._notes.add(now, Kind.HEARD, sender, state or "synced", "Standing")
 
     def handed(self, sender: NodeId, head: StateHead, now: Millis) -> None:
         """A member shows what the state at a checkpoint consists of."""
@@ -130,8 +107,30 @@ class Standings:
         others = [
             s.regency for (of, who), s in self._said.items() if of is stop.log and who != sender
         ]
-        if len(others) > self._f and stop.regency > max(others) + 1:
-            reason = "regency" if stop.regency > FAR_AHEAD + max(others) else "impatient"
+        if len(others) > self._f and stop.regency > FAR_AHEAD + max(others):
             self._notes.add(
-                now, Kind.BOASTS, sender, reason, "Stop", log_stream(stop.log), stop.regency
+                now, Kind.BOASTS, sender, "regency", "Stop", log_stream(stop.log), stop.regency
             )
+
+
+class LogParts:
+    """What each member said was decided, by log and instance: correct ones hand over the same."""
+
+    def __init__(self, manifest: Manifest, notes: Notes) -> None:
+        self._f = manifest.f
+        self._hash = manifest.hash
+        self._notes = notes
+        self._said: OrderedDict[tuple[Protection, int], dict[NodeId, bytes]] = OrderedDict()
+
+    def handed(self, sender: NodeId, part: LogPart, now: Millis) -> None:
+        """A member hands over what it knows to be decided; each part counts once."""
+        false: dict[NodeId, int] = {}
+        for instance, batch in enumerate(part.batches, part.first):
+            said = self._said.get((part.log, instance), {})
+            said[sender] = value_of(self._hash, batch)
+            remember(self._said, (part.log, instance), said)
+            for member in outvoted(said, sender, self._f):
+                false.setdefault(member, instance)
+        for member, instance in false.items():
+            stream = log_stream(part.log)
+            self._notes.add(now, Kind.CONTRADICTS, member, "others", "LogPart", stream, instance)

@@ -9,12 +9,10 @@ after PATIENCE_MS is counted as missing, if the link to it was up, and lost noth
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
 
 from quorumcast.agents.observing.observation import Kind, Notes, remember
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.ordering.patience import MOST_PATIENCE_MS
-from quorumcast.ordering.sequencer import IDLE_TICK_MS
 
 #: After so long something counts as never said. It is the longest time that a correct broker waits
 #: for anything, and twelve times the round trip between continents: distance is not omission.
@@ -27,8 +25,6 @@ MUTE = "mute"
 SETTLED_MS = 1000
 #: … and after so long there is nothing left that anybody would say again.
 MENDED_MS = 3000
-#: A broker of a log says where it stands at every tick; one that says less often stands still.
-STILL_MS = IDLE_TICK_MS + 50
 #: Moments that are remembered per kind of message, and streams.
 MAX_MOMENTS = 2048
 MAX_STREAMS = 256
@@ -47,15 +43,11 @@ def bucket_of(late_ms: int) -> int:
 class Links:
     """Since when each peer could be heard without interruption."""
 
-    __slots__ = ("clear_since", "heard_at", "lost_at", "sessions", "up_since", "woke_at")
-
     def __init__(self) -> None:
         self.up_since: dict[NodeId, int] = {}
         #: … and without losing anything.
         self.clear_since: dict[NodeId, int] = {}
         self.heard_at: dict[NodeId, int] = {}
-        #: When a peer was heard again that had stood still.
-        self.woke_at: dict[NodeId, int] = {}
         #: When packets of anybody got lost last, if ever.
         self.lost_at: int | None = None
         #: How many there have been.
@@ -73,48 +65,24 @@ class Links:
 
     def heard(self, peer: NodeId, now: Millis) -> None:
         """Something came."""
-        if now - self.heard_at.get(peer, now) >= STILL_MS:
-            self.woke_at[peer] = now
         self.heard_at[peer] = now
-
-    def awake(self, peer: NodeId, now: Millis, settled_ms: int = SETTLED_MS) -> bool:
-        """Whether a broker is there, and has been for long enough to have caught up.
-
-        Nothing has got lost for `settled_ms`. Who stood still itself finds that everybody did.
-        """
-        return (
-            peer in self.clear_since
-            and now - self.heard_at.get(peer, self.up_since[peer]) < STILL_MS
-            and now - self.woke_at.get(peer, -SETTLED_MS) >= SETTLED_MS
-            and self.settled(peer, now, settled_ms)
-        )
-
-    def settled(self, peer: NodeId, now: Millis, settled_ms: int = SETTLED_MS) -> bool:
-        """Whether nothing has got lost for so long, or ever."""
-        clear = self.clear_since.get(peer)
-        return clear is not None and (self.unbroken(peer) or now - clear >= settled_ms)
 
     def owed(self, peer: NodeId, since: int) -> bool:
         """Whether all that a peer said of something at a time, or shortly before, has come."""
         clear = self.clear_since.get(peer)
         return clear is not None and since - clear >= SETTLED_MS
 
-    def calm(self, since: int, settled_ms: int = SETTLED_MS) -> bool:
-        """Whether packets of nobody got lost since then, or shortly before."""
-        return self.lost_at is None or since - self.lost_at >= settled_ms
-
     def state(self, peer: NodeId, since: int) -> str:
         """What to add to an observation of what was due at a time, if mending may explain it.
 
-        Where packets of anybody get lost, some of ours may as well, and that we do not see.
+        Where packets of anybody get lost, some of ours may as well, and that we do not see. What
+        never got lost there is no need to make up for.
         """
-        whole = self.settled(peer, Millis(since), MENDED_MS)
-        return "" if whole and self.calm(since, MENDED_MS) else MENDED
-
-    def unbroken(self, peer: NodeId) -> bool:
-        """Whether nothing of this peer has ever got lost: there is nothing to make up for."""
-        since = self.up_since.get(peer)
-        return self.sessions.get(peer) == 1 and since == self.clear_since.get(peer)
+        clear, up = self.clear_since.get(peer), self.up_since.get(peer)
+        unbroken = clear == up and self.sessions.get(peer) == 1
+        whole = clear is not None and (unbroken or since - clear >= MENDED_MS)
+        calm = self.lost_at is None or since - self.lost_at >= MENDED_MS
+        return "" if whole and calm else MENDED
 
     def lost(self, peer: NodeId, now: Millis) -> None:
         """Packets of this peer have not arrived."""
@@ -126,25 +94,20 @@ class Links:
 class Turnout:
     """One kind of message that every broker ought to send about each place."""
 
-    __slots__ = ("_knows", "_links", "_members", "_message", "_moments", "_notes", "_over", "_said")
-
     def __init__(
         self,
         message: str,
         members: tuple[NodeId, ...],
         links: Links,
         notes: Notes,
-        knows: Callable[[NodeId, Stream], bool] | None = None,
     ) -> None:
         self._message = message
-        #: Whether a member knows that it ought to; None: all do.
-        self._knows = knows
         self._members = members
         self._links = links
         self._notes = notes
-        #: When enough had spoken of a place, and who had not yet; at most MAX_MOMENTS.
+        #: When enough had spoken of a place, and who had not yet.
         self._moments: OrderedDict[Place, tuple[int, dict[NodeId, None]]] = OrderedDict()
-        #: Who has spoken of places at which not enough have yet; at most MAX_MOMENTS.
+        #: Who has spoken of places at which not enough have yet.
         self._said: OrderedDict[Place, dict[NodeId, None]] = OrderedDict()
         #: Places that nobody waits for any more: what is said of them again is owed by nobody.
         self._over: OrderedDict[Place, None] = OrderedDict()
@@ -153,14 +116,12 @@ class Turnout:
         """Enough have spoken of this place now."""
         if place in self._moments or place in self._over:
             return
-        said = self._said.pop(place, {})
-        waiting = {member: None for member in self._members if member not in said}
-        for member in self._members:
+        said, owing = self._said.pop(place, {}), self._owing(place)
+        for member in owing:
             if member in said:
                 self._came(now, member, place[0], 0)
-        self._moments[place] = (now, waiting)
-        if len(self._moments) > MAX_MOMENTS:
-            self._moments.popitem(last=False)
+        waiting = {member: None for member in owing if member not in said}
+        remember(self._moments, place, (now, waiting))
 
     def spoke(self, now: Millis, member: NodeId, place: Place) -> int:
         """A member has spoken of this place now; returns how many have before enough had."""
@@ -173,10 +134,8 @@ class Turnout:
             return 0
         if place in self._over:
             return 0
-        said = self._said.setdefault(place, {})
-        said[member] = None
-        if len(self._said) > MAX_MOMENTS:
-            self._said.popitem(last=False)
+        said = {**self._said.get(place, {}), member: None}
+        remember(self._said, place, said)
         return len(said)
 
     def _came(self, now: Millis, member: NodeId, stream: Stream, late_ms: int) -> None:
@@ -193,13 +152,50 @@ class Turnout:
             del self._moments[place]
             remember(self._over, place, None)
             for member in waiting:
-                knows = self._knows is None or self._knows(member, place[0])
-                if knows and self._links.owed(member, since):
-                    # Who has said nothing at all since then may merely stand still.
-                    state = "" if self._links.heard_at.get(member, since) > since else MUTE
-                    self._notes.add(
-                        now, Kind.MISSING, member, state, self._message, place[0], place[1]
-                    )
+                if self._links.owed(member, since) and self._ought(member, place[0]):
+                    state = self._state(member, since)
+                    self._notes.add(now, Kind.MISSING, member, state, self._message, *place)
+
+    def _owing(self, place: Place) -> tuple[NodeId, ...]:
+        """Those who ought to speak of a place."""
+        return self._members
+
+    def _ought(self, member: NodeId, stream: Stream) -> bool:
+        """Whether a member can speak of a stream."""
+        return True
+
+    def _state(self, member: NodeId, since: int) -> str:
+        """The reason of what is missing: a node that has said nothing at all may stand still."""
+        return "" if self._links.heard_at.get(member, since) > since else MUTE
+
+
+class Showings(Turnout):
+    """A publisher owes every broker what it shows to the others.
+
+    A broker that learns from other brokers of a run that is settled, or about to be ordered, ought
+    to have been shown it by its publisher, or to be soon. A publisher that crashed and lives again
+    does not owe what an earlier life of it showed to others.
+    """
+
+    def __init__(self, message: str, links: Links, notes: Notes) -> None:
+        super().__init__(message, (), links, notes)
+        #: The latest life of each publisher, by what it showed this broker.
+        self._lives: OrderedDict[NodeId, int] = OrderedDict()
+
+    def shown(self, now: Millis, place: Place) -> None:
+        """The publisher itself has shown this."""
+        publisher, life = place[0].publisher, place[0].incarnation
+        remember(self._lives, publisher, max(life, self._lives.get(publisher, 0)))
+        self.spoke(now, publisher, place)
+
+    def _owing(self, place: Place) -> tuple[NodeId, ...]:
+        return (place[0].publisher,)
+
+    def _ought(self, member: NodeId, stream: Stream) -> bool:
+        return stream.incarnation >= self._lives.get(member, 0)
+
+    def _state(self, member: NodeId, since: int) -> str:
+        return self._links.state(member, since)
 
 
 class Progress:
@@ -209,20 +205,6 @@ class Progress:
     is missing of a broker that has not shown in this session that it is going to tell: what asked
     it to may have got lost.
     """
-
-    __slots__ = (
-        "_backed",
-        "_last",
-        "_left",
-        "_links",
-        "_members",
-        "_message",
-        "_moments",
-        "_notes",
-        "_reached",
-        "_settled",
-        "_willing",
-    )
 
     #: Numbers that are looked at are so far apart, in milliseconds.
     APART_MS = 2
@@ -338,50 +320,3 @@ class Progress:
             self._notes.add(
                 now, Kind.MISSING, member, message=self._message, stream=stream, number=number
             )
-
-
-class Accounts:
-    """Publishers that owe a history: what they publish, and how far they have accounted for it.
-
-    A history comes after so many publications, or when nothing more does for a while: a stream that
-    has rested for PATIENCE_MS and is not accounted for to its end is short of one. Who is no longer
-    the first of a chain does not see what is published since, and has to wait for longer.
-    """
-
-    __slots__ = ("_accounted", "_links", "_notes", "_published")
-
-    def __init__(self, links: Links, notes: Notes) -> None:
-        self._links = links
-        self._notes = notes
-        #: The last number of each stream, when it came, and how long more may have come unseen; at
-        #: most MAX_STREAMS.
-        self._published: OrderedDict[Stream, tuple[int, int, int]] = OrderedDict()
-        self._accounted: OrderedDict[Stream, int] = OrderedDict()
-
-    def published(self, now: Millis, stream: Stream, last: int, unseen_ms: int = 0) -> None:
-        """A publisher has sent this."""
-        if last > self._published.get(stream, (0, 0, 0))[0]:
-            self._published[stream] = (last, now, unseen_ms)
-            if len(self._published) > MAX_STREAMS:
-                self._published.popitem(last=False)
-
-    def accounted(self, stream: Stream, last: int) -> None:
-        """… and has signed for this."""
-        self._accounted[stream] = max(last, self._accounted.get(stream, 0))
-        if len(self._accounted) > MAX_STREAMS:
-            self._accounted.popitem(last=False)
-
-    def sweep(self, now: Millis) -> None:
-        """Who has rested, and not accounted, is not going to."""
-        for stream, (last, since, unseen_ms) in list(self._published.items()):
-            if now - since < PATIENCE_MS + unseen_ms:
-                continue
-            del self._published[stream]
-            behind = last - self._accounted.get(stream, 0)
-            if self._links.owed(stream.publisher, since):
-                kind = Kind.MISSING if behind > 0 else Kind.CAME
-                state = "" if behind <= 0 else self._links.state(stream.publisher, since)
-                self._notes.add(
-                    now, kind, stream.publisher, state, "History", stream, last,
-                    count=min(max(behind, 1), MAX_MOMENTS),
-                )  # fmt: skip

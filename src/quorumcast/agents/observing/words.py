@@ -12,8 +12,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from quorumcast.agents.observing.observation import Kind, Notes, remember
-from quorumcast.agents.observing.showings import Showings
-from quorumcast.agents.observing.splits import Splits
 from quorumcast.agents.observing.turnout import Links, Place, Turnout
 from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.messages import Echo, Ready
@@ -32,20 +30,6 @@ def outvoted(said: Mapping[NodeId, bytes], sender: NodeId, f: int) -> list[NodeI
 class Words:
     """What was said of runs, and by whom."""
 
-    __slots__ = (
-        "_all_will",
-        "_brokers",
-        "_f",
-        "_notes",
-        "_said",
-        "_showings",
-        "_shown",
-        "_splits",
-        "_turnouts",
-        "_voted",
-        "_vouched",
-    )
-
     def __init__(
         self, manifest: Manifest, others: tuple[NodeId, ...], links: Links, notes: Notes
     ) -> None:
@@ -57,8 +41,6 @@ class Words:
         self._turnouts = {
             kind: Turnout(kind.__name__, others, links, notes) for kind in (Echo, Ready)
         }
-        self._showings = Showings("Publish", links, notes)
-        self._splits = Splits(notes)
         #: The runs that publishers showed this broker.
         self._shown: OrderedDict[Place, bytes] = OrderedDict()
         #: The run that this broker is ready for at a first number, and what others said there.
@@ -71,12 +53,10 @@ class Words:
         """What has not been said by now is not going to be."""
         for turnout in self._turnouts.values():
             turnout.sweep(now)
-        self._showings.sweep(now)
 
-    def shown(self, now: Millis, stream: Stream, first: int, digests: bytes) -> None:
+    def shown(self, stream: Stream, first: int, digests: bytes) -> None:
         """The publisher itself has shown a run."""
         remember(self._shown, (stream, first), root(first, digests))
-        self._showings.shown(now, (stream, first))
 
     def said(self, now: Millis, sender: NodeId, word: Echo | Ready) -> None:
         """A broker speaks of a run."""
@@ -99,11 +79,9 @@ class Words:
             for broker in self._brokers
             if (run := self._said.get((broker, Echo, place))) is not None
         }
-        self._splits.echoed(now, place, echoes)
         if list(echoes.values()).count(word.run) <= self._f:
             return
-        # One of them is correct, and was shown this run; so this broker ought to be.
-        self._showings.due(now, place)
+        # One of them is correct, and was shown this run.
         shown = self._shown.get(place)
         if shown is not None and shown != word.run:
             publisher = word.stream.publisher
@@ -121,7 +99,6 @@ class Words:
         if place in self._vouched:
             return
         remember(self._vouched, place, ready.run)
-        self._showings.due(now, place)
         shown = self._shown.get(place)
         if shown is not None and shown != ready.run:
             publisher = ready.stream.publisher
@@ -145,7 +122,3 @@ class Words:
         for broker in outvoted(votes, sender, self._f):
             self._notes.add(now, Kind.CONTRADICTS, broker, "others", "Vote", *place)
         return list(votes.values()).count(digest) == self._f + 1
-
-    def vote_of(self, broker: NodeId, place: Place) -> bytes | None:
-        """What a broker voted for there, if that is known."""
-        return self._voted.get((broker, place))

@@ -8,47 +8,48 @@ the statements could not have made them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-
-import msgspec
+from collections.abc import Iterable, Iterator
 
 from quorumcast.core.ids import Stream, holder
 from quorumcast.core.statements import Basis, SegmentStatement, parse_statement
 from quorumcast.crypto.identity import signature_holds
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.pipeline.audit.charges import Case, Charge
+from quorumcast.pipeline.audit.charges import Charge
 from quorumcast.pipeline.audit.proofs import read_signed
 
 WHY = "signed something else than f+1 others"
 
 
-class Dissent(msgspec.Struct, frozen=True):
-    """One who signed otherwise than these, of whose publications, and how often."""
-
-    signer: str
-    publisher: str
-    witnesses: tuple[str, ...]
-    count: int
-
-
-def find_dissents(manifest: Manifest, statements: Iterable[tuple[str, bytes]]) -> list[Dissent]:
-    """Who signed otherwise where correct brokers can differ only because of a publisher."""
+def find_dissents(manifest: Manifest, statements: Iterable[tuple[str, bytes]]) -> list[Charge]:
+    """Charges where correct brokers can differ only because of a publisher."""
     needed = manifest.quorums.one_correct
     #: What was signed of each segment, and by whom.
     segments: dict[tuple[Stream, int, int], dict[bytes, set[str]]] = {}
     for one in _unsettled(manifest, statements):
         sayings = segments.setdefault((one.stream, one.first, one.count), {})
         sayings.setdefault(one.root, set()).add(one.broker)
-    found: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
+    found: Counter[tuple[str, str, str]] = Counter()
     for (stream, _, _), sayings in segments.items():
         # However much a liar signs, these are few: each has a correct signer of its own.
         agreed = {said: signers for said, signers in sayings.items() if len(signers) >= needed}
         for said, signers in sayings.items():
             for other, witnesses in agreed.items():
                 for signer in signers - witnesses if other != said else ():
-                    chosen = tuple(sorted(witnesses)[:needed])
-                    found[signer, holder(stream.publisher), chosen] += 1
-    return [Dissent(*key, count) for key, count in found.items()]
+                    for witness in sorted(witnesses)[:needed]:
+                        found[signer, holder(stream.publisher), witness] += 1
+    return [
+        Charge(
+            accused=signer,
+            observer=witness,
+            deed="altered",
+            why=WHY,
+            clause=frozenset((signer, publisher)),
+            count=count,
+            publishers=frozenset((publisher,)),
+            firm=True,
+        )
+        for (signer, publisher, witness), count in found.items()
+    ]
 
 
 def _unsettled(
@@ -72,27 +73,3 @@ def _unsettled(
             and signature_holds(signed, keys[statement.broker].verify_key)
         ):
             yield statement
-
-
-def dissent_charges(case: Case, dissents: Sequence[Dissent]) -> list[Charge]:
-    """What dissents amount to; each of those who signed the same accuses."""
-    spans = {
-        publisher: [f for f in case.features if holder(f.publisher) == publisher]
-        for publisher in {dissent.publisher for dissent in dissents}
-    }
-    return [
-        Charge(
-            accused=dissent.signer,
-            observer=witness,
-            deed="altered",
-            why=WHY,
-            clause=frozenset((dissent.signer, dissent.publisher)),
-            count=dissent.count,
-            t_ms=min((f.t_ms for f in spans[dissent.publisher]), default=0),
-            until_ms=max((f.until_ms for f in spans[dissent.publisher]), default=0),
-            publishers=frozenset((dissent.publisher,)),
-            firm=True,
-        )
-        for dissent in dissents
-        for witness in dissent.witnesses
-    ]

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 #: Kinds of observations whose `number` is a class of lateness.
-_CLASSED = ("came", "answered")
+_CLASSED = ("came",)
 #: … and those for which it matters in which of so many parts of the run they fall.
-_TIMED = ("came", "missing", "heard", "answered", "unanswered", "boasts")
+_TIMED = ("came", "missing")
 SLOTS = 8
 #: Manifests on their way to the judge; whatever nodes call so does not get there.
 _KEPT = "manifest"

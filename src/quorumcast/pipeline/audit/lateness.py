@@ -44,7 +44,7 @@ def lateness(case: Case) -> Iterator[Lateness]:
     classes: dict[tuple[str, str], dict[str, Counter[int]]] = {}
     spans: dict[tuple[str, str, str], tuple[int, int]] = {}
     for f in case.features:
-        if f.kind in ("came", "answered") and f.bucket:
+        if f.kind == "came" and f.bucket:
             by_node = classes.setdefault((f.observer, f.message), {})
             by_node.setdefault(f.accused, Counter())[f.bucket] += f.count
             first, last = spans.get((f.observer, f.message, f.accused), (f.t_ms, f.until_ms))

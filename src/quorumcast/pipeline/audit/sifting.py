@@ -46,19 +46,10 @@ UNREADABLE = "files that hold nothing that can be read"
 PATIENT = (
     Kind.CAME,
     Kind.MISSING,
-    Kind.SKIPPED,
     Kind.BACKWARDS,
-    Kind.ANSWERED,
-    Kind.UNANSWERED,
-    Kind.GAVE_UP,
     Kind.PASSES_OVER,
 )
-PATIENT_SUSPICIONS = (
-    Suspicion.SILENT,
-    Suspicion.WITHHOLDS,
-    Suspicion.BROKEN_CHAIN,
-    Suspicion.WITHOUT_HISTORY,
-)
+PATIENT_SUSPICIONS = (Suspicion.WITHOUT_HISTORY,)
 #: So many seconds before and after count as well: patience is lost later than there was cause.
 STRAIN_REACHES_S = -(-PATIENCE_MS // 1000)
 
