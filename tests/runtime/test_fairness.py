@@ -7,7 +7,14 @@ from tests.runtime.world import run, until
 
 from quorumcast.core.ids import NodeId, at_seat
 from quorumcast.runtime import fairness
-from quorumcast.runtime.fairness import BAR_FIRST_S, BURST_S, QUANTUM_S, Fairness, Piece
+from quorumcast.runtime.fairness import (
+    BAR_FIRST_S,
+    BURST_S,
+    FLOOD_SHARE,
+    QUANTUM_S,
+    Fairness,
+    Piece,
+)
 
 ALICE, BOB, BROKER = NodeId("alice"), NodeId("bob"), NodeId("broker-1")
 
@@ -24,6 +31,7 @@ class World:
             self._disconnect,
             is_broker=lambda node: node == BROKER,
             cpu_clock=lambda: self.cpu_s,
+            clock=lambda: self.cpu_s,
             waited=lambda: 0.0,
         )
         self.links: list[FakeLink] = []
@@ -50,6 +58,7 @@ class FakeLink:
 
     outbox_bytes = 0
     answer_bytes = 0
+    asks = False
 
     def __init__(
         self, world: World, peer: NodeId, pieces: int, piece: Piece, cost_s: float
@@ -125,14 +134,89 @@ def test_seats_of_one_identity_have_one_share_between_them() -> None:
     run(main())
 
 
-def test_broker_that_floods_has_a_share_and_is_never_paused() -> None:
+def test_busy_broker_has_its_share_of_each_round_and_is_never_paused() -> None:
     async def main() -> None:
         world = World()
-        world.link(BROKER, 10_000, Piece.DROPPED).arrive()
+        world.link(BROKER, 10_000).arrive()
         world.link(BOB, 10_000).arrive()
         await until(lambda: world.cpu_s > 400 * QUANTUM_S)
         assert world.spent(BROKER) == pytest.approx(2 * world.spent(BOB), rel=0.1)
         assert world.fairness.load()[BROKER].paused == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("piece", [Piece.REQUEST, Piece.DROPPED])
+def test_broker_that_floods_is_paused_and_never_disconnected(
+    piece: Piece, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fairness, "PATIENCE_S", -1.0)
+
+    async def main() -> None:
+        world = World()
+        world.link(BROKER, 1_000_000, piece).arrive()
+        world.link(BOB, 1_000_000).arrive()
+        await until(lambda: world.cpu_s > 40 * BURST_S)
+        assert world.fairness.load()[BROKER].paused > 0
+        assert world.spent(BROKER) < BURST_S + FLOOD_SHARE * world.spent(BOB) + 4 * QUANTUM_S
+        assert world.disconnected == []
+        assert world.fairness.refusal(BROKER) == ""
+
+    run(main())
+
+
+def test_flood_has_no_more_than_a_part_of_what_is_spent_on_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the processor has little to do: a share of all the time would be too much."""
+    monkeypatch.setattr(fairness, "PATIENCE_S", 1000.0)
+    monkeypatch.setattr(fairness, "ALONE_S", 1000.0)
+    monkeypatch.setattr(fairness, "LOOK_S", 0.0)
+
+    async def main() -> None:
+        world = World()
+        world.link(BOB, 1).arrive()
+        world.link(ALICE, 1_000_000, Piece.REQUEST).arrive()
+        await until(lambda: world.fairness.load()[ALICE].paused > 10)
+        before = world.spent(ALICE)
+        assert before < 2 * BURST_S  # others say nothing, and it earns nothing
+        other = world.link(BOB, 400)
+        other.arrive()
+        await until(lambda: not other.left)
+        paused = world.fairness.load()[ALICE].paused
+        await until(lambda: world.fairness.load()[ALICE].paused > paused + 4)
+        assert world.spent(ALICE) - before <= FLOOD_SHARE * world.spent(BOB) + QUANTUM_S
+
+    run(main())
+
+
+def test_publications_are_measured_by_the_cheap_clock_and_requests_by_processor_time() -> None:
+    async def main() -> None:
+        read: list[str] = []
+        world = World()
+
+        def noted(clock: str) -> float:
+            read.append(clock)
+            return world.cpu_s
+
+        world.fairness = Fairness(
+            lambda name, reason: None,
+            is_broker=lambda node: False,
+            cpu_clock=lambda: noted("processor"),
+            clock=lambda: noted("day"),
+            waited=lambda: 0.0,
+        )
+        publisher, reader = world.link(BOB, 1), world.link(ALICE, 1, Piece.REQUEST)
+        read.clear()
+        for link in (publisher, reader):
+            link.arrive()
+        assert read.count("day") == 4
+        read.clear()
+        for link in (publisher, reader):
+            link.left = 1
+            link.arrive()
+        assert read.count("day") == 2
+        assert read.count("processor") >= 2
 
     run(main())
 

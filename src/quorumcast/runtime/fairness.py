@@ -1,8 +1,10 @@
 """Fair shares of a broker's processor time.
 
-Every identity has an account, whichever of its seats and links it uses. Handling is measured in
-processor time of this thread, piece by piece (`Link.work`): a frame that is opened, a few messages
-that the machine takes. Two rules follow.
+Every identity has an account, whichever of its seats and links it uses. Handling is measured piece
+by piece (`Link.work`): a frame that is opened, a few messages that the machine takes. Requests are
+measured in processor time of this thread. To read that clock costs as much as to handle a small
+message, so links that have only published so far are measured by the time of day, which costs a
+fraction and differs only while the thread waits for a processor. Two rules follow.
 
 *Peers are served in turn.* A link whose socket is readable is served at once, for one quantum at
 most. If more is left, nothing more is read from its socket, and its account joins the ring. Each
@@ -19,9 +21,13 @@ that has used up its budget is *paused*: nothing more is read from it, and TCP m
 that stays over its budget for `PATIENCE_S`, and has more than `FLOOD_BYTES` still to ask or has
 asked for what is dropped more than `FLOOD_DROPS` times, is *disconnected* and kept out for a while,
 which doubles with each time. An honest client waits for answers, however slowly it is served.
+Meanwhile a client that floods in this way has no more than `FLOOD_SHARE` of the time that is spent
+on everybody else, so its part is small also where the processor is idle most of the time.
 
-Brokers have no such budget, because a cell whose brokers do not hear one another stands still; a
-broker that floods has a broker's share of each round (`BROKER_WEIGHT`), and no more.
+A broker has a larger budget (`BROKER_REQUEST_SHARE`), for what it asks for with more in the queue
+than a turn can take, and for what is dropped as a whole. Beyond that it is paused as well, and
+never disconnected: a cell whose brokers do not hear one another stands still. Everything else that
+a broker says has a broker's share of each round (`BROKER_WEIGHT`).
 """
 
 from __future__ import annotations
@@ -47,8 +53,12 @@ QUANTUM_S = 0.004
 BROKER_WEIGHT = 2
 #: The part of the time that requests of one client may take while others are served as well.
 REQUEST_SHARE = 0.1
+#: The same for one broker.
+BROKER_REQUEST_SHARE = 0.2
+#: The requests of a flood may take this part of the time that is spent on all others.
+FLOOD_SHARE = 0.1
 #: … and the processor time that it may have saved up.
-BURST_S = 0.1
+BURST_S = 0.05
 #: A client that has been over its budget for so long is disconnected, if it has so much more to ask
 #: that nobody would wait for the answers, or if so much of it was dropped meanwhile.
 PATIENCE_S = 2.0
@@ -87,6 +97,8 @@ class Served(Protocol):
     outbox_bytes: int
     #: Of these, answers to requests.
     answer_bytes: int
+    #: Whether it has asked for something when it was served last.
+    asks: bool
 
     def work(self) -> Piece:
         """Do the next small piece."""
@@ -132,16 +144,19 @@ class Account:
         "disconnected",
         "dropped",
         "filled_at",
+        "floods",
         "is_broker",
         "is_paused",
         "is_queued",
         "links",
         "name",
+        "others_s",
         "outbox_bytes",
         "over_since",
         "paused",
         "requests_s",
         "served_at",
+        "share",
         "spent_s",
         "strikes",
     )
@@ -149,12 +164,17 @@ class Account:
     def __init__(self, name: NodeId, *, is_broker: bool, now: float) -> None:
         self.name = name
         self.is_broker = is_broker
+        #: The part of the time that its requests may take.
+        self.share = BROKER_REQUEST_SHARE if is_broker else REQUEST_SHARE
         #: Processor time in all, and for requests; only grow.
         self.spent_s = 0.0
         self.requests_s = 0.0
         #: What requests may still cost; at most BURST_S, filled up to `filled_at`.
         self.balance_s = BURST_S
         self.filled_at = now
+        #: Whether it has far more to ask than it may, and what had been spent on others by then.
+        self.floods = False
+        self.others_s = 0.0
         #: What may be spent in this round; below 0 after a piece that took long.
         self.deficit_s = 0.0
         self.served_at = 0.0
@@ -175,13 +195,18 @@ class Account:
         self.strikes = 0
         self.barred_until = 0.0
 
-    def fill(self, now: float) -> None:
-        """Add what has been earned since the last time."""
-        earned = (now - self.filled_at) * REQUEST_SHARE
+    def fill(self, now: float, cpu_s: float) -> None:
+        """Add what has been earned since the last time: by now, so much was spent on all peers."""
+        others_s = cpu_s - self.spent_s
+        earned = (now - self.filled_at) * self.share
+        if self.floods:
+            earned = min(earned, (others_s - self.others_s) * FLOOD_SHARE)
         self.balance_s = min(BURST_S, self.balance_s + max(0.0, earned))
         self.filled_at = now
+        self.others_s = max(self.others_s, others_s)
         if self.balance_s > BURST_S / 2:
             self.over_since = None
+            self.floods = False
 
 
 class Fairness:
@@ -193,14 +218,18 @@ class Fairness:
         *,
         is_broker: Callable[[NodeId], bool],
         cpu_clock: Callable[[], float] = time.thread_time,
+        clock: Callable[[], float] = time.perf_counter,
         waited: Callable[[], float] = waited_s,
     ) -> None:
         self._disconnect = disconnect
         self._is_broker = is_broker
         self._cpu = cpu_clock
+        self._clock = clock
         self._waited = waited
-        #: The time, without what this thread has spent waiting for a processor; and when it is due.
+        #: The time, without what this thread has spent waiting for a processor, and what it has
+        #: worked, as of the last look.
         self._had_s = 0.0
+        self._worked_s = 0.0
         self._looked_at = 0.0
         self._loop = asyncio.get_running_loop()
         #: One per identity of the manifest that was ever connected.
@@ -233,14 +262,14 @@ class Fairness:
         """A link has read something."""
         now = self._loop.time()
         if account.balance_s < 0:
-            account.fill(self._available_s())
+            self._fill(account)
         # Less than a quantum has come back if another link of this account has just been served.
         back_s = account.deficit_s + now - account.served_at
         account.deficit_s = min(self._quantum(account), back_s)
         account.served_at = now
         may_go_on = account.deficit_s > 0 and account.balance_s >= 0
         if may_go_on and not account.is_queued and not account.is_paused:
-            self._serve(account, link)
+            self._serve(account, link, now)
         else:
             self._put_aside(account, link)
         self._arrange(account)
@@ -248,18 +277,17 @@ class Fairness:
     def _quantum(self, account: Account) -> float:
         return QUANTUM_S * BROKER_WEIGHT if account.is_broker else QUANTUM_S
 
-    def _serve(self, account: Account, link: Served) -> None:
+    def _serve(self, account: Account, link: Served, now: float) -> None:
         """Handle what a link has, until nothing is left or the account's turn is over."""
-        now = self._loop.time()
         if self._last is not account:
             self._last, self._changed_at = account, now
         others_wait = now - self._changed_at < ALONE_S
-        cpu = self._cpu
-        begin = at = cpu()
+        clock = self._cpu if link.asks else self._clock
+        begin = at = clock()
         end = begin + account.deficit_s
         requests_s = 0.0
         while (piece := link.work()) is not Piece.NOTHING:
-            before, at = at, cpu()
+            before, at = at, clock()
             if piece is not Piece.WORK:
                 requests_s += at - before
                 account.dropped += piece is Piece.DROPPED
@@ -267,6 +295,7 @@ class Fairness:
                 break
         account.spent_s += at - begin
         account.deficit_s -= at - begin
+        link.asks = requests_s > 0
         if requests_s:
             self._charge(account, requests_s, others_wait=others_wait)
         self._put_aside(account, link)
@@ -303,7 +332,7 @@ class Fairness:
             account.is_queued = False
             account.deficit_s += self._quantum(account)
             while account.links and account.deficit_s > 0 and account.balance_s >= 0:
-                self._serve(account, account.links.popleft())
+                self._serve(account, account.links.popleft(), self._loop.time())
             account.served_at = self._loop.time()
             self._arrange(account)
         self._schedule()
@@ -318,9 +347,12 @@ class Fairness:
 
     def _charge(self, account: Account, cost_s: float, *, others_wait: bool) -> None:
         account.requests_s += cost_s
-        if others_wait and not account.is_broker:
-            account.fill(self._available_s())
+        if others_wait:
+            self._fill(account)
             account.balance_s -= cost_s
+
+    def _fill(self, account: Account) -> None:
+        account.fill(self._available_s(), self._worked_s)
 
     def _available_s(self) -> float:
         """A clock of the processor time that this thread has had or could have had."""
@@ -328,6 +360,7 @@ class Fairness:
         if now - self._looked_at >= LOOK_S:
             self._looked_at = now
             self._had_s = max(self._had_s, now - self._waited())
+            self._worked_s = self._cpu()
         return self._had_s
 
     def _pause(self, account: Account) -> None:
@@ -336,20 +369,22 @@ class Fairness:
         if account.over_since is None:
             account.over_since, account.dropped = now, 0
         unread = sum(link.unread_bytes() for link in account.links)
-        floods = unread > FLOOD_BYTES or account.dropped > FLOOD_DROPS
-        if floods and now - account.over_since > PATIENCE_S:
+        account.floods = unread > FLOOD_BYTES or account.dropped > FLOOD_DROPS
+        is_late = now - account.over_since > PATIENCE_S
+        if account.floods and is_late and not account.is_broker:
             self._bar(account, now)
             return
         account.is_paused = True
         account.paused += 1
         if account.paused == 1:
-            note("paused a client whose requests cost too much", peer=account.name)
+            kind = "broker" if account.is_broker else "client"
+            note(f"paused a {kind} whose requests cost too much", peer=account.name)
         debt_s = QUANTUM_S - account.balance_s
-        self._loop.call_later(debt_s / REQUEST_SHARE, self._resume, account)
+        self._loop.call_later(debt_s / account.share, self._resume, account)
 
     def _resume(self, account: Account) -> None:
         account.is_paused = False
-        account.fill(self._available_s())
+        self._fill(account)
         self._arrange(account)
 
     def _bar(self, account: Account, now: float) -> None:
@@ -360,6 +395,7 @@ class Fairness:
         account.disconnected += 1
         account.barred_until = now + pause_s
         account.over_since = None
+        account.floods = False
         account.links.clear()
         reason = (
             f"its requests took more than {REQUEST_SHARE:.0%} of the processor while others waited"

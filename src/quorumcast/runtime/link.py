@@ -30,7 +30,19 @@ from typing import Protocol, cast
 
 from quorumcast.core import limits
 from quorumcast.core.ids import NodeId
-from quorumcast.core.messages import AnyMessage, ChainRun, Displaced, Offer, Publish
+from quorumcast.core.messages import (
+    AnyMessage,
+    ChainRun,
+    ChunkQuery,
+    Displaced,
+    Fetch,
+    LogQuery,
+    Offer,
+    Publish,
+    Pull,
+    Regain,
+    Survey,
+)
 from quorumcast.crypto.session import (
     Farewell,
     Hello,
@@ -76,6 +88,8 @@ _NO_SESSION = Session(lambda data: b"", lambda data: b"none")
 
 #: What clients send that is of use to others.
 _PUBLICATIONS = frozenset({Publish, ChainRun, Offer})
+#: What brokers send that is of use to nobody else.
+_ASKED_BY_BROKERS = frozenset({ChunkQuery, Fetch, LogQuery, Pull, Regain, Survey})
 
 
 def _ignore(frame: memoryview) -> None:
@@ -172,6 +186,8 @@ class Link(asyncio.BufferedProtocol):
         self._unsent = 0
         #: Of `outbox_bytes`, what the peer has asked for.
         self.answer_bytes = 0
+        #: Whether the peer has asked for something when it was served last.
+        self.asks = False
         #: Whose processor time and memory this link uses; None until the peer is proven.
         self.account: Account | None = None
         #: Whether somebody measures what the peer costs.
@@ -268,7 +284,8 @@ class Link(asyncio.BufferedProtocol):
         self._take(self._view[start + 4 : end])
         if 0 < len(self._opened) <= PIECE_MESSAGES:
             return self._hand_on()  # most packets are small: one piece, measured once
-        if self._opened and type(self._opened[0][0]) in _PUBLICATIONS:
+        is_broker = self.account is not None and self.account.is_broker
+        if is_broker or (self._opened and type(self._opened[0][0]) in _PUBLICATIONS):
             return Piece.WORK
         return Piece.REQUEST
 
@@ -276,9 +293,13 @@ class Link(asyncio.BufferedProtocol):
         """Give the machine the next messages: publications a few at a time, requests singly."""
         opened, first = self._opened, self._handed
         piece, count = Piece.WORK, min(len(opened) - first, PIECE_MESSAGES)
-        if self.account is not None and not self.account.is_broker:
+        account = self.account
+        is_broker = account is not None and account.is_broker
+        # A broker that has said no more than a turn can take is not looked at more closely.
+        if account is not None and (self._is_held or not is_broker):
+            is_work = self._is_work_of_a_broker if is_broker else self._continues
             for n in range(count):
-                if not self._continues(opened[first + n][0]):
+                if not is_work(opened[first + n][0]):
                     piece, count = (Piece.WORK, n) if n else (Piece.REQUEST, 1)
                     break
         self._handed += count
@@ -288,11 +309,14 @@ class Link(asyncio.BufferedProtocol):
         telemetry, waiting = self._telemetry, self.outbox_bytes
         dropped = telemetry.dropped
         self._receive(self.peer, opened if whole else opened[first : first + count])
-        if telemetry.dropped != dropped:
+        if telemetry.dropped - dropped >= (count if is_broker else 1):
             piece = Piece.DROPPED
         if piece is not Piece.WORK:
             self.answer_bytes += max(0, self.outbox_bytes - waiting)
         return piece
+
+    def _is_work_of_a_broker(self, message: AnyMessage) -> bool:
+        return type(message) not in _ASKED_BY_BROKERS
 
     def _continues(self, message: AnyMessage) -> bool:
         """Whether this is a publication on a stream that the peer has used before."""
