@@ -348,8 +348,8 @@ def test_nothing_that_a_node_writes_ends_the_audit_or_moves_the_others(
         (log / "documents" / f"{BY_OBSERVER}{BOB}" / f"{name}.parquet").write_bytes(data)
     write_cell(log, "r")
     found = audited(capsys, log, "--html", tmp_path / "audit.html")
-    # B1 is the one that may be faulty: who says such things of b2 is found out by that.
-    assert standings(found) == {(B1, "suspected"), (BOB, "suspected")}
+    # B1 is the one that may be faulty, so Bob's word against b2 is held against him alone.
+    assert standings(found) == {(B1, "suspected"), (BOB, "disputed")}
     assert found["left_out"] == {INCOMPLETE: len(COLUMNS) - 1 + 5, BEYOND: 9, UNREADABLE: 2}
     slots = features(spark.createDataFrame([*late, *own], OBSERVATIONS)).where("kind = 'came'")
     assert {r["slot"] for r in slots.collect()} == set(range(8))
