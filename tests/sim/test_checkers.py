@@ -26,14 +26,20 @@ from quorumcast.core.machine import (
     Suspicion,
 )
 from quorumcast.core.messages import (
+    Accept,
     Ack,
     AnyMessage,
     Checkpoint,
     Contents,
+    Echo,
+    Item,
     Positions,
+    Propose,
+    Ready,
     Regained,
     Vote,
 )
+from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import (
     Basis,
     Evidence,
@@ -242,6 +248,28 @@ def test_fifo_announced_gap_where_allowed_is_silent() -> None:
     stage.does(SUB, Gap(STREAM, 2, 2))
     stage.accepts(SUB, 3, b"c")
     assert stage.broken == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Echo(STREAM, 1, bytes(32)), Echo(STREAM, 1, b"x" * 32)),
+        (Ready(STREAM, 1, bytes(32)), Ready(STREAM, 1, b"x" * 32)),
+        (Vote(STREAM, 1, bytes(64)), Vote(STREAM, 2, b"x" * 32)),
+        (Accept(Protection.CRASH, 1, 1, bytes(32)), Accept(Protection.CRASH, 1, 1, b"x" * 32)),
+        (Propose(Protection.BYZANTINE, 1, 1, ()),
+         Propose(Protection.BYZANTINE, 1, 1, (Item(STREAM, 1, bytes(32)),))),
+    ],
+    ids=["echo", "ready", "vote", "accept", "propose"],
+)  # fmt: skip
+def test_story_told_in_two_ways_is_reported(one: AnyMessage, other: AnyMessage) -> None:
+    def script(stage: Stage) -> None:
+        stage.does(B1, Send((B2,), one))
+        stage.does(B1, Send((B3,), one))
+        assert stage.broken == []
+        stage.does(B1, Send((B3,), other))
+
+    assert play(script) == ["One story"]
 
 
 def test_acknowledgement_of_what_was_never_published_is_reported() -> None:

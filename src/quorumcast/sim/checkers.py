@@ -9,10 +9,19 @@ violation. What must hold eventually is in `promises`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from quorumcast.core.ids import CELL, DIGEST_SIZE, Digest, Lane, NodeId, Stream, total_order
+from quorumcast.core.ids import (
+    CELL,
+    DIGEST_SIZE,
+    Digest,
+    Lane,
+    NodeId,
+    Stream,
+    split_digests,
+    total_order,
+)
 from quorumcast.core.labels import label, unlabel
 from quorumcast.core.machine import (
     Accuse,
@@ -25,6 +34,8 @@ from quorumcast.core.machine import (
     Send,
 )
 from quorumcast.core.messages import (
+    Accept,
+    AnyMessage,
     Checkpoint,
     Chunk,
     Contents,
@@ -34,10 +45,12 @@ from quorumcast.core.messages import (
     Offer,
     Positions,
     Propose,
+    Publish,
     Ready,
     Regained,
     StateHead,
     Vote,
+    Write,
 )
 from quorumcast.core.quorum import Broadcast, OrderQuorums, Protection
 from quorumcast.core.statements import (
@@ -265,6 +278,53 @@ class SoundStatements(Watching):
             facts.violate(self.name, f"{other} and {node} sign different things of {about}")
 
 
+#: Messages in which a node stands by one value for each place.
+STANDING = frozenset((Publish, Offer, Vote, Echo, Ready, Propose, Write, Accept))
+
+
+class OneStory(Watching):
+    """A correct node never tells two stories: one value for each place, whomever it tells.
+
+    Quorums rest on it. It holds across crashes, for whoever forgets counts as faulty, or has lost a
+    disk that others could replace.
+    """
+
+    name = "One story"
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[object, ...], object] = {}
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Send) or type(effect.message) not in STANDING:
+            return
+        message = effect.message
+        teller = (node, facts.disk_of(node), type(message))
+        for place, value in self._places(facts, message):
+            if self._told.setdefault((*teller, *place), value) != value:
+                what = type(message).__name__
+                facts.violate(self.name, f"{node} says {what} twice about {place}, and differently")
+
+    def _places(
+        self, facts: Facts, message: AnyMessage
+    ) -> Iterator[tuple[tuple[object, ...], object]]:
+        match message:
+            case Echo(stream=stream, first=first, run=run) | Ready(stream, first, run):
+                yield (stream, first), run
+            case Write() | Accept():
+                yield (message.log, message.regency, message.instance), message.value
+            case Propose(log=log, regency=regency, instance=instance, batch=batch):
+                yield (log, regency, instance), batch
+            case Publish() | Offer() | Vote():
+                stream = message.stream
+                entry = facts.manifest.channel(stream.channel)
+                if isinstance(message, Vote) and (entry is None or entry.policy.has_history):
+                    return  # a history may correct a broker
+                for number, digest in enumerate(split_digests(message.digests), message.first):
+                    yield (stream, number), digest
+            case _:
+                return
+
+
 class SoundReceipts(Watching):
     """A receipt convinces a third party, and of nothing that its publisher did not publish."""
 
@@ -347,6 +407,7 @@ def safety_checkers(*, gaps_allowed: bool) -> list[Checker]:
         Fifo(gaps_allowed=gaps_allowed),
         SoundBlame(),
         SoundStatements(),
+        OneStory(),
         SoundReceipts(),
         Acknowledgement(),
     ]

@@ -133,6 +133,7 @@ class Facts:
         "held_up_at",
         "incarnations",
         "lost_at",
+        "lost_disks",
         "manifest",
         "manifests",
         "ordered",
@@ -174,6 +175,8 @@ class Facts:
         self.violations: list[Violation] = []
         #: Brokers that are restarted one after the other; the first one has not caught up yet.
         self.restarting: tuple[NodeId, ...] = ()
+        #: Disks that each broker has lost without being faulty.
+        self.lost_disks: dict[NodeId, int] = {}
         #: Whether the plan lets brokers lose more than the rest of the cell can make up for.
         self.gaps_allowed = False
         #: When more than f brokers were last without contents that they had held; -1: never.
@@ -193,6 +196,10 @@ class Facts:
         """A checker has found something; only the first few are kept."""
         if len(self.violations) < 20:
             self.violations.append(Violation(name, detail))
+
+    def disk_of(self, node: NodeId) -> int:
+        """How many disks a node had before the present one."""
+        return self.lost_disks.get(node, 0)
 
     def renew(self, manifest: Manifest) -> None:
         """The operator has signed the next epoch."""

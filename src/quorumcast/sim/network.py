@@ -398,7 +398,9 @@ class Network:
             self.on_breach(receiver, sender, "takes a packet that its peer did not send")
         elif sealed.taken:
             self.on_breach(receiver, sender, "takes a packet twice")
-        elif sealed.messages != [encode_parcel(message)[0] for message in messages]:
+        elif self.weather.corruption and sealed.messages != [
+            encode_parcel(message)[0] for message in messages
+        ]:
             self.on_breach(receiver, sender, "takes a packet with other messages in it")
         else:
             sealed.taken = True

@@ -38,21 +38,28 @@ from quorumcast.core.messages import Ack, Checkpoint, Positions
 from quorumcast.sim.adversary import Adversary
 from quorumcast.sim.blame import Lies
 from quorumcast.sim.cells import Cell, life_of
-from quorumcast.sim.checkers import DISCLOSING, INTERNAL, Checker, Rights
+from quorumcast.sim.checkers import (
+    DISCLOSING,
+    INTERNAL,
+    STANDING,
+    Checker,
+    OneStory,
+    Rights,
+)
 from quorumcast.sim.facts import Facts
 from quorumcast.sim.network import Network, Weather
 from quorumcast.sim.node import Node, Watcher
 from quorumcast.sim.scheduler import Scheduler
 
 _EFFECTS = frozenset((Deliver, Gap, Acknowledged, Contradicted, Proven, Recalled, Suspect, Accuse))
-_SENT = DISCLOSING | INTERNAL
+_SENT = DISCLOSING | INTERNAL | STANDING
 _EVENTS = frozenset((Submit, Join, Leave, Prove, Recall))
 
 
 class Monitor:
     """Shows checkers and facts what concerns them, and nothing else: most effects are sends."""
 
-    __slots__ = ("_checkers", "_facts", "_lies", "_on_positions", "_rights")
+    __slots__ = ("_checkers", "_facts", "_lies", "_on_positions", "_senders")
 
     def __init__(
         self,
@@ -64,7 +71,10 @@ class Monitor:
         self._facts = facts
         self._on_positions = on_positions
         self._checkers = checkers
-        self._rights = [checker for checker in checkers if isinstance(checker, Rights)]
+        #: Those that also look at what is sent.
+        self._senders: list[Checker] = [
+            checker for checker in checkers if isinstance(checker, Rights | OneStory)
+        ]
         self._lies = lies
 
     def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
@@ -83,8 +93,8 @@ class Monitor:
                 self._lies.on_send(self._facts, node, effect)
             if type(effect.message) is not Checkpoint:
                 if type(effect.message) in _SENT and self._facts.adversary.is_correct(node):
-                    for rights in self._rights:
-                        rights.on_effect(self._facts, node, effect)
+                    for checker in self._senders:
+                        checker.on_effect(self._facts, node, effect)
                 return
         elif type(effect) not in _EFFECTS:
             return
@@ -307,6 +317,8 @@ class World:
         broker, *others = brokers
         node = self.nodes[broker]
         node.crash(wipe=wipe)
+        if wipe:
+            self.facts.lost_disks[broker] = self.facts.disk_of(broker) + 1
         self.network.break_all(broker)
         self.adversary.injected += 1
 

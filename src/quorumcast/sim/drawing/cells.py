@@ -86,7 +86,7 @@ def _brief_limits(rng: random.Random) -> Limits:
 def _draw_channels(scene: Scene) -> None:
     orders = channel_entry(ORDERS, scene.policy)
     scene.channels = (orders,)
-    if scene.rng.randrange(3) == 0:
+    if scene.rng.randrange(2) == 0:
         # The last publisher and the last subscriber have no right to the second channel.
         few = (
             scene.publishers[:-1] or scene.publishers,

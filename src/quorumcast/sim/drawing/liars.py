@@ -10,7 +10,13 @@ from quorumcast.sim.aimed import MANGLE
 from quorumcast.sim.cells import SUBSCRIBERS
 from quorumcast.sim.drawing.scene import ORDERS, Scene
 from quorumcast.sim.drawing.world import pause
-from quorumcast.sim.harm import ACCOMPLICES, ORDERING_ACCOMPLICES, entry_of, faults_of
+from quorumcast.sim.harm import (
+    ACCOMPLICES,
+    ORDERING_ACCOMPLICES,
+    applicable,
+    entry_of,
+    faults_of,
+)
 
 
 def draw_lie(scene: Scene, fault: str) -> None:
@@ -28,7 +34,8 @@ def draw_lie(scene: Scene, fault: str) -> None:
             for victim in scene.victims:
                 scene.lie(victim, fault, start, percent, _aims(scene, fault))
         case Role.PUBLISHER:
-            scene.lie(scene.publishers[-1], fault, start, percent)
+            for lie in (fault, *_mangling(scene, Role.PUBLISHER)):
+                scene.lie(scene.publishers[-1], lie, start, percent)
             # A lying publisher is worst with lying brokers at its side (Freeman §7.3.4).
             if rng.randrange(2):
                 help_ = ORDERING_ACCOMPLICES if entry.only_under else ACCOMPLICES
@@ -44,7 +51,7 @@ def draw_lying_brokers(scene: Scene) -> None:
     rng = scene.rng
     faults = faults_of(Role.BROKER, scene.policy)
     for victim in scene.victims:
-        for fault in (*rng.sample(faults, rng.choice((1, 1, 2))), *_mangling(scene, faults)):
+        for fault in (*rng.sample(faults, rng.choice((1, 1, 2))), *_mangling(scene, Role.BROKER)):
             start = rng.choice((0, 0, scene.moment()))
             scene.lie(victim, fault, start, rng.choice((100, 60, 25)), _aims(scene, fault))
 
@@ -57,7 +64,8 @@ def draw_lying_clients(scene: Scene) -> None:
     )
     who = rng.choice(("publisher", "subscriber", "both"))
     if publishers and who != "subscriber" and scene.publishers[-1] not in scene.liars:
-        scene.lie(scene.publishers[-1], rng.choice(publishers), 0, rng.choice((100, 50)))
+        for fault in (rng.choice(publishers), *_mangling(scene, Role.PUBLISHER)):
+            scene.lie(scene.publishers[-1], fault, 0, rng.choice((100, 50)))
     if len(scene.subscribers) > 1 and who != "publisher":
         scene.lie(scene.subscribers[-1], rng.choice(subscribers), 0, rng.choice((100, 50)))
 
@@ -67,8 +75,8 @@ def draw_intruder(scene: Scene) -> None:
     intruder = SUBSCRIBERS[-1]
     if intruder not in scene.bystanders:
         scene.bystanders = (*scene.bystanders, intruder)
-        fault = scene.rng.choice((MANGLE[Role.SUBSCRIBER], MANGLE[Role.SUBSCRIBER], "trespass"))
-        scene.lie(intruder, fault, 0, scene.rng.choice((100, 50, 20)))
+        for fault in (MANGLE[Role.SUBSCRIBER], "trespass"):
+            scene.lie(intruder, fault, 0, scene.rng.choice((100, 50, 20)))
         scene.act(scene.rng.randrange(20), "join", intruder, ORDERS)
 
 
@@ -84,10 +92,10 @@ def draw_conspiracy(scene: Scene) -> None:
         scene.lie(victim, "two-faced", 0, 100, (*misled, *readers), plot="plot")
 
 
-def _mangling(scene: Scene, faults: Sequence[str]) -> Sequence[str]:
+def _mangling(scene: Scene, role: Role) -> Sequence[str]:
     """Half of those that lie also say everything once more with one thing altered."""
-    mangle = MANGLE[Role.BROKER]
-    return (mangle,) if mangle in faults and scene.rng.randrange(2) else ()
+    fits = applicable(MANGLE[role], scene.policy.name)
+    return (MANGLE[role],) if fits and scene.rng.randrange(2) else ()
 
 
 def _aims(scene: Scene, fault: str) -> tuple[NodeId, ...]:
