@@ -453,3 +453,35 @@ def test_chain_out_chain_is_drawn_from_3f_plus_1_only() -> None:
         seen.add(outlet.order)
     assert len(seen) > 1
     assert {broker for order in seen for broker in order} <= set(BROKERS)
+
+
+# ------------------------------------------------------------------ the buffer
+
+
+def test_fan_out_keeps_no_more_than_its_buffer_for_brokers_that_are_slow() -> None:
+    outlet = fan_out(limited("ab", publisher_buffer=8))
+    for number in range(1, 5):
+        outlet.submit(bodies(number, 1))
+    for broker in (B1, B2, B3):
+        outlet.on_ack(broker, ack(4))
+    assert outlet.sizes()["runs"] == 4  # for the one that is slow
+    assert outlet.room == 8
+    for number in range(5, 13):
+        outlet.submit(bodies(number, 1))
+    assert (outlet.room, outlet.sizes()["runs"], outlet.base) == (0, 8, 5)
+
+
+def test_fan_out_has_no_room_for_ever_more_that_is_acknowledged_and_not_settled() -> None:
+    """One broker is slow, and another lies about what is settled."""
+    outlet = fan_out(limited("brb", publisher_buffer=4))
+    number = 0
+    while outlet.room > 0:
+        number += 1
+        outlet.submit(bodies(number, 1))
+        for broker in (B1, B2):
+            outlet.on_ack(broker, ack(number, settled=number))
+        outlet.on_ack(B3, ack(number))
+    assert (number, outlet.sizes()["runs"]) == (8, 8)
+    effects = outlet.on_ack(B4, ack(8, settled=8))
+    assert Acknowledged(STREAM, 8) in effects  # whoever waits for room is told
+    assert outlet.room == 4

@@ -156,9 +156,16 @@ class FanOut:
     @property
     def room(self) -> int:
         """How many more publications fit into the buffer."""
+        most = self._limits.publisher_buffer
         if self._pending_bytes >= self._limits.publisher_bytes:
             return 0
-        return max(0, self._limits.publisher_buffer - (self.next - 1 - self._acknowledged))
+        # What is acknowledged and not settled stays as well, and a broker may lie about that.
+        return max(0, min(most - (self.next - 1 - self._acknowledged), 2 * most - self._span))
+
+    @property
+    def _span(self) -> int:
+        """How many publications the runs hold that are kept."""
+        return self.next - self.base
 
     @property
     def reach(self) -> int:
@@ -203,6 +210,8 @@ class FanOut:
         self._runs[run.first] = run
         self._pending_bytes += size
         self.next = run.last + 1
+        if self._span > self._limits.publisher_buffer:
+            self._forget()
         return digests, self._send_new(run)
 
     def _send_new(self, run: OutRun) -> list[Effect]:
@@ -277,11 +286,13 @@ class FanOut:
 
     def _advance(self) -> list[Effect]:
         upto = self._held_by_enough()
-        news = upto > self._acknowledged
+        news, had_room = upto > self._acknowledged, self.room > 0
         self._acknowledged = max(upto, self._acknowledged)
         if news or self._settles:
             self._forget()
-        return [Acknowledged(self.stream, upto)] if news else []
+        if not had_room and self.room > 0:
+            news = True  # whoever waits for room waits for an acknowledgement
+        return [Acknowledged(self.stream, self._acknowledged)] if news else []
 
     def _forget(self) -> None:
         """Runs that enough brokers hold stay for the slow ones as long as there is room.
@@ -292,15 +303,17 @@ class FanOut:
         kept = self._limits.publisher_buffer // 2
         done = sorted(map(self._kept, self._progress.values()), reverse=True)
         enough, everywhere = min(self._acknowledged, done[self._quorum - 1]), done[-1]
-        for first in list(self._runs):
-            run = self._runs[first]
+        done_with: list[int] = []
+        for first, run in self._runs.items():
             spare = (
                 self.next - run.first > kept or self._pending_bytes > self._limits.publisher_bytes
             )
             if run.last > enough or not (spare or run.last <= everywhere):
                 break
-            del self._runs[first]
+            done_with.append(first)
             self._pending_bytes -= run.size
+        for first in done_with:
+            del self._runs[first]
 
     def tick(self) -> list[Effect]:
         """Repeat what brokers that can be reached do not acknowledge."""

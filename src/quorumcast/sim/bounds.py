@@ -89,7 +89,8 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
         "voices": len(clients) * MAX_SEATS * STREAMS_OF_A_SEAT,
         "extents": limits.retained_publications,
         # publishers
-        "runs": limits.publisher_buffer,
+        # What is not acknowledged, and as much that is and that brokers have not settled.
+        "runs": (1 + settles) * limits.publisher_buffer,
         "begins": limits.publisher_buffer + 1,
         "run_bytes": limits.publisher_bytes + MAX_RUN_BYTES + MAX_REST_BYTES,
         # subscribers
