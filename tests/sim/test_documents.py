@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from quorumcast.core.ids import Channel, NodeId, Stream
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Send
 from quorumcast.core.messages import Checkpoint, Offer, Publish, Vote
 from quorumcast.core.quorum import OrderQuorums, Quorums
@@ -21,7 +21,7 @@ from quorumcast.named.state import State
 from quorumcast.sim import documents
 from quorumcast.sim.cells import channel_entry, identity_of, make_simulated_cell, operator_of
 from quorumcast.sim.consumers import examine_subscriptions
-from quorumcast.sim.mangling import AT_ONCE, MOST, Mangle, alter
+from quorumcast.sim.mangling import PER_KIND, Mangle, alter
 from quorumcast.sim.scenario import run_scenario
 
 pytestmark = pytest.mark.sim
@@ -80,12 +80,14 @@ def test_alter_offer_is_signed_again_by_whoever_says_it() -> None:
     assert any(isinstance(message, Offer) and message.signature for message in found)
 
 
-def test_mangle_says_so_much_and_no_more() -> None:
+def test_mangle_alters_so_many_of_each_kind_and_no_more() -> None:
     fault = Mangle("mangle", context(B1))
-    send = Send((B2,), Vote(STREAM, 1, bytes(32)))
-    said = [len(fault.tamper([send], 0)) for _ in range(MOST)]  # type: ignore[arg-type]
-    assert said[0] == 1 + AT_ONCE
-    assert sum(said) == 2 * MOST
+    for message in (Vote(STREAM, 1, bytes(32)), Publish(STREAM, 1, bytes(32))):
+        send = Send((B2,), message)
+        said = [fault.tamper([send], Millis(0)) for _ in range(40 * PER_KIND)]
+        assert said[0] != [send]
+        assert sum(effects != [send] for effects in said) <= PER_KIND
+        assert said[-1] == [send]
 
 
 # ------------------------------------------------------------------ documents

@@ -179,6 +179,7 @@ class Trespass(Tampering):
         questions: list[AnyMessage] = [
             Subscribe(channel.name, (Cursor(stream, 1),), bodies=True),
             Subscribe(channel.name, (), bodies=True),
+            Subscribe(rng.choice(manifest.channels).name, (Cursor(stream, 1),), bodies=True),
             Pull(stream, first, 8),
             Attest(stream, first),
             Missed(stream, first, 4),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import random
-from collections import deque
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -35,10 +35,8 @@ from quorumcast.faults.base import Tampering, digests_of, revouched
 from quorumcast.faults.contract import FaultContext, Later
 from quorumcast.ordering.offers import sign_offer
 
-#: Altered messages that one node sends at most, and messages of its own that it remembers.
-MOST, REMEMBERED = 120, 32
-#: Altered messages for each that it has to say.
-AT_ONCE = 2
+#: Altered messages of each kind, and one in how many of what is said is altered.
+PER_KIND, ONE_IN = 12, 3
 
 _KINDS: tuple[type[msgspec.Struct], ...] = get_args(AnyMessage)
 _messages: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
@@ -46,36 +44,40 @@ _signed: msgspec.msgpack.Decoder[Signed] = msgspec.msgpack.Decoder(Signed)
 
 
 class Mangle(Tampering):
-    """Repeats words with one thing altered."""
+    """Says words with one thing altered, beside its own or in place of them.
 
-    __slots__ = ("_left", "_said")
+    Kinds of messages take turns: answers that are rare matter as much as votes.
+    """
+
+    __slots__ = ("_altered", "_known")
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
-        self._left = MOST
-        self._said: deque[Send] = deque(maxlen=REMEMBERED)
+        self._altered: Counter[type] = Counter()
+        #: The last message of each kind that it said or heard.
+        self._known: dict[type, tuple[AnyMessage, Bodies]] = {}
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
-        self._said.append(send)
-        result: list[Effect | Later] = [send]
-        for _ in range(AT_ONCE):
-            if self._left and self.context.hits():
-                self._left -= 1
-                result.append(self._mangled(send))
-        return result
+        rng, kind = self.context.rng, type(send.message)
+        self._known[kind] = (send.message, send.bodies)
+        for heard in self.context.heard:
+            self._known[type(heard.message)] = (heard.message, heard.bodies)
+        if self._altered[kind] >= PER_KIND or not self.context.hits():
+            return [send]
+        if self._altered[kind] >= ONE_IN and rng.randrange(ONE_IN):
+            return [send]
+        self._altered[kind] += 1
+        mangled = self._mangled(send)
+        return rng.choice(([send, mangled], [mangled, send], [mangled]))
 
     def _mangled(self, send: Send) -> Send:
         """Something said or heard, altered, for those who were meant or for others."""
         context, rng = self.context, self.context.rng
         message, bodies = send.message, send.bodies
         if rng.randrange(3) == 0:
-            remembered = rng.choice(self._said)
-            message, bodies = remembered.message, remembered.bodies
-        elif context.heard and rng.randrange(2):
-            heard = rng.choice(context.heard)
-            message, bodies = heard.message, heard.bodies
+            message, bodies = self._known[rng.choice(list(self._known))]
         everybody = (*context.manifest.broker_ids, *(c.id for c in context.manifest.clients))
-        to = rng.choice((send.to, context.manifest.broker_ids, (rng.choice(everybody),)))
+        to = rng.choice((send.to, send.to, context.manifest.broker_ids, (rng.choice(everybody),)))
         return Send(tuple(to), *alter(message, bodies, context))
 
 
@@ -149,7 +151,7 @@ class Altering:
             case bytes():
                 return self._bytes(value)
             case str():
-                return rng.choice(self._names())
+                return rng.choice(self._names(value))
             case tuple():
                 return self._tuple(value)
             case Signed():
@@ -160,11 +162,13 @@ class Altering:
             case _:
                 return value
 
-    def _names(self) -> list[str]:
+    def _names(self, value: str) -> list[str]:
+        """Names that could stand there, most of them of the same kind."""
         manifest = self._context.manifest
         nodes: list[str] = [node.id for node in manifest.nodes]
         channels: list[str] = [channel.name for channel in manifest.channels]
-        return [*nodes, *channels, CELL, "nobody", self._context.node]
+        alike = channels if value in channels else nodes
+        return alike if self._rng.randrange(4) else [*nodes, *channels, CELL, "nobody"]
 
     def _bytes(self, value: bytes) -> bytes:
         rng = self._rng
