@@ -508,6 +508,20 @@ def test_broker_pledge_is_kept_after_a_restart() -> None:
     assert reasons(made.handle(publish(1, b"a"), T0)) == []
 
 
+def test_broker_pledge_is_kept_towards_runs_that_others_pass_on() -> None:
+    """f+1 echoes are enough to echo a run, but not against an echo of an earlier life."""
+    policy = Policy.named("brb", journal=True)
+
+    def passed_on(of: bytes) -> list[Effect]:
+        made = restarted(policy, publish(1, b"a"))
+        word = Echo(STREAM, 1, root(1, digests(of)))
+        feed(made.handle, Receive(B2, word), Receive(B3, word))
+        return made.handle(contents(B2, 1, of), T0)
+
+    assert reasons(passed_on(b"b")) == [DropReason.CONFLICT]
+    assert len(sent(synced(passed_on(b"a")), Echo)) == 1
+
+
 def test_broker_pledge_is_kept_towards_histories_too() -> None:
     """Else it could echo a history that denies what a subscriber accepted with its vote."""
     policy = Policy.named("ab+history", alpha=2, journal=True)

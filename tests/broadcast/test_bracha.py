@@ -14,6 +14,7 @@ from tests.support.cells import (
     B4,
     BOB,
     BRB,
+    LANE,
     STREAM,
     T0,
     Cell,
@@ -44,7 +45,7 @@ from quorumcast.core.machine import (
     TimerFired,
     Vouch,
 )
-from quorumcast.core.messages import ChainRun, Contents, Echo, Open, Pull, Ready
+from quorumcast.core.messages import ChainRun, Contents, Echo, Open, Publish, Pull, Ready
 from quorumcast.crypto.digest import root
 from quorumcast.manifest.policy import Policy
 
@@ -302,6 +303,44 @@ def test_bracha_contents_that_nobody_asked_for_are_dropped() -> None:
     assert reasons(broker.handle(contents(B2, 1, b"a"), T0)) == [DropReason.DUPLICATE]
     broker.handle(publish(1, b"a"), T0)
     assert reasons(broker.handle(contents(B2, 1, b"b"), T0)) == [DropReason.DUPLICATE]
+
+
+def test_bracha_run_that_f_plus_1_others_echo_is_echoed_without_the_publisher() -> None:
+    """The publisher crashed when n-f brokers had acknowledged the run, one of them a liar."""
+    broker = bracha()
+    feed(broker.handle, echo(B2, 1, b"a"), echo(B3, 1, b"a"))
+    broker.handle(FIRED, T0)
+    assert messages(broker.handle(FIRED, T0), Pull) == [Pull(STREAM, 1, MAX_RUN)]
+    effects = broker.handle(contents(B2, 1, b"a"), T0)
+    assert sent(effects, Echo) == [Send(PEERS, Echo(STREAM, 1, run(1, b"a")))]
+    assert messages(effects, Ready) == [Ready(STREAM, 1, run(1, b"a"))]
+    assert suspects(broker.handle(publish(1, b"b"), T0)) == [ALICE]
+
+
+@pytest.mark.parametrize(
+    ("first", "heard"),
+    [
+        (1, (echo(B2, 1, b"a"),)),
+        (1, (echo(B2, 1, b"a"), echo(B3, 1, b"b"))),
+        (2, (echo(B2, 2, b"a"), echo(B3, 2, b"a"))),
+        (1, (publish(1, b"b"), echo(B2, 1, b"a"), echo(B3, 1, b"a"))),
+    ],
+    ids=["f echoes", "different echoes", "not the next run", "another from the publisher"],
+)
+def test_bracha_run_by_hearsay_is_not_echoed_if(first: int, heard: tuple[Receive, ...]) -> None:
+    broker = bracha()
+    feed(broker.handle, *heard)
+    assert reasons(broker.handle(contents(B2, first, b"a"), T0)) == [DropReason.DUPLICATE]
+    assert broker.sizes()["instance_bytes"] == sum(isinstance(e.message, Publish) for e in heard)
+
+
+def test_bracha_history_by_hearsay_is_not_echoed() -> None:
+    """A broker echoes a history only if it agrees with what the broker forwarded."""
+    broker = Bracha(LANE, Cell(BRB).around())
+    for peer in (B2, B3):
+        broker.handle(Receive(peer, Echo(LANE, 1, run(1, b"a"))), T0)
+    passed_on = contents(B2, 1, b"a", stream=LANE)
+    assert reasons(broker.handle(passed_on, T0)) == [DropReason.DUPLICATE]
 
 
 def test_bracha_pull_again_goes_to_another_source() -> None:

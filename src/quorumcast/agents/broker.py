@@ -26,6 +26,7 @@ from quorumcast.agents.pledges import (
 from quorumcast.agents.recovery import Recovery, RecoveryTick
 from quorumcast.agents.retention import Retention, Sweep
 from quorumcast.agents.sequencers import Sequencers
+from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.contract import answer_pull
 from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_NUMBER, MAX_RUN
@@ -342,8 +343,11 @@ class Broker:
             return [Drop(DropReason.OUT_OF_WINDOW, sender)]
         if desk.closed and not isinstance(message, Pull):
             return [Drop(DropReason.UNKNOWN_STREAM, sender)]
-        if self._pledges and self._pledges.broken_by(
-            event, data, whole_runs=desk.entry.policy.broadcast is Broadcast.BRACHA
+        whole_runs = desk.entry.policy.broadcast is Broadcast.BRACHA
+        if (
+            self._pledges
+            and _would_vouch(desk, message)
+            and self._pledges.broken_by(event, data, whole_runs=whole_runs)
         ):
             # Only what the publisher said itself is held against it.
             blame = [Suspect(sender, Suspicion.EQUIVOCATION, data)] if own else []
@@ -556,6 +560,17 @@ class Broker:
             return [testimony]
         digests = desk.carrier.ledger.digests(statement.first, statement.count) or b""
         return self._pledge(desk, Attested(desk.stream, statement.first, digests), (testimony,))
+
+
+def _would_vouch(desk: Desk, message: AnyMessage) -> bool:
+    """Whether a broker would vouch for what a message brings on the word of its sender.
+
+    Contents that another broker passes on are echoed; not those of a run that the cell decided.
+    """
+    if isinstance(message, Contents):
+        carrier = desk.carrier
+        return isinstance(carrier, Bracha) and not carrier.is_ready(message.first)
+    return isinstance(message, Publish | ChainRun)
 
 
 def _highest(message: AnyMessage) -> int:

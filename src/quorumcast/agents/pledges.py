@@ -21,7 +21,7 @@ from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, NodeId, Stream, split_digests
 from quorumcast.core.limits import MAX_ENDED, MAX_NUMBER
 from quorumcast.core.machine import Effect, Forget, Receive, Record
-from quorumcast.core.messages import ChainRun, Publish
+from quorumcast.core.messages import ChainRun, Contents, Publish
 
 
 class Vouched(Record, frozen=True, tag=True):
@@ -253,7 +253,7 @@ class Pledges:
         `whole_runs`: votes are about whole runs, so a run that is cut differently denies it too.
         """
         message = event.message
-        if not isinstance(message, Publish | ChainRun):
+        if not isinstance(message, Publish | ChainRun | Contents):
             return False
         if self._denied(message.stream, message.first, message.digests, whole_runs=whole_runs):
             return True

@@ -11,9 +11,14 @@ cannot both gather as many) or f+1 readies (one of them is a correct broker's); 
 delivered at ⌈(n+f+1)/2⌉ readies. An instance is named by the first number of its run: a correct
 broker's echoes never overlap, so neither can two delivered runs.
 
+A publisher may crash when n-f brokers have acknowledged a run, f of them liars: too few correct
+ones are left for the echo quorum. So a broker that the run never reached also echoes what f+1
+others echo, once it has the contents: one of them is correct and got the run from the publisher.
+What was acknowledged is then delivered without the publisher.
+
 Source: Freeman §3.2 (algorithms 4–6). Ours: echo and ready carry one digest of the run; a broker
 that is ready without the contents pulls them from one that echoed; a broker that is stuck repeats
-itself, and one that is done answers such repetitions.
+itself, and one that is done answers such repetitions; echoes by the word of f+1.
 """
 
 from __future__ import annotations
@@ -296,8 +301,10 @@ class Bracha:
                 ]
 
     def _on_contents(self, event: Receive, run: Contents) -> list[Effect]:
-        instance = self._instances.get(run.first)
-        if instance is None or instance.ready is None or instance.ready in instance.contents:
+        instance, value = self._instances.get(run.first), root(run.first, run.digests)
+        if instance is None or (instance.ready or instance.echoed) in instance.contents:
+            return dropped(event, DropReason.DUPLICATE)
+        if instance.ready is None and not self._may_echo(run.first, instance, value):
             return dropped(event, DropReason.DUPLICATE)
         digests = check_run(self._around, event, run.digests)
         if isinstance(digests, DropReason):
@@ -305,14 +312,34 @@ class Bracha:
                 Drop(digests, event.sender),
                 Suspect(event.sender, Suspicion.BAD_BODY, self.stream, run.first),
             ]
-        if root(run.first, run.digests) != instance.ready:
+        wanted = instance.ready or value
+        if value != wanted:
             return dropped(event, DropReason.BAD_RUN)
         crowded = self.ledger.quota.refuses(len(digests), sum(map(len, event.bodies)))
         if crowded and run.first != self.ledger.next:
             # It is pulled again when its turn comes.
             return dropped(event, DropReason.OVER_LIMIT)
-        self._keep(instance, instance.ready, digests, event.bodies)
-        return []
+        self._keep(instance, wanted, digests, event.bodies)
+        if instance.ready is not None:
+            return []
+        self._expected = run.first + len(digests)
+        return self._echo(run.first, instance, value)
+
+    def _may_echo(self, first: int, instance: Instance, value: bytes) -> bool:
+        """Whether f+1 others echo a run that comes next here and never came from the publisher.
+
+        Not histories: a broker echoes these only if they agree with what it forwarded.
+        """
+        return (
+            self.stream.lane is Lane.DATA
+            and first == max(self._expected, self.ledger.next)
+            and instance.echoes.count(value) >= self._around.quorums.one_correct
+        )
+
+    def is_ready(self, first: int) -> bool:
+        """Whether this broker knows which run at a number will be delivered."""
+        instance = self._instances.get(first)
+        return instance is not None and instance.ready is not None
 
     def _on_pull(self, event: Receive, pull: Pull) -> list[Effect]:
         """Another broker asks for the run that starts here, and how it ended."""

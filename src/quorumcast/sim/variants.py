@@ -225,7 +225,7 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
     _variant(
         "ready-accept", "a subscriber accepts at 2f readies",
         _quorum("ready_accept", lambda q: 2 * q.f),
-        siege("brb", Corruption(PUB, "skip-broker", 0, 100, (B4,)),
+        siege("brb", Corruption(PUB, "equivocating-publisher", 0, 100, (B4,)),
               _liar(B2, attacks.Confide, B1, SUB1)),
         "Totality",
     ),
