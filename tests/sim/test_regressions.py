@@ -50,6 +50,8 @@ FOUND = [
     # The checker's own mistake: wrong contents that came before a subscription stood were looked
     # at by nobody, and blame was asked for.
     "total-alter-body-1000809",
+    # Another: statements that a liar made up in the names of others were taken for its own.
+    "ab-publisher-flood-3200547",
     # Another: below a number that a lying publisher told brokers differently of, a new broker of a
     # bare fast path can get nothing back, for its ledger has no holes.
     "ab-members-29",

@@ -51,6 +51,8 @@ class Lies:
         statement = parse_statement(message.statement.payload)
         if not isinstance(statement, SegmentStatement):
             return
+        if not sender == statement.broker == message.statement.signer:
+            return  # forged in the name of another, which proves nothing
         segment = (statement.stream, statement.first, statement.count, statement.basis)
         for reader in send.to:
             present = facts.reader(reader, statement.stream.channel)
