@@ -750,6 +750,33 @@ def test_totality_announced_gap_is_not_what_others_accepted() -> None:
     assert pending(Totality(Policy.named("brb")), stage)
 
 
+def test_totality_gap_is_explained_by_how_far_brokers_are_though_no_subscriber_is() -> None:
+    """All subscribers may be behind what brokers retain of a lying publisher."""
+    stage = Stage()
+    stage.join(SUB, OTHER)
+    stream, limits = Stream(ORDERS, LIAR, 1), Limits()
+    count = limits.retained_publications - limits.window + 1
+    stage.submit(*(b"%d" % n for n in range(1, count + 1)), publisher=LIAR)
+    for number in (1, 2):
+        stage.accepts(SUB, number, b"%d" % number, stream)
+    stage.facts.ordered = lambda _: count
+    stage.does(OTHER, Gap(stream, 1, 1))
+    assert pending(Totality(Policy.named("brb")), stage)  # the second is still retained
+    stage.accepts(OTHER, 2, b"2", stream)
+    assert not pending(Totality(Policy.named("brb")), stage)
+
+
+def test_totality_gap_is_not_explained_by_a_publisher_that_leaps_ahead() -> None:
+    stage = Stage()
+    stage.join(SUB, OTHER)
+    stream = Stream(ORDERS, LIAR, 1)
+    stage.submit(b"a", publisher=LIAR)
+    stage.accepts(SUB, 1, b"a", stream)
+    stage.facts.ordered = lambda _: 2**60
+    stage.does(OTHER, Gap(stream, 1, 2**60))
+    assert pending(Totality(Policy.named("brb")), stage)
+
+
 def test_fairness_more_than_two_alpha_apart_is_pending() -> None:
     stage = Stage("ab+history")
     stage.join(SUB, OTHER)

@@ -189,7 +189,7 @@ class Facts:
         self.places: dict[tuple[Stream, int], int] = {}
         #: How often anything was accepted, given up or acknowledged.
         self.progress = 0
-        #: How far correct brokers have ordered a channel; the world knows.
+        #: How far correct brokers have a stream, or the order of a channel; the world knows.
         self.ordered: Callable[[Stream], int] = lambda stream: 0
 
     def violate(self, name: str, detail: str) -> None:
@@ -330,10 +330,18 @@ class Facts:
         if self.adversary.is_correct(stream.publisher):
             top = sum(len(self.published.get(life, ())) for life in lives)
         else:
-            # Brokers may be ahead of all subscribers, by what they take before it is settled.
-            top = sum(self.reached.get(life, 0) + limits.window for life in lives)
+            top = sum(self._top_of_liar(life) + limits.window for life in lives)
         lost = sum(when <= self.lost_at for _, when in published)
         return max(top - limits.retained_publications, lost)
+
+    def _top_of_liar(self, stream: Stream) -> int:
+        """The last number of a lying publisher's stream that subscribers or brokers have.
+
+        All subscribers may be behind what brokers retain. Numbers that were never published do not
+        count: a publisher that leaps ahead must not make brokers let go of anything.
+        """
+        held = min(self.ordered(stream), len(self.published.get(stream, ())))
+        return max(self.reached.get(stream, 0), held)
 
     def later_lives(self, stream: Stream) -> list[Stream]:
         """Later streams of the same publisher on the channel: retention counts them as well."""

@@ -222,7 +222,7 @@ class World:
         self.scheduler.after(0, look)
 
     def _ordered(self, order: Stream) -> int:
-        """The last position that any correct broker has given."""
+        """The last number of a stream, or position of an order, that any correct broker has."""
         reach = 0
         for name in self.facts.manifest.broker_ids:
             machine = self.nodes[name].machine if name in self.nodes else None
