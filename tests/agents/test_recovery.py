@@ -33,7 +33,7 @@ from quorumcast.agents.broker import Broker
 from quorumcast.agents.holdings import Holdings
 from quorumcast.agents.outpaced import UNANSWERED
 from quorumcast.agents.pace import GRACE, MOVING_GRACE
-from quorumcast.agents.pledges import Attested, Vouched
+from quorumcast.agents.pledges import Attested, Pledges, Vouched
 from quorumcast.agents.recovery import (
     CHUNK,
     IDLE_MS,
@@ -451,6 +451,27 @@ def test_broker_counts_its_own_journal_and_never_contradicts_it() -> None:
                         broker.handle(Persisted(effect.record), T0)
         # Two peers and its own word are three; against its own word it takes nothing.
         assert held(broker) == expected
+
+
+@pytest.mark.parametrize("name", ["ab+history", "brb"])
+def test_broker_takes_what_the_cell_has_settled_otherwise_than_its_journal_says(name: str) -> None:
+    """A liar told it something else, which no subscriber can have accepted."""
+    broker = Cell(Policy.named(name, journal=True)).broker(B1)
+    said = Vouched(STREAM, 1, digests(b"p1", b"lie", b"p3"))
+    broker.handle(Restored(said), T0)
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+        broker.handle(Receive(peer, Positions(ORDERS, (Position(STREAM, 1, 4),))), T0)
+    tick(broker, GRACE + 2)
+    effects = [e for peer in PEERS for e in broker.handle(recalled(peer, 1, *bodies(1, 3)), T0)]
+    (record,) = [effect.record for effect in effects if isinstance(effect, Persist)]
+    assert record == Attested(STREAM, 1, digests(*bodies(1, 3)))
+    broker.handle(Persisted(record), T0)
+    assert held(broker) == (1, 4)
+    again = Pledges()
+    again.remember(said)
+    again.remember(record)
+    assert again.of(STREAM, 2, 1) == [digests(b"p2")]
 
 
 def test_broker_alone_in_its_cell_whose_own_word_is_enough_expects_nothing_of_others() -> None:

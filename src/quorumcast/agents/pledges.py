@@ -219,6 +219,11 @@ class Pledges:
         digests = {} if lane is None else lane.digests
         return [digests.get(number) for number in range(first, first + count)]
 
+    def overrule(self, stream: Stream, first: int, digests: bytes) -> None:
+        """Stand by what the cell has settled from now on; the journal gets to know it next."""
+        lane = self._lanes.setdefault(stream, _Lane())
+        lane.digests.update(enumerate(split_digests(digests), first))
+
     def forget(self, stream: Stream, below: int) -> None:
         """The ledger of this life has moved on and compares by itself from here on."""
         written = self._written.get(stream, {})

@@ -15,7 +15,8 @@ It takes what enough peers give their final word for (`holdings`):
 
 The last because it may have vouched for something else before it forgot: whatever it says now can
 bring nobody to accept what others would not have accepted without it. It may itself be one of
-them, if its journal says so. Contents are checked against their digests.
+them, if its journal says so. Contents are checked against their digests. What the cell has settled
+overrules the journal: no subscriber can have accepted anything else.
 
 A publisher cannot move a broker that has begun: one that claims to hold nothing before a far number
 would make brokers drop what subscribers still lack. The broker asks its peers instead (`left_out`).
@@ -281,8 +282,11 @@ class Recovery:
             return []
         pledged = self._pledges.of(job.stream, job.first, job.count)
         if any(p not in (None, d) for p, d in zip(pledged, split_digests(value), strict=True)):
-            # What it vouched for it does not take back; it says nothing about it any more.
-            return self._give_up(job)
+            if not entry.policy.settles:
+                # What it vouched for it does not take back; it says nothing about it any more.
+                return self._give_up(job)
+            # The cell has settled it otherwise, so no subscriber accepted what it vouched for.
+            self._pledges.overrule(job.stream, job.first, value)
         self._job = None
         if not borders(job, self._desks.get(job.stream.data)):
             # Its publisher has spoken: the journal must not say otherwise, and it may go on.

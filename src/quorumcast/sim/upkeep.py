@@ -3,8 +3,9 @@
 In the end every correct broker that is up has executed as much of each log as any other, and holds
 every publication of a channel without total order that enough *other* correct brokers are sure of
 and agree on: as many as it needs to take their word (`Holdings.needed`), and as far as it can get
-without a hole. What contradicts its journal it never takes. What it has itself let go of by
-retention, and streams that have given way to later ones, are its own business.
+without a hole. What contradicts its journal it never takes, unless the cell has settled it. What it
+has itself let go of by retention, and streams that have given way to later ones, are its own
+business.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class Upkeep:
                     ahead, end = self._decided(others, after), mine.carrier.ledger.next
                     decided |= {number: ahead[number] for number in ahead if number >= end}
                 for number in self._missing(mine, decided):
-                    if self._may_take(name, stream, number, decided[number]):
+                    if entry.policy.settles or self._may_take(
+                        name, stream, number, decided[number]
+                    ):
                         return f"{name} does not hold {stream} {number}, which others are sure of"
         return None
 
