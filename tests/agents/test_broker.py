@@ -615,6 +615,15 @@ def test_broker_with_a_journal_signs_only_what_the_disk_holds() -> None:
     assert len(sent(synced(effects), Checkpoint)) == 1
 
 
+def test_broker_with_a_journal_echoes_nothing_else_when_others_have() -> None:
+    """It is ready for what enough others echoed, and had itself echoed another run before."""
+    made = restarted(replace(BRB, journal=True), publish(1, b"b"))
+    effects = feed(made.handle, echo(B2), echo(B3), echo(B4))
+    said = [*effects, *synced(effects)]
+    assert messages(said, Ready) == [Ready(STREAM, 1, root(1, digests(b"a")))]
+    assert messages(said, Echo) == []
+
+
 def positions(effects: list[Effect]) -> list[Positions]:
     return [s.message for s in sent(effects, Positions) if isinstance(s.message, Positions)]
 

@@ -462,6 +462,11 @@ class Broker:
         match effect.message:
             case ChainRun(first=first, digests=digests):
                 pledges = [Vouched(desk.stream, first, digests)]
+            case Echo(stream=stream, first=first, run=run) if self._pledges.echoed_otherwise(
+                stream, first, run
+            ):
+                # It is ready for what the others have echoed, and does not take back its own echo.
+                return []
             case Echo() | Ready() as word:
                 pledges = desk.echoed(word)
             case _:

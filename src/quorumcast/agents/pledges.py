@@ -22,6 +22,7 @@ from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, NodeId, Stream, spli
 from quorumcast.core.limits import MAX_ENDED, MAX_NUMBER
 from quorumcast.core.machine import Effect, Forget, Receive, Record
 from quorumcast.core.messages import ChainRun, Contents, Publish
+from quorumcast.crypto.digest import root
 
 
 class Vouched(Record, frozen=True, tag=True):
@@ -268,6 +269,13 @@ class Pledges:
         return found is not None and self._denied(
             data, found[1].first, found[1].digests, whole_runs=False
         )
+
+    def echoed_otherwise(self, stream: Stream, first: int, run: bytes) -> bool:
+        """Whether an earlier life vouched for another run at a number than the one of this root."""
+        lane = self._lanes.get(stream)
+        count = 0 if lane is None else lane.lengths.get(first, 0)
+        known = [digest for digest in self.of(stream, first, count) if digest is not None]
+        return count > 0 and len(known) == count and root(first, b"".join(known)) != run
 
     def _denied(self, stream: Stream, first: int, digests: bytes, *, whole_runs: bool) -> bool:
         lane = self._lanes.get(stream)
