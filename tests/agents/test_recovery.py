@@ -60,6 +60,7 @@ from quorumcast.core.machine import (
     TimerFired,
 )
 from quorumcast.core.messages import (
+    Cursor,
     Open,
     Position,
     Positions,
@@ -712,3 +713,25 @@ def test_broker_that_had_less_of_a_life_that_is_over_learns_where_it_ended() -> 
     assert answer(broker)[0] == Position(STREAM, 6, 6, over=True)
     told = named(broker.handle(Receive(B2, Survey(ORDERS, life_of(B2))), T0))
     assert told[0] == Position(STREAM, 6, 6, over=True)
+
+
+@pytest.mark.parametrize("name", ["ab+history", "chain+history"])
+def test_broker_gets_back_histories_before_those_that_it_began_with(name: str) -> None:
+    """It votes on them, so a reader of the past does not wait for a broker that is silent."""
+    broker = Cell(Policy.named(name, alpha=4)).broker(B1)
+    told = Positions(ORDERS, (Position(STREAM, 9, 9), Position(STREAM.history, 1, 3)))
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+        broker.handle(Receive(peer, told), T0)
+    broker.handle(Receive(ALICE, Open(STREAM, 9, 9)), T0)
+    broker.handle(Receive(ALICE, Open(STREAM.history, 3, 3)), T0)
+    assert answer(broker) == [Position(STREAM, 9, 9), Position(STREAM.history, 1, 3)]
+    assert broker.catching_up() == [f"publications of {STREAM.history}"]
+    assert sorted(recalls(tick(broker)))[0] == (B2, 1, 2, WITH)
+    run = (b"h1", b"h2")
+    for peer in (B2, B3):
+        broker.handle(Receive(peer, Regained(STREAM.history, 1, digests(*run)), run), T0)
+    assert broker.catching_up() == []
+    cursors = (Cursor(STREAM.history, 1),)
+    effects = broker.handle(Receive(BOB, Subscribe(ORDERS, cursors, bodies=False)), T0)
+    assert messages(effects, Vote) == [Vote(STREAM.history, 1, digests(*run))]

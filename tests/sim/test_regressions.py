@@ -132,6 +132,11 @@ FOUND = [
     # While a subscriber was cut off it had come to ask for one position at a time, every few
     # seconds, and went on so.
     "total-crash-crash-recover-602045",
+    # Brokers that restarted did not get histories back from before they began, and a history that
+    # too few could vote on was lost to whoever lacked what it names.
+    "chain+history-retelling-117",
+    "chain+history-retelling-135",
+    "chain+history-isolation-602043",
 ]
 
 

@@ -615,7 +615,7 @@ class Desks:
         ]
 
     def positions(
-        self, channel: Channel, expects: Callable[[Desk], bool], since_us: int = 0
+        self, channel: Channel, expects: Callable[[Stream], bool], since_us: int = 0
     ) -> tuple[Position, ...]:
         """What is held of a channel's streams, or expected from peers; from a time on, if asked.
 
@@ -628,7 +628,7 @@ class Desks:
                 continue
             ledger, carrier = desk.carrier.ledger, desk.carrier
             oldest, end = ledger.base, ledger.next
-            if ledger.base > ledger.floor and expects(desk):
+            if ledger.base > ledger.floor and expects(data):
                 oldest = ledger.floor
             if isinstance(carrier, History):
                 # Who begins with the next history must not wait for what those before it name.
@@ -643,5 +643,7 @@ class Desks:
             if isinstance(carrier, History):
                 histories = carrier.history_ledger
                 upto = min(histories.next, carrier.history_carrier.settled + 1)
-                found.append(Position(data.history, histories.base, max(histories.base, upto)))
+                expected = histories.base > histories.floor and expects(data.history)
+                oldest = histories.floor if expected else histories.base
+                found.append(Position(data.history, oldest, max(histories.base, upto)))
         return tuple(found[-MAX_STREAMS_NAMED:])

@@ -14,7 +14,7 @@ from quorumcast.agents.desks import Desks
 from quorumcast.agents.holdings import Holdings
 from quorumcast.agents.lost_range import own_words
 from quorumcast.agents.pledges import Pledges
-from quorumcast.core.ids import NodeId, Stream
+from quorumcast.core.ids import Lane, NodeId, Stream
 from quorumcast.manifest.manifest import ChannelEntry
 
 #: Ticks after which peers are not waited for any longer.
@@ -52,6 +52,8 @@ class Outpaced:
         for stream in streams:
             entry = self._entry(stream)
             count = named[stream.publisher] = named.get(stream.publisher, 0) + 1
+            if stream.lane is Lane.HISTORY:
+                continue
             if entry is not None and count <= entry.policy.limits.streams_per_publisher:
                 self._rumours[stream] = None
 
@@ -61,14 +63,16 @@ class Outpaced:
 
     def includes(self, stream: Stream) -> bool:
         """Whether peers may still turn out to hold what is lacking of a stream."""
-        entry, desk = self._entry(stream), self._desks.get(stream)
+        entry, desk = self._entry(stream), self._desks.get(stream.data)
         if entry is None or self._ticks.get(stream, 0) >= UNANSWERED:
             return False
-        if desk is None or not desk.carrier.ledger.begun:
-            return self._holdings.believed(entry, stream) and not self._desks.over(stream)
-        end = desk.carrier.final_from
+        if desk is None or not desk.ledger(stream.lane).begun:
+            known = stream.lane is Lane.HISTORY or self._desks.over(stream)
+            return self._holdings.believed(entry, stream) and not known
+        carrier = desk.lane(stream.lane)
+        end = carrier.final_from
         own = own_words(entry, self._pledges, stream, end)
-        return end > desk.carrier.ledger.floor and not self._holdings.reach(entry, stream, end, own)
+        return end > carrier.ledger.floor and not self._holdings.reach(entry, stream, end, own)
 
     def watch(self, streams: Iterable[Stream], every: int) -> bool:
         """A tick has passed for these; True if peers are to be asked again about one of them.
@@ -92,5 +96,5 @@ class Outpaced:
 
     def _known(self) -> dict[Stream, None]:
         """Streams that this broker or a peer has, or may have."""
-        mine = [desk.stream for desk in self._desks.all()]
+        mine = [stream for desk in self._desks.all() for stream, _ in desk.lanes()]
         return dict.fromkeys((*mine, *self._holdings.streams(), *self._rumours))

@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from quorumcast.agents.desks import Desk, Desks
+from quorumcast.agents.desks import Desks
 from quorumcast.agents.holdings import Holdings, recoverable
 from quorumcast.agents.lost_range import Job, borders, front, is_after, own_words
 from quorumcast.agents.outpaced import UNANSWERED, Outpaced
@@ -180,9 +180,9 @@ class Recovery:
                 waits.append(f"what the other brokers hold of {entry.name!r}")
         return waits
 
-    def expects(self, desk: Desk) -> bool:
-        """Whether what lies before a stream may come yet: subscribers need not give it up."""
-        return self._outpaced.includes(desk.stream) or self._wanted(desk.stream) is not None
+    def expects(self, stream: Stream) -> bool:
+        """Whether what lies before a lane may come yet: subscribers need not give it up."""
+        return self._outpaced.includes(stream) or self._wanted(stream) is not None
 
     # --------------------------------------------------------------- asking
 
@@ -342,9 +342,12 @@ class Recovery:
     # ------------------------------------------------------------- choosing
 
     def _entry(self, stream: Stream) -> ChannelEntry | None:
-        """The channel of a stream that a broker without memory gets back from its peers."""
+        """The channel of a lane that a broker without memory gets back from its peers.
+
+        Histories also on a chain: whoever delivered one may vote on it.
+        """
         entry = self._manifest.channel(stream.channel)
-        if entry is None or stream.lane is Lane.HISTORY or not recoverable(entry):
+        if entry is None or not (recoverable(entry) or stream.lane is Lane.HISTORY):
             return None
         return entry
 
@@ -359,7 +362,9 @@ class Recovery:
             return None
         ledger = None if desk is None else desk.ledger(stream.lane)
         if ledger is None or not ledger.begun:
-            if self._entry(stream) is None or (desk is None and self._desks.over(stream)):
+            if stream.lane is Lane.HISTORY or self._entry(stream) is None:
+                return None
+            if desk is None and self._desks.over(stream):
                 return None
             held = 1 if ledger is None else ledger.next
             end = self._holdings.boundary(entry, stream)
@@ -372,10 +377,11 @@ class Recovery:
 
     def _before(self, stream: Stream) -> tuple[int, int] | None:
         """The range before what is held, as far as it would be retained."""
-        entry, desk = self._entry(stream), self._desks.get(stream)
+        entry, desk = self._entry(stream), self._desks.get(stream.data)
         if entry is None or desk is None or (stream, False) in self._done:
             return None
-        ledger, end = desk.carrier.ledger, desk.carrier.final_from
+        carrier = desk.lane(stream.lane)
+        ledger, end = carrier.ledger, carrier.final_from
         own = own_words(entry, self._pledges, stream, end)
         first = max(self._holdings.beginning(entry, stream, end, own), ledger.floor)
         if first < end:
