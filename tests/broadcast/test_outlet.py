@@ -485,3 +485,19 @@ def test_fan_out_has_no_room_for_ever_more_that_is_acknowledged_and_not_settled(
     effects = outlet.on_ack(B4, ack(8, settled=8))
     assert Acknowledged(STREAM, 8) in effects  # whoever waits for room is told
     assert outlet.room == 4
+
+
+def test_chain_out_that_rewound_and_has_no_credit_has_reached_what_is_acknowledged() -> None:
+    """Otherwise no history would name it: nobody asks for what the whole chain has."""
+    outlet = chain_out()
+    outlet.submit((b"a",))
+    outlet.submit((b"b",))
+    for broker in BROKERS:
+        outlet.on_ack(broker, ack(1))
+    outlet.tick()
+    outlet.on_ack(outlet.order[0], ack(1, credit=0))
+    outlet.tick()
+    assert outlet.reach == 1
+    for broker in BROKERS:
+        outlet.on_ack(broker, ack(2, credit=0))
+    assert (outlet.acknowledged, outlet.reach) == (2, 2)

@@ -78,7 +78,9 @@ class ChainOut(FanOut):
 
     @property
     def reach(self) -> int:
-        return self._progress[self._order[0]].sent - 1
+        # A head that gives no credit keeps what is to be repeated from being sent again; but what
+        # the whole chain has acknowledged was sent.
+        return max(self._progress[self._order[0]].sent - 1, self._acknowledged)
 
     @property
     def unfinished(self) -> bool:
