@@ -82,7 +82,7 @@ ORDERS, SECRET = Channel("orders"), Channel("secret")
 PUB, LIAR = NodeId("pub-1"), NodeId("pub-2")
 SUB, OTHER = NodeId("sub-1"), NodeId("sub-2")
 B1, B2, B3, B4 = (NodeId(f"broker-{n}") for n in (1, 2, 3, 4))
-STREAM = Stream(ORDERS, PUB, 1)
+STREAM, OF_LIAR = Stream(ORDERS, PUB, 1), Stream(ORDERS, LIAR, 1)
 
 
 def make_cell(policy: str = "brb") -> Cell:
@@ -183,9 +183,9 @@ def test_relevance_history_handed_to_the_application_is_reported() -> None:
         (SUB, Vote(Stream(SECRET, OTHER, 1), 1, b"d" * 32), ["Rights"]),
         (SUB, Contents(Stream(SECRET, OTHER, 1), 1, b"d" * 32), ["Rights"]),
         (SUB, Positions(SECRET, ()), ["Rights"]),
-        (SUB, Regained(STREAM, 1, b"d" * 32), ["Rights"]),
-        (B3, Regained(STREAM, 1, b"d" * 32), []),
-        (SUB, Vote(STREAM, 1, b"d" * 32), []),
+        (SUB, Regained(OF_LIAR, 1, b"d" * 32), ["Rights"]),
+        (B3, Regained(OF_LIAR, 1, b"d" * 32), []),
+        (SUB, Vote(OF_LIAR, 1, b"d" * 32), []),
     ],
 )
 def test_rights_what_somebody_obtains_without_them_is_reported(
@@ -255,7 +255,7 @@ def test_fifo_announced_gap_where_allowed_is_silent() -> None:
     [
         (Echo(STREAM, 1, bytes(32)), Echo(STREAM, 1, b"x" * 32)),
         (Ready(STREAM, 1, bytes(32)), Ready(STREAM, 1, b"x" * 32)),
-        (Vote(STREAM, 1, bytes(64)), Vote(STREAM, 2, b"x" * 32)),
+        (Vote(OF_LIAR, 1, bytes(64)), Vote(OF_LIAR, 2, b"x" * 32)),
         (Accept(Protection.CRASH, 1, 1, bytes(32)), Accept(Protection.CRASH, 1, 1, b"x" * 32)),
         (Propose(Protection.BYZANTINE, 1, 1, ()),
          Propose(Protection.BYZANTINE, 1, 1, (Item(STREAM, 1, bytes(32)),))),
@@ -270,6 +270,23 @@ def test_story_told_in_two_ways_is_reported(one: AnyMessage, other: AnyMessage) 
         stage.does(B1, Send((B3,), other))
 
     assert play(script) == ["One story"]
+
+
+@pytest.mark.parametrize(
+    ("number", "named", "sent"),
+    [(1, b"x", b"x"), (3, b"a", b"a"), (1, b"a", b"x")],
+    ids=["altered", "invented", "contents"],
+)
+def test_vouching_for_what_was_not_published_or_not_sent_is_reported(
+    number: int, named: bytes, sent: bytes
+) -> None:
+    def script(stage: Stage) -> None:
+        digest = stage.cell.manifest.hash
+        stage.does(B1, Send((SUB,), Vote(STREAM, 1, digest(b"a")), (b"a",)))
+        assert stage.broken == []
+        stage.does(B3, Send((SUB,), Vote(STREAM, number, digest(named)), (sent,)))
+
+    assert play(script) == ["Vouching"]
 
 
 def test_acknowledgement_of_what_was_never_published_is_reported() -> None:

@@ -36,6 +36,7 @@ from quorumcast.core.machine import (
 from quorumcast.core.messages import (
     Accept,
     AnyMessage,
+    ChainRun,
     Checkpoint,
     Chunk,
     Contents,
@@ -325,6 +326,45 @@ class OneStory(Watching):
                 return
 
 
+#: Messages that carry a run.
+CARRYING = frozenset((Publish, ChainRun, Vote, Contents, Regained, Offer))
+
+
+class Vouching(Watching):
+    """What correct nodes pass on has the digests that they name, and was published as they say."""
+
+    name = "Vouching"
+
+    def __init__(self) -> None:
+        self._digests: dict[tuple[Stream, int], Digest] = {}
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        message = effect.message if isinstance(effect, Send) else None
+        if not isinstance(effect, Send) or not isinstance(
+            message, Publish | ChainRun | Vote | Contents | Regained | Offer
+        ):
+            return
+        digests, stream = split_digests(message.digests), message.stream
+        if effect.bodies and list(map(facts.manifest.hash, effect.bodies)) != digests:
+            facts.violate(self.name, f"{node} sends other contents of {stream} than it names")
+        published = facts.published.get(stream)
+        entry = facts.manifest.channel(stream.channel)
+        if published is None or entry is None or entry.policy.total:
+            return
+        for number, digest in enumerate(digests, message.first):
+            if not facts.adversary.is_correct(stream.publisher):
+                return
+            if number > len(published) or digest != self._digest(facts, stream, number):
+                facts.violate(self.name, f"{node} vouches for {stream} {number}, never published")
+
+    def _digest(self, facts: Facts, stream: Stream, number: int) -> Digest:
+        known = self._digests.get((stream, number))
+        if known is None:
+            known = facts.manifest.hash(facts.published[stream][number - 1][0])
+            self._digests[stream, number] = known
+        return known
+
+
 class SoundReceipts(Watching):
     """A receipt convinces a third party, and of nothing that its publisher did not publish."""
 
@@ -408,6 +448,7 @@ def safety_checkers(*, gaps_allowed: bool) -> list[Checker]:
         SoundBlame(),
         SoundStatements(),
         OneStory(),
+        Vouching(),
         SoundReceipts(),
         Acknowledgement(),
     ]

@@ -137,7 +137,7 @@ RECOVERY_VARIANTS: tuple[Variant, ...] = (
             Patch(broker, "shorten", lambda stream, below, longest: shorten(stream, below, 1)),
         ),
         attack=lambda seed: retold("ab"),
-        caught_by=("Agreement", "Sound statements", "Sound blame"),
+        caught_by=("One story",),
     ),
     Variant(
         name="leap-followed",
@@ -151,7 +151,7 @@ RECOVERY_VARIANTS: tuple[Variant, ...] = (
         mistake="a broker that lost its memory believes one peer about what it held",
         patches=(Patch(Holdings, "needed", lambda self, *_, **__: 1),),
         attack=_restart(Corruption(B2, "FalseMemory", attack=attack(FalseMemory))),
-        caught_by=("Authenticity", "Agreement"),
+        caught_by=("Vouching",),
     ),
     Variant(
         name="no-recall",

@@ -322,7 +322,7 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
     _variant(
         "second-contents", "a broker forwards second contents",
         [Patch(Relay, "_take", _take_second)],
-        siege("ab", _liar(PUB, attacks.SecondThoughts), acts=AWAY), "Agreement",
+        siege("ab", _liar(PUB, attacks.SecondThoughts), acts=AWAY), "One story",
     ),
     _variant(
         "echo-second", "a broker echoes second contents",
@@ -331,7 +331,7 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
               _liar(B2, attacks.Oblige, B4, SUB2), publications=1,
               acts=[Act(50, "partition", peers=(B4, SUB2)),
                     Act(100, "partition", peers=(B4, SUB2, B2, B3, PUB)), Act(300, "heal")]),
-        "Totality",
+        "One story",
     ),
     _variant(
         "history-unseen", "a broker echoes a history without looking",
@@ -378,7 +378,7 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
                     Act(121, "partition", peers=(SUB2, B4, PUB)),
                     *(Act(135, "crash", broker) for broker in (B1, B2, B3)),
                     *(Act(145, "restart", broker) for broker in (B1, B2, B3))]),
-        "Agreement",
+        "One story",
     ),
     _variant(
         "hearsay", "evidence is made of statements that nobody signed",

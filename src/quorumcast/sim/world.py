@@ -39,12 +39,14 @@ from quorumcast.sim.adversary import Adversary
 from quorumcast.sim.blame import Lies
 from quorumcast.sim.cells import Cell, life_of
 from quorumcast.sim.checkers import (
+    CARRYING,
     DISCLOSING,
     INTERNAL,
     STANDING,
     Checker,
     OneStory,
     Rights,
+    Vouching,
 )
 from quorumcast.sim.facts import Facts
 from quorumcast.sim.network import Network, Weather
@@ -52,7 +54,7 @@ from quorumcast.sim.node import Node, Watcher
 from quorumcast.sim.scheduler import Scheduler
 
 _EFFECTS = frozenset((Deliver, Gap, Acknowledged, Contradicted, Proven, Recalled, Suspect, Accuse))
-_SENT = DISCLOSING | INTERNAL | STANDING
+_SENT = DISCLOSING | INTERNAL | STANDING | CARRYING
 _EVENTS = frozenset((Submit, Join, Leave, Prove, Recall))
 
 
@@ -73,7 +75,7 @@ class Monitor:
         self._checkers = checkers
         #: Those that also look at what is sent.
         self._senders: list[Checker] = [
-            checker for checker in checkers if isinstance(checker, Rights | OneStory)
+            checker for checker in checkers if isinstance(checker, Rights | OneStory | Vouching)
         ]
         self._lies = lies
 
