@@ -556,6 +556,9 @@ def test_leader_may_have_proposed_what_its_publisher_alone_knows() -> None:
     assert judged(features, total).named == ()
     of_another = [msgspec.structs.replace(f, publisher=CAROL) for f in features]
     assert judged([*features, *of_another], total).named == (B1,)
+    few = [msgspec.structs.replace(f, count=1) for f in of_another]
+    liar = [noticed(who, ALICE, "contradicts", "signature", count=2) for who in (B3, B4)]
+    assert judged([*features, *few, *liar], total).named == (ALICE,), "only a little is of another"
 
 
 def test_what_several_rules_say_in_the_same_words_is_counted_once() -> None:

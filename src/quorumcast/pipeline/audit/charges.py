@@ -10,7 +10,7 @@ that never come). `at_least` leaves room for the little that does happen.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -127,7 +127,7 @@ RULES = (
          why="signed what others contradict"),
     Rule(kind="suspect", reasons=("without-history",), deed="dropped", omission=True,
          why="publishes and does not account for it"),
-    Rule(kind="missing", messages=("Offer", "Publish"), reasons=("",), deed="dropped", at_least=3,
+    Rule(kind="missing", messages=("Offer",), reasons=("",), deed="dropped", at_least=3,
          omission=True, why="let others show what it should have shown itself"),
     Rule(kind="missing", messages=("Propose",), deed="forged", at_least=3, omission=True,
          publisher=True, always=True, why="proposed what it cannot hand over"),
@@ -292,11 +292,13 @@ def by_publisher(features: Iterable[Feature]) -> list[list[Feature]]:
     return list(grouped.values())
 
 
-def table_charges(case: Case) -> list[Charge]:
-    """What the rules of the table find."""
+def table_charges(case: Case, lying: Collection[str] = ()) -> list[Charge]:
+    """What the rules of the table find; others omit nothing of what a `lying` publisher owes."""
     found: list[Charge] = []
     for rule in RULES:
         covered = [f for f in case.features if rule.covers(f) and case.concerns(rule, f)]
+        if rule.omission:
+            covered = [f for f in covered if f.publisher not in {*lying} - {f.accused}]
         if rule.signed:
             covered = [msgspec.structs.replace(f, accused=f.publisher) for f in covered]
         saying = {(f.accused, f.observer) for f in covered}

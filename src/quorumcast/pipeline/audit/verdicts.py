@@ -75,15 +75,14 @@ def conclude(
 ) -> Conclusion:
     """The nodes that are in every explanation."""
     proven = tuple(dict.fromkeys(proof.accused for proof in proofs))
-    listed = table_charges(case)
-    firm = [c for c in listed if c.firm] + list(dissents)
+    firm = [c for c in table_charges(case) if c.firm] + list(dissents)
     by_firm, named = _settle(model, proven, firm)
     if not by_firm.consistent:
         # Something is charged that did not happen, or more nodes lie than was assumed.
         firm = _of_many(firm, model, proven)
         by_firm, named = _settle(model, proven, firm)
     lying = named.union(c.accused for c in _of_many(firm, model, named)) & case.clients
-    missed = [c for c in listed if not c.firm] + omissions(case, lying)
+    missed = [c for c in table_charges(case, lying) if not c.firm] + omissions(case, lying)
     liars = set(named)
     while True:
         soft = _soft((*firm, *missed), model, liars)
