@@ -38,7 +38,7 @@ from tests.support.cells import (
 
 from quorumcast.agents.audience import REPLAYS, REPLAYS_MS
 from quorumcast.agents.broker import Broker
-from quorumcast.agents.pledges import Vouched
+from quorumcast.agents.pledges import Settled, Vouched
 from quorumcast.core.envelope import write_envelope
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_ENDED, MAX_NAME, MAX_RUN, Limits
@@ -533,6 +533,14 @@ def test_broker_pledge_is_kept_towards_histories_too() -> None:
     assert suspects(effects) == [ALICE]
     truth = publish(1, cell.history(1, 1, b"a"), stream=LANE)
     assert len(sent(synced(feed(made.handle, publish(1, b"a"), truth)), Echo)) == 1
+
+
+def test_broker_journal_says_up_to_where_a_stream_is_settled() -> None:
+    made = broker(Policy.named("brb", journal=True))
+    word = root(1, digests(b"a"))
+    run = (publish(1, b"a"), *(Receive(peer, Ready(STREAM, 1, word)) for peer in (B2, B3)))
+    records = journal_of(feed(made.handle, *run))
+    assert [r for r in records if isinstance(r, Settled)] == [Settled(STREAM, 1)]
 
 
 def test_broker_with_a_journal_echoes_only_what_the_disk_holds() -> None:

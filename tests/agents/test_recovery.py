@@ -33,7 +33,7 @@ from quorumcast.agents.broker import Broker
 from quorumcast.agents.holdings import Holdings
 from quorumcast.agents.outpaced import UNANSWERED
 from quorumcast.agents.pace import GRACE, MOVING_GRACE
-from quorumcast.agents.pledges import Attested, Pledges, Vouched
+from quorumcast.agents.pledges import Attested, Pledges, Settled, Vouched
 from quorumcast.agents.recovery import (
     CHUNK,
     IDLE_MS,
@@ -637,6 +637,23 @@ def test_broker_that_holds_nothing_begins_later_only_where_f_plus_1_peers_are(na
     assert held(broker) == (6, 6)
     broker.handle(Receive(ALICE, Open(STREAM, 1000, 1000)), T0)
     assert held(broker) == (6, 6)
+
+
+@pytest.mark.parametrize("name", ["brb", "ab+history"])
+@pytest.mark.parametrize(("upto", "begins"), [(5, 6), (4, 1)])
+def test_broker_begins_where_its_journal_says_that_everything_before_is_settled(
+    name: str, upto: int, begins: int
+) -> None:
+    """More than f brokers restarted: too few peers are left that know of it."""
+    broker = Cell(Policy.named(name, journal=True)).broker(B1)
+    broker.handle(Restored(Settled(STREAM, upto)), T0)
+    for peer in PEERS:
+        known = (Position(STREAM, 1, 6),) if peer == B4 else ()
+        broker.handle(Connected(peer), T0)
+        broker.handle(Receive(peer, Positions(ORDERS, known)), T0)
+    broker.handle(Receive(ALICE, Open(STREAM, 6, 6)), T0)
+    tick(broker)
+    assert held(broker) == (begins, begins)
 
 
 def test_broker_begins_where_its_publisher_says_if_nobody_knows_of_the_stream() -> None:

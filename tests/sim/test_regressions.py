@@ -26,6 +26,9 @@ FOUND = [
     # itself; brokers that lost echoes as well waited for ever (Bracha's step 2 echoes there, too).
     "brb-equivocate-2",
     "brb-equivocate-36",
+    # More than f brokers restarted with their journals; one peer alone knew what was settled, so
+    # that the others waited for ever before they went on.
+    "ab+history-none-11",
     # The publisher crashed when a run was acknowledged, by a liar as well: too few echoed it.
     "brb-false-positions-3200421",
     # The acknowledgement that gave new credit was lost; the publisher had nothing it might repeat

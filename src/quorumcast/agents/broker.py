@@ -19,6 +19,7 @@ from quorumcast.agents.pledges import (
     Pledge,
     Pledges,
     Released,
+    Settled,
     Vouched,
     erase,
     shorten,
@@ -86,6 +87,7 @@ RECORDS: tuple[type[Record], ...] = (
     Vouched,
     Attested,
     Released,
+    Settled,
     Ended,
     Voted,
     Stored,
@@ -217,7 +219,7 @@ class Broker:
             case Storage(full=full):
                 self._admission.disk_full = full
                 return []
-            case Restored(record=Vouched() | Attested() | Released() as record):
+            case Restored(record=Vouched() | Attested() | Released() | Settled() as record):
                 # Also of a channel that is not in this epoch: it may come back in a later one.
                 self._pledges.remember(record)
                 return []
@@ -429,8 +431,12 @@ class Broker:
         return effects
 
     def _release(self, desk: Desk) -> list[Effect]:
-        """Keep the journal as short as what is retained."""
+        """Keep the journal as short as what is retained, and up to date about what is settled."""
         effects: list[Effect] = []
+        for stream, carrier in desk.lanes() if desk.entry.policy.settles else ():
+            if carrier.settled > desk.settled[stream.lane]:
+                desk.settled[stream.lane] = carrier.settled
+                effects.append(Persist(Settled(stream, carrier.settled)))
         longest = max(MAX_RUN, desk.entry.policy.limits.segment)
         for stream, below in desk.released():
             self._pledges.forget(stream, below)

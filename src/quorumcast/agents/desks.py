@@ -35,7 +35,6 @@ from quorumcast.ordering.log import OrderedLog
 #: put f faulty brokers aside.
 COMPLAINTS = 8
 
-
 #: Streams per publisher and channel that were opened and not used, or are known by hearsay alone.
 MAX_UNUSED = 4
 #: So many times what is retained the journal remembers of streams that nobody has come back to.
@@ -63,6 +62,7 @@ class Desk:
         "missed_upto",
         "notary",
         "over",
+        "settled",
         "stream",
     )
 
@@ -92,8 +92,9 @@ class Desk:
         self._quarter = max(1, entry.policy.limits.window // 4)
         #: Writes of a run that are under way, by lane and first number; at most a window of them.
         self._unsynced: dict[tuple[Lane, int], int] = {}
-        #: Where each lane begins according to the journal.
+        #: Where each lane begins according to the journal, and up to where it is settled.
         self._journaled = {lane: self.ledger(lane).floor for lane in Lane}
+        self.settled = dict.fromkeys(Lane, 0)
 
     @property
     def fast(self) -> Carrier:

@@ -9,6 +9,7 @@ retained, and never speaks again about what it let go of. The cost does not grow
     Vouched    a run that this broker is about to vouch for: its echo, its vote, its chain MAC
     Attested   numbers that it is about to sign or took over from its peers; their runs are unknown
     Released   where the retained part of a lane begins
+    Settled    up to where this broker knows that the cell has settled a lane
     Ended      the streams of a publisher of which nothing is retained any longer
 """
 
@@ -62,6 +63,25 @@ class Released(Record, frozen=True, tag=True):
 
     stream: Stream
     below: int
+
+    @property
+    def owner(self) -> str:
+        return str(self.stream)
+
+    @property
+    def place(self) -> int:
+        return 0
+
+
+class Settled(Record, frozen=True, tag=True):
+    """The numbers of a lane up to this one are settled: the publisher need not repeat them.
+
+    Without it, a broker that lost its contents together with more than f others would wait for
+    ever for peers that know.
+    """
+
+    stream: Stream
+    upto: int
 
     @property
     def owner(self) -> str:
@@ -138,8 +158,9 @@ class _Lane(msgspec.Struct):
     starts: dict[int, int] = {}
     #: How many publications the run at a number has.
     lengths: dict[int, int] = {}
-    #: Where the retained part begins.
+    #: Where the retained part begins, and what is settled ends.
     released: int = 1
+    settled: int = 0
 
 
 class Life(msgspec.Struct, frozen=True):
@@ -169,13 +190,16 @@ class Pledges:
     def __len__(self) -> int:
         return sum(len(lane.digests) for lane in self._lanes.values())
 
-    def remember(self, record: Vouched | Attested | Released) -> None:
+    def remember(self, record: Vouched | Attested | Released | Settled) -> None:
         """Take in a record that a restart found."""
         lane = self._lanes.setdefault(record.stream, _Lane())
         data = record.stream.data
         self._owners.setdefault((data.channel, data.publisher), {})[data] = None
         if isinstance(record, Released):
             lane.released = record.below
+            return
+        if isinstance(record, Settled):
+            lane.settled = record.upto
             return
         digests = split_digests(record.digests)
         self._written.setdefault(record.stream, {})[type(record), record.first] = len(digests)
@@ -213,6 +237,11 @@ class Pledges:
         """Where the retained part of a lane begins; 1 if nothing was let go of."""
         lane = self._lanes.get(stream)
         return 1 if lane is None else lane.released
+
+    def settled(self, stream: Stream) -> int:
+        """Up to where an earlier life knew that a lane is settled; 0 if it did not."""
+        lane = self._lanes.get(stream)
+        return 0 if lane is None else lane.settled
 
     def of(self, stream: Stream, first: int, count: int) -> list[bytes | None]:
         """The digests that this broker vouched for in a range; None where it does not know."""
@@ -307,7 +336,7 @@ def shorten(stream: Stream, below: int, longest: int) -> list[Effect]:
 
 def erase(stream: Stream) -> list[Effect]:
     """Remove everything about a stream that is over from the journal."""
-    kinds: tuple[type[Record], ...] = (Vouched, Attested, Released)
+    kinds: tuple[type[Record], ...] = (Vouched, Attested, Released, Settled)
     return [
         Forget(kind, str(lane), MAX_NUMBER + 1)
         for lane in (stream.data, stream.history)

@@ -467,10 +467,11 @@ class Recovery:
                     self._resume(stream, claim)
 
     def _reach(self, stream: Stream) -> int:
-        """Up to where enough peers have a stream; where it may begin without them, at least."""
+        """Up to where a stream is settled, by the word of enough peers or by the journal."""
         entry, ledger = self._manifest.channel(stream.channel), self._desks.ledger(stream)
         start = 1 if ledger is None else ledger.start
-        return start if entry is None else max(start, self._holdings.end(entry, stream))
+        own = self._pledges.settled(stream) + 1
+        return start if entry is None else max(start, own, self._holdings.end(entry, stream))
 
     def _resume(self, stream: Stream, number: int) -> None:
         """Begin, or go on, at a number up to which enough peers have everything."""
