@@ -626,7 +626,8 @@ def test_broker_with_a_journal_signs_only_what_the_disk_holds() -> None:
 def test_broker_with_a_journal_echoes_nothing_else_when_others_have() -> None:
     """It is ready for what enough others echoed, and had itself echoed another run before."""
     made = restarted(replace(BRB, journal=True), publish(1, b"b"))
-    effects = feed(made.handle, echo(B2), echo(B3), echo(B4))
+    run = Contents(STREAM, 1, digests(b"a"))
+    effects = feed(made.handle, echo(B2), echo(B3), echo(B4), Receive(B2, run, (b"a",)))
     said = [*effects, *synced(effects)]
     assert messages(said, Ready) == [Ready(STREAM, 1, root(1, digests(b"a")))]
     assert messages(said, Echo) == []

@@ -270,18 +270,38 @@ def skipped() -> tuple[Bracha, list[Effect]]:
     return broker, feed(broker.handle, ready(B2, 1, b"a", b"b"), ready(B3, 1, b"a", b"b"))
 
 
-def test_bracha_skipped_broker_echoes_is_ready_and_pulls_the_contents() -> None:
+def test_bracha_skipped_broker_pulls_the_contents_and_says_nothing_before_it_has_them() -> None:
     _, effects = skipped()
-    assert sent(effects) == [
+    assert sent(effects) == [Send((B2,), Pull(STREAM, 1, MAX_RUN))]
+
+
+def test_bracha_skipped_broker_repeats_nothing_that_it_has_not_said() -> None:
+    broker, _ = skipped()
+    effects = [e for _ in range(2) for e in broker.handle(TimerFired(BrachaRetry(STREAM)), T0)]
+    assert sent(effects) == [Send((B3,), Pull(STREAM, 1, MAX_RUN))]
+
+
+def test_bracha_pulled_contents_are_echoed_and_vouched_for() -> None:
+    broker, _ = skipped()
+    assert broker.handle(contents(B2, 1, b"a", b"b"), T0) == [
         Send(PEERS, Echo(STREAM, 1, run(1, b"a", b"b"))),
         Send(PEERS, Ready(STREAM, 1, run(1, b"a", b"b"))),
-        Send((B2,), Pull(STREAM, 1, MAX_RUN)),
+        Vouch(STREAM, 1, digests(b"a", b"b")),
     ]
 
 
-def test_bracha_pulled_contents_are_vouched_for() -> None:
+def test_bracha_skipped_broker_that_the_publisher_reaches_late_is_ready() -> None:
     broker, _ = skipped()
-    assert broker.handle(contents(B2, 1, b"a", b"b"), T0) == [Vouch(STREAM, 1, digests(b"a", b"b"))]
+    effects = broker.handle(publish(1, b"a", b"b"), T0)
+    assert [type(effect.message) for effect in sent(effects)] == [Echo, Ready]
+
+
+def test_bracha_publisher_that_denies_what_the_cell_decided_is_suspected() -> None:
+    broker, _ = skipped()
+    assert broker.handle(publish(1, b"x"), T0) == [
+        Drop(DropReason.CONFLICT, ALICE),
+        Suspect(ALICE, Suspicion.EQUIVOCATION, STREAM, 1),
+    ]
 
 
 def test_bracha_pulled_contents_of_another_run_are_dropped_without_suspicion() -> None:

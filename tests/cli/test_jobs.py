@@ -39,7 +39,7 @@ def test_sim_mutants_says_what_noticed_a_mistake_and_fails_if_nothing_did(
     (result,) = report["results"]
     assert result["verdict"] == "caught"
     assert result["by"]["by"] == "Authenticity"
-    missed = ["sim", "--mutants", "--only", "quorum-order-anchored", "--seeds", "1"]
+    missed = ["sim", "--mutants", "--only", "evidence-signer", "--seeds", "1"]
     assert main(missed) == 1
     assert "missed by 1 scenarios" in capsys.readouterr().out
 

@@ -113,7 +113,7 @@ def test_hunt_equivalent_mistake_goes_unnoticed_and_counts_for_nothing() -> None
 
 @pytest.mark.sim
 def test_hunt_mistake_that_nobody_reaches_fails_only_without_a_reason() -> None:
-    (listed,) = hunted("evidence-signer", seeds=2).results
+    (listed,) = hunted("epochs-follows", seeds=2).results
     assert (listed.verdict, listed.reached, listed.scenarios) == (Verdict.EXPECTED, 0, 2)
     assert listed.reason
 
@@ -126,11 +126,11 @@ def test_hunt_variant_that_seeds_miss_is_caught_by_its_own_plan() -> None:
 
 @pytest.mark.sim
 def test_hunt_mistake_that_seeds_miss_is_caught_by_a_unit_test() -> None:
-    hunt = Hunt(entries(only=["named-owner"]), seeds=1, jobs=1, minutes=5, tests=TESTS)
+    hunt = Hunt(entries(only=["evidence-signer"]), seeds=1, jobs=1, minutes=5, tests=TESTS)
     (result,) = hunt.run().results
     assert result.verdict is Verdict.BY_TEST
     assert result.by is not None
-    assert result.by.by.startswith("tests/named/test_")
+    assert result.by.by.startswith("tests/crypto/test_")
 
 
 def test_hunt_without_time_says_that_it_is_not_finished() -> None:

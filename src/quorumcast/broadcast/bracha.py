@@ -17,8 +17,8 @@ others echo, once it has the contents: one of them is correct and got the run fr
 What was acknowledged is then delivered without the publisher.
 
 Source: Freeman §3.2 (algorithms 4–6). Ours: echo and ready carry one digest of the run; a broker
-that is ready without the contents pulls them from one that echoed; a broker that is stuck repeats
-itself, and one that is done answers such repetitions; echoes by the word of f+1.
+that lacks the contents pulls them from one that echoed before it speaks; a broker that is stuck
+repeats itself, and one that is done answers such repetitions; echoes by the word of f+1.
 """
 
 from __future__ import annotations
@@ -244,10 +244,14 @@ class Bracha:
         instance = self._instance(run.first)
         if instance is None:
             return dropped(event, DropReason.OUT_OF_WINDOW)
+        if instance.ready not in (None, value):
+            return self._conflict(event, run.first)
         if self.ledger.quota.refuses(len(digests), sum(map(len, event.bodies))):
             return dropped(event, DropReason.OVER_LIMIT)
         self._keep(instance, value, digests, event.bodies)
         self._expected = run.first + len(digests)
+        if instance.ready is not None:
+            return self._say_ready(run.first, instance, value)
         return self._echo(run.first, instance, value)
 
     def _on_repeated_publish(self, event: Receive, run: Publish, value: bytes) -> list[Effect]:
@@ -257,11 +261,14 @@ class Bracha:
         else:
             said = instance.echoed
         if said is not None and said != value:
-            return [
-                Drop(DropReason.CONFLICT, event.sender),
-                Suspect(event.sender, Suspicion.EQUIVOCATION, self.stream, run.first),
-            ]
+            return self._conflict(event, run.first)
         return dropped(event, DropReason.DUPLICATE)
+
+    def _conflict(self, event: Receive, first: int) -> list[Effect]:
+        return [
+            Drop(DropReason.CONFLICT, event.sender),
+            Suspect(event.sender, Suspicion.EQUIVOCATION, self.stream, first),
+        ]
 
     def _echo(self, first: int, instance: Instance, value: bytes) -> list[Effect]:
         if instance.echoed is not None:
@@ -295,10 +302,7 @@ class Bracha:
             case Ballot.REPEATED:
                 return dropped(event, DropReason.DUPLICATE)
             case Ballot.CONFLICTING:
-                return [
-                    Drop(DropReason.CONFLICT, event.sender),
-                    Suspect(event.sender, Suspicion.EQUIVOCATION, self.stream, word.first),
-                ]
+                return self._conflict(event, word.first)
 
     def _on_contents(self, event: Receive, run: Contents) -> list[Effect]:
         instance, value = self._instances.get(run.first), root(run.first, run.digests)
@@ -321,7 +325,7 @@ class Bracha:
             return dropped(event, DropReason.OVER_LIMIT)
         self._keep(instance, wanted, digests, event.bodies)
         if instance.ready is not None:
-            return []
+            return self._say_ready(run.first, instance, wanted)
         self._expected = run.first + len(digests)
         return self._echo(run.first, instance, value)
 
@@ -373,7 +377,13 @@ class Bracha:
         if value is None:
             return []
         instance.ready = value
-        instance.readies.vote(self._around.me, value)
+        if value not in instance.contents:
+            # An echo says that its broker has the run, and a journal holds what an echo binds it
+            # to. Some correct broker that spoke for the run has it as well.
+            return self._pull(first, instance, value)
+        return self._say_ready(first, instance, value)
+
+    def _say_ready(self, first: int, instance: Instance, value: bytes) -> list[Effect]:
         effects: list[Effect] = []
         if instance.echoed is None:
             # Bracha (1987) echoes here as well: whoever lost the publisher's word and learned of it
@@ -381,9 +391,8 @@ class Bracha:
             instance.echoed = value
             instance.echoes.vote(self._around.me, value)
             effects.append(Send(self._around.peers, Echo(self.stream, first, value)))
+        instance.readies.vote(self._around.me, value)
         effects.append(Send(self._around.peers, Ready(self.stream, first, value)))
-        if value not in instance.contents:
-            effects += self._pull(first, instance, value)
         return effects
 
     def _pull(self, first: int, instance: Instance, value: bytes) -> list[Effect]:
@@ -446,9 +455,9 @@ class Bracha:
         if instance.echoed is not None:
             effects.append(Send(peers, Echo(self.stream, first, instance.echoed)))
         if instance.ready is not None:
-            effects.append(Send(peers, Ready(self.stream, first, instance.ready)))
             if instance.ready not in instance.contents:
                 return effects + self._pull(first, instance, instance.ready)
+            effects.append(Send(peers, Ready(self.stream, first, instance.ready)))
         # We heard of the run but cannot finish it: ask the others, one at a time, how it ended.
         asked = peers[instance.pulled % len(peers)] if peers else None
         instance.pulled += 1

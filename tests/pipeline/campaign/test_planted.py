@@ -26,7 +26,7 @@ def test_planted_mistake_is_found_made_small_and_replayed(
     captured = capsys.readouterr()
     report = json.loads(captured.out)
     assert any(line.startswith("8 of 8 scenarios, ") for line in said)
-    assert "looking into 1 of 1 ways to fail" in captured.err
+    assert "looking into 2 of 2 ways to fail" in captured.err
     assert report["scenarios"] == 8
     assert report["scenarios_per_s"] > 0
     assert report["violations"] > 0
