@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+from functools import partial
 
 import msgspec
 import pytest
@@ -14,13 +15,14 @@ from quorumcast.core.ids import Channel, NodeId, at_seat
 from quorumcast.core.messages import Refuse
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
+from quorumcast.crypto.session import encode_parcel
 from quorumcast.manifest.build import add_client
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime import fairness
 from quorumcast.runtime.dialer import Pauses, connect
 from quorumcast.runtime.greeting import Greeter
 from quorumcast.runtime.limits import TransportLimits
-from quorumcast.runtime.link import Link
+from quorumcast.runtime.link import PEER_BUFFER, STRANGER_BUFFER, Link
 from quorumcast.runtime.tls import make_certificate
 from quorumcast.runtime.transport import Transport, peers_to_call
 from quorumcast.testing.cells import CellPlan
@@ -227,6 +229,111 @@ def test_outboxes_of_all_seats_of_an_identity_have_one_bound_and_deaf_links_are_
         for peer in deaf:
             peer.close()
         await returning.close()
+        await broker.close()
+
+    run(main())
+
+
+async def seats_of_alice(cell: CellPlan, heard: Heard, count: int) -> list[RawPeer]:
+    """Proven links of one client at as many seats."""
+
+    def sit(seat: int) -> RawPeer:
+        identity = cell.identities[ALICE].at_seat(seat)
+        peer = RawPeer(cell.manifest.brokers[0].port, cell.manifest.keyring(identity))
+        peer.greet(BROKER)
+        return peer
+
+    loop = asyncio.get_running_loop()
+    peers = [await loop.run_in_executor(None, sit, seat) for seat in range(count)]
+    await until(lambda: len(heard.up) == count)
+    return peers
+
+
+def buffered(broker: Transport) -> int:
+    """Bytes that the links of a node have set aside for what they read."""
+    return sum(len(link._buffer) for link in broker._open.values())
+
+
+@pytest.mark.parametrize("fair", [False, True])
+def test_half_sent_frames_at_all_seats_of_an_identity_have_one_bound(fair: bool) -> None:
+    cell = plan(1)
+    limits = replace(QUICK, inbox_bytes=3 * 1024 * 1024, kept_bytes=0)
+
+    async def main() -> None:
+        heard = Heard()
+        broker = await listening(cell, heard, limits, fair=fair)
+        seats = await seats_of_alice(cell, heard, 8)
+        frames = []
+        for peer in seats:
+            assert peer.session is not None
+            frame = peer.session.seal([encode_parcel(word(), (bytes(2 * 1024 * 1024),))])
+            frames.append(len(frame).to_bytes(4, "big") + frame)
+        loop, usual = asyncio.get_running_loop(), 8 * PEER_BUFFER
+        halves = [
+            loop.run_in_executor(None, peer.socket.sendall, frame[:-1])
+            for peer, frame in zip(seats, frames, strict=True)
+        ]
+        await until(lambda: buffered(broker) > usual + 1024 * 1024)
+        most = 0
+        for _ in range(50):
+            await asyncio.sleep(0.002)
+            most = max(most, buffered(broker))
+        for peer, frame, half in zip(seats, frames, halves, strict=True):
+            await half
+            most = max(most, buffered(broker))
+            await loop.run_in_executor(None, peer.socket.sendall, frame[-1:])
+        await until(lambda: len(heard.messages) == 8)
+        assert most <= usual + limits.inbox_bytes
+        await until(lambda: buffered(broker) == usual)
+        assert broker.sizes()["links.inbox_bytes"] == 0
+        for peer in seats:
+            peer.close()
+        await broker.close()
+
+    run(main())
+
+
+def test_half_sent_frame_that_is_never_finished_gives_way_to_other_seats() -> None:
+    cell = plan(1)
+    limits = replace(QUICK, inbox_bytes=1024 * 1024, deaf_s=0.05)
+
+    async def main() -> None:
+        heard = Heard()
+        broker = await listening(cell, heard, limits)
+        stuck, honest = await seats_of_alice(cell, heard, 2)
+        loop = asyncio.get_running_loop()
+        begin = (1024 * 1024).to_bytes(4, "big") + bytes(1024 * 1024 - 1)
+        await loop.run_in_executor(None, stuck.socket.sendall, begin)
+        await until(lambda: buffered(broker) > 2 * PEER_BUFFER)
+        assert honest.session is not None
+        frame = honest.session.seal([encode_parcel(word(), (bytes(600 * 1024),))])
+        await loop.run_in_executor(None, honest.send_frame, frame)
+        await until(lambda: len(heard.messages) == 1)
+        assert heard.down == [ALICE]
+        assert broker.telemetry.drops["half-sent"] == 1
+        for peer in (stuck, honest):
+            peer.close()
+        await broker.close()
+
+    run(main())
+
+
+def test_stranger_that_announces_a_long_frame_gets_no_room_for_it() -> None:
+    cell = plan(1)
+
+    async def main() -> None:
+        broker = await listening(cell, Heard())
+        loop, port = asyncio.get_running_loop(), cell.manifest.brokers[0].port
+        for has_greeted in (False, True):
+            peer = await loop.run_in_executor(None, RawPeer, port, keyring(cell, "alice"))
+            if has_greeted:
+                await loop.run_in_executor(None, partial(peer.greet, BROKER, prove=False))
+            await until(lambda: bool(broker._strangers.all()))
+            await loop.run_in_executor(None, peer.socket.sendall, (1 << 20).to_bytes(4, "big"))
+            assert all(len(link._buffer) == STRANGER_BUFFER for link in broker._strangers.all())
+            await loop.run_in_executor(None, peer.wait_closed)
+            peer.close()
+        assert broker.telemetry.drops["oversized"] == 2
         await broker.close()
 
     run(main())

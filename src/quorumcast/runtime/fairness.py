@@ -43,6 +43,8 @@ from typing import Protocol
 import msgspec
 
 from quorumcast.core.ids import NodeId, holder
+from quorumcast.runtime.inbox import Inbox
+from quorumcast.runtime.limits import TransportLimits
 from quorumcast.runtime.logs import note
 from quorumcast.runtime.strain import waited_s
 
@@ -145,6 +147,7 @@ class Account:
         "dropped",
         "filled_at",
         "floods",
+        "inbox",
         "is_broker",
         "is_paused",
         "is_queued",
@@ -161,7 +164,9 @@ class Account:
         "strikes",
     )
 
-    def __init__(self, name: NodeId, *, is_broker: bool, now: float) -> None:
+    def __init__(
+        self, name: NodeId, *, is_broker: bool, now: float, limits: TransportLimits
+    ) -> None:
         self.name = name
         self.is_broker = is_broker
         #: The part of the time that its requests may take.
@@ -182,6 +187,8 @@ class Account:
         self.links: deque[Served] = deque()
         #: Bytes that wait to be written to it, on all its links.
         self.outbox_bytes = 0
+        #: Room for the long frames that it sends, on all its links.
+        self.inbox = Inbox(limits)
         #: Whether it is in the ring.
         self.is_queued = False
         self.is_paused = False
@@ -217,12 +224,14 @@ class Fairness:
         disconnect: Callable[[NodeId, str], None],
         *,
         is_broker: Callable[[NodeId], bool],
+        limits: TransportLimits | None = None,
         cpu_clock: Callable[[], float] = time.thread_time,
         clock: Callable[[], float] = time.perf_counter,
         waited: Callable[[], float] = waited_s,
     ) -> None:
         self._disconnect = disconnect
         self._is_broker = is_broker
+        self._limits = limits or TransportLimits()
         self._cpu = cpu_clock
         self._clock = clock
         self._waited = waited
@@ -246,8 +255,12 @@ class Fairness:
         name = holder(peer)
         found = self._accounts.get(name)
         if found is None:
-            found = Account(name, is_broker=self._is_broker(name), now=self._available_s())
-            self._accounts[name] = found
+            found = self._accounts[name] = Account(
+                name,
+                is_broker=self._is_broker(name),
+                now=self._available_s(),
+                limits=self._limits,
+            )
         return found
 
     def retain(self, names: Iterable[NodeId]) -> None:
@@ -422,6 +435,10 @@ class Fairness:
         )
 
     # -------------------------------------------------------------------- status
+
+    def inbox_bytes(self) -> int:
+        """Bytes that long frames may take up, over all accounts."""
+        return sum(account.inbox.size for account in self._accounts.values())
 
     def load(self) -> dict[NodeId, Load]:
         """What each identity has cost so far."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from quorumcast.core.limits import MAX_FRAME_BYTES
+
 
 class TransportLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What peers and strangers may cost."""
@@ -11,7 +13,12 @@ class TransportLimits(msgspec.Struct, frozen=True, kw_only=True):
     #: Bytes that wait for one identity, at all its seats, and messages that wait on one link.
     outbox_bytes: int = 32 * 1024 * 1024
     outbox_messages: int = 16_384
-    #: A link that has taken nothing for so long while there was no room for more is closed.
+    #: Bytes of long frames that are read or handled for one identity, at all its seats; and of
+    #: large buffers that its links keep, for the next frame may be as long.
+    inbox_bytes: int = MAX_FRAME_BYTES
+    kept_bytes: int = 8 * 1024 * 1024
+    #: A link that has taken nothing for so long while there was no room for more is closed, and so
+    #: is one that has sent nothing of a frame while others waited for room.
     deaf_s: float = 5.0
     #: Connections that have not said who they are, in all and from one address.
     strangers: int = 512

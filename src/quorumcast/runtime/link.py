@@ -11,6 +11,9 @@ may send a greeting, a proven peer a packet. A link goes through these phases an
 Received frames that no session opens are dropped and counted; the link stays, as the next frame may
 be good. A wrong length ends the link, because nobody knows where the next frame would start.
 
+A frame longer than the usual buffer is read once there is room for all of it, which the links of
+one identity share (`runtime.inbox`).
+
 What was read is handled in small pieces (`work`), so that the transport can turn to other links in
 between (`runtime.fairness`): a frame that is opened, then a few of its messages at a time.
 
@@ -67,8 +70,6 @@ from quorumcast.runtime.telemetry import Telemetry
 #: Bytes read at once from a stranger, and from a proven peer.
 STRANGER_BUFFER = 4 + MAX_GREETING_BYTES
 PEER_BUFFER = 256 * 1024
-#: A buffer that grew for a large frame is kept up to this size: the next one may be as large.
-KEPT_BUFFER = 4 * 1024 * 1024
 #: Above this many bytes in the socket's own buffer we stop sealing.
 WRITE_HIGH = 512 * 1024
 #: One packet carries at most this much, so that a large backlog does not travel as one huge frame.
@@ -106,6 +107,7 @@ class Lost(enum.Enum):
     GAVE_WAY = "gave-way"
     OVER_BUDGET = "over-budget"
     OUTBOX_FULL = "outbox-full"
+    HALF_SENT = "half-sent"
     DEAF = "deaf"
     NOT_CONNECTED = "not-connected"
 
@@ -214,8 +216,9 @@ class Link(asyncio.BufferedProtocol):
         #: Messages of the packet that was opened last, and how many of them are handled.
         self._opened: Opened = []
         self._handed = 0
-        #: Whether nothing is read until what was read is handled.
-        self._is_held = False
+        #: Why nothing is read for now: what was read must be handled first, there is no room for
+        #: the frame that has begun, or the whole node takes nothing.
+        self._is_held = self._is_short = self._is_paused = False
         #: Streams on which the peer has published here; at most STREAMS_REMEMBERED.
         self._streams: dict[tuple[str, int], None] = {}
 
@@ -247,6 +250,8 @@ class Link(asyncio.BufferedProtocol):
         self.phase = Phase.CLOSED
         self._empty_outbox()
         self._count_unsent(0)
+        if self.account is not None:
+            self.account.inbox.leave(self)
         self._opened = []
         # A bound method would keep a dead link alive until the next collection.
         self._take = _ignore
@@ -350,7 +355,7 @@ class Link(asyncio.BufferedProtocol):
         """Read nothing until what was read is handled."""
         if not self._is_held:
             self._is_held = True
-            self.pause_reading()
+            self._read_or_wait()
 
     def release(self) -> None:
         """All whole frames are handled: make room for the next, and read on."""
@@ -362,15 +367,40 @@ class Link(asyncio.BufferedProtocol):
         self._filled, self._start = left, 0
         size = len(self._buffer)
         if left == size:
-            self._resize(4 + _LENGTH.unpack_from(self._view)[0])
-        elif not left and not self._usual() <= size <= KEPT_BUFFER:
-            self._resize(0)
+            self._make_room()
+        elif not left and size != self._usual():
+            self._tidy(size)
         if self._is_held:
             self._is_held = False
-            self.resume_reading()
+            self._read_or_wait()
 
     def _usual(self) -> int:
         return PEER_BUFFER if self.phase is Phase.OPEN else STRANGER_BUFFER
+
+    def _make_room(self) -> None:
+        """The buffer is full of one frame: read on when there is room for the rest of it."""
+        account, wanted = self.account, self._announced()
+        is_long = wanted > self._usual()
+        self._is_short = account is not None and is_long and not account.inbox.enter(self, wanted)
+        if self._is_short:
+            self._read_or_wait()
+        else:
+            self._resize(wanted)
+
+    def _announced(self) -> int:
+        return 4 + int(_LENGTH.unpack_from(self._view)[0])
+
+    def enlarge(self) -> None:
+        """There is room for the frame that has begun."""
+        self._is_short = False
+        self._resize(self._announced())
+        self._read_or_wait()
+
+    def _tidy(self, size: int) -> None:
+        """The buffer is empty: keep a large one if that is allowed, for the next long frame."""
+        account = self.account
+        if account is None or size < self._usual() or not account.inbox.keep(self, size):
+            self._resize(0)
 
     def _resize(self, wanted: int) -> None:
         # Grows by doubling: a peer that announces a large frame must send it to fill our memory.
@@ -590,15 +620,27 @@ class Link(asyncio.BufferedProtocol):
             self._drop(Lost.GAVE_WAY.value)
             self.abort("it gave way to a newer connection before its greeting was complete")
 
+    def break_off(self) -> None:
+        """Others wait for the room that a frame has which the peer does not finish."""
+        self._drop(Lost.HALF_SENT.value)
+        self.abort(f"{self.peer} did not finish a frame while another one waited for room")
+
     def pause_reading(self) -> None:
         """Take nothing from the socket for a while (back-pressure)."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        self._is_paused = True
+        self._read_or_wait()
 
     def resume_reading(self) -> None:
         """Take bytes again."""
+        self._is_paused = False
+        self._read_or_wait()
+
+    def _read_or_wait(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+            if self._is_held or self._is_short or self._is_paused:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
 
     def _drop(self, reason: str) -> None:
         self._telemetry.drops[reason] += 1

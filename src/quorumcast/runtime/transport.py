@@ -9,8 +9,9 @@ more of them than nodes in it; what each identity costs is measured (`runtime.fa
 
 All that machines send during one turn of the event loop waits in the peers' outboxes and is written
 at its end: one packet, one MAC and one system call per peer, however many messages there are. What
-waits for one identity is bounded, and a link that takes nothing while there is no room for more is
-closed: the protocols repair what it missed when the peer comes back.
+waits for one identity is bounded, as are the frames that it has not finished (`runtime.inbox`). A
+link that takes nothing while there is no room for more is closed: the protocols repair what it
+missed when the peer comes back.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Transport:
         self._limits = limits or TransportLimits()
         #: Whether requests have a budget; a client has only brokers to hear.
         self._is_fair = fair
-        self._fairness = Fairness(self._disconnect, is_broker=self._is_broker)
+        self._fairness = Fairness(self._disconnect, is_broker=self._is_broker, limits=self._limits)
         self._greeter = self._make_greeter()
         self.telemetry = telemetry or Telemetry()
         self._rng = rng or random.Random()
@@ -333,6 +334,7 @@ class Transport:
             "links.strangers": len(self._strangers),
             "links.outbox_messages": sum(len(link.outbox) for link in self._open.values()),
             "links.outbox_bytes": sum(link.outbox_bytes for link in self._open.values()),
+            "links.inbox_bytes": self._fairness.inbox_bytes(),
         }
 
     # --------------------------------------------------------- pauses and ending
