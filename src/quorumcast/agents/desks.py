@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from quorumcast.agents.naming import name_in_turn
 from quorumcast.agents.notary import Lives, Notary
 from quorumcast.agents.pledges import Attested, Ended, EndedStreams, Life, Pledge, Vouched
 from quorumcast.broadcast.authenticated import Relay
@@ -23,7 +24,7 @@ from quorumcast.broadcast.quota import Quota
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.broadcast.times import Search
 from quorumcast.core.ids import Channel, Digest, Lane, NodeId, Stream
-from quorumcast.core.limits import MAX_RUN, MAX_STREAMS_NAMED
+from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.messages import Ack, Echo, Position, Ready
 from quorumcast.core.quorum import Broadcast
@@ -37,7 +38,7 @@ COMPLAINTS = 8
 
 #: Streams per publisher and channel that were opened and not used, or are known by hearsay alone.
 MAX_UNUSED = 4
-#: So many times what is retained the journal remembers of streams that nobody has come back to.
+#: The journal remembers so many times what is retained of streams that nobody came back to.
 UNCLAIMED = 3
 
 Owner = tuple[Channel, NodeId]
@@ -339,7 +340,7 @@ class Desks:
 
     @property
     def remembered(self) -> int:
-        """Of how many streams that are over this broker knows where they ended."""
+        """How many streams are known by their end alone."""
         return sum(len(over.ends) for over in self._ended.values())
 
     @property
@@ -383,10 +384,8 @@ class Desks:
 
     def view(self) -> dict[Stream, tuple[int, int, int]]:
         """Base, next and settled number of every stream, for people to look at."""
-        return {
-            stream: (desk.carrier.ledger.base, desk.carrier.ledger.next, desk.carrier.settled)
-            for stream, desk in self._by_stream.items()
-        }
+        carriers = {stream: desk.carrier for stream, desk in self._by_stream.items()}
+        return {s: (c.ledger.base, c.ledger.next, c.settled) for s, c in carriers.items()}
 
     def open(self, data: Stream, entry: ChannelEntry, introducer: NodeId) -> Desk | None:
         """The desk of a stream that somebody entitled speaks of; None if the stream is over."""
@@ -647,4 +646,4 @@ class Desks:
                 expected = histories.base > histories.floor and expects(data.history)
                 oldest = histories.floor if expected else histories.base
                 found.append(Position(data.history, oldest, max(histories.base, upto)))
-        return tuple(found[-MAX_STREAMS_NAMED:])
+        return name_in_turn(found)

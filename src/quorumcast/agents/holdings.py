@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quorumcast.agents.desks import Desk, Desks
+from quorumcast.agents.naming import name_in_turn
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream
-from quorumcast.core.limits import MAX_FRAME_BYTES, MAX_STREAMS_NAMED
+from quorumcast.core.limits import MAX_FRAME_BYTES
 from quorumcast.core.machine import Drop, DropReason, Effect, Send
 from quorumcast.core.messages import Position, Positions, Regain, Regained, Survey
 from quorumcast.core.quorum import Broadcast, Protection, accept_votes
@@ -39,8 +40,8 @@ def testify(desks: Desks, sender: NodeId, message: Survey | Regain) -> list[Effe
             # Also if it holds nothing: peers may begin where it is.
             if end > 1 and end >= carrier.final_from
         ]
-        named = (desks.positions_of_ended(message.channel) + held)[-MAX_STREAMS_NAMED:]
-        return [Send((sender,), Positions(message.channel, tuple(named)))]
+        named = name_in_turn(desks.positions_of_ended(message.channel) + held)
+        return [Send((sender,), Positions(message.channel, named))]
     desk = desks.get(message.stream.data)
     if desk is None:
         return [Drop(DropReason.NOT_HELD, sender)]

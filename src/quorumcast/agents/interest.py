@@ -18,11 +18,12 @@ from collections.abc import Iterable
 
 from quorumcast.agents.archive import Archive
 from quorumcast.agents.excerpt import Excerpt
+from quorumcast.agents.naming import name_in_turn
 from quorumcast.agents.reports import Reports
 from quorumcast.agents.silence import Silence, Tardiness
 from quorumcast.broadcast.acceptance import Acceptor, rules_for
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
-from quorumcast.core.limits import MAX_ENDED, MAX_STREAMS_NAMED
+from quorumcast.core.limits import MAX_ENDED
 from quorumcast.core.machine import Effect, Gap, Refused
 from quorumcast.core.messages import Cursor, Positions, Subscribe
 from quorumcast.core.quorum import Broadcast, Protection, Quorums
@@ -160,11 +161,11 @@ class Interest:
 
     def subscribe_to(self, broker: NodeId) -> Subscribe:
         """The request that (re)starts a broker's votes for us."""
-        cursors = tuple(Cursor(stream, a.next) for stream, a in self.acceptors.items())
+        cursors = [Cursor(stream, a.next) for stream, a in self.acceptors.items()]
         since = 0 if self.begun else self._since
         until = self.excerpt.asked if self.excerpt else 0
-        cursors = cursors[-MAX_STREAMS_NAMED:]
-        return Subscribe(self.channel, cursors, broker == self.source, since, until)
+        wants_bodies = broker == self.source
+        return Subscribe(self.channel, name_in_turn(cursors), wants_bodies, since, until)
 
     def asked_again(self) -> None:
         """Every broker is about to be asked for everything from the cursors on."""
