@@ -297,6 +297,15 @@ def test_history_delivered_elsewhere_is_learned_pulled_and_filled() -> None:
     assert (broker.upto, broker.final, broker.sizes()["learned"]) == (2, 2, 0)
 
 
+def test_history_fetched_in_part_is_asked_for_further_at_once() -> None:
+    """Large contents come a few at a time: with a pause after each, others would run ahead."""
+    broker = history()
+    learn(broker, 1, H1)
+    broker.handle(FETCH, T0)
+    assert sent(broker.handle(contents(B2, 1, P[1]), T0)) == [Send((B3,), Pull(STREAM, 2, 1))]
+    assert sent(broker.handle(contents(B2, 1, P[1]), T0)) == []  # nothing new, nothing asked
+
+
 def test_history_delivered_otherwise_corrects_what_was_forwarded() -> None:
     broker = history()
     broker.handle(publish(1, P[1], b"lie"), T0)

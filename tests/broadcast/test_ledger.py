@@ -117,7 +117,7 @@ def test_ledger_read_below_the_base_starts_at_the_base() -> None:
 
 def test_ledger_read_ends_where_the_chain_changes() -> None:
     held = ledger(1)
-    held.append(digest(b"p2"), b"p2", ORDER)
+    held.extend((digest(b"p2"),), (b"p2",), ORDER)
     assert held.read(1, 9, 100) == Held(1, digests(b"p1"), (b"p1",))
     assert held.read(2, 9, 100) == Held(2, digests(b"p2"), (b"p2",), ORDER)
 

@@ -175,8 +175,7 @@ class Bracha:
             known = min(len(digests), self.ledger.next - first)
             if known and self.ledger.digests(first, known) != b"".join(digests[:known]):
                 return False
-            for digest, body in zip(digests[known:], bodies[known:], strict=True):
-                self.ledger.append(digest, body)
+            self.ledger.extend(digests[known:], bodies[known:])
             self._deliver_upto(first + len(digests) - 1)
             return True
         at_base = first + len(digests) == self.ledger.base

@@ -78,8 +78,7 @@ class Forwarder:
     def recover(self, first: int, digests: list[Digest], bodies: Bodies) -> bool:
         """Write what others vouch for, right before or right after what is held."""
         if first == self.ledger.next:
-            for digest, body in zip(digests, bodies, strict=True):
-                self.ledger.append(digest, body)
+            self.ledger.extend(digests, bodies)
             return True
         at_base = first + len(digests) == self.ledger.base
         return at_base and self.ledger.prepend(digests, bodies)

@@ -24,6 +24,8 @@ tail when the publisher falls idle.
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.contract import Carrier, Surroundings, dropped, publisher_of
 from quorumcast.broadcast.ledger import Ledger
@@ -179,7 +181,7 @@ class History:
             self.ledger.skip_to(number)
             self._raise_floor(number - 1)
             self._known.begin(number)
-            self._forget_learned()
+            self._forget_gone()
 
     def give_up(self) -> None:
         """Give up what is not settled, for good."""
@@ -199,10 +201,9 @@ class History:
         It may hold some of the latter by the fast path already, and perhaps not what was settled.
         """
         if first == self.ledger.next:
-            for digest, body in zip(digests, bodies, strict=True):
-                self.ledger.append(digest, body)
+            self.ledger.extend(digests, bodies)
             self.ledger.settle(self.ledger.next - 1)
-            self._forget_learned()
+            self._forget_learned(range(first, self.ledger.next))
             return True
         if first + len(digests) != self.final_from:
             return False
@@ -217,7 +218,7 @@ class History:
             self._known.first = self.ledger.base
             return False
         self._known.first = first
-        self._forget_learned()
+        self._forget_learned(range(first, first + len(digests)))
         return True
 
     def recover_histories(
@@ -264,7 +265,7 @@ class History:
         before, begun = self.ledger.next, self.ledger.begun
         effects = self._fast.handle(event, now)
         if self.ledger.next > before:
-            self._forget_learned()
+            self._forget_gone()
             if not begun:
                 # Only a broker that holds nothing takes the publisher's word for where to begin;
                 # otherwise one that skips numbers could publish for ever without a history.
@@ -290,7 +291,7 @@ class History:
 
     def _on_contents(self, event: Receive, run: Contents) -> list[Effect]:
         """Bodies that were fetched: taken if a history names their digests."""
-        wanted = self._wanted()
+        wanted, taken = self._wanted(), False
         effects: list[Effect] = []
         for number, (digest, body) in enumerate(
             zip(split_digests(run.digests), event.bodies, strict=False), run.first
@@ -304,12 +305,16 @@ class History:
                 ]
                 break
             if number == self.ledger.next:
+                taken = True
                 self.ledger.append(digest, body)
             elif self._learned.get(number) == digest:
+                taken = True
                 # Only what the cell has settled overrules what this broker vouched for; a history
                 # that merely waits is no more than its publisher's word.
                 self.ledger.correct(number, digest, body)
-        self._forget_learned()
+        self._forget_learned(range(run.first, run.first + len(event.bodies)))
+        if taken:
+            effects += self._fetch()  # who waited for the clock here would never catch up
         return effects
 
     # --------------------------------------------------------- history lane
@@ -426,7 +431,7 @@ class History:
         if self.ledger.next <= unheld:
             # Nobody holds what lies before any longer; waiting for it would be for ever.
             self.ledger.skip_to(unheld + 1)
-            self._forget_learned()
+            self._forget_gone()
         if self._agrees(statement):
             return
         for number, digest in enumerate(split_digests(statement.digests), statement.first):
@@ -445,10 +450,10 @@ class History:
 
     def _fetch(self) -> list[Effect]:
         wanted, ledger = self._wanted(), self.ledger
-        lacking = [n for n, d in wanted.items() if n >= ledger.base and ledger.digest(n) != d]
+        lacking = {n for n, d in wanted.items() if n >= ledger.base and ledger.digest(n) != d}
+        self._learned = {n: d for n, d in self._learned.items() if n in lacking}
         peers = self._around.peers
         if not lacking or not peers:
-            self._forget_learned()
             return []
         first = min(lacking)
         count = min(max(lacking) - first + 1, MAX_RUN)
@@ -456,12 +461,17 @@ class History:
         self._asked += 1
         return [Send((peer,), Pull(self.stream, first, count))]
 
-    def _forget_learned(self) -> None:
-        for number in [n for n, d in self._learned.items() if self._resolved(n, d)]:
-            del self._learned[number]
+    def _forget_learned(self, numbers: range) -> None:
+        """Some of these may have come; a look at all that is lacking would cost too much."""
+        for number in numbers if self._learned else ():
+            if number in self._learned and self.ledger.digest(number) == self._learned[number]:
+                del self._learned[number]
+        self._forget_gone()
 
-    def _resolved(self, number: int, digest: Digest) -> bool:
-        return number < self.ledger.base or self.ledger.digest(number) == digest
+    def _forget_gone(self) -> None:
+        """What this broker has let go of is not lacking; histories are learned in their order."""
+        for number in [*takewhile(self.ledger.base.__gt__, self._learned)]:
+            del self._learned[number]
 
     # ------------------------------------------------------------- evidence
 

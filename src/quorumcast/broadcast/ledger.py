@@ -2,17 +2,22 @@
 
 A ledger holds base … next-1. It is the broker's memory of what it vouches for: a number is written
 once, and only a settled history may correct it. Replays, pulls and signed statements read from it.
+
+Runs are written, read and let go of as a whole: the work for each of their publications is done by
+dictionaries and `map`, not by Python.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 
 import msgspec
 
 from quorumcast.broadcast.quota import Quota
-from quorumcast.broadcast.times import BLOCK, Search, Times
+from quorumcast.broadcast.times import Search, Times
 from quorumcast.core.errors import ensure
 from quorumcast.core.ids import Digest, Millis, NodeId
 from quorumcast.core.limits import MAX_NUMBER, MAX_RUN, Limits
@@ -44,10 +49,12 @@ class Ledger:
     """Consecutive publications of one stream, as many of the newest as its quota allows."""
 
     __slots__ = (
+        "_bodies",
         "_bytes",
-        "_entries",
+        "_digests",
         "_incarnation",
         "_marks",
+        "_orders",
         "_times",
         "_unsettled_bytes",
         "base",
@@ -65,9 +72,12 @@ class Ledger:
         self.quota = Quota(limits)
         self._incarnation = 0
         self.quota.enter(0, self)
-        #: Number → (digest, body, chain it came by); the keys are exactly base … next-1.
-        self._entries: dict[int, tuple[Digest, bytes, Order]] = {}
-        #: Sum of the sizes of the bodies in _entries, and of those beyond `settled`.
+        #: Digests and contents by number; the keys are exactly base … next-1.
+        self._digests: dict[int, Digest] = {}
+        self._bodies: dict[int, bytes] = {}
+        #: The chain that a number came by, if it came by one.
+        self._orders: dict[int, Order] = {}
+        #: Sum of the sizes of all bodies, and of those beyond `settled`.
         self._bytes = 0
         self._unsettled_bytes = 0
         #: Noted when somebody asks for a time; a block goes with the last of its numbers.
@@ -91,11 +101,11 @@ class Ledger:
         self.settles = False
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._digests)
 
     def share(self, quota: Quota, incarnation: int) -> None:
         """Count with the other lives of the publisher, before anything is written."""
-        ensure(not self._entries, "a ledger joins its quota while it is empty")
+        ensure(not self._digests, "a ledger joins its quota while it is empty")
         self.quota = quota
         self._incarnation = incarnation
         quota.enter(incarnation, self)
@@ -113,7 +123,7 @@ class Ledger:
     @property
     def unsettled(self) -> int:
         """How many publications are held that are not settled."""
-        return len(self._entries) - self.kept
+        return len(self._digests) - self.kept
 
     @property
     def unsettled_bytes(self) -> int:
@@ -123,7 +133,7 @@ class Ledger:
     @property
     def exhausted(self) -> bool:
         """Whether retention has let go of everything that was ever written."""
-        return self.begun and not self._entries and self.floor >= self.next
+        return self.begun and not self._digests and self.floor >= self.next
 
     @property
     def begun(self) -> bool:
@@ -153,8 +163,7 @@ class Ledger:
 
     def digest(self, number: int) -> Digest | None:
         """The digest of a number, if it is still held."""
-        entry = self._entries.get(number)
-        return None if entry is None else entry[0]
+        return self._digests.get(number)
 
     def take(
         self, first: int, digests: Sequence[Digest], bodies: Sequence[bytes], order: Order = ()
@@ -164,37 +173,42 @@ class Ledger:
         The run may overlap what is held; it must not start beyond `next`.
         """
         ensure(first <= self.next, "a ledger has no holes")
-        for number, digest in enumerate(digests, first):
-            held = self._entries.get(number)
-            if held is not None and held[0] != digest:
-                return Taken(number, conflict=number)
         new = max(first, self.next)
         offset = new - first
-        for number in range(first, min(new, first + len(digests))):
-            self._reroute(number, order)
-        for digest, body in zip(digests[offset:], bodies[offset:], strict=True):
-            self.append(digest, body, order)
+        for number, digest in enumerate(digests[:offset], first):
+            if self._digests.get(number, digest) != digest:
+                return Taken(number, conflict=number)
+        if order or self._orders:
+            held = range(max(first, self.base), min(new, first + len(digests)))
+            self._orders.update(dict.fromkeys(held, order))
+        self.extend(digests[offset:], bodies[offset:], order)
         return Taken(new, b"".join(digests[offset:]))
 
-    def append(self, digest: Digest, body: bytes, order: Order = ()) -> None:
+    def append(self, digest: Digest, body: bytes) -> None:
         """Write the next number."""
-        quota, number = self.quota, self.next
-        size = len(body)
-        self._bytes += size
-        self.next = number + 1
-        if number > self.settled:
-            self._entries[number] = (digest, body, order)
-            self._unsettled_bytes += size
-            quota.unsettled += 1
-            quota.unsettled_bytes += size
-            return
-        if not self._entries:
+        self.extend((digest,), (body,))
+
+    def extend(self, digests: Sequence[Digest], bodies: Sequence[bytes], order: Order = ()) -> None:
+        """Write the next numbers."""
+        count, size = len(bodies), sum(map(len, bodies))
+        numbers = range(self.next, self.next + count)
+        settled = self._settled_among(numbers)
+        settled_bytes = size if settled == count else sum(map(len, bodies[:settled]))
+        quota = self.quota
+        if settled and not self._digests:
             quota.stock(self._incarnation)
-        self._entries[number] = (digest, body, order)
-        quota.publications += 1
-        quota.held_bytes += size
-        if quota.publications > quota.most or quota.held_bytes > quota.most_bytes:
-            quota.trim()
+        self._digests.update(zip(numbers, digests, strict=True))
+        self._bodies.update(zip(numbers, bodies, strict=True))
+        if order:
+            self._orders.update(dict.fromkeys(numbers, order))
+        self.next += count
+        self._bytes += size
+        self._unsettled_bytes += size - settled_bytes
+        quota.add(settled, settled_bytes, count - settled, size - settled_bytes)
+
+    def _settled_among(self, numbers: range) -> int:
+        """How many of these, the first ones, are settled."""
+        return min(max(0, self.settled + 1 - numbers.start), len(numbers))
 
     def prepend(self, digests: Sequence[Digest], bodies: Sequence[bytes]) -> bool:
         """Write what lies right before `base`; False if that is more than is retained."""
@@ -205,9 +219,10 @@ class Ledger:
         quota.stock(life)
         self.settled = max(self.settled, self.base - 1)
         self.base -= len(bodies)
-        for number, (digest, body) in enumerate(zip(digests, bodies, strict=True), self.base):
-            self._entries[number] = (digest, body, ())
-            self._times.changed(number)
+        numbers = range(self.base, self.base + len(bodies))
+        self._digests.update(zip(numbers, digests, strict=True))
+        self._bodies.update(zip(numbers, bodies, strict=True))
+        self._times.changed(numbers)
         self._bytes += size
         quota.publications += len(bodies)
         quota.held_bytes += size
@@ -215,7 +230,7 @@ class Ledger:
 
     def wait_for_settling(self) -> None:
         """Count nothing as settled before brokers have settled it."""
-        ensure(not self._entries, "a ledger waits from the beginning")
+        ensure(not self._digests, "a ledger waits from the beginning")
         self.settles, self.settled = True, 0
 
     def settle(self, upto: int) -> None:
@@ -229,17 +244,18 @@ class Ledger:
         quota = self.quota
         if first == self.base:
             quota.stock(self._incarnation)
-        size = sum([len(self._entries[number][1]) for number in numbers])
+        size = sum(map(len, map(self._bodies.__getitem__, numbers)))
         self._unsettled_bytes -= size
         quota.settle(len(numbers), size)
 
     def cut(self, upto: int) -> None:
         """Give up what lies beyond a number; only other brokers can still supply it."""
         end = max(self.base, upto + 1)
-        while self.next > end:
-            self.next -= 1
-            self._drop(self.next)
-            self._times.changed(self.next)
+        if end < self.next:
+            lost = range(end, self.next)
+            self._drop(lost)
+            self._times.changed(lost)
+            self.next = end
         self.unrepeated = MAX_NUMBER
 
     def expire(self, now: Millis, retained_ms: int, below: int) -> None:
@@ -255,16 +271,17 @@ class Ledger:
             old = marks.popleft()[1]
         if old > below:
             marks.appendleft((Millis(now - retained_ms), old))
-        for _ in range(self.base, min(old, below)):
-            self.let_go()
+        if self.base < min(old, below):
+            self.let_go(min(old, below) - self.base)
 
     def correct(self, number: int, digest: Digest, body: bytes) -> None:
         """Replace what a lying publisher told us by what the cell has settled on."""
-        held = self._entries.get(number)
+        held = self._bodies.get(number)
         if held is not None:
-            self._entries[number] = (digest, body, ())
-            self._times.changed(number)
-            more = len(body) - len(held[1])
+            self._digests[number], self._bodies[number] = digest, body
+            self._orders.pop(number, None)
+            self._times.changed(range(number, number + 1))
+            more = len(body) - len(held)
             self._bytes += more
             if number <= self.settled:
                 self.quota.held_bytes += more
@@ -297,22 +314,22 @@ class Ledger:
         """Start anew at a later number: the publisher no longer holds what lies before."""
         if number > self.next:
             self.quota.empty(self)
-            self._entries.clear()
+            self._digests.clear()
+            self._bodies.clear()
+            self._orders.clear()
             self._times.clear()
             self._bytes = self._unsettled_bytes = 0
             self.base = self.next = number
 
     def since(self, search: Search, *, labelled: bool) -> int:
         """The first held number stamped at or after a time, or one before it; `next` if none."""
-        return self._times.first(
-            search, self.base, self.next, lambda number: self._entries[number][1], labelled
-        )
+        return self._times.first(search, self.base, self.next, self._bodies.__getitem__, labelled)
 
     def digests(self, first: int, count: int) -> bytes | None:
         """The digests of a range, if all of it is held."""
         if first < self.base or first + count > self.next:
             return None
-        return b"".join(self._entries[number][0] for number in range(first, first + count))
+        return b"".join(map(self._digests.__getitem__, range(first, first + count)))
 
     def read(self, first: int, count: int, max_bytes: int) -> Held | None:
         """What is held from a number on: same chain, at most so many publications and bytes."""
@@ -320,44 +337,33 @@ class Ledger:
         stop = min(first + min(count, MAX_RUN), self.next)
         if first >= stop:
             return None
-        order = self._entries[first][2]
-        digests: list[Digest] = []
-        bodies: list[bytes] = []
-        size = 0
-        for number in range(first, stop):
-            digest, body, way = self._entries[number]
-            size += len(body)
-            if bodies and (size > max_bytes or way != order):
-                break
-            digests.append(digest)
-            bodies.append(body)
-        return Held(first, b"".join(digests), tuple(bodies), order)
+        order = self._orders.get(first, ())
+        if self._orders:
+            way = self._orders.get
+            stop = next((n for n in range(first, stop) if way(n, ()) != order), stop)
+        bodies = tuple(map(self._bodies.__getitem__, range(first, stop)))
+        fitting = max(1, bisect_right([*accumulate(map(len, bodies))], max_bytes))
+        bodies = bodies[:fitting]
+        return Held(first, self.digests(first, len(bodies)) or b"", bodies, order)
 
-    def _reroute(self, number: int, order: Order) -> None:
-        held = self._entries.get(number)
-        if held is not None and held[2] != order:
-            self._entries[number] = (held[0], held[1], order)
-
-    def let_go(self) -> None:
-        """Let go of the oldest publication."""
-        number = self.base
-        self._drop(number)
-        self.base = number = number + 1
-        if number > self.settled or not self._entries:
+    def let_go(self, count: int) -> None:
+        """Let go of the oldest publications."""
+        gone = range(self.base, self.base + count)
+        self._drop(gone)
+        self.base = gone.stop
+        if self.base > self.settled or not self._digests:
             self.quota.drain()
-        if number % BLOCK == 0:
-            self._times.changed(number - 1)
-        if number > self.floor:
-            self.floor = number
+        self._times.gone(gone)
+        self.floor = max(self.floor, self.base)
 
-    def _drop(self, number: int) -> None:
-        size = len(self._entries.pop(number)[1])
+    def _drop(self, numbers: range) -> None:
+        sizes = [*map(len, map(self._bodies.pop, numbers))]
+        deque(map(self._digests.pop, numbers), maxlen=0)
+        if self._orders:
+            for number in numbers:
+                self._orders.pop(number, None)
+        settled = self._settled_among(numbers)
+        size, settled_bytes = sum(sizes), sum(sizes[:settled])
         self._bytes -= size
-        quota = self.quota
-        if number <= self.settled:
-            quota.publications -= 1
-            quota.held_bytes -= size
-        else:
-            self._unsettled_bytes -= size
-            quota.unsettled -= 1
-            quota.unsettled_bytes -= size
+        self._unsettled_bytes -= size - settled_bytes
+        self.quota.remove(settled, settled_bytes, len(sizes) - settled, size - settled_bytes)

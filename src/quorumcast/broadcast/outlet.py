@@ -275,21 +275,27 @@ class FanOut:
         if fresh:
             # Its answer to Open: it may have restarted and know less than it once did.
             self._rewind(progress)
-        progress.settled = min(ack.settled, self.next - 1)
+        settled, before = min(ack.settled, self.next - 1), progress.settled
+        progress.settled = settled
         progress.missed = ack.missed
-        return self._advance() + self._pump(broker, progress, len(self._runs))
+        return self._advance(relieved=settled != before) + self._pump(
+            broker, progress, len(self._runs)
+        )
 
     def _held_by_enough(self) -> int:
         acked = sorted((p.acked for p in self._progress.values()), reverse=True)
         settled = sorted((p.settled for p in self._progress.values()), reverse=True)
         return max(acked[self._quorum - 1], settled[self._quorum - 1])
 
-    def _advance(self) -> list[Effect]:
+    def _advance(self, *, relieved: bool = True) -> list[Effect]:
+        """Say what enough brokers hold; runs may go if it has grown, or what they have settled."""
         upto = self._held_by_enough()
-        news, had_room = upto > self._acknowledged, self.room > 0
+        news = upto > self._acknowledged
+        if not (news or relieved):
+            return []
+        had_room = self.room > 0
         self._acknowledged = max(upto, self._acknowledged)
-        if news or self._settles:
-            self._forget()
+        self._forget()
         if not had_room and self.room > 0:
             news = True  # whoever waits for room waits for an acknowledgement
         return [Acknowledged(self.stream, self._acknowledged)] if news else []

@@ -41,8 +41,8 @@ class Shelf(Protocol):
         """Bytes of contents held that are not settled."""
         ...
 
-    def let_go(self) -> None:
-        """Let go of the oldest publication."""
+    def let_go(self, count: int) -> None:
+        """Let go of the oldest publications."""
         ...
 
 
@@ -112,10 +112,7 @@ class Quota:
 
     def empty(self, shelf: Shelf) -> None:
         """A ledger gives up all that it holds."""
-        self.publications -= shelf.kept
-        self.held_bytes -= shelf.kept_bytes
-        self.unsettled -= shelf.unsettled
-        self.unsettled_bytes -= shelf.unsettled_bytes
+        self.remove(shelf.kept, shelf.kept_bytes, shelf.unsettled, shelf.unsettled_bytes)
         self.drain()
 
     def stock(self, incarnation: int) -> None:
@@ -148,16 +145,30 @@ class Quota:
         if count > most or size > most_bytes:
             return False
         while self.publications + count > self.most or self.held_bytes + size > self.most_bytes:
-            self._oldest().let_go()
+            self._oldest().let_go(1)
         return True
+
+    def add(self, settled: int, settled_bytes: int, unsettled: int, unsettled_bytes: int) -> None:
+        """So much is held in addition: let go of what is too much now."""
+        self.publications += settled
+        self.held_bytes += settled_bytes
+        self.unsettled += unsettled
+        self.unsettled_bytes += unsettled_bytes
+        if self.publications > self.most or self.held_bytes > self.most_bytes:
+            self.trim()
+
+    def remove(
+        self, settled: int, settled_bytes: int, unsettled: int, unsettled_bytes: int
+    ) -> None:
+        """So much is not held any longer."""
+        self.publications -= settled
+        self.held_bytes -= settled_bytes
+        self.unsettled -= unsettled
+        self.unsettled_bytes -= unsettled_bytes
 
     def settle(self, count: int, size: int) -> None:
         """So much of what was not settled is settled now."""
-        self.unsettled -= count
-        self.unsettled_bytes -= size
-        self.publications += count
-        self.held_bytes += size
-        self.trim()
+        self.add(count, size, -count, -size)
 
     def refuses(self, count: int, size: int) -> bool:
         """Whether so much more would be too much that is not settled.
@@ -185,7 +196,10 @@ class Quota:
             self.held_bytes > self.most_bytes and self.publications > 1
         ):
             shelf = self._only
-            (self._oldest() if shelf is None else shelf).let_go()
+            if shelf is None:
+                self._oldest().let_go(1)
+            else:
+                shelf.let_go(max(1, min(self.publications - self.most, shelf.kept)))
 
     def _oldest(self) -> Shelf:
         # Each life is taken from the heap once for each time that it was put there: a scan over

@@ -45,9 +45,17 @@ class Times:
         """Nothing is held any more."""
         self._largest.clear()
 
-    def changed(self, number: int) -> None:
-        """There are other contents at a number than before, or none."""
-        self._largest.pop(number // BLOCK, None)
+    def changed(self, numbers: range) -> None:
+        """There are other contents at these numbers than before, or none."""
+        if self._largest:
+            for block in range(numbers.start // BLOCK, (numbers.stop - 1) // BLOCK + 1):
+                self._largest.pop(block, None)
+
+    def gone(self, numbers: range) -> None:
+        """The oldest numbers are let go of; a block goes with the last of its numbers."""
+        if self._largest:
+            for block in range(numbers.start // BLOCK, numbers.stop // BLOCK):
+                self._largest.pop(block, None)
 
     def first(
         self, search: Search, base: int, end: int, body: Callable[[int], bytes], labelled: bool

@@ -40,8 +40,7 @@ class OrderedLog:
         """Write the next positions, vouch for them, and let go of what is no longer retained."""
         digests = offer.digests
         self.skip_to(extent.position)
-        for digest, body in zip(split_digests(digests), bodies, strict=True):
-            self.ledger.append(digest, body)
+        self.ledger.extend(split_digests(digests), bodies)
         self._extents.append(extent)
         self._offers[extent.stream, extent.first] = (offer, bodies)
         return [Vouch(self.stream, extent.position, digests), *self._let_go()]
