@@ -62,16 +62,6 @@ def test_bench_prints_the_figures_of_a_run(capsys: pytest.CaptureFixture[str]) -
     assert (report["lost"], report["duplicated"], report["altered"]) == (0, 0, 0)
 
 
-def test_demo_names_the_liar_and_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    summary = answer(capsys, "demo", "--seconds", "6", "--rate", "400", "--no-spark")
-    assert summary["ok"]
-    assert summary["liars"] == ["broker-3"]
-    assert (summary["lost"], summary["duplicated"], summary["altered"]) == (0, 0, 0)
-    assert summary["evidence"]["valid"]
-    assert summary["receipt"]["valid"]
-    assert set(summary["accepted"]) == {"carol", "dave", "erin"}
-
-
 def test_faults_list_shows_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
     names = {entry["name"] for entry in answer(capsys, "faults", "list")}
     assert {"alter", "drop", "silent", "skip-broker"} <= names

@@ -1,7 +1,6 @@
-"""The demonstration to its end, the notebook, and a job on a cluster of two workers."""
+"""A job on a cluster of two workers."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -64,35 +63,6 @@ def run(*arguments: str | Path, **environment: str) -> str:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, said + complained
     return said
-
-
-def test_demo_ends_with_a_table_an_evaluation_and_an_audit_that_names_the_liar(
-    tmp_path: Path,
-) -> None:
-    brief = ("--seconds", "6", "--rate", "400", "--dir", tmp_path / "cell", "--json")
-    summary = json.loads(run(sys.executable, "-m", "quorumcast", "demo", *brief))
-    assert summary["ok"]
-    found = summary["spark"]
-    assert found["table"]["rows"] == found["table"]["distinct"] == summary["published"]
-    assert found["evaluation"]["coverage"] == 1.0
-    assert set(found["audit"]["named"]) == set(summary["liars"]) == {"broker-3"}
-    for part in ("evaluation", "audit"):
-        assert Path(found[part]["file"]).read_text().startswith("<!doctype html>")
-
-
-def test_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    notebook = json.loads((EXAMPLES / "spark_notebook.ipynb").read_text())
-    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
-    assert all(not c.get("outputs") for c in notebook["cells"]), "outputs are not committed"
-    script = tmp_path / "notebook.py"
-    script.write_text("\n\n".join(cells))
-    # The liar's word counts where it is heard, however late.
-    patient = tmp_path / "spark-defaults.conf"
-    patient.write_text("spark.python.daemon.module tests.support.worker_daemon\n")
-    paths = f"{SRC}{os.pathsep}{ROOT}"
-    said = run(sys.executable, script, SPARK_CONF_DIR=str(tmp_path), PYTHONPATH=paths)
-    assert "30,000 rows, 30 publications" in said
-    assert "broker-3" in said
 
 
 def test_submitted_job_reads_a_channel_on_two_workers(tmp_path: Path) -> None:

@@ -1,9 +1,5 @@
-"""The source in Spark itself: tables, streams, checkpoints, and a driver that is killed."""
+"""The source in Spark itself: tables, streams and checkpoints."""
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,27 +25,7 @@ from quorumcast.testing.cluster import LocalCluster
 COLUMNS = (("id", "int64"), ("site", "string"))
 PUBLICATIONS, EVENTS = 60, 50
 
-PER_BATCH, STORED = 300, 600
-
-#: Reads a stream in small micro-batches, says when some are done, and is in the middle of the next.
-VICTIM = f"""
-import sys
-from quorumcast.pipeline.session import spark_session
-
-cell, output = sys.argv[1:]
-query = (
-    spark_session("victim", master="local[2]").readStream.format("quorumcast")
-    .options(manifest=cell, identity="spark", channel="orders", timeout="{PATIENCE_S}")
-    .options(maxEventsPerTrigger="{PER_BATCH}").load()
-    .where("if(id < {STORED}, true, reflect('java.lang.Thread', 'sleep', 1000000L) is null)")
-    .writeStream.format("parquet").option("checkpointLocation", output + "/checkpoint")
-    .start(output + "/table")
-)
-while sum(progress.numInputRows for progress in query.recentProgress) < {STORED}:
-    query.awaitTermination(0.05)
-print("under way", flush=True)
-query.awaitTermination()
-"""
+PER_BATCH = 300
 
 
 @pytest.fixture(scope="module")
@@ -120,29 +96,6 @@ def test_wrong_option_is_named_in_what_spark_says(spark: SparkSession, cell: Loc
         spark.readStream.format("quorumcast").options(**wrong).load()
     sentence = "the source has no option 'startingoffset': did you mean 'startingOffsets'?"
     assert reason_of(raised.value) == sentence
-
-
-def test_driver_killed_in_the_middle_goes_on_and_every_event_is_there_once(
-    spark: SparkSession, cell: LocalCluster, tmp_path: Path
-) -> None:
-    victim = subprocess.Popen(
-        [sys.executable, "-c", VICTIM, str(cell.directory), str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert victim.stdout is not None
-    try:
-        assert victim.stdout.readline() == "under way\n"
-    finally:
-        os.killpg(victim.pid, signal.SIGKILL)
-        victim.wait()
-        victim.stdout.close()
-    table = spark.read.parquet(str(tmp_path / "table"))
-    assert table.count() == STORED
-    stream = spark.readStream.format("quorumcast").options(**said(cell)).load()
-    stored(stream, tmp_path)
-    check_once(spark.read.parquet(str(tmp_path / "table")), PUBLICATIONS * EVENTS)
 
 
 def test_bench_accounts_for_every_event(spark: SparkSession) -> None:
