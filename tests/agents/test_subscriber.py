@@ -263,6 +263,7 @@ def test_subscriber_on_a_chain_bad_mac_is_dropped_and_author_and_sender_suspecte
     effects = subscriber(CHAIN).handle(chain_vote(B3, b"a", (Voucher(B2, BOB, bytes(32)),)), T0)
     assert reasons(effects) == [DropReason.BAD_VOUCHER]
     assert set(suspects(effects)) == {B2, B3}
+    assert all(s.among == (B2, B3) for s in effects if isinstance(s, Suspect))
     assert delivered(effects) == []
 
 

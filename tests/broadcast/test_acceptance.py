@@ -144,6 +144,17 @@ def test_acceptor_dissenters_are_named_and_suspected() -> None:
     ]
 
 
+def test_acceptor_dissent_may_be_the_fault_of_a_publisher_that_is_not_trusted() -> None:
+    """A publisher told one broker something else: the broker is correct."""
+    rule = rule_for(Quorums(4, 1), Protection.BYZANTINE, Broadcast.AUTHENTICATED)
+    at = Acceptor(STREAM, 1, rule, hasher("sha256"), Limits(), may_split=True)
+    cast(at, (B4,), 1, b"told otherwise")
+    cast(at, (B1, B2, B3), 1, b"a")
+    suspicion = Suspect(B4, Suspicion.DISSENT, STREAM, 1, (B4, STREAM.publisher))
+    assert at.deliver()[1:] == [suspicion]
+    assert cast(at, (B4,), 1, b"told otherwise") == [suspicion]
+
+
 def test_acceptor_late_dissent_is_suspected() -> None:
     at = acceptor()
     cast(at, (B1, B2, B3), 1, b"a")

@@ -206,7 +206,7 @@ def test_chain_mac_over_another_chain_does_not_count() -> None:
     effects = chain(B1).handle(chain_run(ALICE, 1, RUN, ORDER, vouchers), T0)
     assert effects == [
         Drop(DropReason.BAD_VOUCHER, ALICE),
-        Suspect(ALICE, Suspicion.BAD_VOUCHER, STREAM, 1),
+        Suspect(ALICE, Suspicion.BAD_VOUCHER, STREAM, 1, (ALICE,)),
     ]
 
 
@@ -216,6 +216,7 @@ def test_chain_bad_mac_of_a_predecessor_makes_its_author_a_suspect() -> None:
     effects = chain(B3).handle(chain_run(B2, 1, RUN, ORDER, (lie, *macs(B2, B3, BOB))), T0)
     assert reasons(effects) == [DropReason.BAD_VOUCHER]
     assert suspects(effects) == [B1, B2]
+    assert all(s.among == (B1, B2) for s in effects if isinstance(s, Suspect))
 
 
 def test_chain_missing_mac_is_refused() -> None:

@@ -422,6 +422,7 @@ def test_log_tells_whoever_offers_of_an_epoch_that_is_over() -> None:
     hall.offer(1, b"late", stream=RESUMED)
     hall.run(500)
     assert acks(hall, ALICE, B1)[-1] == Ack(RESUMED, 0, 0)
+    assert (B1, Drop(DropReason.OUTLIVED, ALICE)) in hall.seen
     assert agree(hall, *BROKERS) == [b"a"]
     assert hall.suspected() == set()
 

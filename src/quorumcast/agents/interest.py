@@ -305,8 +305,14 @@ class Interest:
 
     def _accept_from(self, stream: Stream, first: int) -> None:
         limits = self.entry.policy.limits
-        rule = self._rules[stream.lane]
-        self.acceptors[stream] = Acceptor(stream, first, rule, self._manifest.hash, limits)
+        self.acceptors[stream] = Acceptor(
+            stream,
+            first,
+            self._rules[stream.lane],
+            self._manifest.hash,
+            limits,
+            may_split=self.entry.policy.may_split and stream.lane is Lane.DATA,
+        )
         if stream.lane is Lane.DATA:
             self.archives[stream] = Archive(stream, self._keyring, self._quorums, limits)
         self._retire_old(stream, limits.streams_per_publisher)

@@ -282,11 +282,13 @@ class Subscriber:
             if self._vouched(voucher.author, voucher.mac, vote):
                 effects += acceptor.vote(voucher.author, vote.first, vote.digests, (), vote.order)
             else:
-                # The sender cannot verify what it passes on: its author may be to blame as well.
+                # Nobody after its author can verify it: any of them may have broken it.
+                passed = vote.order[vote.order.index(voucher.author) :]
+                among = tuple(dict.fromkeys((*passed, sender)))
                 effects += [
                     Drop(DropReason.BAD_VOUCHER, sender),
-                    Suspect(voucher.author, Suspicion.BAD_VOUCHER, stream, vote.first),
-                    Suspect(sender, Suspicion.BAD_VOUCHER, stream, vote.first),
+                    Suspect(voucher.author, Suspicion.BAD_VOUCHER, stream, vote.first, among),
+                    Suspect(sender, Suspicion.BAD_VOUCHER, stream, vote.first, among),
                 ]
         return effects + self._advance(interest, acceptor)
 

@@ -85,6 +85,7 @@ class Acceptor:
         "_keep",
         "_pending_bytes",
         "_rule",
+        "_split_by",
         "_window",
         "last_vote",
         "next",
@@ -93,9 +94,18 @@ class Acceptor:
     )
 
     def __init__(
-        self, stream: Stream, first: int, rule: Rule, hash_: Hasher, limits: Limits
+        self,
+        stream: Stream,
+        first: int,
+        rule: Rule,
+        hash_: Hasher,
+        limits: Limits,
+        *,
+        may_split: bool = False,
     ) -> None:
         self.stream = stream
+        #: Who else may be to blame where brokers differ: a publisher that may lie to them.
+        self._split_by = (stream.publisher,) if may_split else ()
         #: The number whose turn it is; everything from `start` to below it was delivered once.
         self.next = first
         self.start = first
@@ -234,7 +244,7 @@ class Acceptor:
         if self.accepted_run(first, len(digests) // DIGEST_SIZE) == digests:
             return []
         return [
-            Suspect(broker, Suspicion.DISSENT, self.stream, number)
+            self._suspect(broker, Suspicion.DISSENT, number)
             for number, digest in enumerate(split_digests(digests), first)
             if self._accepted.get(number, digest) != digest
         ]
@@ -262,7 +272,8 @@ class Acceptor:
             earlier = tally.vote_of(broker)
             if earlier is None or earlier[0] != digests:
                 effects = [
-                    Suspect(broker, Suspicion.EQUIVOCATION, self.stream, number)
+                    # A history may have corrected it.
+                    self._suspect(broker, Suspicion.EQUIVOCATION, number)
                     for number in range(box.first, box.first + box.count)
                 ]
             else:
@@ -365,13 +376,16 @@ class Acceptor:
             effects.append(
                 Deliver(self.stream, number, digest, body, votes, dissent, box.by_history)
             )
-            effects += [
-                Suspect(broker, Suspicion.DISSENT, self.stream, number) for broker in dissent
-            ]
+            effects += [self._suspect(broker, Suspicion.DISSENT, number) for broker in dissent]
         self.next = box.first + box.count
         while len(self._accepted) > self._keep:
             self._accepted.popitem(last=False)
         return effects
+
+    def _suspect(self, broker: NodeId, reason: Suspicion, number: int) -> Suspect:
+        """Suspect a broker that differs from the others, or its publisher."""
+        among = (broker, *self._split_by) if self._split_by else ()
+        return Suspect(broker, reason, self.stream, number, among)
 
     def skip_to(self, number: int) -> None:
         """Give up on what nobody holds any longer."""

@@ -110,11 +110,14 @@ class Chain(Forwarder):
             return dropped(event, DropReason.OVER_LIMIT)
         unvouched = self._unvouched(run, place)
         if unvouched:
-            # Either made its MAC wrong or the sender broke it; nobody in between could verify it.
+            # Its author made a MAC wrong or somebody after it broke it: nobody there could verify
+            # it.
+            path = (self.stream.publisher, *run.order[:place])
+            among = path[path.index(unvouched[0]) :]
             return [
                 Drop(DropReason.BAD_VOUCHER, event.sender),
                 *(
-                    Suspect(node, Suspicion.BAD_VOUCHER, self.stream, run.first)
+                    Suspect(node, Suspicion.BAD_VOUCHER, self.stream, run.first, among)
                     for node in dict.fromkeys((*unvouched, event.sender))
                 ),
             ]

@@ -58,7 +58,8 @@ class Intake:
             # Whoever goes on with a stream that has ended meanwhile is told so.
             told = direct and stream.line is not None
             ended = [self._execution.ack(stream, sender)] if told else []
-            return [Drop(DropReason.NO_RIGHT, sender), *ended]
+            over = self._execution.state.over(stream)
+            return [Drop(DropReason.OUTLIVED if over else DropReason.NO_RIGHT, sender), *ended]
         if not direct and self._fetching.stands_by_another(offer):
             return [Drop(DropReason.CONFLICT, sender)]
         if direct:

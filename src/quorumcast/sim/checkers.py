@@ -71,6 +71,7 @@ from quorumcast.faults.base import channel_of
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.facts import Facts, may_publish, may_subscribe
 from quorumcast.sim.order import TotalOrder
+from quorumcast.sim.refusing import Justified, Refusal
 
 
 class Checker(Protocol):
@@ -79,6 +80,11 @@ class Checker(Protocol):
     @property
     def name(self) -> str:
         """The property's name in PROTOCOLS."""
+        ...
+
+    @property
+    def watches(self) -> frozenset[type]:
+        """The kinds of effects that it looks at; of what is sent, the kinds of messages."""
         ...
 
     def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
@@ -94,6 +100,7 @@ class Watching:
     """A checker that only looks at what happens."""
 
     name = "?"
+    watches: frozenset[type] = frozenset()
 
     def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
         """Nothing by default."""
@@ -106,6 +113,7 @@ class Relevance(Watching):
     """What a subscriber accepts matches a subscription of its own, by someone with the right."""
 
     name = "Relevance"
+    watches = frozenset((Deliver,))
 
     def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Deliver):
@@ -122,15 +130,18 @@ class Relevance(Watching):
 
 
 #: Messages that show contents, digests or positions of a channel.
-DISCLOSING = frozenset((Vote, Contents, Checkpoint, Positions))
+DISCLOSING: frozenset[type] = frozenset((Vote, Contents, Checkpoint, Positions))
 #: Messages that are for brokers only.
-INTERNAL = frozenset((Regained, Offer, Propose, Fetched, LogPart, StateHead, Chunk, Echo, Ready))
+INTERNAL: frozenset[type] = frozenset(
+    (Regained, Offer, Propose, Fetched, LogPart, StateHead, Chunk, Echo, Ready)
+)
 
 
 class Rights(Watching):
     """A correct broker shows a channel only to those who may read it, and its log to brokers."""
 
     name = "Rights"
+    watches = DISCLOSING | INTERNAL
 
     def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Send):
@@ -149,6 +160,7 @@ class Authenticity(Watching):
     """A correct publisher named in an accepted publication did publish exactly that."""
 
     name = "Authenticity"
+    watches = frozenset((Deliver,))
 
     def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Deliver):
@@ -172,6 +184,7 @@ class Uniqueness(Watching):
     """No publication twice."""
 
     name = "Uniqueness"
+    watches = frozenset((Deliver,))
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, Stream, int], None] = {}
@@ -189,6 +202,7 @@ class Agreement(Watching):
     """No two correct subscribers accept different contents for the same number (SC1)."""
 
     name = "Agreement"
+    watches = frozenset((Deliver,))
 
     def __init__(self) -> None:
         self._accepted: dict[tuple[Stream, int], tuple[Digest, NodeId]] = {}
@@ -211,6 +225,7 @@ class Fifo(Watching):
     """
 
     name = "FIFO"
+    watches = frozenset((Deliver, Gap))
 
     def __init__(self, *, gaps_allowed: bool = False) -> None:
         self._gaps_allowed = gaps_allowed
@@ -242,6 +257,7 @@ class SoundBlame(Watching):
     """No correct node is ever named in evidence, and all evidence convinces a third party."""
 
     name = "Sound blame"
+    watches = frozenset((Accuse,))
 
     def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Accuse):
@@ -261,6 +277,7 @@ class SoundStatements(Watching):
     """
 
     name = "Sound statements"
+    watches = frozenset((Checkpoint,))
 
     def __init__(self) -> None:
         self._roots: dict[tuple[object, ...], tuple[bytes, NodeId]] = {}
@@ -280,7 +297,7 @@ class SoundStatements(Watching):
 
 
 #: Messages in which a node stands by one value for each place.
-STANDING = frozenset((Publish, Offer, Vote, Echo, Ready, Propose, Write, Accept))
+STANDING: frozenset[type] = frozenset((Publish, Offer, Vote, Echo, Ready, Propose, Write, Accept))
 
 
 class OneStory(Watching):
@@ -291,12 +308,13 @@ class OneStory(Watching):
     """
 
     name = "One story"
+    watches = STANDING
 
     def __init__(self) -> None:
         self._told: dict[tuple[object, ...], object] = {}
 
     def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
-        if not isinstance(effect, Send) or type(effect.message) not in STANDING:
+        if not isinstance(effect, Send):
             return
         message = effect.message
         teller = (node, facts.disk_of(node), type(message))
@@ -327,13 +345,14 @@ class OneStory(Watching):
 
 
 #: Messages that carry a run.
-CARRYING = frozenset((Publish, ChainRun, Vote, Contents, Regained, Offer))
+CARRYING: frozenset[type] = frozenset((Publish, ChainRun, Vote, Contents, Regained, Offer))
 
 
 class Vouching(Watching):
     """What correct nodes pass on has the digests that they name, and was published as they say."""
 
     name = "Vouching"
+    watches = CARRYING
 
     def __init__(self) -> None:
         self._digests: dict[tuple[Stream, int], Digest] = {}
@@ -369,6 +388,7 @@ class SoundReceipts(Watching):
     """A receipt convinces a third party, and of nothing that its publisher did not publish."""
 
     name = "Sound receipts"
+    watches = frozenset((Proven,))
 
     def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Proven):
@@ -399,6 +419,7 @@ class Acknowledgement(Watching):
     """
 
     name = "Acknowledged"
+    watches = frozenset((Acknowledged, Contradicted))
 
     def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
         if isinstance(effect, Contradicted):
@@ -451,6 +472,8 @@ def safety_checkers(*, gaps_allowed: bool) -> list[Checker]:
         Vouching(),
         SoundReceipts(),
         Acknowledgement(),
+        Refusal(),
+        Justified(),
     ]
 
 

@@ -321,6 +321,7 @@ class SoundCourt(Watching):
     """
 
     name = "Sound court"
+    watches = frozenset((Proven, Accuse))
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

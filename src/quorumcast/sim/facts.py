@@ -127,6 +127,7 @@ class Facts:
         "accusations",
         "acknowledged",
         "adversary",
+        "cause",
         "ended",
         "gaps_allowed",
         "held",
@@ -146,6 +147,7 @@ class Facts:
         "settled",
         "suspicions",
         "violations",
+        "wire_tapped",
     )
 
     def __init__(self, manifest: Manifest, adversary: Adversary) -> None:
@@ -153,6 +155,10 @@ class Facts:
         #: Every epoch that there has been.
         self.manifests = {manifest.epoch: manifest}
         self.adversary = adversary
+        #: The event that a node is dealing with.
+        self.cause: Event | None = None
+        #: Whether an attacker on the wire alters packets.
+        self.wire_tapped = False
         #: What each publisher's application submitted: contents and time, by stream.
         self.published: dict[Stream, list[tuple[bytes, int]]] = {}
         #: How much of it this life of its publisher has submitted: who resumes submits all again.

@@ -21,6 +21,7 @@ class TotalOrder:
     """
 
     name = "Total order"
+    watches: frozenset[type] = frozenset((Deliver, Gap, Recalled))
 
     def __init__(self) -> None:
         self._order: dict[tuple[Channel, int], tuple[Stream, int, Digest]] = {}

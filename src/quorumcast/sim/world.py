@@ -17,7 +17,6 @@ from quorumcast.core.machine import (
     Accuse,
     Acknowledged,
     Adopt,
-    Contradicted,
     Deliver,
     Effect,
     Event,
@@ -30,6 +29,7 @@ from quorumcast.core.machine import (
     Recall,
     Recalled,
     Receive,
+    Renewed,
     Send,
     Submit,
     Suspect,
@@ -38,30 +38,21 @@ from quorumcast.core.messages import Ack, Checkpoint, Positions
 from quorumcast.sim.adversary import Adversary
 from quorumcast.sim.blame import Lies
 from quorumcast.sim.cells import Cell, life_of
-from quorumcast.sim.checkers import (
-    CARRYING,
-    DISCLOSING,
-    INTERNAL,
-    STANDING,
-    Checker,
-    OneStory,
-    Rights,
-    Vouching,
-)
+from quorumcast.sim.checkers import Checker
 from quorumcast.sim.facts import Facts
 from quorumcast.sim.network import Network, Weather
 from quorumcast.sim.node import Node, Watcher
 from quorumcast.sim.scheduler import Scheduler
 
-_EFFECTS = frozenset((Deliver, Gap, Acknowledged, Contradicted, Proven, Recalled, Suspect, Accuse))
-_SENT = DISCLOSING | INTERNAL | STANDING | CARRYING
+#: What `Facts` records.
+_EFFECTS = frozenset((Deliver, Gap, Acknowledged, Renewed, Proven, Recalled, Suspect, Accuse))
 _EVENTS = frozenset((Submit, Join, Leave, Prove, Recall))
 
 
 class Monitor:
     """Shows checkers and facts what concerns them, and nothing else: most effects are sends."""
 
-    __slots__ = ("_checkers", "_facts", "_lies", "_on_positions", "_senders")
+    __slots__ = ("_facts", "_lies", "_on_positions", "_watching")
 
     def __init__(
         self,
@@ -72,15 +63,16 @@ class Monitor:
     ) -> None:
         self._facts = facts
         self._on_positions = on_positions
-        self._checkers = checkers
-        #: Those that also look at what is sent.
-        self._senders: list[Checker] = [
-            checker for checker in checkers if isinstance(checker, Rights | OneStory | Vouching)
-        ]
+        #: Who looks at each kind of effect, and at each kind of message that is sent.
+        self._watching: dict[type, list[Checker]] = {}
+        for checker in checkers:
+            for kind in checker.watches:
+                self._watching.setdefault(kind, []).append(checker)
         self._lies = lies
 
     def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
         """A machine is about to take this event."""
+        self._facts.cause = event
         if type(event) in _EVENTS:
             self._facts.on_event(node, event, now)
         elif type(event) is Receive and type(event.message) is Positions:
@@ -88,22 +80,19 @@ class Monitor:
 
     def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
         """A node has carried out this effect."""
+        kind: type = type(effect)
         if type(effect) is Send:
+            kind = type(effect.message)
             if type(effect.message) is Ack:
                 self._facts.on_ack(node, effect.message)
-            elif type(effect.message) is Checkpoint or effect.bodies:
+            elif kind is Checkpoint or effect.bodies:
                 self._lies.on_send(self._facts, node, effect)
-            if type(effect.message) is not Checkpoint:
-                if type(effect.message) in _SENT and self._facts.adversary.is_correct(node):
-                    for checker in self._senders:
-                        checker.on_effect(self._facts, node, effect)
-                return
-        elif type(effect) not in _EFFECTS:
-            return
-        if self._facts.adversary.is_correct(node):
-            for checker in self._checkers:
+        watching, recorded = self._watching.get(kind, ()), kind in _EFFECTS
+        if (watching or recorded) and self._facts.adversary.is_correct(node):
+            for checker in watching:
                 checker.on_effect(self._facts, node, effect)
-            self._facts.record(node, effect)
+            if recorded:
+                self._facts.record(node, effect)
 
 
 class World:
@@ -127,6 +116,7 @@ class World:
         self.adversary = Adversary(cell, self.scheduler, self.network, self.nodes)
         self.facts = Facts(cell.manifest, self.adversary)
         self.facts.ordered = self._ordered
+        self.facts.wire_tapped = weather.corruption > 0
         self.network.on_breach = self._breached
         self.checkers = checkers
         self.lies = Lies(cell.manifest.f)

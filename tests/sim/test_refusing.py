@@ -1,0 +1,82 @@
+"""Correct nodes that find fault with one another are reported, and nothing else is."""
+
+import pytest
+
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream
+from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Suspect, Suspicion
+from quorumcast.core.messages import AnyMessage, ChainRun, Offer, Publish, Vote
+from quorumcast.manifest.policy import Policy
+from quorumcast.sim.cells import channel_entry, make_simulated_cell
+from quorumcast.sim.network import Weather
+from quorumcast.sim.refusing import Justified, Refusal
+from quorumcast.sim.world import World
+
+PUB, LIAR, SUB = NodeId("pub-1"), NodeId("pub-2"), NodeId("sub-1")
+B1, B2, B3, B4 = (NodeId(f"broker-{n}") for n in (1, 2, 3, 4))
+STREAM, OF_LIAR = Stream(Channel("orders"), PUB, 1), Stream(Channel("orders"), LIAR, 1)
+RUN = Publish(STREAM, 1, bytes(32))
+VOTE = Vote(STREAM, 1, bytes(32))
+
+
+def judged(
+    node: NodeId,
+    sender: NodeId,
+    message: AnyMessage,
+    *effects: Effect,
+    corruption: int = 0,
+) -> list[str]:
+    """What checkers say if a node answers a message with these effects; broker-2 and pub-2 lie."""
+    cell = make_simulated_cell(4, 1, [channel_entry("orders", Policy.named("ab"))])
+    weather = Weather(corruption=corruption)
+    world = World(cell, 1, weather, [Refusal(), Justified()])
+    world.adversary.declare(B2, "alter")
+    world.adversary.declare(LIAR, "equivocating-publisher")
+    (monitor,) = world._watchers
+    monitor.on_event(node, Receive(sender, message, (b"a",)), Millis(1))
+    for effect in effects:
+        monitor.on_effect(node, effect, Millis(1))
+    for checker in world.checkers:
+        checker.at_end(world.facts)
+    return [violation.property for violation in world.facts.violations]
+
+
+@pytest.mark.parametrize(
+    ("node", "sender", "message", "reason", "broken"),
+    [
+        (B1, PUB, RUN, DropReason.BAD_BODY, ["Refusal"]),
+        (B1, B3, Offer(STREAM, 1, bytes(32)), DropReason.NO_RIGHT, ["Refusal"]),
+        (SUB, B3, VOTE, DropReason.BAD_RUN, ["Refusal"]),
+        (B1, PUB, RUN, DropReason.DUPLICATE, []),
+        (SUB, B2, VOTE, DropReason.BAD_RUN, []),
+        (B2, PUB, RUN, DropReason.BAD_BODY, []),
+        (B1, B3, Offer(OF_LIAR, 1, bytes(32)), DropReason.CONFLICT, []),
+        (B4, B3, ChainRun(STREAM, 1, bytes(32), (B1, B2, B3, B4), ()), DropReason.BAD_VOUCHER, []),
+    ],
+    ids=["run", "offer", "vote", "again", "of-liar", "by-liar", "lie-passed-on", "chain-of-liar"],
+)
+def test_refusal_of_what_a_correct_node_said_is_reported(
+    node: NodeId, sender: NodeId, message: AnyMessage, reason: DropReason, broken: list[str]
+) -> None:
+    assert judged(node, sender, message, Drop(reason, sender)) == broken
+
+
+@pytest.mark.parametrize(
+    ("suspect", "reason", "among", "broken"),
+    [
+        (B1, Suspicion.DISSENT, (), ["Justified"]),
+        (B1, Suspicion.EQUIVOCATION, (B1, B3), ["Justified"]),
+        (B1, Suspicion.DISSENT, (B1, LIAR), []),
+        (B2, Suspicion.DISSENT, (), []),
+        (B1, Suspicion.SILENT, (), []),
+    ],
+)
+def test_suspicion_of_correct_nodes_alone_is_reported(
+    suspect: NodeId, reason: Suspicion, among: tuple[NodeId, ...], broken: list[str]
+) -> None:
+    assert judged(SUB, B1, VOTE, Suspect(suspect, reason, STREAM, 1, among)) == broken
+
+
+def test_contents_that_were_altered_on_the_wire_are_nobodys_fault() -> None:
+    blame = (Drop(DropReason.BAD_BODY, B1), Suspect(B1, Suspicion.BAD_BODY, STREAM, 1))
+    assert judged(SUB, B1, VOTE, *blame) == ["Refusal", "Justified"]
+    assert judged(SUB, B1, VOTE, *blame, corruption=100) == []
