@@ -14,7 +14,7 @@ from quorumcast.sim.mutants.mistakes import (
     plant,
     read_catalogue,
 )
-from quorumcast.sim.mutants.planting import probed
+from quorumcast.sim.mutants.probing import probed
 from quorumcast.sim.mutants.run import Hunt, Report, Verdict, entries, in_turn, test_files
 from quorumcast.sim.mutants.worker import Hangs, limited
 
@@ -42,14 +42,16 @@ def mistake(**changes: str) -> Mistake:
     return Mistake(**{**given, **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.id)
-def test_mistake_of_the_catalogue_fits_the_code_and_compiles(entry: Mistake) -> None:
-    compile(entry.source(), entry.file, "exec")
-    probes = probed(entry.text(), {entry.id: line_of(entry, entry.text())})
-    assert ast.unparse(probes).count(f"__mistake_reached__('{entry.id}')") == 1
-    assert chosen_policies(entry.policies, POLICY_NAMES), "no policy reaches it"
-    assert entry.find != entry.replace
-    assert not (entry.equivalent and entry.missed)
+@pytest.mark.parametrize("file", sorted({entry.file for entry in CATALOGUE}))
+def test_mistakes_of_the_catalogue_fit_the_code_and_compile(file: str) -> None:
+    mistakes = [entry for entry in CATALOGUE if entry.file == file]
+    probes = ast.unparse(probed(mistakes[0].text(), mistakes))
+    for entry in mistakes:
+        compile(entry.source(), entry.file, "exec")
+        assert f"__mistake_met__('{entry.id}')" in probes
+        assert chosen_policies(entry.policies, POLICY_NAMES), f"no policy reaches {entry.id}"
+        assert entry.find != entry.replace
+        assert not (entry.equivalent and entry.missed)
 
 
 def test_catalogue_has_mistakes_in_every_room_told_apart() -> None:
@@ -75,53 +77,51 @@ def test_plant_within_a_function_changes_that_function_alone() -> None:
     assert line_of(mistake(within="high"), SOURCE) == 8
 
 
-def test_probes_stand_before_the_statements_of_their_lines() -> None:
-    source = ast.unparse(probed(SOURCE, {"test": 8, "one": 9, "last": 10}))
+def test_probe_tells_a_difference_where_looking_twice_changes_nothing() -> None:
+    source = ast.unparse(probed(SOURCE, [mistake(within="high")]))
     assert source.partition("def high")[2].split("\n")[1:] == [
-        "    __mistake_reached__('test')",
+        "    try:",
+        "        if bool(x < 1) != bool(x < 2):",
+        "            __mistake_met__('m')",
+        "    except Exception:",
+        "        __mistake_met__('m')",
         "    if x < 1:",
-        "        __mistake_reached__('one')",
         "        return 1",
-        "    __mistake_reached__('last')",
         "    return x",
     ]
 
 
-def hunted(*only: str, seeds: int = 10) -> Report:
+@pytest.mark.parametrize(
+    ("find", "replace"),
+    [("return x", "pass"), ("return x", "return take(x)"), ("return x", "return (x := 2)")],
+)
+def test_probe_elsewhere_tells_that_the_statement_is_reached(find: str, replace: str) -> None:
+    source = ast.unparse(probed(SOURCE, [mistake(within="high", find=find, replace=replace)]))
+    assert source.endswith("        return 1\n    __mistake_met__('m')\n    return x")
+
+
+def hunted(*only: str, seeds: int) -> Report:
     return Hunt(entries(only=only), seeds=seeds, jobs=2, minutes=5).run()
 
 
 @pytest.mark.sim
-def test_hunt_mistakes_that_users_meet_at_once_are_caught() -> None:
-    report = hunted(
-        "labels-number", "labels-incarnation", "outlet-no-repeat", "publisher-retransmit"
-    )
-    for result in report.results:
-        assert result.verdict is Verdict.CAUGHT, result
-        assert result.by is not None
-        assert result.reached > 0
-    assert report.total.caught == report.total.mistakes == len(report.results)
+def test_hunt_says_what_became_of_each_mistake() -> None:
+    """One that scenarios catch, an equivalent one, one that nobody meets, and a known-bad one."""
+    caught, by_plan = ("labels-number", "publisher-retransmit"), "foreign-statement"
+    report = hunted(*caught, "mac-reader", "epochs-follows", by_plan, seeds=4)
+    found = {result.id: result for result in report.results}
+    for name in caught:
+        assert found[name].verdict is Verdict.CAUGHT, found[name]
+        assert found[name].by is not None
+        assert found[name].reached > 0
+    assert found["mac-reader"].verdict is Verdict.EQUIVALENT
+    unmet = found["epochs-follows"]
+    assert (unmet.verdict, unmet.reached, unmet.scenarios) == (Verdict.EXPECTED, 0, 4)
+    assert unmet.reason
+    assert found[by_plan].verdict is Verdict.BY_PLAN
+    total = report.total
+    assert (total.caught, total.equivalent, total.missed, total.by_plan) == (2, 1, 1, 1)
     assert not report.failed
-
-
-@pytest.mark.sim
-def test_hunt_equivalent_mistake_goes_unnoticed_and_counts_for_nothing() -> None:
-    report = hunted("mac-reader", seeds=4)
-    assert [result.verdict for result in report.results] == [Verdict.EQUIVALENT]
-    assert (report.total.equivalent, report.total.missed, report.failed) == (1, 0, [])
-
-
-@pytest.mark.sim
-def test_hunt_mistake_that_nobody_reaches_fails_only_without_a_reason() -> None:
-    (listed,) = hunted("epochs-follows", seeds=2).results
-    assert (listed.verdict, listed.reached, listed.scenarios) == (Verdict.EXPECTED, 0, 2)
-    assert listed.reason
-
-
-@pytest.mark.sim
-def test_hunt_variant_that_seeds_miss_is_caught_by_its_own_plan() -> None:
-    report = hunted("foreign-statement", seeds=1)
-    assert [result.verdict for result in report.results] == [Verdict.BY_PLAN]
 
 
 @pytest.mark.sim

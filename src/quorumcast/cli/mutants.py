@@ -116,7 +116,7 @@ def _line(result: Result) -> str:
         if result.by.seed >= 0:
             said += f", seed {result.by.seed}, {result.by.policy}, {result.by.adversary}"
     elif result.verdict.value not in ("equivalent", "broken"):
-        said += f" by {result.scenarios} scenarios, of which {result.reached} reached it"
+        said += f" by {result.scenarios} scenarios, of which {result.reached} met it"
     if result.by is None:
         said += f": {result.reason or result.why}"
     return said

@@ -2,10 +2,9 @@
 
 In rounds, so that a bounded time is spent where it tells most: a few scenarios for every mistake,
 then more for those that nobody noticed, and so on. Each round first finds out, on the code as it
-is, which scenarios reach which mistakes, and runs only those: before a run reaches a mistake it is
-the same run without it. After the last round a known-bad variant meets
-the attack that was written for it, and, if asked for, every mistake that is left the unit tests
-that name its module.
+is, in which scenarios which mistakes make a difference, and runs only those (`probing`). After the
+last round a known-bad variant meets the attack that was written for it, and, if asked for, every
+mistake that is left the unit tests that name its module.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class Result(msgspec.Struct, kw_only=True):
     verdict: Verdict
     #: Drawn scenarios that were tried, the one that noticed it included.
     scenarios: int = 0
-    #: Those of them that reached the statement with the mistake; unknown of known-bad variants.
+    #: Those of them in which it makes a difference; unknown of known-bad variants.
     reached: int = 0
     by: Caught | None = None
     #: The catalogue's reason why it is equivalent, or missed by drawn scenarios.

@@ -20,8 +20,9 @@ from types import FrameType
 import msgspec
 
 from quorumcast.core.errors import UsageError
-from quorumcast.sim.mutants.mistakes import line_of, mistake_named, read_catalogue
-from quorumcast.sim.mutants.planting import collect_probes, import_instead, probed
+from quorumcast.sim.mutants.mistakes import Mistake, mistake_named, read_catalogue
+from quorumcast.sim.mutants.planting import import_instead
+from quorumcast.sim.mutants.probing import collect_probes, probed
 
 #: Processor time of one scenario, many times what the slowest one takes; and memory of a worker.
 SCENARIO_S = 30.0
@@ -109,13 +110,12 @@ def run_scenarios(task: Task) -> Answer:
 
 def find_reached(task: Task) -> Answer:
     """Which mistakes of the catalogue drawn scenarios reach, on the code as it is."""
-    lines: dict[str, dict[str, int]] = {}
-    texts: dict[str, str] = {}
+    fitting: dict[str, list[Mistake]] = {}
     for mistake in read_catalogue():
-        text = texts.setdefault(mistake.module, mistake.text())
         with suppress(UsageError):  # an entry that does not fit is reported when it is planted
-            lines.setdefault(mistake.module, {})[mistake.id] = line_of(mistake, text)
-    import_instead({module: probed(texts[module], places) for module, places in lines.items()})
+            mistake.source()
+            fitting.setdefault(mistake.module, []).append(mistake)
+    import_instead({name: probed(some[0].text(), some) for name, some in fitting.items()})
     probes = collect_probes()
     from quorumcast.sim.scenario import run_scenario
 

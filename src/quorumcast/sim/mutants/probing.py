@@ -1,0 +1,143 @@
+"""Which mistakes a scenario meets, found out on the code as it is.
+
+Until a mistake makes a difference, a run with it is the same as a run without it, so scenarios in
+which it makes none need not be run with it. Where a mistake changes the condition or the value of
+one statement, the probe before that statement works out both, and tells if they differ. That is
+done only where it changes nothing (`HARMLESS`); everywhere else the probe tells that the statement
+is reached.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+from quorumcast.core.errors import ensure
+from quorumcast.sim.mutants.mistakes import Mistake, line_of, plant
+
+_PROBE = "__mistake_met__"
+
+#: Functions that only look, so that they may be called once more.
+HARMLESS = frozenset(
+    """
+    _common _directed _encode _hash _holds _is_chain _lacks _listed _rank _signature_holds
+    _signed_bytes _supporters _trusted _would_vouch all any behind bool borders broken_by broker
+    bytes can_exchange channel count dict digest encode end_of enumerate frozenset get hash held_by
+    holder is_ours isinstance items lacking_at leader len list listed max may may_propose
+    may_publish may_subscribe min needed offer_holds over publisher_of quorate range sha256
+    signature_holds sorted split_digests str sum to_bytes tuple value_of values within zip
+    """.split()  # noqa: SIM905  (a list of seventy lines is harder to read)
+)
+
+
+def probed(text: str, mistakes: Sequence[Mistake]) -> ast.Module:
+    """This source, with a probe for each mistake before the statement that it changes."""
+    tree = ast.parse(text)
+    places: list[tuple[int, list[ast.stmt], ast.stmt]] = []
+    for mistake in mistakes:
+        place, block = _statement(tree, line_of(mistake, text), mistake.id)
+        probe = ast.copy_location(_probe(mistake, text), block[place])
+        places.append((place, block, probe))
+    # From the end of each block on: what is inserted moves nothing that is still to come.
+    for place, block, probe in sorted(places, key=lambda one: -one[0]):
+        block.insert(place, probe)
+    return ast.fix_missing_locations(tree)
+
+
+def collect_probes() -> dict[str, None]:
+    """The names of the mistakes that are met from now on; to be cleared by the caller."""
+    met: dict[str, None] = {}
+    setattr(builtins, _PROBE, lambda name: met.setdefault(name))
+    return met
+
+
+def _statement(tree: ast.Module, line: int, name: str) -> tuple[int, list[ast.stmt]]:
+    """The innermost statement on a line: its place in its block."""
+    found: list[tuple[int, int, list[ast.stmt]]] = [
+        ((statement.end_lineno or 0) - statement.lineno, place, block)
+        for block in _blocks(tree)
+        for place, statement in enumerate(block)
+        if statement.lineno <= line <= (statement.end_lineno or 0)
+        and not isinstance(statement, ast.FunctionDef | ast.ClassDef)
+    ]
+    ensure(bool(found), f"{name} is in no statement of a function")
+    _, place, block = min(found, key=lambda one: one[0])
+    return place, block
+
+
+def _blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                yield block
+
+
+def _probe(mistake: Mistake, text: str) -> ast.stmt:
+    """Tells that a mistake is met."""
+    met = f"{_PROBE}({mistake.id!r})"
+    pair = difference(ast.parse(text), ast.parse(plant(mistake, text)))
+    if pair is None:
+        return ast.parse(met).body[0]
+    right, wrong = map(ast.unparse, pair)
+    # With the mistake it may raise: that is a difference as well.
+    lines = ("try:", f" if ({right}) != ({wrong}): {met}", "except Exception:", f" {met}")
+    return ast.parse("\n".join(lines)).body[0]
+
+
+def difference(right: object, wrong: object) -> tuple[ast.expr, ast.expr] | None:
+    """The expressions of one statement that differ, if both may be worked out once more."""
+    statement: object = None
+    while type(right) is type(wrong) and not isinstance(right, ast.expr):
+        statement = right
+        pairs = [
+            pair
+            for pair in zip_longest(_parts(right), _parts(wrong))
+            if _shape(pair[0]) != _shape(pair[1])
+        ]
+        if len(pairs) != 1:
+            return None
+        right, wrong = pairs[0]
+    match statement, right, wrong:
+        case (ast.If(test=changed), ast.expr(), ast.expr()) if changed is right:
+            right, wrong = _as_bool(right), _as_bool(wrong)
+        case (ast.Return(value=changed) | ast.Assign(value=changed), ast.expr(), ast.expr()) if (
+            changed is right
+        ):
+            pass
+        case _:
+            return None
+    return (right, wrong) if _is_harmless(right) and _is_harmless(wrong) else None
+
+
+def _as_bool(condition: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name("bool", ast.Load()), [condition], [])
+
+
+def _parts(node: object) -> list[object]:
+    parts: list[object] = []
+    for _, value in ast.iter_fields(node) if isinstance(node, ast.AST) else ():
+        parts += value if isinstance(value, list) else [value]
+    return parts
+
+
+def _shape(part: object) -> object:
+    return ast.dump(part) if isinstance(part, ast.AST) else part
+
+
+def _is_harmless(expression: ast.expr) -> bool:
+    for node in ast.walk(expression):
+        match node:
+            case ast.NamedExpr() | ast.Await() | ast.Yield() | ast.YieldFrom():
+                return False
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+                # A class makes something new, and nothing else.
+                if name not in HARMLESS and not name.lstrip("_")[:1].isupper():
+                    return False
+            case ast.Call():
+                return False
+            case _:
+                pass
+    return True
