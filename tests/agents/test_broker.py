@@ -77,6 +77,8 @@ from quorumcast.core.messages import (
     Pull,
     Ready,
     Refuse,
+    Regain,
+    Regained,
     Subscribe,
     Survey,
     Unsubscribe,
@@ -581,6 +583,25 @@ def test_broker_with_a_journal_is_ready_only_once_the_disk_holds_its_echo() -> N
     assert len(sent(synced(effects), Ready)) == 1
 
 
+def test_broker_with_a_journal_echoes_and_delivers_in_one_turn_only_what_the_disk_holds() -> None:
+    """The contents come last, when everybody else is ready: the run is done with at once."""
+    made = broker(Policy.named("brb", journal=True))
+    word = Ready(STREAM, 1, root(1, digests(b"a")))
+    effects = feed(made.handle, *(Receive(peer, word) for peer in (B2, B3, B4)))
+    effects += made.handle(contents(B2, 1, b"a"), T0)
+    assert sent(effects, Echo) == sent(effects, Ready) == []
+    assert [len(sent(synced(effects), kind)) for kind in (Echo, Ready)] == [1, 1]
+
+
+def test_broker_vouches_for_nothing_on_a_lane_that_a_channel_does_not_have() -> None:
+    """A client that lies asks for histories where there are none."""
+    made = broker(AB, BOB)
+    made.handle(publish(1, b"a"), T0)
+    assert sent(made.handle(subscribe(BOB, Cursor(LANE, 1)), Millis(APART_MS)), Vote) == []
+    assert sent(made.handle(Receive(BOB, Pull(LANE, 1, 1)), T0), Contents) == []
+    assert sent(made.handle(Receive(B2, Regain(LANE, 1, 1)), T0), Regained) == []
+
+
 def test_broker_with_a_journal_repeats_only_what_the_disk_holds() -> None:
     made = broker(Policy.named("ab", journal=True))
     effects = made.handle(publish(1, b"a"), T0)
@@ -591,6 +612,20 @@ def test_broker_with_a_journal_repeats_only_what_the_disk_holds() -> None:
     assert [p.positions for p in positions(made.handle(surveyed, T0))] == [()]
     made.handle(Persisted(record), T0)
     assert len(sent(made.handle(asked, Millis(APART_MS)), Vote)) == 1
+
+
+def test_broker_with_a_journal_replays_only_what_the_disk_holds_where_it_let_go_of_the_rest() -> (
+    None
+):
+    """The question begins before what is retained, and the last run is not on disk yet."""
+    made = broker(replace(limited("ab", retained_publications=2, window=2), journal=True))
+    (record,) = [
+        e.record for e in made.handle(publish(1, b"a", b"b"), T0) if isinstance(e, Persist)
+    ]
+    made.handle(Persisted(record), T0)
+    made.handle(publish(3, b"c"), T0)
+    effects = made.handle(subscribe(BOB, Cursor(STREAM, 1)), T0)
+    assert messages(effects, Vote) == [Vote(STREAM, 2, digests(b"b"))]
 
 
 def test_broker_never_replaces_a_pledge_by_a_shorter_one() -> None:

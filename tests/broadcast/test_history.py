@@ -245,6 +245,7 @@ def test_history_of_what_is_lacking_waits_and_is_fetched() -> None:
     assert sent(broker.handle(FETCH, T0)) == [Send((B3,), Pull(STREAM, 2, 1))]
     effects = broker.handle(contents(B3, 2, P[2]), T0)
     assert sent(effects) == [Send(PEERS, Echo(LANE, 1, root(1, digests(H1))))]
+    assert Vouch(STREAM, 2, digests(P[2])) in effects  # so that a journal gets to know it
     assert broker.upto == 2
 
 

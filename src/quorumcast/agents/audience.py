@@ -119,6 +119,7 @@ class Audience:
     ) -> list[Effect]:
         """Vote again, from a number on, for what is held."""
         ledger = desk.ledger(stream.lane)
+        first = max(first, ledger.base)
         # What the journal does not hold yet is said when it does.
         stop = min(first + desk.entry.policy.limits.replayed, desk.sayable(stream.lane))
         reads, size = REPLAY_READS, MAX_FRAME_BYTES // 4

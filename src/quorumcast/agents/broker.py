@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from quorumcast.agents.admission import Admission
 from quorumcast.agents.audience import ATTESTS, PULLS, Audience
 from quorumcast.agents.desks import Desk, Desks
-from quorumcast.agents.holdings import testify
+from quorumcast.agents.holdings import desk_of, testify
 from quorumcast.agents.membership import Membership
 from quorumcast.agents.pledges import (
     Attested,
@@ -499,7 +499,7 @@ class Broker:
         positions = Positions(channel, held)
         effects: list[Effect] = [Send((sender,), positions)]
         for stream, first in {cursor.stream: cursor.next for cursor in message.cursors}.items():
-            desk = self._desks.get(stream.data)
+            desk = desk_of(self._desks, stream)
             if desk is not None and stream.channel == channel:
                 effects += self._audience.replay(desk, sender, stream, first, message)
         return effects
@@ -524,7 +524,7 @@ class Broker:
             return refusal
         if not self._audience.may_ask(sender, Pull, PULLS, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]
-        desk = self._desks.get(message.stream.data)
+        desk = desk_of(self._desks, message.stream)
         if desk is None:
             return [Drop(DropReason.UNKNOWN_STREAM, sender)]
         return answer_pull(desk.ledger(message.stream.lane), event, message)
@@ -535,7 +535,7 @@ class Broker:
             return []
         if refusal := self._admission.may_not_listen(sender, message.stream.channel):
             return refusal
-        desk = self._desks.get(message.stream.data)
+        desk = desk_of(self._desks, message.stream)
         if desk is None:
             return [Drop(DropReason.UNKNOWN_STREAM, sender)]
         if not desk.note_missed(sender, message.first, message.first + message.count - 1):
@@ -550,7 +550,7 @@ class Broker:
             return refusal
         if not self._audience.may_ask(sender, Attest, ATTESTS, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]
-        desk = self._desks.get(message.stream.data)
+        desk = desk_of(self._desks, message.stream)
         signed = (
             None
             if desk is None

@@ -27,6 +27,18 @@ def recoverable(entry: ChannelEntry) -> bool:
     return not entry.policy.total and entry.policy.broadcast is not Broadcast.CHAIN
 
 
+def desk_of(desks: Desks, stream: Stream) -> Desk | None:
+    """The desk of a stream that a peer asks about, if the stream has such a lane.
+
+    A liar may name the lane of histories where there are none: nothing is to be vouched for under
+    that name.
+    """
+    desk = desks.get(stream.data)
+    if desk is None or stream.lane is Lane.DATA or desk.entry.policy.has_history:
+        return desk
+    return None
+
+
 def testify(desks: Desks, sender: NodeId, message: Survey | Regain) -> list[Effect]:
     """The answer to a peer that asks of what this broker is sure."""
     if isinstance(message, Survey):
@@ -42,7 +54,7 @@ def testify(desks: Desks, sender: NodeId, message: Survey | Regain) -> list[Effe
         ]
         named = name_in_turn(desks.positions_of_ended(message.channel) + held)
         return [Send((sender,), Positions(message.channel, named))]
-    desk = desks.get(message.stream.data)
+    desk = desk_of(desks, message.stream)
     if desk is None:
         return [Drop(DropReason.NOT_HELD, sender)]
     carrier = desk.lane(message.stream.lane)

@@ -153,6 +153,10 @@ class Bracha:
 
     def echoed(self, first: int) -> tuple[bytes, tuple[bytes, ...]] | None:
         """The run at a number that this broker echoes, with its bodies."""
+        if first in self._done:
+            # Contents that came last: it was echoed, and delivered in the same turn.
+            held = self.ledger.read(first, self._done[first][1], MAX_FRAME_BYTES)
+            return None if held is None else (held.digests, held.bodies)
         instance = self._instances.get(first)
         if instance is None or instance.echoed is None:
             return None

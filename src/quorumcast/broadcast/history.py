@@ -53,6 +53,7 @@ from quorumcast.core.machine import (
     Vouch,
 )
 from quorumcast.core.messages import ChainRun, Contents, Echo, Open, Publish, Pull
+from quorumcast.core.quorum import Broadcast
 from quorumcast.core.statements import HistoryStatement, Signed
 from quorumcast.crypto.digest import root
 
@@ -291,7 +292,7 @@ class History:
 
     def _on_contents(self, event: Receive, run: Contents) -> list[Effect]:
         """Bodies that were fetched: taken if a history names their digests."""
-        wanted, taken = self._wanted(), False
+        wanted, taken, before = self._wanted(), False, self.ledger.next
         effects: list[Effect] = []
         for number, (digest, body) in enumerate(
             zip(split_digests(run.digests), event.bodies, strict=False), run.first
@@ -313,6 +314,11 @@ class History:
                 # that merely waits is no more than its publisher's word.
                 self.ledger.correct(number, digest, body)
         self._forget_learned(range(run.first, run.first + len(event.bodies)))
+        fetched = self.ledger.digests(before, self.ledger.next - before)
+        if fetched and self._around.policy.broadcast is not Broadcast.CHAIN:
+            # Whoever asks is told of it from now on, so the journal must hold it. On a chain nobody
+            # vouches without the MACs that come with a number.
+            effects.append(Vouch(self.stream, before, fetched))
         if taken:
             effects += self._fetch()  # who waited for the clock here would never catch up
         return effects

@@ -70,6 +70,7 @@ from quorumcast.crypto.identity import signature_holds
 from quorumcast.faults.base import channel_of
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.facts import Facts, may_publish, may_subscribe
+from quorumcast.sim.journaling import Journaled
 from quorumcast.sim.order import TotalOrder
 from quorumcast.sim.refusing import Justified, Refusal
 
@@ -472,6 +473,7 @@ def safety_checkers(*, gaps_allowed: bool) -> list[Checker]:
         Vouching(),
         SoundReceipts(),
         Acknowledgement(),
+        Journaled(),
         Refusal(),
         Justified(),
     ]

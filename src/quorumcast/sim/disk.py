@@ -44,6 +44,10 @@ class Disk:
         written = [entry for places in self._kept.values() for entry in places.values()]
         return [record for _, record in sorted(written, key=lambda entry: entry[0])]
 
+    def held(self, kind: type[Record], owner: str) -> dict[int, Record]:
+        """The durable records of a kind and owner, by place."""
+        return {at: record for at, (_, record) in self._kept.get((kind, owner), {}).items()}
+
     def load(self) -> list[Record]:
         """What a start finds: everything durable, or nothing and a new file in place of a bad one.
 

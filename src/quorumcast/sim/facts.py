@@ -8,7 +8,7 @@ to readers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -27,6 +27,7 @@ from quorumcast.core.machine import (
     Proven,
     Recall,
     Recalled,
+    Record,
     Renewed,
     Submit,
     Suspect,
@@ -137,6 +138,7 @@ class Facts:
         "lost_disks",
         "manifest",
         "manifests",
+        "on_disk",
         "ordered",
         "places",
         "progress",
@@ -197,6 +199,10 @@ class Facts:
         self.progress = 0
         #: How far correct brokers have a stream, or the order of a channel; the world knows.
         self.ordered: Callable[[Stream], int] = lambda stream: 0
+        #: The durable records of a kind and owner that a node has, by place; the world knows.
+        self.on_disk: Callable[[NodeId, type[Record], str], Mapping[int, Record]] = (
+            lambda node, kind, owner: {}
+        )
 
     def violate(self, name: str, detail: str) -> None:
         """A checker has found something; only the first few are kept."""
@@ -413,6 +419,12 @@ class Facts:
             key = (ack.stream, broker)
             self.held[key] = max(self.held.get(key, 0), ack.upto, ack.settled)
             self.settled[key] = max(self.settled.get(key, 0), ack.settled)
+
+    def settled_by_any(self, stream: Stream) -> int:
+        """The last number that histories have settled, by the word of some correct broker."""
+        words = [upto for (known, _), upto in self.settled.items() if known == stream]
+        entry = self.manifest.channel(stream.channel)
+        return max(words, default=0) if entry is not None and entry.policy.has_history else 0
 
     def suspected(self, node: NodeId) -> bool:
         """Whether some correct node suspects this one."""

@@ -309,7 +309,7 @@ ORDER_VARIANTS: tuple[Variant, ...] = (
                     *(Act(655, "crash", broker) for broker in ALL),
                     Act(656, "partition", peers=(PUB1, SUB1)), _submit(660, PUB2),
                     *(Act(670, "restart", broker) for broker in ALL)]),
-        "One story",
+        "Journal",
     ),
     _variant(
         "amnesia-votes", "a broker that forgot its votes votes again at once",

@@ -8,7 +8,8 @@ voice although nobody lies.
 Four things are no fault of the sender. An attacker on the wire may alter contents, which only
 their digests protect. A broker may pass on what a lying publisher, or a liar before it in a chain,
 said: it cannot verify MACs that are not for it. A node that came with an epoch, or went with one,
-may be a stranger to those who go by another. And lateness is not a lie: a correct node may come
+may be a stranger to those who go by another, and the MACs of one epoch do not hold in the next. And
+lateness is not a lie: a correct node may come
 as late as a silent one, so nobody is held to suspicions that time alone gives rise to.
 """
 
@@ -54,6 +55,8 @@ class Refusal:
             return
         if effect.reason is DropReason.WRONG_SENDER and _has_moved(facts, effect.sender):
             return
+        if effect.reason is DropReason.BAD_VOUCHER and len(facts.manifests) > 1:
+            return
         if _may_be_altered(facts) or not all(map(correct, _quoted(cause.message))):
             return
         what = type(cause.message).__name__
@@ -80,6 +83,8 @@ class Justified:
     def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
         """A correct node is about to do this."""
         if self._first or not isinstance(effect, Suspect) or effect.reason in OF_LATENESS:
+            return
+        if effect.reason is Suspicion.BAD_VOUCHER and len(facts.manifests) > 1:
             return
         named = (effect.node, *effect.among)
         if all(map(facts.adversary.is_correct, named)) and not _may_be_altered(facts):

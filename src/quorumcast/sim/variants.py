@@ -378,7 +378,7 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
                     Act(121, "partition", peers=(SUB2, B4, PUB)),
                     *(Act(135, "crash", broker) for broker in (B1, B2, B3)),
                     *(Act(145, "restart", broker) for broker in (B1, B2, B3))]),
-        "One story",
+        "Journal",
     ),
     _variant(
         "hearsay", "evidence is made of statements that nobody signed",

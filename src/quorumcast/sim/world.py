@@ -116,6 +116,7 @@ class World:
         self.adversary = Adversary(cell, self.scheduler, self.network, self.nodes)
         self.facts = Facts(cell.manifest, self.adversary)
         self.facts.ordered = self._ordered
+        self.facts.on_disk = lambda node, kind, owner: self.nodes[node].disk.held(kind, owner)
         self.facts.wire_tapped = weather.corruption > 0
         self.network.on_breach = self._breached
         self.checkers = checkers

@@ -1,0 +1,68 @@
+"""A word that leaves before the journal holds it is reported, and nothing else is."""
+
+import pytest
+
+from quorumcast.agents.pledges import Attested, Vouched
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream
+from quorumcast.core.machine import Record, Send
+from quorumcast.core.messages import Accept, Ack, AnyMessage, Echo, Regained, Vote, Write
+from quorumcast.core.quorum import Protection
+from quorumcast.crypto.digest import root
+from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.consensus import Voted
+from quorumcast.sim.cells import channel_entry, make_simulated_cell
+from quorumcast.sim.journaling import Journaled
+from quorumcast.sim.network import Weather
+from quorumcast.sim.world import World
+
+B1, PUB, SUB = NodeId("broker-1"), NodeId("pub-1"), NodeId("sub-1")
+STREAM = Stream(Channel("orders"), PUB, 1)
+ONE, OTHER = b"1" * 32, b"2" * 32
+LOG = Protection.BYZANTINE
+VOTED = Voted(LOG, 3, 1, (1, ONE), ((ONE, 1),), ())
+
+
+def says(
+    message: AnyMessage, *disk: Record, policy: str = "brb", journal: bool = True, settled: int = 0
+) -> list[str]:
+    """What the checker says if a broker with this on its disk sends a message."""
+    rules = Policy.named(policy, journal=journal)
+    cell = make_simulated_cell(4, 1, [channel_entry("orders", rules)])
+    world = World(cell, 1, Weather(), [Journaled()])
+    world.add_brokers()
+    for record in disk:
+        world.nodes[B1].disk.write(record, lambda: None)
+    world.scheduler.run_until(10, 100)
+    (monitor,) = world._watchers
+    monitor.on_effect(B1, Send((PUB,), Ack(STREAM, settled, 9, settled)), Millis(10))
+    monitor.on_effect(B1, Send((SUB,), message), Millis(10))
+    return [violation.property for violation in world.facts.violations]
+
+
+@pytest.mark.parametrize(
+    ("message", "record", "policy"),
+    [
+        (Vote(STREAM, 2, ONE), Vouched(STREAM, 1, OTHER + ONE), "brb"),
+        (Regained(STREAM, 1, ONE), Attested(STREAM, 1, ONE), "brb"),
+        (Echo(STREAM, 1, root(1, ONE)), Vouched(STREAM, 1, ONE), "brb"),
+        (Write(LOG, 1, 3, ONE), VOTED, "total"),
+        (Accept(LOG, 1, 3, ONE), VOTED, "total"),
+    ],
+)
+def test_word_that_the_disk_does_not_hold_is_reported(
+    message: AnyMessage, record: Record, policy: str
+) -> None:
+    assert says(message, policy=policy) == ["Journal"]
+    assert says(message, record, policy=policy) == []
+    assert says(message, policy=policy, journal=False) == []
+
+
+def test_word_that_contradicts_the_disk_is_reported() -> None:
+    assert says(Vote(STREAM, 1, ONE), Vouched(STREAM, 1, OTHER)) == ["Journal"]
+    assert says(Echo(STREAM, 1, root(1, ONE)), Vouched(STREAM, 1, OTHER)) == ["Journal"]
+    assert says(Accept(LOG, 2, 3, ONE), VOTED, policy="total") == ["Journal"]
+
+
+def test_what_histories_have_settled_need_not_be_on_the_disk() -> None:
+    assert says(Vote(STREAM, 1, ONE), policy="ab+history", settled=1) == []
+    assert says(Vote(STREAM, 2, ONE), policy="ab+history", settled=1) == ["Journal"]
