@@ -668,6 +668,15 @@ def test_broker_with_a_journal_echoes_nothing_else_when_others_have() -> None:
     assert messages(said, Echo) == []
 
 
+def test_broker_with_a_journal_does_not_echo_again_what_it_had_settled() -> None:
+    """It may have echoed another run: of what is settled the journal knows only the result."""
+    made = broker(replace(BRB, journal=True))
+    for record in (Vouched(STREAM, 1, digests(b"a")), Settled(STREAM, 1)):
+        made.handle(Restored(record), T0)
+    effects = made.handle(publish(1, b"a"), T0)
+    assert messages([*effects, *synced(effects)], Echo) == []
+
+
 def positions(effects: list[Effect]) -> list[Positions]:
     return [s.message for s in sent(effects, Positions) if isinstance(s.message, Positions)]
 

@@ -405,6 +405,19 @@ def test_broker_with_a_journal_takes_nothing_before_the_disk_has_it() -> None:
     assert held(broker) == (1, 4)
 
 
+def test_broker_takes_the_newest_of_what_it_asked_for_if_there_is_less_room_by_now() -> None:
+    """Its publisher goes on while the disk is busy."""
+    few = limited("direct", retained_publications=4)
+    broker = restarted(replace(few, journal=True))
+    tick(broker)
+    broker.handle(recalled(B2, 1, *bodies(1, 3)), T0)
+    effects = broker.handle(recalled(B3, 1, *bodies(1, 3)), T0)
+    broker.handle(publish(4, *bodies(4, 2)), T0)
+    (record,) = [e.record for e in effects if isinstance(e, Persist)]
+    broker.handle(Persisted(record), T0)
+    assert held(broker) == (2, 6)
+
+
 def test_broker_whose_disk_does_not_answer_gets_back_what_needs_none() -> None:
     """A channel without a journal must not wait for the disk of another one."""
     kept, quotes = Policy.named("direct", journal=True), Channel("quotes")

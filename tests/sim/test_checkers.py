@@ -755,6 +755,18 @@ def test_totality_one_reader_left_out_is_pending() -> None:
     assert not pending(totality, stage)
 
 
+def test_totality_what_others_had_accepted_before_the_subscription_stood_is_not_due() -> None:
+    """A liar's numbers may be taken before it publishes anything under them."""
+    stage = Stage()
+    stage.join(SUB)
+    stage.accepts(SUB, 1, b"a", OF_LIAR)
+    stage.join(OTHER)
+    stage.submit(b"a", b"b", publisher=LIAR)
+    assert not pending(Totality(Policy.named("brb")), stage)
+    stage.accepts(SUB, 2, b"b", OF_LIAR)
+    assert pending(Totality(Policy.named("brb")), stage)
+
+
 def test_totality_announced_gap_is_not_what_others_accepted() -> None:
     stage = Stage()
     stage.join(SUB, OTHER)

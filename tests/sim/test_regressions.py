@@ -48,6 +48,12 @@ FOUND = [
     "total-blackout-30008",
     "total-blackout-30031",
     "total-crash-blackout-30037",
+    # A broker that got back what it had lost found less room than it had asked for, since its
+    # publisher had gone on meanwhile: it threw all of it away and said that it had caught up.
+    "ab-rolling-3700025",
+    # A broker echoed one history and settled another; its journal knew only the latter, so after a
+    # restart it echoed that one as well.
+    "ab+history-retelling-3700047",
     "ab-rolling-517",
     "ab+history-rolling-525",
     # The checker's own mistake: wrong contents that came before a subscription stood were looked
@@ -55,6 +61,13 @@ FOUND = [
     "total-alter-body-1000809",
     # Another: statements that a liar made up in the names of others were taken for its own.
     "ab-publisher-flood-3200547",
+    # Another: wrong contents beyond the numbers that a subscriber counts votes for, likewise.
+    "ab-alter-body-3600118",
+    # Another: numbers that a liar's publications had before it published anything under them were
+    # asked of a subscriber that came after they had been accepted.
+    "brb-open-ahead-3700044",
+    # Another: a broker to which a liar had told more of a later life had no room for an earlier.
+    "ab-mangling-publisher-3700067",
     # Another: below a number that a lying publisher told brokers differently of, a new broker of a
     # bare fast path can get nothing back, for its ledger has no holes.
     "ab-members-29",

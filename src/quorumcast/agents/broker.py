@@ -468,7 +468,7 @@ class Broker:
         match effect.message:
             case ChainRun(first=first, digests=digests):
                 pledges = [Vouched(desk.stream, first, digests)]
-            case Echo(stream=stream, first=first, run=run) if self._pledges.echoed_otherwise(
+            case Echo(stream=stream, first=first, run=run) if self._pledges.may_not_echo(
                 stream, first, run
             ):
                 # It is ready for what the others have echoed, and does not take back its own echo.

@@ -299,8 +299,14 @@ class Pledges:
             data, found[1].first, found[1].digests, whole_runs=False
         )
 
-    def echoed_otherwise(self, stream: Stream, first: int, run: bytes) -> bool:
-        """Whether an earlier life vouched for another run at a number than the one of this root."""
+    def may_not_echo(self, stream: Stream, first: int, run: bytes) -> bool:
+        """Whether an earlier life may have echoed another run at a number than that of this root.
+
+        Of what was settled the journal holds what the cell settled on, not what this broker had
+        echoed. Nobody needs its echo any more.
+        """
+        if first <= self.settled(stream):
+            return True
         lane = self._lanes.get(stream)
         count = 0 if lane is None else lane.lengths.get(first, 0)
         known = [digest for digest in self.of(stream, first, count) if digest is not None]

@@ -316,7 +316,12 @@ class Recovery:
         self._size = min(CHUNK, 2 * self._size)
         digests, bodies = job.bodies
         after = is_after(job, desk)
-        if not desk.recover(job.stream.lane, job.first, split_digests(digests), bodies):
+        # There may be less room than when it asked: its publisher has gone on meanwhile.
+        ledger = desk.ledger(job.stream.lane)
+        lacked = 0 if after else max(0, min(job.count, ledger.base - job.first))
+        cut = lacked - ledger.fitting(bodies[:lacked])
+        run = split_digests(digests)[cut:]
+        if not run or not desk.recover(job.stream.lane, job.first + cut, run, bodies[cut:]):
             self._done[job.stream, after] = None
         elif after and (recoverable(desk.entry) or job.stream.lane is Lane.HISTORY):
             vouch = Vouch(job.stream, job.first, digests)

@@ -87,7 +87,11 @@ class Lies:
             # Before it knows where streams begin, a subscriber looks at no contents.
             if present is None or present.standing_at is None:
                 continue
-            if present.upto(message.stream) < message.first:
+            # Nor at what lies beyond the numbers that it counts votes for.
+            entry = facts.manifest.channel(message.stream.channel)
+            window = 0 if entry is None else entry.policy.limits.vote_window
+            upto, last = present.upto(message.stream), message.first + len(send.bodies) - 1
+            if upto < message.first and last <= upto + window:
                 count = self._bad_bodies[sender] = self._bad_bodies.get(sender, 0) + 1
                 if count >= BAD_BODIES_DUE:
                     self.dubious[sender] = None

@@ -74,6 +74,8 @@ class Reader(msgspec.Struct, eq=False):
     joined_at: int
     #: Since when the subscriber knows where its streams begin; None: not yet.
     standing_at: int | None = None
+    #: How far anybody had come in each stream by then.
+    before: dict[Stream, int] = {}
     left_at: int | None = None
     #: Where it asked to begin: None with what comes next, 0 with the oldest, else at a position.
     start: int | None = None
@@ -271,6 +273,7 @@ class Facts:
         reader = self._current.get((node, channel))
         if reader is not None and reader.standing_at is None:
             reader.standing_at = now
+            reader.before = self.reached.copy()
             reader.ordered = self.ordered(total_order(channel))
 
     def reader(self, node: NodeId, channel: Channel) -> Reader | None:

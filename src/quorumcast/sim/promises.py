@@ -34,12 +34,15 @@ class Promise(Protocol):
 
 
 def _first_due(facts: Facts, reader: Reader, stream: Stream) -> int | None:
-    """The first number that this reader must accept of a stream, if anybody does."""
+    """The first number that this reader must accept of a stream, if anybody does.
+
+    A liar's numbers may have been accepted before it had anything to publish under them.
+    """
     first = reader.first(stream)
     if reader.standing_at is None:
         return first
     for number, (_, when) in enumerate(facts.published.get(stream, ()), 1):
-        if when > reader.standing_at:
+        if when > reader.standing_at and number > reader.before.get(stream, 0):
             return number if first is None else min(first, number)
     return first
 

@@ -4,8 +4,8 @@ In the end every correct broker that is up has executed as much of each log as a
 every publication of a channel without total order that enough *other* correct brokers are sure of
 and agree on: as many as it needs to take their word (`Holdings.needed`), and as far as it can get
 without a hole. What contradicts its journal it never takes, unless the cell has settled it. What it
-has itself let go of by retention, and streams that have given way to later ones, are its own
-business.
+has itself let go of by retention or has no room for, and streams that have given way to later ones,
+are its own business.
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ class Upkeep:
             floor = ledger.floor
             if ledger.begun:
                 base, end = ledger.base, ledger.next
+                # A publisher that told it more of a later life leaves less room for earlier ones.
+                floor = floor if ledger.room else base
         return [n for n in (base - 1, end) if floor <= n <= top and decided.get(n)]
 
     def _decided(self, desks: list[Desk], needed: int) -> dict[int, bytes | None]:
