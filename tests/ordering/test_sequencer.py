@@ -282,6 +282,22 @@ def test_log_begins_although_one_broker_never_comes(hall: Hall) -> None:
     assert agree(hall, *rest) == [b"a"]
 
 
+def test_log_goes_on_when_a_broker_that_came_last_is_needed_at_once() -> None:
+    """A leader that had begun without it would leave it out of the first instance for ever."""
+    hall = Hall(TOTAL_CRASH, n=3)
+    one, other, last = hall.members
+    hall.connect(one, other)
+    hall.offer(1, b"a")
+    hall.run(300)
+    assert said(hall, Propose) == []
+    hall.connect(one, last)
+    hall.connect(other, last)
+    hall.run(20)
+    hall.stop(other)
+    hall.run(1000)
+    assert agree(hall, one, last) == [b"a"]
+
+
 def test_idle_log_ticks_slowly_and_a_busy_one_fast() -> None:
     hall = Hall().begin()
     hall.run(2000)

@@ -37,6 +37,9 @@ FOUND = [
     "ab+history-crash-151",
     # Two liars and their neighbours in the chain took turns at standing aside, for ever.
     "chain+history-alter-body-201024",
+    # A leader proposed before a broker that is far away had come, and two others crashed: that one
+    # took no part in what had been proposed before it came, so that the log stood still.
+    "total-crash-trespass-9100338",
     # One liar that claimed to be far ahead when the cell began kept everybody out of the first
     # instances for ever: each broker took it that it might have voted there in an earlier life.
     "total-wiped-20018",

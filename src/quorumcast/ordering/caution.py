@@ -12,10 +12,13 @@ could not begin.
 
 At the beginning of the world everybody listens and nobody has heard of anything. A leader proposes
 only once n-f brokers are past listening: more than f that come to hear of an instance too late
-would leave too few to decide it. More than f may come too late all the same, if one that seemed to
-be awake has died or lies: so where brokers may lie, one that is blind relents after a while in
-which nothing was decided. Whoever did forget is then one of the f whose lies do no harm. Where
-brokers only crash nobody is covered who contradicts itself, and a blind one stays out.
+would leave too few to decide it. It waits a little for the others as well (`GATHER_MS`): one that
+is far away would come too late, and be missed as soon as f of those that came have crashed.
+
+More than f may come too late all the same, if one that seemed to be awake has died or lies: so
+where brokers may lie, one that is blind relents after a while in which nothing was decided. Whoever
+did forget is then one of the f whose lies do no harm. Where brokers only crash nobody is covered
+who contradicts itself, and a blind one stays out.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from quorumcast.ordering.execution import Surroundings
 
 #: How long nothing may be decided before a blind broker takes part.
 RELENT_MS = 3000
+#: How long a leader waits for brokers that have not come yet, once it could do without them.
+GATHER_MS = 500
 
 
 class Caution:
@@ -40,6 +45,7 @@ class Caution:
         "_begun",
         "_catch_up",
         "_consensus",
+        "_enough_since",
         "_me",
         "_quorums",
         "_stuck",
@@ -63,6 +69,8 @@ class Caution:
         consensus.blind = MAX_NUMBER
         #: Whether enough brokers were seen to be past that.
         self._begun = False
+        #: Since when there are enough, if all of them are not there.
+        self._enough_since: Millis | None = None
         #: Members that were ever seen to be past that; never more than there are.
         self._awake: dict[NodeId, None] = {}
         #: How far decisions were, and since when.
@@ -83,11 +91,15 @@ class Caution:
             if not standing.fresh and member != self._me:
                 self._awake[member] = None
 
-    def quorate(self) -> bool:
+    def quorate(self, now: Millis) -> bool:
         """Whether a leader may propose."""
         if not self._begun and not self.fresh:
             awake = sum(not standing.fresh for standing in self._others())
-            self._begun = awake >= self._quorums.responders - 1
+            if awake < self._quorums.responders - 1:
+                return False
+            since = self._enough_since = now if self._enough_since is None else self._enough_since
+            all_came = awake == len(self._consensus.members) - 1
+            self._begun = all_came or now - since >= GATHER_MS
         return self._begun
 
     def listen(self) -> bool:
@@ -120,6 +132,7 @@ class Caution:
         consensus = self._consensus
         if self.fresh:
             return
+        self.quorate(now)  # whoever leads later need not begin to wait then
         decided, since = self._stuck
         if decided != consensus.decided:
             self._stuck = (consensus.decided, now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quorumcast.core.ids import BIRTH
+from quorumcast.core.ids import BIRTH, Millis
 from quorumcast.core.limits import MAX_BATCH
 from quorumcast.core.machine import Effect
 from quorumcast.core.messages import Batch
@@ -32,14 +32,14 @@ class Leading:
         #: knows: it does not lead there again, or it would look like a liar.
         self.former = -1
 
-    def propose(self) -> list[Effect]:
+    def propose(self, now: Millis) -> list[Effect]:
         """Whatever there is room for."""
         consensus = self._consensus
         if (
             not consensus.leads
             or consensus.late
             or consensus.regency == self.former
-            or not self._caution.quorate()
+            or not self._caution.quorate(now)
         ):
             return []
         bound = consensus.conclusion.values

@@ -339,7 +339,7 @@ class Sequencer:
         if not self._kept:
             self._kept = True
             effects.append(Persist(Lived(self._log, self._life), lazy=True))
-        effects += self._leading.propose()
+        effects += self._leading.propose(now)
         if not self._ticking:
             self._ticking = True
             effects.append(SetTimer(Tick(self._log), TICK_MS if self._busy else IDLE_TICK_MS))
