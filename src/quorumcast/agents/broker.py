@@ -26,8 +26,9 @@ from quorumcast.agents.pledges import (
 )
 from quorumcast.agents.recovery import Recovery, RecoveryTick
 from quorumcast.agents.retention import Retention, Sweep
+from quorumcast.agents.retransmission import Retransmission, RetransmissionTick
 from quorumcast.agents.sequencers import Sequencers
-from quorumcast.broadcast.bracha import Bracha
+from quorumcast.broadcast.bracha import Bracha, BrachaRetry
 from quorumcast.broadcast.contract import answer_pull
 from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_NUMBER, MAX_RUN
@@ -110,6 +111,7 @@ class Broker:
         "_pledges",
         "_recovery",
         "_retention",
+        "_retransmission",
         "_sequencers",
         "membership",
     )
@@ -143,6 +145,7 @@ class Broker:
         #: Which epoch it goes by, and what shows it to others.
         self.membership = Membership(manifest, keyring, self._sequencers, words)
         self._retention = Retention(self._desks)
+        self._retransmission = Retransmission()
         self._recovery = type(self).recovery(manifest, me, self._desks, self._pledges)
         self._dispatch: dict[type, Callable[[Receive, Millis], list[Effect]]] = {
             Publish: self._on_stream,
@@ -203,6 +206,12 @@ class Broker:
             case Receive(sender=sender, message=message):
                 act = self._dispatch.get(type(message))
                 return [Drop(DropReason.UNEXPECTED, sender)] if act is None else act(event, now)
+            case TimerFired(timer=BrachaRetry(stream=stuck)):
+                self._retransmission.want(stuck)
+                return self._repeat(now)
+            case TimerFired(timer=RetransmissionTick()):
+                self._retransmission.tick()
+                return self._repeat(now)
             case TimerFired(timer=timer):
                 stream: Stream | None = getattr(timer, "stream", None)
                 desk = None if stream is None else self._desks.get(stream.data)
@@ -236,6 +245,17 @@ class Broker:
             case _:
                 return []
 
+    def _repeat(self, now: Millis) -> list[Effect]:
+        """Let streams repeat themselves, in turn, as long as there is a budget for it."""
+        effects: list[Effect] = []
+        while (stream := self._retransmission.next(now)) is not None:
+            desk = self._desks.get(stream.data)
+            if desk is not None:
+                said = desk.carrier.handle(TimerFired(BrachaRetry(stream)), now)
+                self._retransmission.spend(said)
+                effects += self._finish(desk, said)
+        return effects + self._retransmission.wait()
+
     def _sweep(self, now: Millis) -> list[Effect]:
         """Let go of what is too old, and of streams of which nothing is left."""
         effects = self._retention.sweep(self._manifest, now)
@@ -248,6 +268,7 @@ class Broker:
         sizes = {"streams": len(self._desks), **self._audience.sizes(), **self._admission.sizes()}
         sizes |= self._recovery.sizes() | self.membership.sizes() | self._sequencers.sizes()
         sizes["pledges"] = len(self._pledges)
+        sizes["repeating"] = len(self._retransmission)
         sizes["addresses"] = self._pledges.addresses
         sizes["ended"] = self._desks.remembered
         sizes["complaints"] = sum(desk.complaints for desk in self._desks.all())
@@ -356,8 +377,19 @@ class Broker:
             return [Drop(DropReason.CONFLICT, sender), *blame]
         if isinstance(message, Open):
             return self._on_open(desk, event, message, now)
+        if isinstance(message, Echo | Pull) and not self._may_answer(desk, sender, message, now):
+            return [Drop(DropReason.OVER_LIMIT, sender)]
         told = isinstance(message, Publish | ChainRun)
         return self._finish(desk, desk.carrier.handle(event, now), stream.lane, told=told)
+
+    def _may_answer(self, desk: Desk, peer: NodeId, word: Echo | Pull, now: Millis) -> bool:
+        """Whether a peer may have this answered; an echo is, if it is about what is done."""
+        carrier = desk.lane(word.stream.lane)
+        if isinstance(word, Echo) and not (
+            isinstance(carrier, Bracha) and carrier.is_done(word.first)
+        ):
+            return True
+        return self._retransmission.may_answer(peer, now)
 
     def _on_open(self, desk: Desk, event: Receive, opened: Open, now: Millis) -> list[Effect]:
         """A publisher says from where on it can repeat a stream; peers may have what it cannot."""

@@ -18,7 +18,10 @@ What was acknowledged is then delivered without the publisher.
 
 Source: Freeman §3.2 (algorithms 4–6). Ours: echo and ready carry one digest of the run; a broker
 that lacks the contents pulls them from one that echoed before it speaks; a broker that is stuck
-repeats itself, and one that is done answers such repetitions; echoes by the word of f+1.
+repeats itself, and one that is done answers such repetitions; echoes by the word of f+1. A broker
+is stuck if nothing was delivered for twice as long as runs have taken lately. If it repeated itself
+after a fixed time, many short runs on a busy machine would have all brokers spend that time on what
+is said again.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from collections import OrderedDict
 from quorumcast.broadcast.contract import Surroundings, check_run, dropped, publisher_of
 from quorumcast.broadcast.instance import Instance
 from quorumcast.broadcast.ledger import Ledger
+from quorumcast.broadcast.outlet import RUNS_UNDER_WAY
 from quorumcast.core.ids import Digest, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES, MAX_RUN
 from quorumcast.core.machine import (
@@ -49,6 +53,8 @@ from quorumcast.core.tally import Ballot
 from quorumcast.crypto.digest import root
 
 RETRY_MS = 150
+#: The longest pause, where brokers are slow or have repeated themselves without success.
+LONGEST_RETRY_MS = 8 * RETRY_MS
 #: Instances repeated in one go when stuck.
 RETRY_BURST = 32
 
@@ -68,8 +74,14 @@ class Bracha:
         "_done",
         "_expected",
         "_instances",
+        "_now",
         "_pending_bytes",
+        "_published",
         "_retrying",
+        "_seen",
+        "_taken_ms",
+        "_tries",
+        "_vouched",
         "ledger",
         "stream",
     )
@@ -83,6 +95,10 @@ class Bracha:
         #: Runs not delivered yet, by first number; all lie within the window above ledger.next,
         #: or are vouched for and wait for enough readies.
         self._instances: dict[int, Instance] = {}
+        #: Those of them that came from the publisher; at most RUNS_UNDER_WAY.
+        self._published: dict[int, None] = {}
+        #: Those of them that are vouched for, in order.
+        self._vouched: dict[int, None] = {}
         #: Bytes of contents in _instances.
         self._pending_bytes = 0
         #: Runs delivered lately (digest and length by first number), for those still stuck.
@@ -91,8 +107,14 @@ class Bracha:
         self._expected = 1
         #: Last number of the last run that gathered enough readies in order.
         self._delivered = 0
-        #: Whether BrachaRetry is set.
+        #: Whether BrachaRetry is set, `_delivered` when it was due last, and how often in a row it
+        #: was due since then.
         self._retrying = False
+        self._seen = 0
+        self._tries = 0
+        #: How long runs have taken lately until they were delivered.
+        self._taken_ms = 0
+        self._now = Millis(0)
 
     @property
     def upto(self) -> int:
@@ -126,6 +148,7 @@ class Bracha:
         return quorums.echo
 
     def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
+        self._now = now
         match event:
             case Receive(message=Open() as message):
                 return self._on_open(event, message)
@@ -148,7 +171,9 @@ class Bracha:
         effects += self._advance()
         if self._instances and not self._retrying:
             self._retrying = True
-            effects.append(SetTimer(BrachaRetry(self.stream), RETRY_MS))
+            pause_ms = max(RETRY_MS, 2 * self._taken_ms) << max(0, min(self._tries, 8) - 2)
+            retry = BrachaRetry(self.stream)
+            effects.append(SetTimer(retry, min(pause_ms, LONGEST_RETRY_MS)))
         return effects
 
     def echoed(self, first: int) -> tuple[bytes, tuple[bytes, ...]] | None:
@@ -245,7 +270,7 @@ class Bracha:
         if run.first < expected:
             return self._on_repeated_publish(event, run, value)
         instance = self._instance(run.first)
-        if instance is None:
+        if instance is None or len(self._published) >= RUNS_UNDER_WAY:
             return dropped(event, DropReason.OUT_OF_WINDOW)
         if instance.ready not in (None, value):
             return self._conflict(event, run.first)
@@ -253,6 +278,7 @@ class Bracha:
             return dropped(event, DropReason.OVER_LIMIT)
         self._keep(instance, value, digests, event.bodies)
         self._expected = run.first + len(digests)
+        self._published[run.first] = None
         if instance.ready is not None:
             return self._say_ready(run.first, instance, value)
         return self._echo(run.first, instance, value)
@@ -343,6 +369,10 @@ class Bracha:
             and instance.echoes.count(value) >= self._around.quorums.one_correct
         )
 
+    def is_done(self, first: int) -> bool:
+        """Whether the run at a number was delivered lately, and stragglers are told so."""
+        return first in self._done
+
     def is_ready(self, first: int) -> bool:
         """Whether this broker knows which run at a number will be delivered."""
         instance = self._instances.get(first)
@@ -418,17 +448,21 @@ class Bracha:
             digests, bodies = found
             taken = self.ledger.take(self.ledger.next, digests, bodies)
             effects.append(Vouch(self.stream, taken.first, taken.digests))
+            self._vouched[taken.first] = None
             # No run starts inside another: only liars speak of those, and they would never end.
             for inside in range(taken.first + 1, self.ledger.next):
                 self._forget(inside)
-        for first in sorted(self._instances):
+        while self._vouched:
+            first = next(iter(self._vouched))
             instance = self._instances[first]
-            if first >= self.ledger.next or instance.ready is None:
+            if instance.ready is None:
                 break
             if instance.readies.count(instance.ready) < self._around.quorums.ready_accept:
                 break
             count = len(instance.contents[instance.ready][0])
             self._delivered = max(self._delivered, first + count - 1)
+            taken_ms = min(self._now - instance.since, LONGEST_RETRY_MS)
+            self._taken_ms += (taken_ms - self._taken_ms) // 4
             self._retire(first, instance.ready, count)
         self.ledger.settle(self._delivered)
         return effects
@@ -445,9 +479,11 @@ class Bracha:
         if any(i.waited and first > self.ledger.next for first, i in self._instances.items()):
             # Later runs wait for one that we may never have heard of: ask for that one as well.
             self._instance(self.ledger.next)
+        is_stuck = self._delivered == self._seen
+        self._seen, self._tries = self._delivered, self._tries + 1 if is_stuck else 0
         for first in sorted(self._instances)[:RETRY_BURST]:
             instance = self._instances[first]
-            if instance.waited:
+            if instance.waited and is_stuck:
                 effects += self._repeat(first, instance)
             instance.waited = True
         return effects
@@ -483,6 +519,8 @@ class Bracha:
 
     def _forget(self, first: int) -> None:
         instance = self._instances.pop(first, None)
+        self._vouched.pop(first, None)
+        self._published.pop(first, None)
         if instance is not None:
             for _, bodies in instance.contents.values():
                 self._count_pending(-sum(map(len, bodies)))
@@ -501,7 +539,7 @@ class Bracha:
     def _instance(self, first: int) -> Instance | None:
         instance = self._instances.get(first)
         if instance is None and self._in_window(first):
-            instance = self._instances[first] = Instance()
+            instance = self._instances[first] = Instance(self._now)
         return instance
 
     def _in_window(self, first: int) -> bool:

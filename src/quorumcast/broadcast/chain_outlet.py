@@ -7,7 +7,14 @@ stand aside (BChain's idea): after a few changes those are the faulty ones.
 
 from __future__ import annotations
 
-from quorumcast.broadcast.outlet import REPEAT_BURST, FanOut, HistoryOut, OutRun, Progress
+from quorumcast.broadcast.outlet import (
+    REPEAT_BURST,
+    REPEAT_BYTES,
+    FanOut,
+    HistoryOut,
+    OutRun,
+    Progress,
+)
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.machine import Effect, Send, Suspect, Suspicion
 from quorumcast.core.messages import Ack, AnyMessage, ChainRun, Voucher
@@ -116,13 +123,23 @@ class ChainOut(FanOut):
         head = self._progress[self._order[0]]
         credit = self._chain_credit()
         effects: list[Effect] = []
+        repeated = 0
         while head.connected and len(effects) < burst:
             run = self._runs.get(head.sent)
-            if run is None or run.last > credit:
+            if run is None or run.last > credit or repeated > REPEAT_BYTES:
                 break
             effects.append(Send((self._order[0],), self._message(run), run.bodies))
+            if head.sent < head.again:
+                repeated += run.size
             head.sent = run.last + 1
         return effects
+
+    def _burst(self, progress: Progress) -> int:
+        head = self._progress[self._order[0]]
+        if head.sent >= head.again:
+            return len(self._runs)
+        done = min(self._progress[broker].acked for broker in self._order)
+        return REPEAT_BURST if done + 1 >= head.sent else 0
 
     def _held_by_enough(self) -> int:
         settled = sorted((p.settled for p in self._progress.values()), reverse=True)
@@ -221,8 +238,10 @@ class ChainOut(FanOut):
         """Send again whatever the whole chain has not acknowledged."""
         head = self._progress[self._order[0]]
         slowest = min((self._progress[b] for b in self._order), key=lambda p: p.acked)
+        furthest = max(p.sent for p in self._progress.values())
         self._rewind(slowest)
         head.sent = slowest.sent
+        head.again = max(head.again, furthest)
         # A broker new to the chain starts where our buffer does.
         behind = [b for b in self._order if self._progress[b].acked + 1 < self.base]
         sent = self._pump(self._order[0], head, REPEAT_BURST)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from quorumcast.core.ids import Digest
+from quorumcast.core.ids import Digest, Millis
 from quorumcast.core.tally import Tally
 
 
 class Instance:
     """One run on its way: who echoed what, who is ready for what, and the contents seen."""
 
-    __slots__ = ("contents", "echoed", "echoes", "pulled", "readies", "ready", "waited")
+    __slots__ = ("contents", "echoed", "echoes", "pulled", "readies", "ready", "since", "waited")
 
-    def __init__(self) -> None:
+    def __init__(self, since: Millis) -> None:
+        #: When it was first heard of.
+        self.since = since
         self.echoes: Tally[bytes] = Tally()
         self.readies: Tally[bytes] = Tally()
         #: What we echoed; set once (algorithm 5, line 8).

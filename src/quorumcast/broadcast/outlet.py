@@ -1,8 +1,10 @@
 """Outlets: the publisher side of the protocols, one per lane of a stream.
 
 An outlet numbers publications, keeps runs until enough brokers hold them, sends each broker what it
-has credit for, and repeats what got lost. Runs are never cut differently when they are repeated:
-Bracha's instances and the chain's MACs are about whole runs.
+has credit for, and repeats what got lost: a few runs at a time, and the next ones once the broker
+has acknowledged these. A broker that is only slow would else get everything again and again. Runs
+are never cut differently when they are repeated: Bracha's instances and the chain's MACs are about
+whole runs.
 
 `FanOut` sends every run to every broker (direct, authenticated, Bracha), `HistoryOut` histories;
 `chain_outlet` has the one that sends it to the head of a chain, and `ordering.outlet` the one for
@@ -10,6 +12,8 @@ total order.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 import msgspec
 
@@ -20,9 +24,14 @@ from quorumcast.core.quorum import Broadcast, Quorums
 from quorumcast.crypto.digest import Hasher
 from quorumcast.manifest.policy import Policy
 
-#: Runs repeated to one broker in one go.
+#: Runs repeated to one broker in one go, and their bytes; one run in any case.
 REPEAT_BURST = 64
-#: Stalled ticks after which a broker is reminded only rarely.
+REPEAT_BYTES = 4 * 1024 * 1024
+#: Runs that a broker of Bracha's broadcast is sent before it has delivered the first of them. Each
+#: costs 2(n-1) messages at every broker, however short it is.
+RUNS_UNDER_WAY = 128
+#: A broker that stalls is reminded after these ticks, and then whenever so many have passed.
+REMINDED = (1, 3)
 PATIENCE = 6
 
 
@@ -41,7 +50,18 @@ class OutRun(msgspec.Struct, frozen=True):
 class Progress:
     """What a publisher knows of one broker."""
 
-    __slots__ = ("acked", "connected", "credit", "missed", "seen", "sent", "settled", "stalled")
+    __slots__ = (
+        "acked",
+        "again",
+        "connected",
+        "credit",
+        "flying",
+        "missed",
+        "seen",
+        "sent",
+        "settled",
+        "stalled",
+    )
 
     def __init__(self) -> None:
         self.connected = False
@@ -51,6 +71,10 @@ class Progress:
         self.credit = 0
         #: First number not sent to it yet; always the first number of a run or `next`.
         self.sent = 1
+        #: What lies before this number was sent before: `sent` is below it while it is repeated.
+        self.again = 1
+        #: The last numbers of runs that were sent and are not settled, where these are counted.
+        self.flying: deque[int] = deque()
         self.settled = 0
         self.missed = 0
         #: `acked` at the last tick, and for how many ticks it has not moved.
@@ -67,6 +91,7 @@ class FanOut:
         "_hash",
         "_histories",
         "_limits",
+        "_most_flying",
         "_one_correct",
         "_pending_bytes",
         "_progress",
@@ -98,6 +123,9 @@ class FanOut:
             or policy.broadcast is Broadcast.BRACHA
             or stream.lane is Lane.HISTORY
         )
+        is_bracha = policy.broadcast is Broadcast.BRACHA and stream.lane is Lane.DATA
+        #: Runs that one broker may be sent before it has settled the first; 0: any number.
+        self._most_flying = RUNS_UNDER_WAY if is_bracha else 0
         self._hash = hash_
         #: Runs by first number, contiguous and in order; the newest ends at next-1.
         self._runs: dict[int, OutRun] = {}
@@ -218,6 +246,10 @@ class FanOut:
         ready = []
         for broker, progress in self._progress.items():
             if progress.connected and progress.sent == run.first and progress.credit >= run.last:
+                if self._most_flying:
+                    if len(progress.flying) >= self._most_flying:
+                        continue
+                    progress.flying.append(run.last)
                 progress.sent = run.last + 1
                 ready.append(broker)
         return [Send(tuple(ready), self._message(run), run.bodies)] if ready else []
@@ -231,24 +263,44 @@ class FanOut:
     def _pump(self, broker: NodeId, progress: Progress, burst: int) -> list[Effect]:
         """Send a broker whatever it has credit for and has not been sent."""
         effects: list[Effect] = []
+        repeated = 0
         while len(effects) < burst and (run := self._runs.get(progress.sent)) is not None:
-            if run.last > progress.credit:
+            if run.last > progress.credit or repeated > REPEAT_BYTES:
                 break
+            if self._most_flying:
+                if len(progress.flying) >= self._most_flying:
+                    break
+                progress.flying.append(run.last)
             effects.append(Send((broker,), self._message(run), run.bodies))
+            if progress.sent < progress.again:
+                repeated += run.size
             progress.sent = run.last + 1
         return effects
 
+    def _burst(self, progress: Progress) -> int:
+        """How many runs a broker may be sent now that it has acknowledged something."""
+        if progress.sent >= progress.again:
+            return len(self._runs)
+        return REPEAT_BURST if progress.acked + 1 >= progress.sent else 0
+
     def _rewind(self, progress: Progress) -> None:
         """Start again at the run that holds the first number which was not acknowledged."""
+        progress.again = max(progress.again, progress.sent)
         wanted = progress.acked + 1
-        if wanted >= self.next:
-            progress.sent = self.next
-            return
-        progress.sent = self.base
-        for run in self._runs.values():
+        progress.sent = self.next if wanted >= self.next else self.base
+        for run in self._runs.values() if wanted < self.next else ():
             if run.last >= wanted:
                 progress.sent = run.first
                 break
+        while progress.flying and progress.flying[-1] >= progress.sent:
+            progress.flying.pop()
+
+    def _skip_acknowledged(self, progress: Progress) -> None:
+        """Do not repeat what was acknowledged meanwhile."""
+        while (run := self._runs.get(progress.sent)) is not None and run.last <= progress.acked:
+            progress.sent = run.last + 1
+            if self._most_flying and run.last > progress.settled:
+                progress.flying.append(run.last)
 
     # -------------------------------------------------------------- events
 
@@ -275,11 +327,16 @@ class FanOut:
         if fresh:
             # Its answer to Open: it may have restarted and know less than it once did.
             self._rewind(progress)
+            progress.again = progress.sent
         settled, before = min(ack.settled, self.next - 1), progress.settled
         progress.settled = settled
+        while progress.flying and progress.flying[0] <= settled:
+            progress.flying.popleft()
         progress.missed = ack.missed
+        if progress.sent <= upto and progress.sent < progress.again:
+            self._skip_acknowledged(progress)
         return self._advance(relieved=settled != before) + self._pump(
-            broker, progress, len(self._runs)
+            broker, progress, self._burst(progress)
         )
 
     def _held_by_enough(self) -> int:
@@ -333,7 +390,7 @@ class FanOut:
                 progress.stalled = 0
                 continue
             progress.stalled += 1
-            if progress.stalled > PATIENCE and progress.stalled % PATIENCE:
+            if progress.stalled not in REMINDED and progress.stalled % PATIENCE:
                 continue
             effects += self._repeat(broker, progress)
         return effects

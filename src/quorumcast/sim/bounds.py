@@ -62,6 +62,7 @@ def bounds_of(manifest: Manifest) -> dict[str, int]:
         "ended": len(channels) * len(clients) * MAX_ENDED,
         "addresses": 2 * streams * (limits.retained_publications + 2 * MAX_RUN),
         "pledges": streams * limits.retained_publications,
+        "repeating": 2 * streams,
         "subscribers": len(channels) * len(clients),
         "publishing": len(channels) * len(clients),
         "served": (len(channels) + 4) * (len(clients) + len(brokers)),
