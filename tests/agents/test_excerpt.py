@@ -79,6 +79,12 @@ def test_excerpt_is_asked_for_with_its_end_and_delivered_to_it() -> None:
     assert made.handle(TimerFired(Refresh(ORDERS)), T0)[1:] == []
 
 
+def test_excerpt_votes_of_an_earlier_subscription_bring_nothing_beyond_it() -> None:
+    made, _ = begin(3, 5)
+    beyond = votes(5, b"e")
+    assert delivered(feed(made.handle, *beyond, *votes(3, b"c", b"d"))) == [(3, b"c"), (4, b"d")]
+
+
 def test_excerpt_next_span_is_asked_for_while_the_last_one_comes_and_nothing_twice() -> None:
     made, effects = begin(1, 100)
     assert asked(effects) == [(1, 1 + FIRST_SPAN)]

@@ -40,6 +40,9 @@ FOUND = [
     # A leader proposed before a broker that is far away had come, and two others crashed: that one
     # took no part in what had been proposed before it came, so that the log stood still.
     "total-crash-trespass-9100338",
+    # Votes of a subscription that had just ended went beyond the part of an order that its
+    # subscriber read next.
+    "total-crash-several-9300393",
     # One liar that claimed to be far ahead when the cell began kept everybody out of the first
     # instances for ever: each broker took it that it might have voted there in an earlier life.
     "total-wiped-20018",

@@ -119,12 +119,20 @@ class Excerpt:
         self._asked = min(first + self._span, self.until)
         return first, self._asked
 
-    def note(self, effects: Iterable[Effect]) -> None:
-        """See what publications are like."""
+    def keep(self, effects: Iterable[Effect]) -> list[Effect]:
+        """What of this belongs to the excerpt; see what publications are like.
+
+        Votes of a subscription that has just ended may still come, also on what lies beyond.
+        """
+        kept: list[Effect] = []
         for effect in effects:
             if isinstance(effect, Deliver):
+                if effect.number >= self.until:
+                    continue
                 self._publications += 1
                 self._bytes += len(effect.body)
+            kept.append(effect)
+        return kept
 
     @property
     def _span(self) -> int:

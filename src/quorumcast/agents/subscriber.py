@@ -333,9 +333,8 @@ class Subscriber:
 
     def _read_on(self, interest: Interest, excerpt: Excerpt, acceptor: Acceptor) -> list[Effect]:
         """Deliver what everybody has voted on, and ask for the next span in time."""
-        effects = acceptor.deliver(excerpt.awaited(self._manifest.broker_ids))
-        excerpt.note(effects)
-        effects = [positioned(effect) for effect in effects]
+        due = acceptor.deliver(excerpt.awaited(self._manifest.broker_ids))
+        effects = [positioned(effect) for effect in excerpt.keep(due)]
         if excerpt.blocks(acceptor):
             effects.append(SetTimer(HearDue(interest.channel), HEAR_MS))
         while (span := excerpt.more(acceptor.next)) is not None:
