@@ -44,7 +44,7 @@ from quorumcast.agents.recovery import (
     Recovery,
     RecoveryTick,
 )
-from quorumcast.core.ids import Channel, Millis, NodeId, Stream
+from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_STREAMS_NAMED, Limits
 from quorumcast.core.machine import (
     Connected,
@@ -667,6 +667,30 @@ def test_broker_begins_where_its_journal_says_that_everything_before_is_settled(
     broker.handle(Receive(ALICE, Open(STREAM, 6, 6)), T0)
     tick(broker)
     assert held(broker) == (begins, begins)
+
+
+@pytest.mark.parametrize(("peers", "settled"), [(PEERS[:1], 0), (PEERS[:2], 2)])
+def test_broker_goes_on_where_f_plus_1_peers_have_settled_what_it_holds_and_histories_are_gone(
+    peers: tuple[NodeId, ...], settled: int
+) -> None:
+    """All had restarted, and the publisher repeats no history that was settled before."""
+    broker = Cell(Policy.named("ab+history", alpha=1)).broker(B1)
+    broker.handle(publish(1, *bodies(1, 2)), T0)
+    for peer in PEERS:
+        known = (Position(STREAM, 3, 3), Position(STREAM.history, 3, 3))
+        broker.handle(Connected(peer), T0)
+        broker.handle(Receive(peer, Positions(ORDERS, known if peer in peers else ())), T0)
+    tick(broker, GRACE - 1)
+    assert broker.streams()[STREAM][2] == 0  # a history may still come
+    tick(broker)
+    assert broker.streams()[STREAM] == (1, 3, settled)
+    desk = broker.desk(STREAM)
+    assert desk is not None
+    assert desk.ledger(Lane.HISTORY).next == settled + 1
+    # It cannot tell whether what it holds is what was settled.
+    assert named(broker.handle(Receive(B2, Survey(ORDERS, b"")), T0)) == (
+        [Position(STREAM, 3, 3), Position(STREAM.history, 3, 3)] if settled else []
+    )
 
 
 def test_broker_begins_where_its_publisher_says_if_nobody_knows_of_the_stream() -> None:

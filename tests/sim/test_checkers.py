@@ -33,6 +33,7 @@ from quorumcast.core.messages import (
     Contents,
     Echo,
     Item,
+    Offer,
     Positions,
     Propose,
     Ready,
@@ -270,6 +271,17 @@ def test_story_told_in_two_ways_is_reported(one: AnyMessage, other: AnyMessage) 
         stage.does(B1, Send((B3,), other))
 
     assert play(script) == ["One story"]
+
+
+def test_story_of_a_publisher_is_its_own_and_not_of_brokers_that_pass_it_on() -> None:
+    def script(stage: Stage) -> None:
+        for digests in (bytes(32), b"x" * 32):
+            stage.does(B1, Send((B3,), Offer(OF_LIAR, 1, digests)))
+        assert stage.broken == []
+        for digests in (bytes(32), b"x" * 32):
+            stage.does(PUB, Send((B3,), Offer(STREAM, 3, digests)))
+
+    assert "One story" in play(script)
 
 
 @pytest.mark.parametrize(

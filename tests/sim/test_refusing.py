@@ -1,6 +1,7 @@
 """Correct nodes that find fault with one another are reported, and nothing else is."""
 
 import pytest
+from msgspec.structs import replace
 
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Suspect, Suspicion
@@ -80,3 +81,15 @@ def test_contents_that_were_altered_on_the_wire_are_nobodys_fault() -> None:
     blame = (Drop(DropReason.BAD_BODY, B1), Suspect(B1, Suspicion.BAD_BODY, STREAM, 1))
     assert judged(SUB, B1, VOTE, *blame) == ["Refusal", "Justified"]
     assert judged(SUB, B1, VOTE, *blame, corruption=100) == []
+
+
+def test_what_was_signed_in_another_epoch_is_nobodys_fault() -> None:
+    cell = make_simulated_cell(4, 1, [channel_entry("orders", Policy.named("chain"))])
+    world = World(cell, 1, Weather(), [Refusal()])
+    run = ChainRun(STREAM, 1, bytes(32), (B1, B3, B4), ())
+    (monitor,) = world._watchers
+    for _ in range(2):
+        monitor.on_event(B3, Receive(B1, run), Millis(1))
+        monitor.on_effect(B3, Drop(DropReason.BAD_VOUCHER, B1), Millis(1))
+        assert len(world.facts.violations) == 1  # in the first epoch
+        world.facts.renew(replace(cell.manifest, epoch=2))

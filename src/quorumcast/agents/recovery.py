@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from quorumcast.agents.desks import Desks
+from quorumcast.agents.desks import Desk, Desks
 from quorumcast.agents.holdings import Holdings, recoverable
 from quorumcast.agents.lost_range import Job, borders, front, is_after, own_words
 from quorumcast.agents.outpaced import UNANSWERED, Outpaced
@@ -430,12 +430,28 @@ class Recovery:
                     # So few retain it that nobody can have it any more.
                     oldest = self._holdings.beginning(entry, stream, end, after=True)
                     self._resume(stream, max(first, oldest))
+        elif desk is not None and pace.stands:
+            self._go_on_settled(desk, stream)
         wanted = self._before(stream)
         if wanted is None:
             return None
         first, end = wanted
         count = min(self._size, end - first)
         return end - count, count
+
+    def _go_on_settled(self, desk: Desk, stream: Stream) -> None:
+        """Go on after what f+1 peers have settled, where nobody brings its histories any more.
+
+        All may have lost the first ones in restarts, and the publisher repeats nothing settled.
+        """
+        ledger, end = desk.ledger(stream.lane), self._holdings.end(desk.entry, stream)
+        if stream.lane is Lane.HISTORY:
+            gone = not ledger.begun and end > ledger.next
+        else:
+            lacks = self._holdings.ahead_of(desk) and not self._ahead(stream.history)
+            gone = lacks and ledger.next >= end
+        if gone:
+            self._resume(stream, end)
 
     def may_begin(self, opened: Open) -> Open | None:
         """The part of a publisher's word that a broker without the stream may follow, if any.

@@ -177,8 +177,11 @@ class History:
         self._bracha.begin_at(history)
 
     def resume(self, number: int) -> None:
-        """Go on where others have settled everything: what lies before comes from them."""
-        if number > self.ledger.next:
+        """Go on where others have settled everything: what lies before comes from them.
+
+        It may hold that already, and perhaps not what was settled.
+        """
+        if number > min(self.ledger.next, self.settled + 1):
             self.ledger.skip_to(number)
             self._raise_floor(number - 1)
             self._known.begin(number)

@@ -319,6 +319,8 @@ class OneStory(Watching):
             return
         message = effect.message
         teller = (node, facts.disk_of(node), type(message))
+        if isinstance(message, Offer) and not message.stream.spoken_by(node):
+            return  # a broker passes on what publishers signed, both stories of one that lies
         for place, value in self._places(facts, message):
             if self._told.setdefault((*teller, *place), value) != value:
                 what = type(message).__name__

@@ -8,9 +8,9 @@ voice although nobody lies.
 Four things are no fault of the sender. An attacker on the wire may alter contents, which only
 their digests protect. A broker may pass on what a lying publisher, or a liar before it in a chain,
 said: it cannot verify MACs that are not for it. A node that came with an epoch, or went with one,
-may be a stranger to those who go by another, and the MACs of one epoch do not hold in the next. And
-lateness is not a lie: a correct node may come
-as late as a silent one, so nobody is held to suspicions that time alone gives rise to.
+may be a stranger to those who go by another, and what it signed holds in its own epoch only. And
+lateness is not a lie: a correct node may come as late as a silent one, so nobody is held to
+suspicions that time alone gives rise to.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Suspect, Suspicion
-from quorumcast.core.messages import AnyMessage, ChainRun, Offer, Propose, Vote
+from quorumcast.core.messages import AnyMessage, ChainRun, Checkpoint, Offer, Propose, Vote
 from quorumcast.faults.base import stream_of
 from quorumcast.sim.facts import Facts
 
@@ -53,9 +53,7 @@ class Refusal:
         correct, cause = facts.adversary.is_correct, facts.cause
         if not correct(effect.sender) or not isinstance(cause, Receive):
             return
-        if effect.reason is DropReason.WRONG_SENDER and _has_moved(facts, effect.sender):
-            return
-        if effect.reason is DropReason.BAD_VOUCHER and len(facts.manifests) > 1:
+        if _of_another_epoch(facts, effect, cause.message):
             return
         if _may_be_altered(facts) or not all(map(correct, _quoted(cause.message))):
             return
@@ -102,9 +100,13 @@ def _may_be_altered(facts: Facts) -> bool:
     return facts.wire_tapped and isinstance(facts.cause, Receive) and bool(facts.cause.bodies)
 
 
-def _has_moved(facts: Facts, broker: NodeId) -> bool:
-    """Whether a broker is in some epochs only."""
-    return len({manifest.broker(broker) is None for manifest in facts.manifests.values()}) > 1
+def _of_another_epoch(facts: Facts, drop: Drop, message: AnyMessage) -> bool:
+    """Whether sender and receiver may go by different epochs."""
+    if drop.reason is DropReason.WRONG_SENDER:
+        known = {manifest.broker(drop.sender) is None for manifest in facts.manifests.values()}
+        return len(known) > 1
+    bound = drop.reason in (DropReason.BAD_VOUCHER, DropReason.BAD_SIGNATURE)
+    return len(facts.manifests) > 1 and (bound or isinstance(message, Checkpoint))
 
 
 def _quoted(message: AnyMessage) -> Iterator[NodeId]:
