@@ -40,7 +40,7 @@ from quorumcast.agents.audience import REPLAYS, REPLAYS_MS
 from quorumcast.agents.broker import Broker
 from quorumcast.agents.pledges import Settled, Vouched
 from quorumcast.core.envelope import write_envelope
-from quorumcast.core.ids import Channel, Millis, NodeId, Stream
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream, resumable
 from quorumcast.core.limits import MAX_ENDED, MAX_NAME, MAX_RUN, Limits
 from quorumcast.core.machine import (
     Connected,
@@ -913,3 +913,11 @@ def test_broker_timer_of_a_stream_that_is_gone_is_ignored() -> None:
 def test_broker_publish_without_bodies_is_a_bad_run() -> None:
     effects = broker().handle(Receive(ALICE, Publish(STREAM, 1, digests(b"a"))), T0)
     assert reasons(effects) == [DropReason.BAD_RUN]
+
+
+def test_broker_begins_no_stream_that_would_be_later_than_all_lives() -> None:
+    """Streams that are resumed are of a log: elsewhere one would outlive its publisher's clock."""
+    made, resumed = broker(AB), Stream(ORDERS, ALICE, resumable(1, 1))
+    refused = made.handle(Receive(ALICE, Open(resumed, 1, 1)), T0)
+    assert reasons(refused) == [DropReason.UNKNOWN_STREAM]
+    assert messages(made.handle(Receive(ALICE, Open(STREAM, 1, 1)), T0), Ack)

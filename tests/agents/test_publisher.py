@@ -493,11 +493,19 @@ def test_publisher_liar_beside_an_honest_broker_pushes_no_further_than_that_one_
     assert made.stream(ORDERS).incarnation == 42
 
 
-def test_publisher_end_of_all_incarnations_and_strangers_are_not_believed() -> None:
+def test_publisher_is_told_once_that_its_lives_are_used_up_if_f_plus_1_brokers_say_so() -> None:
     made = unheard()
-    for broker in (B1, B2):
-        wrong = made.handle(outlived(broker, LAST_INCARNATION + 1), T0)
-        assert reasons(wrong) == [DropReason.BAD_RUN]
+    assert made.handle(outlived(B1, LAST_INCARNATION + 1), T0) == []
+    told = [made.handle(outlived(broker, LAST_INCARNATION + 1), T0) for broker in (B2, B3)]
+    refused, *_ = told[0]
+    assert isinstance(refused, Refused)
+    assert "publish at another seat" in refused.reason
+    assert told[1] == []
+    assert made.stream(ORDERS) == LIFE
+
+
+def test_publisher_does_not_believe_strangers_about_its_lives() -> None:
+    made = unheard()
     for client in (BOB, NodeId("carol")):
         assert reasons(made.handle(outlived(client, 9), T0)) == [DropReason.UNKNOWN_STREAM]
     assert made.stream(ORDERS) == LIFE

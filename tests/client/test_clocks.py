@@ -7,7 +7,9 @@ import logging
 import pytest
 from tests.runtime.world import run
 
+from quorumcast.client import outgoing
 from quorumcast.client.outgoing import RANDOM_BITS, incarnation_at
+from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import LAST_INCARNATION, MAX_INCARNATION, Channel, NodeId, Stream
 from quorumcast.testing import MemoryCell
 
@@ -74,6 +76,18 @@ def test_publisher_whose_clock_stands_still_has_another_stream_in_each_life(poli
     assert lives(policy, *[0] * 6) == [b"life %d" % number for number in range(6)]
 
 
+@pytest.mark.parametrize("policy", ["ab", "brb", "total"])
+def test_publisher_whose_lives_are_used_up_is_told_what_to_do(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed = iter([LAST_INCARNATION + 2])
+    monkeypatch.setattr(
+        outgoing, "incarnation_at", lambda now_us: next(claimed, 0) or incarnation_at(now_us)
+    )
+    with pytest.raises(UsageError, match="claimed the last incarnation: publish at another seat"):
+        lives(policy, 0, 1_000_000)
+
+
 def test_incarnation_of_any_clock_leaves_room_for_later_lives() -> None:
     for us in (0, NOW_US, NOW_US + CENTURY_US, 1 << 62):
         found = incarnation_at(us)
@@ -84,5 +98,6 @@ def test_incarnation_of_any_clock_leaves_room_for_later_lives() -> None:
 
 def test_incarnation_grows_with_the_clock_and_differs_within_a_millisecond() -> None:
     assert incarnation_at(NOW_US + 1000) > incarnation_at(NOW_US)
-    assert len({incarnation_at(NOW_US) for _ in range(64)}) > 1
+    for us in (NOW_US, 1 << 62):
+        assert len({incarnation_at(us) for _ in range(64)}) > 1
     assert incarnation_at(NOW_US) >> RANDOM_BITS + 1 == NOW_US // 1000

@@ -356,7 +356,8 @@ class Broker:
                 answer = Send((sender,), Outlived(data, newest))
                 return [Drop(DropReason.OUTLIVED, sender), answer]
         if desk is None or (own and desk.introducer != sender):
-            entry = self._manifest.channel(data.channel)
+            # Only in a log streams are resumed. Here one would be later than all lives to come.
+            entry = None if data.line is not None else self._manifest.channel(data.channel)
             desk = None if entry is None else self._desks.open(data, entry, sender)
             if desk is None:
                 return [Drop(DropReason.UNKNOWN_STREAM, sender)]

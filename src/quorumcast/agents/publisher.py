@@ -15,7 +15,8 @@ own. So incarnations of a publisher that ever calls anything urgent must be at l
 Incarnations grow with the lives of a publisher. They are readings of a clock that may be set back:
 where f+1 brokers know a later life, one of them being correct, the publisher begins one that is
 later still, and says so (`Renewed`). Nothing has been acknowledged then, and what was submitted
-keeps its numbers.
+keeps its numbers. If there is no later one, because an earlier life claimed the last incarnation,
+the application is told so (`Refused`).
 
 A stream that an earlier life may have begun (`ordering.resumption`) is a line of its own as well,
 under an incarnation that the application chose; it goes when it is released.
@@ -243,14 +244,17 @@ class Publisher:
         line = self._by_stream.get(message.stream)
         if line is None or broker not in self._manifest.broker_ids:
             return [Drop(DropReason.UNKNOWN_STREAM, broker)]
-        if line.stream.line is not None or message.newest > LAST_INCARNATION:
+        if line.stream.line is not None:
             return [Drop(DropReason.BAD_RUN, broker)]
         line.outlived[broker] = message.newest
         told = sorted(line.outlived.values(), reverse=True)
         enough = self._manifest.quorums.one_correct
-        if len(told) < enough or line.data.acknowledged:
+        if len(told) < enough or line.data.acknowledged or not line.introduced:
             return []
-        return self._renew(line, told[enough - 1], now)
+        known = told[enough - 1]
+        if known > LAST_INCARNATION:
+            return [_used_up(line.stream), *self._withdraw(line)]
+        return self._renew(line, known, now)
 
     def _renew(self, line: Line, known: int, now: Millis) -> list[Effect]:
         """Go on under a later incarnation with everything that was submitted."""
@@ -298,3 +302,12 @@ class Publisher:
                 if channel == refuse.channel:
                     effects += self._withdraw(line)
         return effects
+
+
+def _used_up(stream: Stream) -> Refused:
+    reason = (
+        f"{stream.publisher} can begin no later life on {stream.channel!r}, because an earlier one "
+        "claimed the last incarnation: publish at another seat (connect(..., seat=1)) or with "
+        "another identity"
+    )
+    return Refused(stream.channel, reason)

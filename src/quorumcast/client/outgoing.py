@@ -36,6 +36,8 @@ MakeDriver = Callable[[str, Machine, dict[type, Callable[[Any], None]]], Driver]
 
 #: Bits of an incarnation that are drawn, so that two lives in one millisecond differ.
 RANDOM_BITS = 10
+#: A clock that is further ahead counts as this one: lives that begin then differ by what is drawn.
+_LATEST_MS = (MAX_INCARNATION >> RANDOM_BITS + 1) - 1
 
 
 def incarnation_at(now_us: int) -> int:
@@ -43,8 +45,8 @@ def incarnation_at(now_us: int) -> int:
 
     Each life has two, an even one and an odd one for what is urgent.
     """
-    drawn = now_us // 1_000 << RANDOM_BITS | secrets.randbits(RANDOM_BITS)
-    return min(max(drawn << 1, 0), MAX_INCARNATION)
+    now_ms = min(max(now_us // 1_000, 0), _LATEST_MS)
+    return (now_ms << RANDOM_BITS | secrets.randbits(RANDOM_BITS)) << 1
 
 
 class Outgoing:
