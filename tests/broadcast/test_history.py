@@ -249,6 +249,15 @@ def test_history_of_what_is_lacking_waits_and_is_fetched() -> None:
     assert broker.upto == 2
 
 
+def test_history_of_what_comes_after_a_hole_is_not_fetched() -> None:
+    """A lying publisher left out this broker and the history before: it could take nothing."""
+    broker = history()
+    broker.handle(told(2, H2), T0)
+    assert sent(broker.handle(FETCH, T0)) == []
+    broker.handle(publish(1, *P[1:3]), T0)
+    assert sent(broker.handle(FETCH, T0)) == [Send((B2,), Pull(STREAM, 3, 2))]
+
+
 def test_history_of_what_is_lacking_is_echoed_when_the_fast_lane_brings_it() -> None:
     broker = history()
     feed(broker.handle, publish(1, P[1]), told(1, H1))

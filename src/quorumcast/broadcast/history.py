@@ -462,9 +462,9 @@ class History:
         lacking = {n for n, d in wanted.items() if n >= ledger.base and ledger.digest(n) != d}
         self._learned = {n: d for n, d in self._learned.items() if n in lacking}
         peers = self._around.peers
-        if not lacking or not peers:
-            return []
-        first = min(lacking)
+        first = min(lacking, default=ledger.next + 1)
+        if first > ledger.next or not peers:
+            return []  # what comes before it is not there, and a ledger has no holes
         count = min(max(lacking) - first + 1, MAX_RUN)
         peer = peers[self._asked % len(peers)]
         self._asked += 1

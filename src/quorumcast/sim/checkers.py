@@ -69,6 +69,7 @@ from quorumcast.crypto.digest import root
 from quorumcast.crypto.identity import signature_holds
 from quorumcast.faults.base import channel_of
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.sim.asking import Questions
 from quorumcast.sim.facts import Facts, may_publish, may_subscribe
 from quorumcast.sim.journaling import Journaled
 from quorumcast.sim.order import TotalOrder
@@ -476,6 +477,7 @@ def safety_checkers(*, gaps_allowed: bool) -> list[Checker]:
         SoundReceipts(),
         Acknowledgement(),
         Journaled(),
+        Questions(),
         Refusal(),
         Justified(),
     ]

@@ -130,11 +130,13 @@ class Facts:
         "accusations",
         "acknowledged",
         "adversary",
+        "calm",
         "cause",
         "ended",
         "gaps_allowed",
         "held",
         "held_up_at",
+        "holds",
         "incarnations",
         "lost_at",
         "lost_disks",
@@ -161,6 +163,8 @@ class Facts:
         self.adversary = adversary
         #: The event that a node is dealing with.
         self.cause: Event | None = None
+        #: Whether the network is calm and everybody who can be is up.
+        self.calm = False
         #: Whether an attacker on the wire alters packets.
         self.wire_tapped = False
         #: What each publisher's application submitted: contents and time, by stream.
@@ -201,6 +205,8 @@ class Facts:
         self.progress = 0
         #: How far correct brokers have a stream, or the order of a channel; the world knows.
         self.ordered: Callable[[Stream], int] = lambda stream: 0
+        #: Whether a broker holds a number of a lane; the world knows.
+        self.holds: Callable[[NodeId, Stream, int], bool] = lambda broker, stream, number: False
         #: The durable records of a kind and owner that a node has, by place; the world knows.
         self.on_disk: Callable[[NodeId, type[Record], str], Mapping[int, Record]] = (
             lambda node, kind, owner: {}

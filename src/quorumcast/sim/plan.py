@@ -370,7 +370,7 @@ class Run:
             world.adversary.resume(name)
             if name not in stopped:
                 world.adversary.restart(name)
-        world.lies.calm = True
+        world.lies.calm = world.facts.calm = True
 
     def _finale(self) -> None:
         """Last publications, some at once, some when links are up again; and receipts of them."""

@@ -116,6 +116,7 @@ class World:
         self.adversary = Adversary(cell, self.scheduler, self.network, self.nodes)
         self.facts = Facts(cell.manifest, self.adversary)
         self.facts.ordered = self._ordered
+        self.facts.holds = self._holds
         self.facts.on_disk = lambda node, kind, owner: self.nodes[node].disk.held(kind, owner)
         self.facts.wire_tapped = weather.corruption > 0
         self.network.on_breach = self._breached
@@ -223,6 +224,16 @@ class World:
             if desk is not None and self.adversary.is_correct(name):
                 reach = max(reach, desk.carrier.ledger.next - 1)
         return reach
+
+    def _holds(self, broker: NodeId, stream: Stream, number: int) -> bool:
+        """Whether a broker that is up has a number of a lane, and would not take it back."""
+        node = self.nodes.get(broker)
+        machine = node.machine if node is not None and node.up else None
+        desk = machine.desk(stream.data) if isinstance(machine, Broker) else None
+        if desk is None:
+            return False
+        carrier = desk.lane(stream.lane)
+        return carrier.final_from <= number <= carrier.final and not desk.closed
 
     # ----------------------------------------------------- applications
 
