@@ -593,6 +593,13 @@ def test_broker_with_a_journal_echoes_and_delivers_in_one_turn_only_what_the_dis
     assert [len(sent(synced(effects), kind)) for kind in (Echo, Ready)] == [1, 1]
 
 
+def test_broker_of_a_log_says_nothing_of_streams_that_a_liar_speaks_of_beside_it() -> None:
+    """f+1 acknowledgements of nothing would end what a publisher goes on with."""
+    made = broker(Policy.named("total"))
+    for event in (replace(publish(1, b"a"), sender=B2), publish(1, b"a"), echo(B2)):
+        assert made.handle(event, T0) == [Drop(DropReason.UNKNOWN_STREAM, event.sender)]
+
+
 def test_broker_vouches_for_nothing_on_a_lane_that_a_channel_does_not_have() -> None:
     """A client that lies asks for histories where there are none."""
     made = broker(AB, BOB)

@@ -356,9 +356,13 @@ class Broker:
                 answer = Send((sender,), Outlived(data, newest))
                 return [Drop(DropReason.OUTLIVED, sender), answer]
         if desk is None or (own and desk.introducer != sender):
-            # Only in a log streams are resumed. Here one would be later than all lives to come.
-            entry = None if data.line is not None else self._manifest.channel(data.channel)
-            desk = None if entry is None else self._desks.open(data, entry, sender)
+            entry = self._manifest.channel(data.channel)
+            # What is ordered is not carried here: a liar could have this broker tell a publisher
+            # that nothing is held. Only in a log streams are resumed; here one would be later than
+            # all lives to come.
+            if entry is None or entry.policy.total or data.line is not None:
+                return [Drop(DropReason.UNKNOWN_STREAM, sender)]
+            desk = self._desks.open(data, entry, sender)
             if desk is None:
                 return [Drop(DropReason.UNKNOWN_STREAM, sender)]
         if stream.lane is Lane.HISTORY and not desk.entry.policy.has_history:
