@@ -37,5 +37,5 @@ def test_question_that_is_never_answered_is_reported(
     world.facts.holds = lambda broker, stream, number: broker in (B1, B2)
     (monitor,) = world._watchers
     for _ in range(times):
-        monitor.on_effect(SUB, Send((peer,), message), Millis(1))
+        monitor.on_effect(SUB, Send((peer, peer), message), Millis(1))
     assert [violation.property for violation in world.facts.violations] == broken

@@ -38,7 +38,10 @@ class Questions:
             for peer in effect.to
             if facts.adversary.is_correct(peer) and facts.holds(peer, message.stream, message.first)
         ]
-        asked = self._asked[node, message] = self._asked.get((node, message), 0) + len(holders)
+        if not holders:
+            return
+        # Digests are asked of all at once, which is one question.
+        asked = self._asked[node, message] = self._asked.get((node, message), 0) + 1
         if asked > MOST_ASKED:
             what = f"{message.stream} {message.first}"
             facts.violate(self.name, f"{node} asks for {what} for ever, which {holders[0]} holds")
