@@ -52,6 +52,7 @@ from quorumcast.core.statements import (
     parse_stop,
 )
 from quorumcast.crypto.digest import root
+from quorumcast.faults.base import revouched
 from quorumcast.faults.catalogue import CATALOGUE, make_fault, names
 from quorumcast.faults.contract import Fault, FaultContext, Later, Role
 from quorumcast.manifest.policy import Policy
@@ -85,6 +86,14 @@ def context(cell: Cell, role: Role, **options: object) -> FaultContext:
         random.Random(7),
         **options,  # type: ignore[arg-type]
     )
+
+
+def test_revouched_reader_that_does_not_exist_gets_no_new_mac(cell: Cell) -> None:
+    """One lie may have changed what another one is about to change."""
+    liar = context(cell, Role.BROKER)
+    voucher = Voucher(liar.node, NodeId("nobody"), b"mac")
+    said = Vote(STREAM, 1, b"d" * 32, (liar.node,), (voucher,))
+    assert revouched(said, liar) == said
 
 
 def words(cell: Cell) -> list[Send]:

@@ -558,9 +558,9 @@ def segment(
     return sign(broker, statement)
 
 
-def history(digests: bytes, index: int = 1) -> Signed:
+def history(digests: bytes, index: int = 1, epoch: int = 1) -> Signed:
     statement = HistoryStatement(
-        cell="simulated", epoch=1, stream=STREAM, index=index, first=1, digests=digests
+        cell="simulated", epoch=epoch, stream=STREAM, index=index, first=1, digests=digests
     )
     return sign(PUB, statement)
 
@@ -627,6 +627,7 @@ FORGED = Signed(B3, segment(B1, TRUTH).payload, segment(B1, TRUTH).signature)
         outvoted(segment(B1, TRUTH), segment(B3, TRUTH)),
         conflict(B2, segment(B2, LIE), segment(B2, TRUTH)),
         conflict(PUB, history(LIE), history(TRUTH)),
+        conflict(PUB, history(LIE), history(TRUTH, epoch=0)),
     ],
 )
 def test_flaw_of_good_evidence_is_none(evidence: Evidence) -> None:
@@ -647,6 +648,7 @@ def test_flaw_of_good_evidence_is_none(evidence: Evidence) -> None:
         conflict(B2, segment(B2, LIE), segment(B2, LIE)),
         conflict(PUB, history(LIE), history(LIE)),
         conflict(PUB, history(LIE), history(LIE, index=2)),
+        conflict(PUB, history(LIE), history(TRUTH, epoch=2)),
     ],
 )
 def test_flaw_of_bad_evidence_is_found(evidence: Evidence) -> None:

@@ -43,6 +43,9 @@ FOUND = [
     # Votes of a subscription that had just ended went beyond the part of an order that its
     # subscriber read next.
     "total-crash-several-9300393",
+    # A liar spoke of a stream that is to be ordered as if it were not: every broker then told its
+    # publisher that nothing of it is known, and one that goes on after a crash gave up for good.
+    "total-false-missed-9400119",
     # One liar that claimed to be far ahead when the cell began kept everybody out of the first
     # instances for ever: each broker took it that it might have voted there in an earlier life.
     "total-wiped-20018",

@@ -115,7 +115,7 @@ def revouched(message: ChainRun | Vote, context: FaultContext) -> ChainRun | Vot
                 voucher.reader, message.stream, message.first, message.digests, message.order
             ),
         )
-        if voucher.author == context.node
+        if voucher.author == context.node and context.keyring.knows(voucher.reader)
         else voucher
         for voucher in message.vouchers
     )

@@ -539,7 +539,9 @@ def _verified(
             return None
         if statement.cell != manifest.cell:
             return None
-        if statement.epoch != manifest.epoch and not any_epoch:
+        # A history holds in all later epochs, so a publisher may contradict itself across them.
+        earlier = isinstance(statement, HistoryStatement) and statement.epoch <= manifest.epoch
+        if statement.epoch != manifest.epoch and not (any_epoch or earlier):
             return None
         author = (
             statement.broker

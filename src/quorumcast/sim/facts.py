@@ -226,9 +226,10 @@ class Facts:
         self.manifest = self.manifests[manifest.epoch] = manifest
 
     def signed_in(self, statements: Sequence[Signed]) -> Manifest:
-        """The epoch in which statements were signed."""
-        found = parse_statement(statements[0].payload) if statements else None
-        return self.manifest if found is None else self.manifests.get(found.epoch, self.manifest)
+        """The latest epoch in which one of these statements was signed."""
+        found = [parse_statement(signed.payload) for signed in statements]
+        latest = max((said.epoch for said in found if said is not None), default=-1)
+        return self.manifests.get(latest, self.manifest)
 
     # ---------------------------------------------------------- watching
 
