@@ -241,10 +241,13 @@ def test_bracha_readies_for_two_runs_do_not_add_up() -> None:
     assert sent(broker.handle(ready(B3, 1, b"b"), T0)) == []
 
 
-def test_bracha_late_ready_for_a_delivered_run_is_normal() -> None:
+def test_bracha_late_ready_for_a_delivered_run_is_normal_and_a_second_one_is_not() -> None:
     broker = bracha()
-    through(broker, 1, b"a")
-    assert broker.handle(ready(B2, 1, b"a"), T0) == []
+    feed(broker.handle, publish(1, b"a"), *(echo(peer, 1, b"a") for peer in PEERS))
+    feed(broker.handle, ready(B2, 1, b"a"), ready(B3, 1, b"a"))
+    assert broker.handle(ready(B4, 1, b"a"), T0) == []
+    for peer in (B2, B4):
+        assert reasons(broker.handle(ready(peer, 1, b"a"), T0)) == [DropReason.DUPLICATE]
 
 
 def test_bracha_runs_are_vouched_for_in_order() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import time
 from functools import partial
 
 import msgspec
@@ -11,11 +12,12 @@ from msgspec.structs import replace
 from tests.runtime.world import PATIENCE_S, Heard, RawPeer, keyring, plan, run, until
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel, NodeId, at_seat
-from quorumcast.core.messages import Refuse
+from quorumcast.core.ids import Channel, NodeId, Stream, at_seat
+from quorumcast.core.messages import AnyMessage, Echo, Positions, Pull, Refuse, Standing
+from quorumcast.core.quorum import Protection
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
-from quorumcast.crypto.session import encode_parcel
+from quorumcast.crypto.session import Opened, encode_parcel
 from quorumcast.manifest.build import add_client
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime import fairness
@@ -719,6 +721,51 @@ def test_pause_reading_nothing_is_heard_until_resumed() -> None:
         alice.resume_reading()
         await until(lambda: len(at_alice.messages) == 1)
         await alice.close()
+        await broker.close()
+
+    run(main())
+
+
+def hearsay(count: int) -> list[AnyMessage]:
+    return [Echo(Stream(Channel("c"), ALICE, n), 1, bytes(32)) for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("words", "is_flood"),
+    [
+        (hearsay(200), True),
+        ([Positions(Channel("c"), ())] * 200, True),
+        ([Standing(Protection.BYZANTINE, 0, 0, 0)] * 200, True),
+        ([Pull(Stream(Channel("c"), ALICE, 1), 1, 1)] * 200, True),
+        ([Echo(Stream(Channel("c"), ALICE, 1), n, bytes(32)) for n in range(1, 201)], False),
+    ],
+    ids=["streams", "reports", "standings", "pulls", "echoes"],
+)
+def test_broker_that_says_rare_things_without_end_has_a_budget_for_it(
+    words: list[AnyMessage], is_flood: bool
+) -> None:
+    """A message takes a millisecond, so that far more waits than a turn can take."""
+    cell = plan(4)
+
+    class Slow(Heard):
+        def receive(self, peer: NodeId, opened: Opened) -> None:
+            end = time.thread_time() + 0.001 * len(opened)
+            while time.thread_time() < end:
+                pass
+            super().receive(peer, opened)
+
+    async def main() -> None:
+        heard, loop = Slow(), asyncio.get_running_loop()
+        broker = await listening(cell, heard, fair=True)
+        port = cell.manifest.brokers[0].port
+        liar = await loop.run_in_executor(None, RawPeer, port, keyring(cell, "broker-2"))
+        session = await loop.run_in_executor(None, liar.greet, BROKER)
+        liar.send_frame(session.seal([encode_parcel(message) for message in words]))
+        await until(lambda: len(heard.messages) == len(words))
+        load = broker.load()[NodeId("broker-2")]
+        assert (load.requests_s > load.cpu_s / 2) == is_flood
+        assert load.disconnected == 0
+        liar.close()
         await broker.close()
 
     run(main())

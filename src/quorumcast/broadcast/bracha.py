@@ -101,8 +101,9 @@ class Bracha:
         self._vouched: dict[int, None] = {}
         #: Bytes of contents in _instances.
         self._pending_bytes = 0
-        #: Runs delivered lately (digest and length by first number), for those still stuck.
-        self._done: OrderedDict[int, tuple[bytes, int]] = OrderedDict()
+        #: Runs delivered lately (digest, length, and who is ready for it, by first number), for
+        #: those still stuck.
+        self._done: OrderedDict[int, tuple[bytes, int, list[NodeId]]] = OrderedDict()
         #: The next number that the publisher should send us.
         self._expected = 1
         #: Last number of the last run that gathered enough readies in order.
@@ -315,6 +316,10 @@ class Bracha:
     def _on_ready(self, event: Receive, ready: Ready) -> list[Effect]:
         if ready.first in self._done and event.sender in self._around.brokers:
             # A late ready is the normal case here; only a stuck broker repeats its echo.
+            are_ready = self._done[ready.first][2]
+            if event.sender in are_ready:
+                return dropped(event, DropReason.DUPLICATE)
+            are_ready.append(event.sender)
             return []
         return self._count(event, ready)
 
@@ -384,7 +389,7 @@ class Bracha:
             return dropped(event, DropReason.WRONG_SENDER)
         effects: list[Effect] = []
         if pull.first in self._done:
-            value, count = self._done[pull.first]
+            value, count, _ = self._done[pull.first]
             effects.append(Send((event.sender,), Ready(self.stream, pull.first, value)))
             held = self.ledger.read(pull.first, count, MAX_FRAME_BYTES // 2)
             if held is not None and held.first == pull.first:
@@ -468,8 +473,9 @@ class Bracha:
         return effects
 
     def _retire(self, first: int, value: bytes, count: int) -> None:
+        are_ready = self._instances[first].readies.voters(value)
         self._forget(first)
-        self._done[first] = (value, count)
+        self._done[first] = (value, count, are_ready)
         while len(self._done) > self._around.policy.limits.window:
             self._done.popitem(last=False)
 
@@ -507,7 +513,7 @@ class Bracha:
     def _answer_straggler(self, peer: NodeId, first: int) -> list[Effect]:
         # Only a broker that is not done repeats itself, so two brokers never answer each other
         # for ever.
-        value, _ = self._done[first]
+        value, _, _ = self._done[first]
         return [Send((peer,), Ready(self.stream, first, value))]
 
     def _keep(

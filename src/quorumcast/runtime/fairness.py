@@ -24,10 +24,11 @@ which doubles with each time. An honest client waits for answers, however slowly
 Meanwhile a client that floods in this way has no more than `FLOOD_SHARE` of the time that is spent
 on everybody else, so its part is small also where the processor is idle most of the time.
 
-A broker has a larger budget (`BROKER_REQUEST_SHARE`), for what it asks for with more in the queue
-than a turn can take, and for what is dropped as a whole. Beyond that it is paused as well, and
-never disconnected: a cell whose brokers do not hear one another stands still. Everything else that
-a broker says has a broker's share of each round (`BROKER_WEIGHT`).
+A broker has a larger budget (`BROKER_REQUEST_SHARE`), for what it asks for, for words that are rare
+and for streams that it has not spoken of before, each with more in the queue than a turn can take,
+and for what is mostly dropped. Beyond that it is paused as well, and never disconnected: a cell
+whose brokers do not hear one another stands still. Everything else that a broker says has a
+broker's share of each round (`BROKER_WEIGHT`).
 """
 
 from __future__ import annotations

@@ -33,19 +33,7 @@ from typing import Protocol, cast
 
 from quorumcast.core import limits
 from quorumcast.core.ids import NodeId
-from quorumcast.core.messages import (
-    AnyMessage,
-    ChainRun,
-    ChunkQuery,
-    Displaced,
-    Fetch,
-    LogQuery,
-    Offer,
-    Publish,
-    Pull,
-    Regain,
-    Survey,
-)
+from quorumcast.core.messages import Displaced
 from quorumcast.crypto.session import (
     Farewell,
     Hello,
@@ -66,6 +54,7 @@ from quorumcast.runtime.greeting import (
     sentence_of,
 )
 from quorumcast.runtime.telemetry import Telemetry
+from quorumcast.runtime.usefulness import PUBLICATIONS, Usefulness
 
 #: Bytes read at once from a stranger, and from a proven peer.
 STRANGER_BUFFER = 4 + MAX_GREETING_BYTES
@@ -76,8 +65,6 @@ WRITE_HIGH = 512 * 1024
 PACKET_BYTES = limits.MAX_HEADER_BYTES // 2
 #: Messages that a machine is handed at a time, where the link has an account.
 PIECE_MESSAGES = 16
-#: Streams on which a peer has published, as far as its link remembers.
-STREAMS_REMEMBERED = 1024
 #: A link that ends gets this long to write what waits.
 CLOSE_GRACE_S = 2.0
 
@@ -85,12 +72,6 @@ CLOSE_GRACE_S = 2.0
 _LENGTH = struct.Struct(">I")
 #: Opens and proves nothing; a real session takes its place when the peers have greeted.
 _NO_SESSION = Session(lambda data: b"", lambda data: b"none")
-
-
-#: What clients send that is of use to others.
-_PUBLICATIONS = frozenset({Publish, ChainRun, Offer})
-#: What brokers send that is of use to nobody else.
-_ASKED_BY_BROKERS = frozenset({ChunkQuery, Fetch, LogQuery, Pull, Regain, Survey})
 
 
 def _ignore(frame: memoryview) -> None:
@@ -219,8 +200,8 @@ class Link(asyncio.BufferedProtocol):
         #: Why nothing is read for now: what was read must be handled first, there is no room for
         #: the frame that has begun, or the whole node takes nothing.
         self._is_held = self._is_short = self._is_paused = False
-        #: Streams on which the peer has published here; at most STREAMS_REMEMBERED.
-        self._streams: dict[tuple[str, int], None] = {}
+        #: Which of the peer's messages are of use to others.
+        self._usefulness = Usefulness()
 
     # ------------------------------------------------------------- the socket
 
@@ -290,7 +271,7 @@ class Link(asyncio.BufferedProtocol):
         if 0 < len(self._opened) <= PIECE_MESSAGES:
             return self._hand_on()  # most packets are small: one piece, measured once
         is_broker = self.account is not None and self.account.is_broker
-        if is_broker or (self._opened and type(self._opened[0][0]) in _PUBLICATIONS):
+        if is_broker or (self._opened and type(self._opened[0][0]) in PUBLICATIONS):
             return Piece.WORK
         return Piece.REQUEST
 
@@ -302,7 +283,8 @@ class Link(asyncio.BufferedProtocol):
         is_broker = account is not None and account.is_broker
         # A broker that has said no more than a turn can take is not looked at more closely.
         if account is not None and (self._is_held or not is_broker):
-            is_work = self._is_work_of_a_broker if is_broker else self._continues
+            judge = self._usefulness
+            is_work = judge.is_work_of_a_broker if is_broker else judge.is_work_of_a_client
             for n in range(count):
                 if not is_work(opened[first + n][0]):
                     piece, count = (Piece.WORK, n) if n else (Piece.REQUEST, 1)
@@ -314,28 +296,11 @@ class Link(asyncio.BufferedProtocol):
         telemetry, waiting = self._telemetry, self.outbox_bytes
         dropped = telemetry.dropped
         self._receive(self.peer, opened if whole else opened[first : first + count])
-        if telemetry.dropped - dropped >= (count if is_broker else 1):
+        if telemetry.dropped - dropped >= (max(1, count // 2) if is_broker else 1):
             piece = Piece.DROPPED
         if piece is not Piece.WORK:
             self.answer_bytes += max(0, self.outbox_bytes - waiting)
         return piece
-
-    def _is_work_of_a_broker(self, message: AnyMessage) -> bool:
-        return type(message) not in _ASKED_BY_BROKERS
-
-    def _continues(self, message: AnyMessage) -> bool:
-        """Whether this is a publication on a stream that the peer has used before."""
-        if type(message) not in _PUBLICATIONS:
-            return False
-        stream = message.stream  # type: ignore[union-attr]
-        key = (stream.channel, stream.incarnation)
-        streams = self._streams
-        if key in streams:
-            return True
-        if len(streams) >= STREAMS_REMEMBERED:
-            del streams[next(iter(streams))]
-        streams[key] = None
-        return False
 
     def is_done(self) -> bool:
         """Whether nothing is left to do until more is read."""
