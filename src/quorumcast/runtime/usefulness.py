@@ -1,7 +1,7 @@
 """Which messages are of use to others than their sender: the rest has a budget (`fairness`).
 
-Publications are what a cell is for. Brokers say most of what they say in order to deliver them; but
-a lying one can ask without end, say without end what is rarely needed, or speak of ever new streams.
+Publications are what a cell is for. Brokers say most of what they say in order to deliver them. A
+lying broker can ask without end, say without end what is rarely needed, or invent ever new streams.
 """
 
 from __future__ import annotations
