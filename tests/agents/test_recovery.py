@@ -300,6 +300,24 @@ def test_broker_stream_of_which_one_peer_has_not_heard_yet_is_waited_for_and_ask
     assert broker.catching_up() == []  # it may be the liar that speaks of it
 
 
+def test_broker_waits_for_a_peer_that_is_slow_as_long_as_it_comes_closer() -> None:
+    """If the next broker restarted before, nobody would have what that one retained."""
+    broker = Cell(AB).broker(B1)
+    broker.handle(Receive(ALICE, Open(STREAM, 6, 6)), T0)
+    broker.handle(publish(6, b"f"), T0)
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+    for reached in range(1, 6):
+        for peer in PEERS:
+            known = Position(STREAM, 1, reached if peer == B4 else 7)
+            broker.handle(Receive(peer, Positions(ORDERS, (known,))), T0)
+        for _ in range(UNANSWERED - 2):
+            assert f"publications of {STREAM}" in broker.catching_up()
+            tick(broker)
+    tick(broker, 2)
+    assert f"publications of {STREAM}" not in broker.catching_up()  # it may be the liar
+
+
 def test_broker_stream_that_one_peer_alone_speaks_of_is_nothing_to_wait_for() -> None:
     broker = Cell(AB).broker(B1)
     for peer in PEERS:

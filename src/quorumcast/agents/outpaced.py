@@ -24,7 +24,7 @@ UNANSWERED = 20
 class Outpaced:
     """What one broker waits for without knowing whether it is there."""
 
-    __slots__ = ("_desks", "_entry", "_holdings", "_pledges", "_rumours", "_ticks")
+    __slots__ = ("_desks", "_entry", "_holdings", "_pledges", "_reached", "_rumours", "_ticks")
 
     def __init__(
         self,
@@ -37,8 +37,10 @@ class Outpaced:
         self._holdings = holdings
         self._pledges = pledges
         self._entry = entry
-        #: For how many ticks each has been waited for.
+        #: For how many ticks each has been waited for while its peers came no further.
         self._ticks: dict[Stream, int] = {}
+        #: How far they ever were, all together.
+        self._reached: dict[Stream, int] = {}
         #: Streams of peers' first accounts, as long as they may be what this broker forgot; of each
         #: peer, channel and publisher at most streams_per_publisher.
         self._rumours: dict[Stream, None] = {}
@@ -82,16 +84,32 @@ class Outpaced:
         due = False
         for stream in streams:
             if self.includes(stream):
-                ticks = self._ticks[stream] = self._ticks.get(stream, 0) + 1
+                waited = 0 if self._comes_closer(stream) else self._ticks.get(stream, 0)
+                ticks = self._ticks[stream] = waited + 1
                 due |= ticks % every == 1 and ticks < UNANSWERED
             else:
                 self._rumours.pop(stream, None)
         return due
 
+    def _comes_closer(self, stream: Stream) -> bool:
+        """Whether peers have come closer than ever to where this broker begins.
+
+        One that is far from the publisher may take long, and must not be taken for one that never
+        comes. What liars claim ends where this broker begins.
+        """
+        desk = self._desks.get(stream.data)
+        end = 0 if desk is None else desk.lane(stream.lane).final_from
+        reached = sum(min(word.next, end) for word in self._holdings.of(stream).values())
+        closer = reached > self._reached.get(stream, 0)
+        if closer:
+            self._reached[stream] = reached
+        return closer
+
     def known(self) -> dict[Stream, None]:
         """Streams that this broker or a peer has, or may have; others are forgotten."""
         known = self._known()
         self._ticks = {stream: ticks for stream, ticks in self._ticks.items() if stream in known}
+        self._reached = {stream: n for stream, n in self._reached.items() if stream in known}
         return known
 
     def _known(self) -> dict[Stream, None]:
