@@ -131,6 +131,20 @@ def test_publications_that_are_not_settled_push_out_none_that_are(name: str) -> 
     assert held[:-1] == [2] * 7 or name == "brb"
 
 
+def test_life_with_a_run_under_way_is_not_over_although_nothing_of_it_is_retained() -> None:
+    """The run is acknowledged. Its publisher crashed, so nobody else would bring it."""
+    given = Given(small("brb"))
+    given.settle(life(1), 1, b"a")
+    given.hear(publish(2, b"b", stream=life(1)))
+    given.hear(Receive(B2, Echo(life(1), 2, root(2, digests(b"b")))))
+    given.settle(life(2), 1, *(b"%d" % n for n in range(8)))
+    assert given.span(life(1)) == (2, 2)
+    given.hear(*readies(life(1), 2, b"b"))
+    assert given.settled(life(2)) == 8
+    assert given.broker.has_ended(life(1))
+    assert given.broker.sizes()["ended"] == 1
+
+
 @pytest.mark.parametrize("name", SETTLING)
 def test_newest_life_is_taken_however_much_earlier_ones_left_unsettled(name: str) -> None:
     """An honest publisher may die again and again before anything is settled."""

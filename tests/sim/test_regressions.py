@@ -46,6 +46,9 @@ FOUND = [
     # A liar spoke of a stream that is to be ordered as if it were not: every broker then told its
     # publisher that nothing of it is known, and one that goes on after a crash gave up for good.
     "total-false-missed-9400119",
+    # A run of an earlier life was acknowledged and about to be delivered when a later life had
+    # displaced all that was retained of the earlier: brokers ended it, run and all.
+    "brb-open-ahead-9401265",
     # One liar that claimed to be far ahead when the cell began kept everybody out of the first
     # instances for ever: each broker took it that it might have voted there in an earlier life.
     "total-wiped-20018",

@@ -556,8 +556,9 @@ class Desks:
                 break
             if desk.untouched or desk.unsettled:
                 continue
-            if not desk.carrier.ledger.exhausted:
-                break
+            carrier, ledger = desk.carrier, desk.carrier.ledger
+            if not ledger.exhausted or (isinstance(carrier, Bracha) and carrier.is_under_way):
+                break  # the cell may be about to deliver it
             self._remove(desk.stream)
             self._end(desk)
 

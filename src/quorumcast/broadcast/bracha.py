@@ -189,6 +189,12 @@ class Bracha:
         found = instance.contents.get(instance.echoed)
         return None if found is None else (b"".join(found[0]), found[1])
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether f+1 brokers echo a run that is not delivered: not this one alone got it."""
+        enough = self._around.quorums.one_correct
+        return any(i.echoes.leader(enough) is not None for i in self._instances.values())
+
     def begin_at(self, number: int) -> None:
         """Begin where an earlier life retained the stream from."""
         self.ledger.begin_at(number)
