@@ -14,10 +14,12 @@ from tests.support.cells import (
     B4,
     BRB,
     CAROL,
+    CHAIN,
     ORDERS,
     STREAM,
     T0,
     Cell,
+    chain_run,
     digests,
     messages,
     publish,
@@ -42,7 +44,7 @@ from quorumcast.core.machine import (
     Timer,
     TimerFired,
 )
-from quorumcast.core.messages import Echo, Pull, Ready
+from quorumcast.core.messages import ChainRun, Echo, Pull, Ready
 from quorumcast.crypto.digest import root
 
 BROKERS = (B1, B2, B3, B4)
@@ -111,6 +113,16 @@ def test_broker_peer_that_repeats_what_is_done_is_answered_so_often_in_a_tick() 
             assert all(messages(effects, Ready) for effects in said[:ANSWERED])
             assert [reasons(e) for e in said[ANSWERED:]] == [[DropReason.OVER_LIMIT]] * 9
             assert messages(broker.handle(Receive(B3, word), now), Ready)
+
+
+def test_broker_run_that_comes_by_a_chain_again_is_passed_on_so_often_in_a_tick() -> None:
+    cell, order = Cell(CHAIN), (B1, B2, B3)
+    broker = cell.broker()
+    run = chain_run(ALICE, 1, (b"a",), order, cell.vouchers(ALICE, (B1, B2), 1, (b"a",), order))
+    said = [broker.handle(run, T0) for _ in range(ANSWERED + 9)]
+    assert all(messages(effects, ChainRun) for effects in said[: ANSWERED + 1])
+    assert [reasons(e) for e in said[ANSWERED + 1 :]] == [[DropReason.OVER_LIMIT]] * 8
+    assert messages(broker.handle(run, Millis(T0 + TICK_MS)), ChainRun)
 
 
 class SlowCell:

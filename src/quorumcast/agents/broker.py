@@ -30,7 +30,7 @@ from quorumcast.agents.retransmission import Retransmission, RetransmissionTick
 from quorumcast.agents.sequencers import Sequencers
 from quorumcast.broadcast.bracha import Bracha, BrachaRetry
 from quorumcast.broadcast.contract import answer_pull
-from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_NUMBER, MAX_RUN
 from quorumcast.core.machine import (
     Connected,
@@ -382,14 +382,25 @@ class Broker:
             return [Drop(DropReason.CONFLICT, sender), *blame]
         if isinstance(message, Open):
             return self._on_open(desk, event, message, now)
-        if isinstance(message, Echo | Pull) and not self._may_answer(desk, sender, message, now):
+        if isinstance(message, Echo | Pull | ChainRun) and not self._may_answer(
+            desk, sender, message, now
+        ):
             return [Drop(DropReason.OVER_LIMIT, sender)]
         told = isinstance(message, Publish | ChainRun)
         return self._finish(desk, desk.carrier.handle(event, now), stream.lane, told=told)
 
-    def _may_answer(self, desk: Desk, peer: NodeId, word: Echo | Pull, now: Millis) -> bool:
-        """Whether a peer may have this answered; an echo is, if it is about what is done."""
+    def _may_answer(
+        self, desk: Desk, peer: NodeId, word: Echo | Pull | ChainRun, now: Millis
+    ) -> bool:
+        """Whether a peer may have this answered; an echo is, if it is about what is done.
+
+        A run that comes by a chain once more is passed on, and every broker further down verifies
+        it again.
+        """
         carrier = desk.lane(word.stream.lane)
+        if isinstance(word, ChainRun):
+            is_new = word.first + len(word.digests) // DIGEST_SIZE > carrier.ledger.next
+            return is_new or self._retransmission.may_answer(peer, now)
         if isinstance(word, Echo) and not (
             isinstance(carrier, Bracha) and carrier.is_done(word.first)
         ):
