@@ -99,6 +99,10 @@ RECORDS: tuple[type[Record], ...] = (
 )
 
 
+#: What a peer may say again, and have answered or passed on again. All messages are looked up here.
+_ANSWERED = frozenset({Echo, Pull, ChainRun})
+
+
 class Broker:
     """The machine of a broker."""
 
@@ -382,30 +386,27 @@ class Broker:
             return [Drop(DropReason.CONFLICT, sender), *blame]
         if isinstance(message, Open):
             return self._on_open(desk, event, message, now)
-        if isinstance(message, Echo | Pull | ChainRun) and not self._may_answer(
-            desk, sender, message, now
-        ):
+        if type(message) in _ANSWERED and not self._may_answer(desk, event, stream.lane, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]
         told = isinstance(message, Publish | ChainRun)
         return self._finish(desk, desk.carrier.handle(event, now), stream.lane, told=told)
 
-    def _may_answer(
-        self, desk: Desk, peer: NodeId, word: Echo | Pull | ChainRun, now: Millis
-    ) -> bool:
+    def _may_answer(self, desk: Desk, event: Receive, lane: Lane, now: Millis) -> bool:
         """Whether a peer may have this answered; an echo is, if it is about what is done.
 
         A run that comes by a chain once more is passed on, and every broker further down verifies
         it again.
         """
-        carrier = desk.lane(word.stream.lane)
-        if isinstance(word, ChainRun):
-            is_new = word.first + len(word.digests) // DIGEST_SIZE > carrier.ledger.next
-            return is_new or self._retransmission.may_answer(peer, now)
+        carrier, word = desk.lane(lane), event.message
+        if isinstance(word, ChainRun) and (
+            word.first + len(word.digests) // DIGEST_SIZE > carrier.ledger.next
+        ):
+            return True
         if isinstance(word, Echo) and not (
             isinstance(carrier, Bracha) and carrier.is_done(word.first)
         ):
             return True
-        return self._retransmission.may_answer(peer, now)
+        return self._retransmission.may_answer(event.sender, now)
 
     def _on_open(self, desk: Desk, event: Receive, opened: Open, now: Millis) -> list[Effect]:
         """A publisher says from where on it can repeat a stream; peers may have what it cannot."""
