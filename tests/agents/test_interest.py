@@ -121,6 +121,13 @@ def test_interest_liar_about_its_oldest_hides_nothing_that_the_last_broker_holds
     assert made.acceptors[STREAM].next == 1
 
 
+def test_interest_where_one_word_is_enough_waits_for_who_may_hold_what_another_has_lost() -> None:
+    made = interest(Policy.named("direct-crash"), n=2, start=0)
+    assert say(made, B1, 7, base=4) == (False, [])
+    assert say(made, B2, 4)[0]
+    assert made.acceptors[STREAM].next == 1
+
+
 def test_interest_liar_about_its_oldest_hides_no_stream_that_a_broker_is_to_hear_of() -> None:
     made = interest(start=0)
     made.on_positions(B1, Positions(ORDERS, ()))

@@ -43,6 +43,9 @@ FOUND = [
     # Votes of a subscription that had just ended went beyond the part of an order that its
     # subscriber read next.
     "total-crash-several-9300393",
+    # A reader of the past began with what one broker held that had just lost its memory, although
+    # the other had not answered yet.
+    "direct-crash-crash-recover-8100163",
     # A liar spoke of a stream that is to be ordered as if it were not: every broker then told its
     # publisher that nothing of it is known, and one that goes on after a crash gave up for good.
     "total-false-missed-9400119",

@@ -118,7 +118,8 @@ class Reports:
         """From this number on, enough may hold it if all do that have not named the stream."""
         voters = self._voters
         bases = [position.base for position in self._of(stream, voters)]
-        return _rank(bases, self.needed(stream.lane) - len(voters) + len(bases))
+        needed = self.needed(stream.lane) - len(voters) + len(bases)
+        return _rank(bases, needed) if needed > 0 else 1
 
     def agreed(self, stream: Stream) -> int:
         """From this number on, as many brokers as it takes to accept hold a stream, or will.
