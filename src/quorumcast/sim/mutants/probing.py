@@ -13,9 +13,10 @@ import ast
 import builtins
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from textwrap import dedent
 
 from quorumcast.core.errors import ensure
-from quorumcast.sim.mutants.mistakes import Mistake, line_of, plant
+from quorumcast.sim.mutants.mistakes import Mistake, line_of
 
 _PROBE = "__mistake_met__"
 
@@ -35,11 +36,13 @@ HARMLESS = frozenset(
 def probed(text: str, mistakes: Sequence[Mistake]) -> ast.Module:
     """This source, with a probe for each mistake before the statement that it changes."""
     tree = ast.parse(text)
+    blocks, lines = list(_blocks(tree)), text.splitlines(keepends=True)
     places: list[tuple[int, list[ast.stmt], ast.stmt]] = []
     for mistake in mistakes:
-        place, block = _statement(tree, line_of(mistake, text), mistake.id)
-        probe = ast.copy_location(_probe(mistake, text), block[place])
-        places.append((place, block, probe))
+        place, block = _statement(blocks, line_of(mistake, text), mistake.id)
+        statement = block[place]
+        source = "".join(lines[statement.lineno - 1 : statement.end_lineno])
+        places.append((place, block, ast.copy_location(_probe(mistake, source), statement)))
     # From the end of each block on: what is inserted moves nothing that is still to come.
     for place, block, probe in sorted(places, key=lambda one: -one[0]):
         block.insert(place, probe)
@@ -53,11 +56,13 @@ def collect_probes() -> dict[str, None]:
     return met
 
 
-def _statement(tree: ast.Module, line: int, name: str) -> tuple[int, list[ast.stmt]]:
+def _statement(
+    blocks: Sequence[list[ast.stmt]], line: int, name: str
+) -> tuple[int, list[ast.stmt]]:
     """The innermost statement on a line: its place in its block."""
     found: list[tuple[int, int, list[ast.stmt]]] = [
         ((statement.end_lineno or 0) - statement.lineno, place, block)
-        for block in _blocks(tree)
+        for block in blocks
         for place, statement in enumerate(block)
         if statement.lineno <= line <= (statement.end_lineno or 0)
         and not isinstance(statement, ast.FunctionDef | ast.ClassDef)
@@ -75,16 +80,25 @@ def _blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
                 yield block
 
 
-def _probe(mistake: Mistake, text: str) -> ast.stmt:
-    """Tells that a mistake is met."""
+def _probe(mistake: Mistake, source: str) -> ast.stmt:
+    """Tells that a mistake is met, which is in a statement with this source."""
     met = f"{_PROBE}({mistake.id!r})"
-    pair = difference(ast.parse(text), ast.parse(plant(mistake, text)))
+    pair = None
+    if source.count(mistake.find) == 1:
+        right, wrong = source, source.replace(mistake.find, mistake.replace)
+        pair = difference(_parsed(right), _parsed(wrong))
     if pair is None:
         return ast.parse(met).body[0]
     right, wrong = map(ast.unparse, pair)
     # With the mistake it may raise: that is a difference as well.
     lines = ("try:", f" if ({right}) != ({wrong}): {met}", "except Exception:", f" {met}")
     return ast.parse("\n".join(lines)).body[0]
+
+
+def _parsed(source: str) -> ast.stmt:
+    """A statement by itself; what follows an `if` that did not hold is one as well."""
+    alone = dedent(source)
+    return ast.parse(alone.removeprefix("el") if alone.startswith("elif ") else alone).body[0]
 
 
 def difference(right: object, wrong: object) -> tuple[ast.expr, ast.expr] | None:
