@@ -461,7 +461,7 @@ class Bracha:
             effects.append(Vouch(self.stream, taken.first, taken.digests))
             self._vouched[taken.first] = None
             # No run starts inside another: only liars speak of those, and they would never end.
-            for inside in range(taken.first + 1, self.ledger.next):
+            for inside in self._instances.keys() & range(taken.first + 1, self.ledger.next):
                 self._forget(inside)
         while self._vouched:
             first = next(iter(self._vouched))

@@ -245,14 +245,20 @@ class FanOut:
     def _send_new(self, run: OutRun) -> list[Effect]:
         ready = []
         for broker, progress in self._progress.items():
-            if progress.connected and progress.sent == run.first and progress.credit >= run.last:
-                if self._most_flying:
-                    if len(progress.flying) >= self._most_flying:
-                        continue
-                    progress.flying.append(run.last)
-                progress.sent = run.last + 1
+            if progress.connected and progress.sent == run.first and self._admit(progress, run):
                 ready.append(broker)
         return [Send(tuple(ready), self._message(run), run.bodies)] if ready else []
+
+    def _admit(self, progress: Progress, run: OutRun) -> bool:
+        """Let a broker have a run, if it has credit for it and may have one more under way."""
+        if run.last > progress.credit:
+            return False
+        if self._most_flying:
+            if len(progress.flying) >= self._most_flying:
+                return False
+            progress.flying.append(run.last)
+        progress.sent = run.last + 1
+        return True
 
     def _seal(self, first: int, digests: bytes) -> bytes:
         return b""
@@ -265,16 +271,11 @@ class FanOut:
         effects: list[Effect] = []
         repeated = 0
         while len(effects) < burst and (run := self._runs.get(progress.sent)) is not None:
-            if run.last > progress.credit or repeated > REPEAT_BYTES:
+            if repeated > REPEAT_BYTES or not self._admit(progress, run):
                 break
-            if self._most_flying:
-                if len(progress.flying) >= self._most_flying:
-                    break
-                progress.flying.append(run.last)
             effects.append(Send((broker,), self._message(run), run.bodies))
-            if progress.sent < progress.again:
+            if run.first < progress.again:
                 repeated += run.size
-            progress.sent = run.last + 1
         return effects
 
     def _burst(self, progress: Progress) -> int:
@@ -287,11 +288,8 @@ class FanOut:
         """Start again at the run that holds the first number which was not acknowledged."""
         progress.again = max(progress.again, progress.sent)
         wanted = progress.acked + 1
-        progress.sent = self.next if wanted >= self.next else self.base
-        for run in self._runs.values() if wanted < self.next else ():
-            if run.last >= wanted:
-                progress.sent = run.first
-                break
+        lacking = (run.first for run in self._runs.values() if run.last >= wanted)
+        progress.sent = next(lacking, self.next)
         while progress.flying and progress.flying[-1] >= progress.sent:
             progress.flying.pop()
 

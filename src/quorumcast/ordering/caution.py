@@ -97,9 +97,10 @@ class Caution:
             awake = sum(not standing.fresh for standing in self._others())
             if awake < self._quorums.responders - 1:
                 return False
-            since = self._enough_since = now if self._enough_since is None else self._enough_since
+            if self._enough_since is None:
+                self._enough_since = now
             all_came = awake == len(self._consensus.members) - 1
-            self._begun = all_came or now - since >= GATHER_MS
+            self._begun = all_came or now - self._enough_since >= GATHER_MS
         return self._begun
 
     def listen(self) -> bool:
