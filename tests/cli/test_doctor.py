@@ -14,13 +14,13 @@ import pytest
 from tests.cli.shell import answer, base_port, line, running, started
 from tests.runtime.world import PATIENCE_S, run
 
-from quorumcast.cli.checks import check_certificates
-from quorumcast.cli.live_checks import check_brokers, unsettled
+from quorumcast.cli.cell.checks import check_certificates
+from quorumcast.cli.cell.live_checks import check_brokers, unsettled
 from quorumcast.cli.main import main
 from quorumcast.manifest.files import read_manifest
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.runtime.http import HttpServer, json_response
-from quorumcast.runtime.probe import probe
+from quorumcast.runtime.broker.http import HttpServer, json_response
+from quorumcast.runtime.links.probe import probe
 
 pytestmark = pytest.mark.runtime
 

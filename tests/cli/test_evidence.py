@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from quorumcast.cli.printing import Printer
-from quorumcast.cli.subscribing import _Listener
+from quorumcast.cli.clients.printing import Printer
+from quorumcast.cli.clients.subscribe import _Listener
 from quorumcast.core.ids import NodeId
 from quorumcast.core.statements import Evidence, EvidenceKind
 

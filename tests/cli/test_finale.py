@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from quorumcast.cli.finale import named
+from quorumcast.cli.lab.finale import named
 
 
 def test_deed_that_is_proven_is_not_told_as_suspected_whatever_comes_first() -> None:

@@ -26,7 +26,7 @@ def test_sim_seeds_print_the_account_of_a_campaign(capsys: pytest.CaptureFixture
 def test_sim_counts_its_scenarios(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = heard(monkeypatch, "quorumcast.cli.sim")
+    said = heard(monkeypatch, "quorumcast.cli.lab.sim")
     assert answer(capsys, "sim", "--seeds", "3", "--workers", "1")["scenarios"] == 3
     assert said == ["1 of 3 scenarios", "2 of 3 scenarios", "3 of 3 scenarios"]
 

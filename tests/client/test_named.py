@@ -12,8 +12,8 @@ from tests.client.test_total_order import in_a_loop, publish
 from tests.runtime.world import PATIENCE_S, until
 
 from quorumcast.client import DeadLetter, Delivery, GapError, NamedSubscription, Node
-from quorumcast.client.companion import Past
-from quorumcast.client.overview import subscriptions_of
+from quorumcast.client.named.companion import Past
+from quorumcast.client.named.overview import subscriptions_of
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
 from quorumcast.core.limits import Limits

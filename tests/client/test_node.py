@@ -17,7 +17,7 @@ from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Deliver
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
-from quorumcast.runtime.links import Trouble
+from quorumcast.runtime.links.contract import Trouble
 from quorumcast.testing import MemoryCell
 from quorumcast.testing.cells import CellPlan
 

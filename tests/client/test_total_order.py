@@ -210,7 +210,9 @@ async def test_what_nobody_can_read_does_not_keep_it_from_ending() -> None:
 async def test_subscription_until_a_position_ends_there_with_the_votes_of_all(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quorumcast.agents.subscriber.HEAR_MS", 3_600_000)  # all can be reached
+    monkeypatch.setattr(
+        "quorumcast.cell.subscribing.subscriber.HEAR_MS", 3_600_000
+    )  # all can be reached
     async with MemoryCell(channels={"trades": policy}) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
         await publish(alice, "trades", 12)
@@ -329,7 +331,7 @@ async def test_recalled_positions_that_are_gone_say_so() -> None:
 async def test_recall_that_was_given_up_leaves_room_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("quorumcast.agents.recalling.MAX_RECALLED", 8)
+    monkeypatch.setattr("quorumcast.cell.subscribing.recalling.MAX_RECALLED", 8)
     async with MemoryCell(channels={"trades": "total"}) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
         await publish(alice, "trades", 12)

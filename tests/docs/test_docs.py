@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from quorumcast.agents.desks import Desks
+from quorumcast.cell.serving.desks import Desks
 from quorumcast.cli.main import app
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import DropReason, Suspicion
@@ -20,10 +20,10 @@ from quorumcast.core.quorum import Broadcast
 from quorumcast.crypto.session import Refusal
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.manifest.policy import POLICY_NAMES
-from quorumcast.runtime.link import Lost
-from quorumcast.sim.aimed import AIMED
-from quorumcast.sim.harm import WORLD
-from quorumcast.sim.variants import VARIANTS
+from quorumcast.runtime.links.link import Lost
+from quorumcast.sim.cell.aimed import AIMED
+from quorumcast.sim.cell.harm import WORLD
+from quorumcast.sim.cell.known_bad.catalogue import VARIANTS
 
 ROOT = Path(__file__).parents[2]
 DROPS = [reason.value for kind in (DropReason, Refusal, Lost) for reason in kind]

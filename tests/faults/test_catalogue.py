@@ -59,7 +59,7 @@ from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.consensus import value_of
 from quorumcast.ordering.offers import offer_holds, sign_offer
 from quorumcast.ordering.regency import sign_word
-from quorumcast.sim.cells import Cell, channel_entry, make_simulated_cell
+from quorumcast.sim.cell.cells import Cell, channel_entry, make_simulated_cell
 
 ORDERS = Channel("orders")
 NODE = {

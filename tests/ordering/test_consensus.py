@@ -22,9 +22,8 @@ from quorumcast.core.machine import (
 from quorumcast.core.messages import Accept, Batch, Propose, Write
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Claim
-from quorumcast.ordering.consensus import Consensus, Voted, value_of
+from quorumcast.ordering.consensus import Consensus, Slot, Voted, value_of
 from quorumcast.ordering.regency import KEPT_VALUES, Conclusion
-from quorumcast.ordering.slot import Slot
 
 BYZANTINE, CRASH = Protection.BYZANTINE, Protection.CRASH
 HASH = Cell(TOTAL).manifest.hash

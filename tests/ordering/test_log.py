@@ -17,8 +17,7 @@ from quorumcast.core.machine import (
 )
 from quorumcast.core.messages import Contents, Cursor, Open, Pull
 from quorumcast.core.quorum import Protection
-from quorumcast.ordering.backfill import PATIENCE, WANTED, Backfill
-from quorumcast.ordering.log import OrderedLog
+from quorumcast.ordering.log import PATIENCE, WANTED, Backfill, OrderedLog
 from quorumcast.ordering.offers import Stored
 from quorumcast.ordering.sequencer import Tick
 from quorumcast.ordering.state import Extent, State

@@ -23,9 +23,9 @@ from quorumcast.core.machine import (
 from quorumcast.core.messages import Ack, Batch, Offer, Open
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering import state as states
-from quorumcast.ordering.resumption import ResumedOut
+from quorumcast.ordering.execution import STREAMS_OF_A_SEAT, Voices
+from quorumcast.ordering.outlet import ResumedOut
 from quorumcast.ordering.state import LINES_KEPT, STREAMS_KEPT, State, chained, extent_root
-from quorumcast.ordering.voices import STREAMS_OF_A_SEAT, Voices
 
 BROKERS = (B1, B2, B3, B4)
 WINDOW = 100

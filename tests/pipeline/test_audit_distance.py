@@ -15,11 +15,11 @@ from quorumcast.pipeline.audit.dissents import find_dissents
 from quorumcast.pipeline.audit.labels import adversary_of
 from quorumcast.pipeline.audit.proofs import find_proofs
 from quorumcast.pipeline.audit.verdicts import Conclusion, conclude, verdicts
-from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
-from quorumcast.sim.network import LinkWeather, Weather
-from quorumcast.sim.observed import perform_observed
-from quorumcast.sim.plan import Act, Plan, small_limits
-from quorumcast.sim.scenario import draw
+from quorumcast.sim.cell.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
+from quorumcast.sim.cell.labels.observed import perform_observed
+from quorumcast.sim.cell.plan import Act, Plan, small_limits
+from quorumcast.sim.cell.scenario import draw
+from quorumcast.sim.kernel.network import LinkWeather, Weather
 
 ORDERS = Channel("orders")
 BROKERS = broker_names(4)

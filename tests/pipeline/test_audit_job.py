@@ -16,12 +16,6 @@ from pyspark.sql import SparkSession
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, Cell, identity_of
 from typer.testing import CliRunner
 
-from quorumcast.agents.observing.observation import (
-    BY_OBSERVER,
-    CELL_COLUMNS,
-    COLUMNS,
-    DOCUMENT_COLUMNS,
-)
 from quorumcast.cli.main import app, main
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Connected
@@ -42,6 +36,12 @@ from quorumcast.pipeline.audit.sifting import (
 )
 from quorumcast.pipeline.audit.tables import CELLS, DOCUMENTS, LABELS, OBSERVATIONS, VERDICTS
 from quorumcast.runtime.observations import ObservationLog, write_table
+from quorumcast.watch.observation import (
+    BY_OBSERVER,
+    CELL_COLUMNS,
+    COLUMNS,
+    DOCUMENT_COLUMNS,
+)
 
 CELL = Cell(Policy.named("brb"))
 SIGNED = msgspec.json.encode(sign_manifest(CELL.manifest, identity_of("operator")))

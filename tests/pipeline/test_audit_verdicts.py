@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, Cell
 
-from quorumcast.agents.observing.inquiries import ANSWER
 from quorumcast.core.ids import NodeId
 from quorumcast.core.statements import Basis, Evidence, EvidenceKind, Signed
 from quorumcast.crypto.evidence import Court
@@ -18,7 +17,8 @@ from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.charges import Case, Feature, table_charges
 from quorumcast.pipeline.audit.proofs import find_proofs
 from quorumcast.pipeline.audit.verdicts import Conclusion, conclude, verdicts
-from quorumcast.sim.slander import ACCUSATIONS, forgeries, slander
+from quorumcast.sim.cell.labels.slander import ACCUSATIONS, forgeries, slander
+from quorumcast.watch.inquiries import ANSWER
 
 CELL = Cell(Policy.named("brb"))
 MODEL = Model(CELL.manifest.broker_ids, 1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import pytest
 from tests.support.judging import features_of
 
-from quorumcast.agents.observing.observer import Observer
 from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Effect, Event
@@ -17,9 +16,10 @@ from quorumcast.faults.diagnosis import Model
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.charges import Case
 from quorumcast.pipeline.audit.verdicts import Conclusion, conclude
-from quorumcast.sim.cells import PUBLISHERS, channel_entry, make_simulated_cell
-from quorumcast.sim.network import Weather
-from quorumcast.sim.world import World
+from quorumcast.sim.cell.cells import PUBLISHERS, channel_entry, make_simulated_cell
+from quorumcast.sim.cell.world import World
+from quorumcast.sim.kernel.network import Weather
+from quorumcast.watch.observer import Observer
 
 ALICE = PUBLISHERS[0]
 ORDERS = Channel("orders")

@@ -41,7 +41,7 @@ PER_ORDER = 10
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everybody's vote is waited for: a broker may be slow on a busy machine."""
-    monkeypatch.setattr("quorumcast.agents.subscriber.HEAR_MS", int(1000 * PATIENCE_S))
+    monkeypatch.setattr("quorumcast.cell.subscribing.subscriber.HEAR_MS", int(1000 * PATIENCE_S))
 
 
 @pytest.fixture(scope="module")
@@ -301,8 +301,8 @@ def test_source_nonsense_fills_no_more_than_a_batch(
     cell.wait_executed()
     monkeypatch.setattr("quorumcast.pipeline.streams.reading.BATCH_BYTES", 50_000)
     monkeypatch.setattr("quorumcast.pipeline.streams.reading.QUEUE_BYTES", 20_000)
-    monkeypatch.setattr("quorumcast.agents.excerpt.SPAN_BYTES", 20_000)
-    monkeypatch.setattr("quorumcast.agents.excerpt.FIRST_SPAN", 4)
+    monkeypatch.setattr("quorumcast.cell.subscribing.excerpt.SPAN_BYTES", 20_000)
+    monkeypatch.setattr("quorumcast.cell.subscribing.excerpt.FIRST_SPAN", 4)
     source = reader(cell, channel="nonsense", partitions="1", failOnTamper="quarantine")
     start = begun(source)
     (part,) = source.partitions(start, source.latestOffset(start, ReadAllAvailable()))

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.runtime.world import PATIENCE_S, RawPeer, keyring, plan, run, until
 
-from quorumcast.agents.pledges import Vouched
+from quorumcast.cell.serving.pledges import Vouched
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import (
@@ -27,10 +27,11 @@ from quorumcast.core.statements import Evidence, EvidenceKind
 from quorumcast.crypto.session import Farewell
 from quorumcast.manifest.files import sign_manifest, write_manifest
 from quorumcast.manifest.policy import Policy
-from quorumcast.runtime import broker, store
-from quorumcast.runtime.broker import BrokerNode, BrokerSettings
-from quorumcast.runtime.control import FaultOrder
-from quorumcast.runtime.http import Request
+from quorumcast.runtime.broker import broker
+from quorumcast.runtime.broker.broker import BrokerNode, BrokerSettings
+from quorumcast.runtime.broker.control import FaultOrder
+from quorumcast.runtime.broker.http import Request
+from quorumcast.runtime.store import store
 from quorumcast.testing.cells import CellPlan
 
 BROKER = NodeId("broker-1")
@@ -192,7 +193,7 @@ def test_broker_fault_asked_for_twice_replaces_the_first(tmp_path: Path) -> None
     with_broker(tmp_path, act, allow_faults=True)
 
 
-@pytest.mark.parametrize("module", ["quorumcast.runtime.process", "quorumcast.client"])
+@pytest.mark.parametrize("module", ["quorumcast.runtime.broker.process", "quorumcast.client"])
 def test_process_loads_prometheus_only_when_somebody_asks_for_metrics(module: str) -> None:
     code = f"import sys, {module}; print('prometheus_client' in sys.modules)"
     done = subprocess.run(

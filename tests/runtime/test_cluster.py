@@ -25,8 +25,8 @@ from quorumcast.crypto.identity import Identity
 from quorumcast.manifest.build import add_client, next_epoch
 from quorumcast.manifest.files import write_identity
 from quorumcast.manifest.policy import Policy
-from quorumcast.runtime.broker import BrokerSettings
-from quorumcast.runtime.process import decode_settings, encode_settings
+from quorumcast.runtime.broker.broker import BrokerSettings
+from quorumcast.runtime.broker.process import decode_settings, encode_settings
 from quorumcast.runtime.trace import ParquetRecorder
 from quorumcast.testing import LocalCluster
 
@@ -253,7 +253,7 @@ def test_process_users_mistake_is_one_sentence_and_exit_code_2(
     )
     assert decode_settings(encode_settings(settings)) == settings
     done = subprocess.run(
-        [sys.executable, "-m", "quorumcast.runtime.process", encode_settings(settings)],
+        [sys.executable, "-m", "quorumcast.runtime.broker.process", encode_settings(settings)],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -41,7 +41,7 @@ from quorumcast.faults.contract import Later
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.driver import Driver
-from quorumcast.runtime.links import Trouble
+from quorumcast.runtime.links.contract import Trouble
 
 A, B = NodeId("a"), NodeId("b")
 CHANNEL = Channel("c")

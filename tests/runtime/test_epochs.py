@@ -12,8 +12,8 @@ from quorumcast.manifest.build import next_epoch
 from quorumcast.manifest.files import sign_manifest, write_manifest
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
-from quorumcast.runtime.broker import BrokerNode
-from quorumcast.runtime.disk import look_at
+from quorumcast.runtime.broker.broker import BrokerNode
+from quorumcast.runtime.store.directory import look_at
 from quorumcast.testing.cells import CellPlan
 
 DURABLE = ChannelEntry(Channel("trades"), Policy.parse("total+durable"))

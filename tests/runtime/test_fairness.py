@@ -6,8 +6,8 @@ import pytest
 from tests.runtime.world import run, until
 
 from quorumcast.core.ids import NodeId, at_seat
-from quorumcast.runtime import fairness
-from quorumcast.runtime.fairness import (
+from quorumcast.runtime.links import fairness
+from quorumcast.runtime.links.fairness import (
     BAR_FIRST_S,
     BURST_S,
     FLOOD_SHARE,

@@ -10,8 +10,8 @@ from tests.runtime.world import PATIENCE_S, run
 
 import quorumcast
 from quorumcast.bench.flooder import KINDS, Target, Words, flood
-from quorumcast.cli.checks import Finding
-from quorumcast.cli.live_checks import check_brokers
+from quorumcast.cli.cell.checks import Finding
+from quorumcast.cli.cell.live_checks import check_brokers
 from quorumcast.core.ids import Channel, NodeId
 from quorumcast.crypto.digest import hasher
 from quorumcast.testing import LocalCluster

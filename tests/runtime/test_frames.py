@@ -18,9 +18,9 @@ from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.mac import Mac
 from quorumcast.crypto.session import Farewell, Hello, encode_parcel
-from quorumcast.runtime.broker import BrokerSettings
-from quorumcast.runtime.greeting import MAX_GREETING_BYTES, encode_greeting
-from quorumcast.runtime.limits import TransportLimits
+from quorumcast.runtime.broker.broker import BrokerSettings
+from quorumcast.runtime.links.greeting import MAX_GREETING_BYTES, encode_greeting
+from quorumcast.runtime.links.limits import TransportLimits
 from quorumcast.testing import LocalCluster
 from quorumcast.testing import cluster as testing
 

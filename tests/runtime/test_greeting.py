@@ -9,7 +9,7 @@ from quorumcast.core.messages import Refuse
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Farewell, Hello, Welcome, encode_parcel
 from quorumcast.manifest.build import next_epoch
-from quorumcast.runtime.greeting import (
+from quorumcast.runtime.links.greeting import (
     Greeter,
     decode_greeting,
     encode_greeting,

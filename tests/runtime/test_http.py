@@ -9,7 +9,13 @@ import pytest
 from tests.runtime.world import run
 
 from quorumcast.core.errors import UsageError
-from quorumcast.runtime.http import MAX_CONNECTIONS, HttpServer, Request, Response, json_response
+from quorumcast.runtime.broker.http import (
+    MAX_CONNECTIONS,
+    HttpServer,
+    Request,
+    Response,
+    json_response,
+)
 
 POST = (
     b"POST /echo HTTP/1.1\r\nHost: localhost\r\n"

@@ -4,8 +4,8 @@ import asyncio
 
 from tests.runtime.world import run, until
 
-from quorumcast.runtime.inbox import Inbox
-from quorumcast.runtime.limits import TransportLimits
+from quorumcast.runtime.links.inbox import Inbox
+from quorumcast.runtime.links.limits import TransportLimits
 
 LIMITS = TransportLimits(inbox_bytes=100, kept_bytes=30, deaf_s=0.01)
 

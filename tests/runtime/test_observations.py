@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from tests.support.cells import B1, B2, B3, B4, BOB, ORDERS, STREAM, Cell, digests
 
-from quorumcast.agents.observing.observer import Observer
-from quorumcast.agents.observing.turnout import PATIENCE_MS
 from quorumcast.core.ids import Digest, Millis
 from quorumcast.core.machine import Connected, Deliver, Effect, Receive
 from quorumcast.core.messages import Positions, Vote
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.attention import LONGEST_MS as LONGEST_PAUSE_MS
 from quorumcast.runtime.observations import LONGEST_MS, ObservationLog
+from quorumcast.watch.observer import Observer
+from quorumcast.watch.turnout import PATIENCE_MS
 
 BROKERS = (B1, B2, B3, B4)
 MANIFEST = Cell(Policy.named("ab"), 4).manifest

@@ -20,10 +20,10 @@ from tests.runtime.world import PATIENCE_S, run, until
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.machine import Record
-from quorumcast.runtime import database, store
-from quorumcast.runtime.changes import Keep, Remove
-from quorumcast.runtime.database import Database
-from quorumcast.runtime.store import DiskStore
+from quorumcast.runtime.store import database, store
+from quorumcast.runtime.store.changes import Keep, Remove
+from quorumcast.runtime.store.database import Database
+from quorumcast.runtime.store.store import DiskStore
 
 
 class Said(Record, frozen=True, tag=True):
@@ -254,7 +254,7 @@ CHILD = """
 import asyncio, os, sys
 from pathlib import Path
 from tests.runtime.test_store import KINDS, STEPS, give, steps
-from quorumcast.runtime.store import DiskStore
+from quorumcast.runtime.store.store import DiskStore
 
 async def main():
     opened = DiskStore(Path(sys.argv[1]), KINDS)
@@ -626,7 +626,7 @@ LIMITED = """
 import asyncio, resource, sys
 from pathlib import Path
 from tests.runtime.test_store import KINDS, Kept, until
-from quorumcast.runtime import store
+from quorumcast.runtime.store import store
 
 store.RETRY_S = 0.01
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from quorumcast.runtime import strain
-from quorumcast.runtime.strain import LOOK_MS, Strain, wanted_s
+from quorumcast.runtime.links import strain
+from quorumcast.runtime.links.strain import LOOK_MS, Strain, wanted_s
 
 
 @pytest.mark.parametrize(("wanted", "strained"), [(0.79, False), (0.81, True)])

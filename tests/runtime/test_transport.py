@@ -20,13 +20,13 @@ from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened, encode_parcel
 from quorumcast.manifest.build import add_client
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.runtime import fairness
-from quorumcast.runtime.dialer import Pauses, connect
-from quorumcast.runtime.greeting import Greeter
-from quorumcast.runtime.limits import TransportLimits
-from quorumcast.runtime.link import PEER_BUFFER, STRANGER_BUFFER, Link
-from quorumcast.runtime.tls import make_certificate
-from quorumcast.runtime.transport import Transport, peers_to_call
+from quorumcast.runtime.links import fairness
+from quorumcast.runtime.links.dialer import Pauses, connect
+from quorumcast.runtime.links.greeting import Greeter
+from quorumcast.runtime.links.limits import TransportLimits
+from quorumcast.runtime.links.link import PEER_BUFFER, STRANGER_BUFFER, Link
+from quorumcast.runtime.links.tls import make_certificate
+from quorumcast.runtime.links.transport import Transport, peers_to_call
 from quorumcast.testing.cells import CellPlan
 
 BROKER = NodeId("broker-1")

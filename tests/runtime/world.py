@@ -14,7 +14,7 @@ import uvloop
 from quorumcast.core.ids import NodeId
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Farewell, Hello, Opened, Session, Welcome
-from quorumcast.runtime.greeting import Greeter, decode_greeting, encode_greeting
+from quorumcast.runtime.links.greeting import Greeter, decode_greeting, encode_greeting
 from quorumcast.testing.cells import CellPlan
 from quorumcast.testing.cluster import free_ports
 

@@ -6,10 +6,10 @@ from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Send
 from quorumcast.core.messages import Pull, Regain
 from quorumcast.manifest.policy import Policy
-from quorumcast.sim.asking import MOST_ASKED, Questions
-from quorumcast.sim.cells import channel_entry, make_simulated_cell
-from quorumcast.sim.network import Weather
-from quorumcast.sim.world import World
+from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
+from quorumcast.sim.cell.judges.asking import MOST_ASKED, Questions
+from quorumcast.sim.cell.world import World
+from quorumcast.sim.kernel.network import Weather
 
 B1, B2, B3, SUB = (NodeId(name) for name in ("broker-1", "broker-2", "broker-3", "sub-1"))
 STREAM = Stream(Channel("orders"), NodeId("pub-1"), 1)

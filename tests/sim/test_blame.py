@@ -4,9 +4,10 @@ import msgspec
 import pytest
 
 from quorumcast.faults.catalogue import CATALOGUE
-from quorumcast.sim.plan import Act, Corruption, Run
-from quorumcast.sim.scenario import ORDERS
-from quorumcast.sim.variants import B2, PUB, siege
+from quorumcast.sim.cell.known_bad.catalogue import B2, PUB, siege
+from quorumcast.sim.cell.plan import Act, Corruption
+from quorumcast.sim.cell.run import Run
+from quorumcast.sim.cell.scenario import ORDERS
 
 pytestmark = pytest.mark.sim
 

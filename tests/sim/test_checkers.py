@@ -54,7 +54,7 @@ from quorumcast.core.statements import (
 )
 from quorumcast.crypto.digest import root
 from quorumcast.manifest.policy import Policy
-from quorumcast.sim.cells import (
+from quorumcast.sim.cell.cells import (
     Cell,
     broker_names,
     channel_entry,
@@ -62,10 +62,9 @@ from quorumcast.sim.cells import (
     life_of,
     make_simulated_cell,
 )
-from quorumcast.sim.checkers import flaw_of, safety_checkers
-from quorumcast.sim.network import Weather
-from quorumcast.sim.order import Durability, TotalOrder
-from quorumcast.sim.promises import (
+from quorumcast.sim.cell.judges.checkers import flaw_of, safety_checkers
+from quorumcast.sim.cell.judges.order import Durability, TotalOrder
+from quorumcast.sim.cell.judges.promises import (
     AllAcknowledged,
     Answers,
     Boundedness,
@@ -77,7 +76,8 @@ from quorumcast.sim.promises import (
     Totality,
     Validity,
 )
-from quorumcast.sim.world import World
+from quorumcast.sim.cell.world import World
+from quorumcast.sim.kernel.network import Weather
 
 ORDERS, SECRET = Channel("orders"), Channel("secret")
 PUB, LIAR = NodeId("pub-1"), NodeId("pub-2")

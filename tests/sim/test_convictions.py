@@ -14,7 +14,7 @@ from itertools import combinations
 import msgspec
 import pytest
 
-from quorumcast.agents.publisher import Publisher
+from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.core.ids import CELL, Channel, NodeId, Stream, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.limits import Limits
@@ -31,9 +31,9 @@ from quorumcast.core.statements import (
 )
 from quorumcast.crypto.evidence import Court
 from quorumcast.manifest.policy import Policy
-from quorumcast.sim.cells import channel_entry, make_simulated_cell
-from quorumcast.sim.network import Weather
-from quorumcast.sim.world import World
+from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
+from quorumcast.sim.cell.world import World
+from quorumcast.sim.kernel.network import Weather
 
 ORDERS = Channel("orders")
 B1, B2, B3, B4 = FOUR = tuple(NodeId(f"broker-{n}") for n in (1, 2, 3, 4))

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, STREAM, Cell, digests
 
-from quorumcast.agents.desks import MAX_UNUSED
-from quorumcast.agents.observing.turnout import PATIENCE_MS
+from quorumcast.cell.serving.desks import MAX_UNUSED
 from quorumcast.core.ids import NodeId
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Send
@@ -38,8 +37,9 @@ from quorumcast.faults.contract import Later
 from quorumcast.faults.diagnosis import Model, diagnose
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.labels import ideal_clauses, statuses
-from quorumcast.sim.deeds import Deed, Deeds
-from quorumcast.sim.observed import ObservedRun
+from quorumcast.sim.cell.labels.deeds import Deed, Deeds
+from quorumcast.sim.cell.labels.observed import ObservedRun
+from quorumcast.watch.turnout import PATIENCE_MS
 
 CELL = Cell(Policy.named("brb"))
 MODEL = Model(CELL.manifest.broker_ids, 1)

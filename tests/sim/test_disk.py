@@ -18,12 +18,12 @@ from quorumcast.core.machine import (
 )
 from quorumcast.crypto.session import Parcel
 from quorumcast.manifest.policy import Policy
-from quorumcast.sim.cells import channel_entry, make_simulated_cell
-from quorumcast.sim.disk import Disk
-from quorumcast.sim.network import Weather
-from quorumcast.sim.node import Node
-from quorumcast.sim.scheduler import Scheduler
-from quorumcast.sim.world import World
+from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
+from quorumcast.sim.cell.world import World
+from quorumcast.sim.kernel.disk import Disk
+from quorumcast.sim.kernel.network import Weather
+from quorumcast.sim.kernel.node import Node
+from quorumcast.sim.kernel.scheduler import Scheduler
 
 B1, B2 = NodeId("broker-1"), NodeId("broker-2")
 

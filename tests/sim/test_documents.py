@@ -18,11 +18,11 @@ from quorumcast.faults.contract import FaultContext
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.named.state import State
-from quorumcast.sim import documents
-from quorumcast.sim.cells import channel_entry, identity_of, make_simulated_cell, operator_of
-from quorumcast.sim.consumers import examine_subscriptions
-from quorumcast.sim.mangling import PER_KIND, Mangle, alter
-from quorumcast.sim.scenario import run_scenario
+from quorumcast.sim.cell.cells import channel_entry, identity_of, make_simulated_cell, operator_of
+from quorumcast.sim.cell.consumers import examine_subscriptions
+from quorumcast.sim.cell.judges import documents
+from quorumcast.sim.cell.mangling import PER_KIND, Mangle, alter
+from quorumcast.sim.cell.scenario import run_scenario
 
 pytestmark = pytest.mark.sim
 
@@ -104,7 +104,10 @@ def test_manifests_that_are_wrong_are_refused(policy: str, monkeypatch: pytest.M
     ("broken", "said"),
     [
         ("quorumcast.manifest.files.check_manifest", "a manifest with no brokers is taken"),
-        ("quorumcast.sim.documents.check_successor", "a running cell takes two brokers more"),
+        (
+            "quorumcast.sim.cell.judges.documents.check_successor",
+            "a running cell takes two brokers more",
+        ),
     ],
 )
 def test_manifests_that_would_be_taken_are_reported(

@@ -9,11 +9,11 @@ from quorumcast.core.machine import Effect, Send
 from quorumcast.core.messages import Unsubscribe
 from quorumcast.faults.contract import Later
 from quorumcast.ordering.patience import SILENCE_MS
-from quorumcast.sim.adversary import Combined
-from quorumcast.sim.cells import CLIENTS, broker_names
-from quorumcast.sim.drawing.links import FAR_MS, draw_links
-from quorumcast.sim.network import LinkWeather
-from quorumcast.sim.scenario import draw
+from quorumcast.sim.cell.adversary import Combined
+from quorumcast.sim.cell.cells import CLIENTS, broker_names
+from quorumcast.sim.cell.drawing.links import FAR_MS, draw_links
+from quorumcast.sim.cell.scenario import draw
+from quorumcast.sim.kernel.network import LinkWeather
 
 pytestmark = pytest.mark.sim
 

@@ -20,12 +20,13 @@ from quorumcast.faults.contract import Later
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering import sequencer
 from quorumcast.ordering.epochs import epoch_item
-from quorumcast.sim.attacks import attack
-from quorumcast.sim.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
-from quorumcast.sim.known_bad import Patch, mistaken
-from quorumcast.sim.network import Weather
-from quorumcast.sim.plan import Act, Corruption, Plan, perform, small_limits
-from quorumcast.sim.scenario import ORDERS
+from quorumcast.sim.cell.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
+from quorumcast.sim.cell.known_bad.attacks import attack
+from quorumcast.sim.cell.known_bad.contract import Patch, mistaken
+from quorumcast.sim.cell.plan import Act, Corruption, Plan, small_limits
+from quorumcast.sim.cell.run import perform
+from quorumcast.sim.cell.scenario import ORDERS
+from quorumcast.sim.kernel.network import Weather
 
 B1, _, _, _, B5 = broker_names(5)
 PUB = PUBLISHERS[0]

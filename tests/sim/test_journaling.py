@@ -2,7 +2,7 @@
 
 import pytest
 
-from quorumcast.agents.pledges import Attested, Vouched
+from quorumcast.cell.serving.pledges import Attested, Vouched
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Record, Send
 from quorumcast.core.messages import Accept, Ack, AnyMessage, Echo, Regained, Vote, Write
@@ -10,10 +10,10 @@ from quorumcast.core.quorum import Protection
 from quorumcast.crypto.digest import root
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.consensus import Voted
-from quorumcast.sim.cells import channel_entry, make_simulated_cell
-from quorumcast.sim.journaling import Journaled
-from quorumcast.sim.network import Weather
-from quorumcast.sim.world import World
+from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
+from quorumcast.sim.cell.judges.journaling import Journaled
+from quorumcast.sim.cell.world import World
+from quorumcast.sim.kernel.network import Weather
 
 B1, PUB, SUB = NodeId("broker-1"), NodeId("pub-1"), NodeId("sub-1")
 STREAM = Stream(Channel("orders"), PUB, 1)

@@ -3,8 +3,8 @@
 import pytest
 
 from quorumcast.core.quorum import Quorums
-from quorumcast.sim.known_bad import Patch, Variant, mistaken, try_variant
-from quorumcast.sim.variants import VARIANTS, run_known_bad
+from quorumcast.sim.cell.known_bad.catalogue import VARIANTS, run_known_bad
+from quorumcast.sim.cell.known_bad.contract import Patch, Variant, mistaken, try_variant
 
 pytestmark = pytest.mark.sim
 

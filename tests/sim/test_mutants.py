@@ -23,7 +23,7 @@ test_files.__test__ = False  # type: ignore[attr-defined]
 
 CATALOGUE = read_catalogue()
 TESTS = Path(__file__).parents[1]
-ROOMS = ("core", "crypto", "broadcast", "ordering", "agents", "named", "manifest")
+ROOMS = ("core", "crypto", "broadcast", "ordering", "cell", "named", "manifest")
 SOURCE = """def low(x):
     if x < 1:
         return 0

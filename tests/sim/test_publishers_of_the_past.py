@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from quorumcast.core.limits import Limits
 from quorumcast.manifest.policy import Policy
-from quorumcast.sim.plan import Act, Plan, Run, small_limits
-from quorumcast.sim.recovery_variants import PUB, SUB2, leapt, past, retold
-from quorumcast.sim.scenario import ORDERS
+from quorumcast.sim.cell.known_bad.recovery import PUB, SUB2, leapt, past, retold
+from quorumcast.sim.cell.plan import Act, Plan, small_limits
+from quorumcast.sim.cell.run import Run
+from quorumcast.sim.cell.scenario import ORDERS
 
 pytestmark = pytest.mark.sim
 

@@ -7,10 +7,10 @@ from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Suspect, Suspicion
 from quorumcast.core.messages import AnyMessage, ChainRun, Offer, Publish, Vote
 from quorumcast.manifest.policy import Policy
-from quorumcast.sim.cells import channel_entry, make_simulated_cell
-from quorumcast.sim.network import Weather
-from quorumcast.sim.refusing import Justified, Refusal
-from quorumcast.sim.world import World
+from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
+from quorumcast.sim.cell.judges.refusing import Justified, Refusal
+from quorumcast.sim.cell.world import World
+from quorumcast.sim.kernel.network import Weather
 
 PUB, LIAR, SUB = NodeId("pub-1"), NodeId("pub-2"), NodeId("sub-1")
 B1, B2, B3, B4 = (NodeId(f"broker-{n}") for n in (1, 2, 3, 4))

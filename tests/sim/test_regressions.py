@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from quorumcast.agents.desks import Desks
+from quorumcast.cell.serving.desks import Desks
 from quorumcast.sim.campaign import replay_command
-from quorumcast.sim.order_variants import B2, B3, B4, PUB1, siege
-from quorumcast.sim.plan import Act, Corruption, Run, perform
-from quorumcast.sim.scenario import ORDERS, run_scenario
+from quorumcast.sim.cell.known_bad.catalogue import B5, B6, SUB2
+from quorumcast.sim.cell.known_bad.catalogue import siege as busy
+from quorumcast.sim.cell.known_bad.ordering import B2, B3, B4, PUB1, siege
+from quorumcast.sim.cell.plan import Act, Corruption
+from quorumcast.sim.cell.run import Run, perform
+from quorumcast.sim.cell.scenario import ORDERS, run_scenario
 from quorumcast.sim.shrink import read_plan
-from quorumcast.sim.variants import B5, B6, SUB2
-from quorumcast.sim.variants import siege as busy
 
 pytestmark = pytest.mark.sim
 

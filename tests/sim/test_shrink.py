@@ -7,8 +7,10 @@ import pytest
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.manifest.policy import POLICY_NAMES
-from quorumcast.sim.plan import Act, perform
-from quorumcast.sim.scenario import draw
+from quorumcast.sim.cell.known_bad.catalogue import VARIANTS, planted
+from quorumcast.sim.cell.plan import Act
+from quorumcast.sim.cell.run import perform
+from quorumcast.sim.cell.scenario import draw
 from quorumcast.sim.shrink import (
     breaks,
     decode_plan,
@@ -17,7 +19,6 @@ from quorumcast.sim.shrink import (
     read_plan,
     shrink,
 )
-from quorumcast.sim.variants import VARIANTS, planted
 
 pytestmark = pytest.mark.sim
 

@@ -27,11 +27,11 @@ from quorumcast.core.messages import Unsubscribe
 from quorumcast.crypto.session import Refusal, Session, encode_parcel
 from quorumcast.faults.contract import Later
 from quorumcast.manifest.policy import Policy
-from quorumcast.sim.cells import channel_entry, make_simulated_cell
-from quorumcast.sim.network import LinkWeather, Network, Weather
-from quorumcast.sim.node import Node
-from quorumcast.sim.scheduler import Scheduler
-from quorumcast.sim.world import World
+from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
+from quorumcast.sim.cell.world import World
+from quorumcast.sim.kernel.network import LinkWeather, Network, Weather
+from quorumcast.sim.kernel.node import Node
+from quorumcast.sim.kernel.scheduler import Scheduler
 
 B1, B2, B3 = (NodeId(f"broker-{n}") for n in (1, 2, 3))
 CALM = Weather(latency_ms=5, jitter_ms=0)

@@ -8,11 +8,11 @@ from functools import cache
 
 import msgspec
 
-from quorumcast.agents.broker import Broker
-from quorumcast.agents.publisher import Publisher
-from quorumcast.agents.subscriber import Subscriber
 from quorumcast.broadcast.contract import Surroundings
 from quorumcast.broadcast.signed_history import history_body
+from quorumcast.cell.publishing.publisher import Publisher
+from quorumcast.cell.serving.broker import Broker
+from quorumcast.cell.subscribing.subscriber import Subscriber
 from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import (

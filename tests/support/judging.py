@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median_low
 
-from quorumcast.agents.observing.observation import DOWN, LOST, Observation
 from quorumcast.pipeline.audit.charges import Feature
+from quorumcast.watch.observation import DOWN, LOST, Observation
 
 #: Parts of a run, as in `pipeline.audit.job`.
 PARTS = 8

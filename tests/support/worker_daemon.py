@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyspark.worker
 from pyspark import daemon
 
-from quorumcast.agents import subscriber
+from quorumcast.cell.subscribing import subscriber
 from quorumcast.pipeline.audit import job
 from quorumcast.pipeline.streams import datasource, reading, writing
 

@@ -38,7 +38,7 @@ from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.session import Parcel, Refusal, Session, Welcome, encode_parcel
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import BrokerEntry, Manifest
-from quorumcast.runtime.greeting import Greeter, decode_greeting, encode_greeting
+from quorumcast.runtime.links.greeting import Greeter, decode_greeting, encode_greeting
 
 #: Messages in one packet.
 IN_A_PACKET = 512

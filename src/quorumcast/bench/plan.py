@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from quorumcast.agents.fetching import first_source
 from quorumcast.bench.events import check_size
+from quorumcast.cell.subscribing.fetching import first_source
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import Limits

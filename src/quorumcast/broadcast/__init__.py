@@ -2,6 +2,6 @@
 
 Broker side: `authenticated` (also carries the direct rows of the policy table), `bracha`, `chain`,
 `history`. Publisher side: `outlet`, `chain_outlet`. Subscriber side: `acceptance`. All of them
-speak of *runs* and none of them knows who subscribes; `quorumcast.agents` composes them by channel
+speak of *runs* and none of them knows who subscribes; `quorumcast.cell` composes them by channel
 policy.
 """

@@ -18,23 +18,9 @@ from typing import Annotated
 import typer
 
 from quorumcast import __version__
-from quorumcast.cli import (
-    bench,
-    cells,
-    channels,
-    clients,
-    demo,
-    doctor,
-    epochs,
-    members,
-    operations,
-    replay,
-    running,
-    sim,
-    subscribing,
-    subscriptions,
-    verify,
-)
+from quorumcast.cli.cell import channels, doctor, epochs, init, members, operations, running
+from quorumcast.cli.clients import publish, replay, subscribe, subscriptions, verify
+from quorumcast.cli.lab import bench, demo, sim
 from quorumcast.cli.pipeline import commands as pipeline
 from quorumcast.core.errors import UsageError
 
@@ -66,11 +52,11 @@ def _main(
     """Publish/subscribe for people who cannot trust every broker."""
 
 
-app.command("init", epilog=cells.INIT_EXAMPLE)(cells.init)
+app.command("init", epilog=init.EXAMPLE)(init.init)
 app.command("up", epilog=running.UP_EXAMPLE)(running.up)
 app.command("broker", epilog=running.BROKER_EXAMPLE)(running.broker)
-app.command("publish", epilog=clients.PUBLISH_EXAMPLE)(clients.publish)
-app.command("subscribe", epilog=subscribing.EXAMPLE)(subscribing.subscribe)
+app.command("publish", epilog=publish.EXAMPLE)(publish.publish)
+app.command("subscribe", epilog=subscribe.EXAMPLE)(subscribe.subscribe)
 app.command("replay", epilog=replay.EXAMPLE)(replay.replay)
 app.command("status", epilog=operations.STATUS_EXAMPLE)(operations.status)
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from quorumcast.client.arguments import check_seat, check_seated, check_times
 from quorumcast.client.events import Batch, BufferFull, Event, Gap, GapError, GapReason
-from quorumcast.client.letters import DeadLetter
-from quorumcast.client.named import Delivery, NamedSubscription
+from quorumcast.client.named.letters import DeadLetter
+from quorumcast.client.named.subscription import Delivery, NamedSubscription
 from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.resuming import Resumption

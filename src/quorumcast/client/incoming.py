@@ -18,8 +18,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from quorumcast.agents import subscriber as agent
-from quorumcast.agents.recalling import RecallDue
+from quorumcast.cell.subscribing import subscriber as agent
+from quorumcast.cell.subscribing.recalling import RecallDue
 from quorumcast.client.outgoing import MakeDriver
 from quorumcast.client.rights import matching_channels
 from quorumcast.client.subscription import Subscription

@@ -20,7 +20,7 @@ from typing import Any
 
 from quorumcast.client.arguments import LATEST, Start, check_overflow, check_start, check_until
 from quorumcast.client.incoming import Incoming
-from quorumcast.client.named import MANUAL, NamedSubscription
+from quorumcast.client.named.subscription import MANUAL, NamedSubscription
 from quorumcast.client.outgoing import Outgoing
 from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.client.publishing import Publisher
@@ -40,9 +40,9 @@ from quorumcast.crypto.session import Opened
 from quorumcast.manifest.files import read_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
-from quorumcast.runtime.links import Links
+from quorumcast.runtime.links.contract import Links
+from quorumcast.runtime.links.transport import Transport
 from quorumcast.runtime.telemetry import Telemetry
-from quorumcast.runtime.transport import Transport
 
 #: Pieces of evidence that a node remembers.
 MAX_EVIDENCE = 256

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from quorumcast.agents import publisher as agent
+from quorumcast.cell.publishing import publisher as agent
 from quorumcast.client.packing import Clock
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.resuming import ResumedPublisher

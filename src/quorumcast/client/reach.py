@@ -7,7 +7,7 @@ import asyncio
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.runtime.links import Links, Trouble
+from quorumcast.runtime.links.contract import Links, Trouble
 
 #: So often troubles are looked at while nothing happens.
 _LOOK_S = 0.25

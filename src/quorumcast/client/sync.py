@@ -27,7 +27,7 @@ import pyarrow as pa
 from quorumcast import client
 from quorumcast.client.arguments import check_timeout
 from quorumcast.client.events import Batch, BufferFull, Event, Gap, GapError
-from quorumcast.client.named import Delivery, NamedSubscription
+from quorumcast.client.named.subscription import Delivery, NamedSubscription
 from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publishable, Publisher
 from quorumcast.client.subscription import Subscription

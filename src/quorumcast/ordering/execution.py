@@ -6,6 +6,7 @@ agree byte for byte; checkpoints compare exactly that.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from quorumcast.core.ids import BIRTH, CELL, EPOCHS, Channel, Millis, NodeId, Stream, total_order
@@ -15,14 +16,54 @@ from quorumcast.core.messages import Ack, Batch, Item, Offer
 from quorumcast.core.quorum import Protection
 from quorumcast.crypto.digest import Hasher
 from quorumcast.crypto.keyring import Keyring
-from quorumcast.ordering.backfill import Backfill
 from quorumcast.ordering.catchup import Checkpoint
 from quorumcast.ordering.consensus import LogRecord, Voted
 from quorumcast.ordering.epochs import Epochs, epoch_item
-from quorumcast.ordering.log import OrderedLog
+from quorumcast.ordering.log import Backfill, OrderedLog
 from quorumcast.ordering.offers import Offers, Stored
 from quorumcast.ordering.state import State
-from quorumcast.ordering.voices import Voices
+
+#: Streams that one seat speaks for; it finishes one before it begins the next.
+STREAMS_OF_A_SEAT = 16
+
+
+class Voices:
+    """The seat of a client to which brokers report how far a resumed stream is ordered.
+
+    A resumed stream belongs to the client, not to one seat: each life may use another seat. Brokers
+    answer the seat that spoke last.
+    """
+
+    __slots__ = ("_seats", "_streams")
+
+    def __init__(self) -> None:
+        #: The seat that spoke last for each stream; only streams that are in `_streams`.
+        self._seats: dict[Stream, NodeId] = {}
+        #: What each seat spoke for last; at most STREAMS_OF_A_SEAT.
+        self._streams: dict[NodeId, deque[Stream]] = {}
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def hear(self, sender: NodeId, stream: Stream) -> None:
+        """A node that may speak for a stream does."""
+        if sender == stream.publisher or self._seats.get(stream) == sender:
+            return
+        self._forget(stream)
+        self._seats[stream] = sender
+        streams = self._streams.setdefault(sender, deque())
+        streams.append(stream)
+        if len(streams) > STREAMS_OF_A_SEAT:
+            del self._seats[streams.popleft()]
+
+    def _forget(self, stream: Stream) -> None:
+        before = self._seats.pop(stream, None)
+        if before is not None:
+            self._streams[before].remove(stream)
+
+    def of(self, stream: Stream) -> NodeId:
+        """Whom to tell about a stream."""
+        return self._seats.get(stream, stream.publisher)
 
 
 class Decided(LogRecord, frozen=True, tag=True):

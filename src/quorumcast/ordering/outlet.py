@@ -6,16 +6,17 @@ correct, so a quorum stands by it, and on a durable channel has it on disk.
 
 from __future__ import annotations
 
-from quorumcast.broadcast.outlet import FanOut, OutRun
+from quorumcast.broadcast.outlet import FanOut, OutRun, Progress
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.labels import label, unlabel
-from quorumcast.core.machine import Bodies, Effect
-from quorumcast.core.messages import AnyMessage, Offer
+from quorumcast.core.machine import Bodies, Concluded, Contradicted, Effect
+from quorumcast.core.messages import Ack, AnyMessage, Offer
 from quorumcast.core.quorum import OrderQuorums, Protection, Quorums
 from quorumcast.crypto.digest import Hasher
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.offers import sign_offer
+from quorumcast.ordering.state import chained, extent_root
 
 
 class OfferOut(FanOut):
@@ -54,3 +55,132 @@ class OfferOut(FanOut):
 
     def _message(self, run: OutRun) -> AnyMessage:
         return Offer(self.stream, run.first, run.digests, run.seal)
+
+
+class ResumedOut(OfferOut):
+    """Offers of a resumed stream: an earlier life of the publisher may have got part of it ordered.
+
+    The application submits everything again, from number 1, in the same bytes. Brokers say how far
+    the stream is ordered, and with which chain of digests (`ordering.state`). What is ordered is
+    not sent again; at the number that a broker names, its chain is compared with ours.
+
+    Only f+1 brokers (crash: one) are believed. If so many report another chain, or a later epoch
+    of the stream, the publisher gives the stream up. If so many report the same chain at its end,
+    the stream is concluded: one of them is correct, so exactly this was ordered, once.
+
+    Nothing is sent before n-f brokers have answered. Otherwise a broker that lags or lies could
+    have the next number ordered before f+1 others report that earlier numbers had other contents.
+
+    Every publication is a run of its own, because runs are never cut anew and two lives differ in
+    how much waits at a time.
+    """
+
+    __slots__ = ("_chains", "_concluding", "_ended", "_ordered", "_responders", "_words")
+
+    def __init__(
+        self,
+        stream: Stream,
+        brokers: tuple[NodeId, ...],
+        quorums: Quorums,
+        policy: Policy,
+        hash_: Hasher,
+        keyring: Keyring,
+    ) -> None:
+        super().__init__(stream, brokers, quorums, policy, hash_, keyring)
+        #: So many brokers must have answered before anything is sent.
+        self._responders = quorums.responders
+        #: Up to this number earlier lives had it ordered; None until so many have answered.
+        self._ordered: int | None = None
+        #: What stands for everything up to a number; from the last acknowledged run on.
+        self._chains = {0: b""}
+        #: The last word of each broker.
+        self._words: dict[NodeId, Ack] = {}
+        #: Whether everything has been submitted.
+        self._concluding = False
+        #: Whether the application has been told how it ended.
+        self._ended = False
+
+    def conclude(self) -> list[Effect]:
+        """Everything has been submitted: tell the application when all of it is ordered."""
+        self._concluding = True
+        return self._judge()
+
+    def adopt(self, brokers: tuple[NodeId, ...], quorums: Quorums) -> list[Effect]:
+        self._responders = quorums.responders
+        return super().adopt(brokers, quorums)
+
+    def on_ack(self, broker: NodeId, ack: Ack) -> list[Effect]:
+        self._words[broker] = ack
+        effects: list[Effect] = []
+        if self._denies(ack) is None:  # a broker that denies is neither counted nor served
+            effects += super().on_ack(broker, ack)
+        effects += self._judge()
+        if self._ordered is None and len(self._told()) >= self._responders:
+            told = sorted((word.upto for word in self._told()), reverse=True)
+            self._ordered = told[self._quorum - 1]
+            for other, progress in self._progress.items():
+                if progress.connected and progress.credit:
+                    effects += self._pump(other, progress, len(self._runs))
+        return effects
+
+    def _told(self) -> list[Ack]:
+        """The words of brokers that are in the cell now."""
+        return [ack for broker, ack in self._words.items() if broker in self._progress]
+
+    def _send_new(self, run: OutRun) -> list[Effect]:
+        self._chains[run.last] = chained(self._chains[run.first - 1], extent_root(run.digests))
+        for broker, ack in self._words.items():
+            progress = self._progress.get(broker)
+            if progress is not None and ack.upto >= run.last:
+                # It has been ordered; what it was will turn out where the broker's word ends.
+                progress.acked = max(progress.acked, run.last)
+        effects = [*self._advance(), *self._judge()]
+        self._pass_over()
+        return [*effects, *super()._send_new(run)] if self._may_send else effects
+
+    def _pump(self, broker: NodeId, progress: Progress, burst: int) -> list[Effect]:
+        self._pass_over()
+        return super()._pump(broker, progress, burst) if self._may_send else []
+
+    @property
+    def _may_send(self) -> bool:
+        return self._ordered is not None and not self._ended
+
+    def _pass_over(self) -> None:
+        """Send nobody what earlier lives had ordered: a broker that lacks it asks the others."""
+        for progress in self._progress.values():
+            upto = max(self._ordered or 0, progress.acked)
+            while (run := self._runs.get(progress.sent)) is not None and run.last <= upto:
+                progress.sent = run.last + 1
+
+    def _forget(self) -> None:
+        super()._forget()
+        kept = self.base - 1
+        for number in [number for number in self._chains if number < kept]:
+            del self._chains[number]
+
+    def _denies(self, ack: Ack) -> int | None:
+        """The number about which a broker says otherwise; 0: the stream is over; None: nowhere."""
+        if not ack.credit:
+            return 0
+        if ack.upto >= self.next:
+            return self.next if self._concluding else None
+        known = self._chains.get(ack.upto)
+        return None if known is None or known == ack.chain else ack.upto
+
+    def _judge(self) -> list[Effect]:
+        """Whether enough brokers deny what is submitted, or stand by all of it."""
+        if self._ended:
+            return []
+        words = self._told()
+        denied = sorted(number for ack in words if (number := self._denies(ack)) is not None)
+        if len(denied) >= self._quorum:
+            self._ended = True
+            # The lowest may be a liar's; one of the lowest so many is a correct broker's.
+            return [Contradicted(self.stream, denied[self._quorum - 1])]
+        last = self.next - 1
+        agreed = [ack for ack in words if ack.upto == last and ack.chain == self._chains[last]]
+        if self._concluding and len(agreed) >= self._quorum:
+            self._ended = True
+            return [Concluded(self.stream)]
+        return []

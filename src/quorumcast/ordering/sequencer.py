@@ -51,11 +51,10 @@ from quorumcast.ordering.consensus import Consensus, Voted, value_of
 from quorumcast.ordering.epochs import epoch_item, first_regency
 from quorumcast.ordering.execution import Decided, Execution, Snapshot, Surroundings
 from quorumcast.ordering.fetching import Fetching
-from quorumcast.ordering.intake import Intake
+from quorumcast.ordering.intake import Intake, Rights
 from quorumcast.ordering.leading import Leading
 from quorumcast.ordering.offers import Stored
 from quorumcast.ordering.patience import Patience
-from quorumcast.ordering.rights import Rights
 from quorumcast.ordering.state import State
 from quorumcast.ordering.succession import Moved, Succession
 

@@ -45,7 +45,7 @@ from quorumcast.crypto.session import Opened
 from quorumcast.faults.contract import Fault, Later
 from quorumcast.faults.tally import Tally
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.runtime.links import Links
+from quorumcast.runtime.links.contract import Links
 from quorumcast.runtime.telemetry import Telemetry
 
 #: Timers that ran out while a machine was held fire so long after its release.

@@ -22,7 +22,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 from urllib.parse import quote
 
-from quorumcast.agents.observing.observation import (
+from quorumcast.core.ids import Millis, NodeId
+from quorumcast.core.machine import Connected, Effect, Event
+from quorumcast.faults.tally import TalliedDeed, Tally
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.attention import Attention
+from quorumcast.runtime.driver import Driver
+from quorumcast.runtime.links.strain import Strain
+from quorumcast.runtime.logs import log, note
+from quorumcast.traces.drafts import directory_at, replacing
+from quorumcast.watch.observation import (
     BY_OBSERVER,
     COLUMNS,
     DOCUMENT_COLUMNS,
@@ -30,16 +39,7 @@ from quorumcast.agents.observing.observation import (
     Observation,
     columns_of,
 )
-from quorumcast.agents.observing.observer import Document, Observer
-from quorumcast.core.ids import Millis, NodeId
-from quorumcast.core.machine import Connected, Effect, Event
-from quorumcast.faults.tally import TalliedDeed, Tally
-from quorumcast.manifest.manifest import Manifest
-from quorumcast.runtime.attention import Attention
-from quorumcast.runtime.driver import Driver
-from quorumcast.runtime.logs import log, note
-from quorumcast.runtime.strain import Strain
-from quorumcast.traces.drafts import directory_at, replacing
+from quorumcast.watch.observer import Document, Observer
 
 if TYPE_CHECKING:
     import pyarrow as pa

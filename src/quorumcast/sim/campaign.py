@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from quorumcast.sim.plan import Outcome
-from quorumcast.sim.scenario import run_scenario
-from quorumcast.sim.variants import planted
+from quorumcast.sim.cell.known_bad.catalogue import planted
+from quorumcast.sim.cell.plan import Outcome
+from quorumcast.sim.cell.scenario import run_scenario
 
 #: Seeds that a worker takes at a time.
 CHUNK = 8

@@ -16,8 +16,9 @@ import msgspec
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
-from quorumcast.sim.network import Weather
-from quorumcast.sim.plan import Act, Outcome, Plan, perform
+from quorumcast.sim.cell.plan import Act, Outcome, Plan
+from quorumcast.sim.cell.run import perform
+from quorumcast.sim.kernel.network import Weather
 
 #: Runs that are tried at most, unless told otherwise; and steps that these may take together, for
 #: a cell that never comes to rest would keep us for half an hour.

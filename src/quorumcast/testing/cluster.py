@@ -35,10 +35,10 @@ from quorumcast.manifest import build
 from quorumcast.manifest.files import sign_manifest, write_identity, write_manifest
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
-from quorumcast.runtime.broker import BrokerSettings
-from quorumcast.runtime.identities import next_identity
-from quorumcast.runtime.process import encode_settings
-from quorumcast.runtime.tls import make_certificate
+from quorumcast.runtime.broker.broker import BrokerSettings
+from quorumcast.runtime.broker.identities import next_identity
+from quorumcast.runtime.broker.process import encode_settings
+from quorumcast.runtime.links.tls import make_certificate
 from quorumcast.testing.cells import CHANNELS, CLIENTS, CellPlan
 from quorumcast.testing.processes import PROCESSES, Child
 
@@ -217,7 +217,7 @@ class LocalCluster:
         )
         with self.log_path(broker).open("ab") as log:
             self._processes[broker] = PROCESSES.start(
-                "quorumcast.runtime.process",
+                "quorumcast.runtime.broker.process",
                 encode_settings(settings),
                 output=log,
                 keep=[writing, self.lifeline],

@@ -15,7 +15,7 @@ from types import TracebackType
 
 import msgspec
 
-from quorumcast.agents.broker import Broker
+from quorumcast.cell.serving.broker import Broker
 from quorumcast.client.node import Node
 from quorumcast.client.packing import Clock, wall_us
 from quorumcast.client.sync import Closes, LoopThread, SyncNode
@@ -30,7 +30,7 @@ from quorumcast.manifest.files import sign_manifest
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.driver import Driver
-from quorumcast.runtime.links import Listener, Trouble
+from quorumcast.runtime.links.contract import Listener, Trouble
 from quorumcast.testing.cells import CHANNELS, CLIENTS, CellPlan
 
 #: Messages that wait for one node before more are dropped, as in a full outbox.

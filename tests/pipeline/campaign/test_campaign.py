@@ -21,9 +21,10 @@ from quorumcast.pipeline.campaign.scenarios import (
     run_seed,
     run_seeds,
 )
-from quorumcast.sim.plan import Plan, perform
-from quorumcast.sim.scenario import run_scenario
-from quorumcast.sim.variants import planted
+from quorumcast.sim.cell.known_bad.catalogue import planted
+from quorumcast.sim.cell.plan import Plan
+from quorumcast.sim.cell.run import perform
+from quorumcast.sim.cell.scenario import run_scenario
 
 QUICK = Wanted(policy="direct", adversary="none")
 

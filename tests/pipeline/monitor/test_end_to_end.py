@@ -18,9 +18,9 @@ from quorumcast.client import connect, run
 from quorumcast.core.ids import Channel
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
-from quorumcast.pipeline.monitor import probes
-from quorumcast.pipeline.monitor.channels import Names
-from quorumcast.pipeline.monitor.probes import Probe, ProbeSettings
+from quorumcast.monitoring import probes
+from quorumcast.monitoring.channels import Names
+from quorumcast.monitoring.probes import Probe, ProbeSettings
 from quorumcast.pipeline.session import ROCKSDB
 from quorumcast.testing.cluster import LocalCluster
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quorumcast.core.errors import UsageError
-from quorumcast.pipeline.monitor.follow import LEAVING_LOOKS, LogFile, Place, Places
-from quorumcast.pipeline.monitor.lines import MAX_LINE_BYTES
+from quorumcast.monitoring.follow import LEAVING_LOOKS, LogFile, Place, Places
+from quorumcast.monitoring.lines import MAX_LINE_BYTES
 
 
 def append(path: Path, data: bytes) -> None:

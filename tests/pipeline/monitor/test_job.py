@@ -18,20 +18,20 @@ from tests.runtime.world import eventually
 
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.schema import arrow_schema
-from quorumcast.pipeline.monitor import job, queries
-from quorumcast.pipeline.monitor.channels import LOGS, METRICS
-from quorumcast.pipeline.monitor.clean import (
+from quorumcast.monitoring import job, queries
+from quorumcast.monitoring.channels import LOGS, METRICS
+from quorumcast.monitoring.clean import (
     clean_logs,
     clean_metrics,
     unite,
     without_repetitions,
 )
-from quorumcast.pipeline.monitor.job import Monitor, MonitorSettings
-from quorumcast.pipeline.monitor.queries import MOST_REFUSALS, Query
-from quorumcast.pipeline.monitor.rules import parse_rules
-from quorumcast.pipeline.monitor.signals import check_patterns, signals
-from quorumcast.pipeline.monitor.store import Store
-from quorumcast.pipeline.monitor.watch import Alarm, Bucket
+from quorumcast.monitoring.job import Monitor, MonitorSettings
+from quorumcast.monitoring.queries import MOST_REFUSALS, Query
+from quorumcast.monitoring.rules import parse_rules
+from quorumcast.monitoring.signals import check_patterns, signals
+from quorumcast.monitoring.store import Store
+from quorumcast.monitoring.watch import Alarm, Bucket
 from quorumcast.pipeline.session import ROCKSDB
 
 RULES = """

@@ -15,10 +15,10 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
-from quorumcast.pipeline.monitor import probes
-from quorumcast.pipeline.monitor.channels import Names
-from quorumcast.pipeline.monitor.host import HostSampler
-from quorumcast.pipeline.monitor.probes import MOST_MESSAGES, Probe, ProbeSettings
+from quorumcast.monitoring import probes
+from quorumcast.monitoring.channels import Names
+from quorumcast.monitoring.host import HostSampler
+from quorumcast.monitoring.probes import MOST_MESSAGES, Probe, ProbeSettings
 from quorumcast.testing import MemoryCell
 
 CHANNELS = {

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from quorumcast.pipeline.monitor.report import MAX_HOSTS, Facts, page, sparkline, write_report
-from quorumcast.pipeline.monitor.rules import parse_rules
-from quorumcast.pipeline.monitor.watch import Bucket, Watch
+from quorumcast.monitoring.report import MAX_HOSTS, Facts, page, sparkline, write_report
+from quorumcast.monitoring.rules import parse_rules
+from quorumcast.monitoring.watch import Bucket, Watch
 
 RULES = parse_rules(
     '[[rule]]\nname = "busy"\nkind = "threshold"\nsignal = "cpu.percent"\naggregate = "last"\n'

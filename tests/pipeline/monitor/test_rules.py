@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quorumcast.core.errors import UsageError
-from quorumcast.pipeline.monitor.rules import (
+from quorumcast.monitoring.rules import (
     MAX_RULES,
     Logs,
     Together,
@@ -13,7 +13,7 @@ from quorumcast.pipeline.monitor.rules import (
     parse_rules,
     read_rules,
 )
-from quorumcast.pipeline.monitor.watch import Bucket, Watch
+from quorumcast.monitoring.watch import Bucket, Watch
 
 RULE = '[[rule]]\nname = "busy"\nkind = "threshold"\nsignal = "cpu.percent"\nabove = 90\n'
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.runtime.world import run, until
 
 from quorumcast.core.errors import UsageError
-from quorumcast.pipeline.monitor import syslog
-from quorumcast.pipeline.monitor.lines import MAX_LINE_BYTES, line_of_file
-from quorumcast.pipeline.monitor.syslog import (
+from quorumcast.monitoring import syslog
+from quorumcast.monitoring.lines import MAX_LINE_BYTES, line_of_file
+from quorumcast.monitoring.syslog import (
     Frames,
     SyslogListener,
     parse_address,

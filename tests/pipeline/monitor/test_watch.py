@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from quorumcast.core.errors import UsageError
-from quorumcast.pipeline.monitor import watch as watching
-from quorumcast.pipeline.monitor.book import Book
-from quorumcast.pipeline.monitor.rules import FORGET_S, Rules, parse_rules
-from quorumcast.pipeline.monitor.watch import Alarm, Bucket, Memory, Watch
+from quorumcast.monitoring import watch as watching
+from quorumcast.monitoring.book import Book
+from quorumcast.monitoring.rules import FORGET_S, Rules, parse_rules
+from quorumcast.monitoring.watch import Alarm, Bucket, Memory, Watch
 
 BUSY = '[[rule]]\nname = "busy"\nkind = "threshold"\nsignal = "cpu"\nabove = 90\nover_s = 30\n'
 SILENT = '[[rule]]\nname = "silent"\nkind = "absence"\nafter_s = 60\n'

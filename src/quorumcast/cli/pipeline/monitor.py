@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quorumcast.cli.advancing import OperatorOption, advance, wait_until_taken
-from quorumcast.cli.cells import parse_rights
-from quorumcast.cli.channels import LimitOption, WaitOption, check_disks, check_size, with_limits
+from quorumcast.cli.cell.advancing import OperatorOption, advance, wait_until_taken
+from quorumcast.cli.cell.channels import (
+    LimitOption,
+    WaitOption,
+    check_disks,
+    check_size,
+    with_limits,
+)
+from quorumcast.cli.cell.init import parse_rights
 from quorumcast.cli.common import (
     IdentityOption,
     JsonOption,
@@ -34,7 +40,7 @@ from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
     from quorumcast.manifest.manifest import Manifest
-    from quorumcast.pipeline.monitor.probes import Probe, ProbeSettings
+    from quorumcast.monitoring.probes import Probe, ProbeSettings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -80,7 +86,7 @@ def init(
     from quorumcast.manifest.build import next_epoch
     from quorumcast.manifest.files import read_manifest
     from quorumcast.manifest.policy import Policy
-    from quorumcast.pipeline.monitor.channels import Names, missing_entries
+    from quorumcast.monitoring.channels import Names, missing_entries
 
     path = manifest_path(manifest)
     cell = read_manifest(path)
@@ -142,7 +148,7 @@ def show_rules(
     """Print the rules that come with Quorumcast, to begin with; or check a rules file."""
     import msgspec
 
-    from quorumcast.pipeline.monitor.rules import default_rules, read_rules
+    from quorumcast.monitoring.rules import default_rules, read_rules
 
     rules = read_rules(file)
     if json_:
@@ -195,9 +201,9 @@ def probe(
     """
     from quorumcast.client import run
     from quorumcast.manifest.files import read_identity
-    from quorumcast.pipeline.monitor.channels import Names
-    from quorumcast.pipeline.monitor.probes import ProbeSettings
-    from quorumcast.pipeline.monitor.syslog import parse_address
+    from quorumcast.monitoring.channels import Names
+    from quorumcast.monitoring.probes import ProbeSettings
+    from quorumcast.monitoring.syslog import parse_address
 
     path = manifest_path(manifest)
     who = identity_path(identity, path)
@@ -233,7 +239,7 @@ async def _probe(
     json_: bool,
 ) -> None:
     from quorumcast.client import connect
-    from quorumcast.pipeline.monitor.probes import Probe
+    from quorumcast.monitoring.probes import Probe
 
     async with await connect(manifest, identity, timeout_s=timeout_s) as node:
         probe = Probe(node, settings)

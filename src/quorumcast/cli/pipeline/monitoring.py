@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from quorumcast.manifest.manifest import Manifest
-    from quorumcast.pipeline.monitor.channels import Names
-    from quorumcast.pipeline.monitor.job import Monitor
-    from quorumcast.pipeline.monitor.watch import Watch
+    from quorumcast.monitoring.channels import Names
+    from quorumcast.monitoring.job import Monitor
+    from quorumcast.monitoring.watch import Watch
 
 #: How often hosts, alarms and the page are looked after, and how often people are told.
 TICK_S = 1.0
@@ -48,8 +48,8 @@ def watch_cell(
 ) -> None:
     """Run the job: until a time, or once if there is none."""
     from quorumcast.manifest.files import read_manifest
-    from quorumcast.pipeline.monitor.channels import Names, check_channel
-    from quorumcast.pipeline.monitor.rules import read_rules
+    from quorumcast.monitoring.channels import Names, check_channel
+    from quorumcast.monitoring.rules import read_rules
 
     # What can be wrong is found out before Java is started, but for what only Java knows.
     rules = read_rules(rules_file)
@@ -67,8 +67,8 @@ def watch_cell(
             brief=until is None,
             stateful=True,
         )
-        from quorumcast.pipeline.monitor.job import Monitor, MonitorSettings
-        from quorumcast.pipeline.monitor.signals import check_patterns
+        from quorumcast.monitoring.job import Monitor, MonitorSettings
+        from quorumcast.monitoring.signals import check_patterns
 
         check_patterns(spark, rules)
         options = {"manifest": str(manifest.absolute()), "identity": str(identity.absolute())}
@@ -224,7 +224,7 @@ class _Run:
         path = self._report
         if path is None:
             return
-        from quorumcast.pipeline.monitor.report import Facts, write_report
+        from quorumcast.monitoring.report import Facts, write_report
 
         facts = Facts(
             cell=self._cell.cell,

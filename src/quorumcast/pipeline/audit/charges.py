@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from quorumcast.agents.observing.sequences import HOLLOW, VOTED_FIRST
 from quorumcast.core.ids import holder
 from quorumcast.faults.diagnosis import Clause
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.watch.sequences import HOLLOW, VOTED_FIRST
 
 
 class Feature(msgspec.Struct, frozen=True, kw_only=True):

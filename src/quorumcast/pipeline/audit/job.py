@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quorumcast.agents.observing.observation import BY_OBSERVER, DOCUMENT_COLUMNS, DOWN, LOST, Kind
 from quorumcast.core.errors import UsageError
 from quorumcast.faults.diagnosis import Model
 from quorumcast.manifest.files import epoch_path, read_epoch, read_manifest
@@ -44,6 +43,7 @@ from quorumcast.pipeline.audit.tables import (
     empty_verdicts,
 )
 from quorumcast.pipeline.audit.verdicts import Verdict, conclude, verdicts
+from quorumcast.watch.observation import BY_OBSERVER, DOCUMENT_COLUMNS, DOWN, LOST, Kind
 
 if TYPE_CHECKING:
     import pandas as pd

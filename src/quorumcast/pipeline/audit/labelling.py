@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quorumcast.agents.observing.observation import (
+from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.audit.labels import labelled_run
+from quorumcast.pipeline.audit.tables import CELLS, DOCUMENTS, LABELS, OBSERVATIONS
+from quorumcast.watch.observation import (
     CELL_COLUMNS,
     COLUMNS,
     DOCUMENT_COLUMNS,
     LABEL_COLUMNS,
 )
-from quorumcast.core.errors import UsageError
-from quorumcast.pipeline.audit.labels import labelled_run
-from quorumcast.pipeline.audit.tables import CELLS, DOCUMENTS, LABELS, OBSERVATIONS
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -24,20 +24,20 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from quorumcast.agents.observing.observation import DOCUMENT_COLUMNS, LABEL_COLUMNS, columns_of
 from quorumcast.core.ids import NodeId
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.diagnosis import Clause, Model, diagnose
 from quorumcast.faults.tally import ABOUT_STREAMS, SLIGHT
 from quorumcast.manifest.files import sign_manifest
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.sim.cells import identity_of, operator_of
-from quorumcast.sim.deeds import Deed, DeedKey, Difference
-from quorumcast.sim.harm import WORLD
-from quorumcast.sim.observed import ObservedRun, perform_observed
-from quorumcast.sim.plan import Plan
-from quorumcast.sim.scenario import draw
-from quorumcast.sim.slander import forgeries, slander
+from quorumcast.sim.cell.cells import identity_of, operator_of
+from quorumcast.sim.cell.harm import WORLD
+from quorumcast.sim.cell.labels.deeds import Deed, DeedKey, Difference
+from quorumcast.sim.cell.labels.observed import ObservedRun, perform_observed
+from quorumcast.sim.cell.labels.slander import forgeries, slander
+from quorumcast.sim.cell.plan import Plan
+from quorumcast.sim.cell.scenario import draw
+from quorumcast.watch.observation import DOCUMENT_COLUMNS, LABEL_COLUMNS, columns_of
 
 #: Of so many runs one is without a fault of the catalogue, for precision.
 WORLD_EVERY = 8

@@ -13,9 +13,9 @@ from itertools import accumulate
 
 import msgspec
 
-from quorumcast.agents.observing.turnout import BUCKETS
 from quorumcast.pipeline.audit.charges import Case
 from quorumcast.pipeline.audit.thresholds import TIMED_AT_LEAST
+from quorumcast.watch.turnout import BUCKETS
 
 
 class Lateness(msgspec.Struct, frozen=True):

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from quorumcast.agents.observing.inquiries import ANSWER
-from quorumcast.agents.observing.turnout import MUTE
 from quorumcast.core.quorum import Broadcast
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 from quorumcast.pipeline.audit.thresholds import (
@@ -25,6 +23,8 @@ from quorumcast.pipeline.audit.thresholds import (
     NEVER,
     USUAL,
 )
+from quorumcast.watch.inquiries import ANSWER
+from quorumcast.watch.turnout import MUTE
 
 #: What every broker owes whoever listens to it.
 OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", ANSWER)

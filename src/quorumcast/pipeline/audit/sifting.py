@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quorumcast.agents.observing.observation import COLUMNS, DOCUMENT_COLUMNS, Kind
-from quorumcast.agents.observing.turnout import PATIENCE_MS
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import MAX_SEATS
 from quorumcast.core.machine import Suspicion
 from quorumcast.manifest.files import parse_manifest
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.watch.observation import COLUMNS, DOCUMENT_COLUMNS, Kind
+from quorumcast.watch.turnout import PATIENCE_MS
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quorumcast.agents.observing.observation import (
+from quorumcast.watch.observation import (
     CELL_COLUMNS,
     COLUMNS,
     DOCUMENT_COLUMNS,

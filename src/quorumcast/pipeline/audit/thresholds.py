@@ -1,7 +1,7 @@
 """Every number that the audit judges by, with its reason.
 
 Times are those of the protocols: something counts as never said after `PATIENCE_MS`
-(`agents.observing.turnout`), the longest patience of a broker (`ordering.patience`). How often
+(`watch.turnout`), the longest patience of a broker (`ordering.patience`). How often
 single observations must have been made stands beside each rule (`charges.RULES`). What is below
 these numbers happens to correct nodes; what is above does not.
 """

@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from quorumcast.sim.plan import Plan, perform
-from quorumcast.sim.scenario import draw
+from quorumcast.sim.cell.known_bad.catalogue import planted
+from quorumcast.sim.cell.plan import Plan
+from quorumcast.sim.cell.run import perform
+from quorumcast.sim.cell.scenario import draw
 from quorumcast.sim.shrink import encode_plan, shrink
-from quorumcast.sim.variants import planted
 
 OK, VIOLATED, RAISED = "ok", "violated", "raised"
 #: The property that a scenario breaks which raises before its run has begun.

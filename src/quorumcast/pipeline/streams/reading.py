@@ -1,8 +1,8 @@
 """What an executor does: read a range of positions, count the brokers' votes, make rows of it.
 
-Bodies come from one broker and votes from all of them (`agents.excerpt`). The node works in a
-thread of its own, so that the next publications come while Spark takes the last ones. A range ends
-where its partition says, or with a sentence: nothing is left out in silence.
+Bodies come from one broker and votes from all of them (`cell.subscribing.excerpt`). The node works
+in a thread of its own, so that the next publications come while Spark takes the last ones. A range
+ends where its partition says, or with a sentence: nothing is left out in silence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What the driver knows of the channels: from where to where they are held, and how full they are.
 
-Every answer is one that n-f brokers have been asked for and f+1 agree on (`agents.interest`): a
-lying broker can neither hold a query back nor send it beyond the end.
+n-f brokers were asked for every answer, and f+1 of them agree on it
+(`cell.subscribing.interest`): a lying broker can neither hold a query back nor send it beyond the
+end.
 """
 
 from __future__ import annotations

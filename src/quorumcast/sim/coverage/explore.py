@@ -13,10 +13,10 @@ from collections.abc import Callable, Hashable, Sequence
 import msgspec
 
 from quorumcast.manifest.policy import POLICY_NAMES
+from quorumcast.sim.cell.plan import Outcome, Plan
+from quorumcast.sim.cell.scenario import draw
 from quorumcast.sim.coverage.states import State, known_states, states_of
 from quorumcast.sim.coverage.transitions import Transition, harm_of, transitions_of
-from quorumcast.sim.plan import Outcome, Plan
-from quorumcast.sim.scenario import draw
 
 #: Seeds of which one is run.
 CANDIDATES = 8

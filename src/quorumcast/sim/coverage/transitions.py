@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
-from quorumcast.agents.broker import Broker
-from quorumcast.agents.publisher import Publisher
+from quorumcast.cell.publishing.publisher import Publisher
+from quorumcast.cell.serving.broker import Broker
 from quorumcast.core.ids import Lane, Millis, NodeId, Stream
 from quorumcast.core.machine import (
     Drop,
@@ -29,8 +29,9 @@ from quorumcast.core.machine import (
 from quorumcast.core.messages import AnyMessage
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Role
-from quorumcast.sim.plan import Plan, Run
-from quorumcast.sim.world import World
+from quorumcast.sim.cell.plan import Plan
+from quorumcast.sim.cell.run import Run
+from quorumcast.sim.cell.world import World
 
 
 class Transition(msgspec.Struct, frozen=True, order=True):

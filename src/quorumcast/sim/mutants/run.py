@@ -24,11 +24,11 @@ import msgspec
 
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.policy import POLICY_NAMES
-from quorumcast.sim.known_bad import try_variant
+from quorumcast.sim.cell.known_bad.catalogue import VARIANTS
+from quorumcast.sim.cell.known_bad.contract import try_variant
+from quorumcast.sim.cell.scenario import run_scenario
 from quorumcast.sim.mutants.mistakes import PACKAGE, Mistake, chosen_policies, read_catalogue
 from quorumcast.sim.mutants.worker import Answer, Caught, Drawn, Task
-from quorumcast.sim.scenario import run_scenario
-from quorumcast.sim.variants import VARIANTS
 
 KNOWN_BAD = "known-bad"
 #: Scenarios per mistake after each round but the last one.

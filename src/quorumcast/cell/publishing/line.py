@@ -1,0 +1,258 @@
+"""A line of a publisher: what it keeps for one stream.
+
+Two outlets at most: one for the publications and, where the policy has a history, another for the
+histories. The line cuts what is submitted into runs and says when a history is due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from quorumcast.broadcast.chain_outlet import ChainOut
+from quorumcast.broadcast.outlet import FanOut, HistoryOut
+from quorumcast.broadcast.signed_history import history_body
+from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, holder
+from quorumcast.core.limits import MAX_RUN
+from quorumcast.core.machine import (
+    Acknowledged,
+    Drop,
+    DropReason,
+    Effect,
+    SetTimer,
+    Timer,
+)
+from quorumcast.core.messages import Ack
+from quorumcast.core.quorum import Broadcast
+from quorumcast.core.statements import HistoryStatement, canonical
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.ordering.outlet import OfferOut, ResumedOut
+
+RETRANSMIT_MS = 250
+#: After this much idleness the tail gets a history of its own.
+TAIL_MS = 80
+#: Bytes of contents in one run, which travels as one message: a backlog is cut so that readers work
+#: on the first part while the next is on its way, and need no buffers for more. In smaller parts
+#: what each run costs by itself, above all where it is ordered, begins to show.
+MAX_RUN_BYTES = 2 * 1024 * 1024
+#: A rest of no more than this goes with the run before it: ordering a small run costs as much.
+MAX_REST_BYTES = MAX_RUN_BYTES // 4
+#: A history is sent at the latest for this part of the bytes that brokers retain.
+HISTORY_PART = 4
+
+
+class Retransmit(Timer, frozen=True, tag=True):
+    """See whether brokers acknowledge what they were sent."""
+
+    stream: Stream
+
+
+class TailHistory(Timer, frozen=True, tag=True):
+    """Cover the publications since the last history if no more have come."""
+
+    stream: Stream
+
+
+class Line:
+    """What a publisher keeps for one stream."""
+
+    __slots__ = (
+        "_history_bytes",
+        "_judged",
+        "_keyring",
+        "_limit",
+        "_missed",
+        "_policy",
+        "_uncovered",
+        "_uncovered_bytes",
+        "alpha",
+        "covered",
+        "data",
+        "finished",
+        "finishing",
+        "history",
+        "introduced",
+        "last_submit",
+        "outlived",
+        "retransmitting",
+        "stream",
+        "tail_set",
+    )
+
+    def __init__(self, manifest: Manifest, entry: ChannelEntry, keyring: Keyring, inc: int) -> None:
+        me = keyring.identity.name
+        self.stream = Stream(entry.name, me, inc)
+        if self.stream.line is not None:
+            # The client's own, whichever seat it takes this time.
+            self.stream = Stream(entry.name, holder(me), inc)
+        self._keyring = keyring
+        policy = self._policy = entry.policy
+        brokers, quorums, hash_ = manifest.broker_ids, manifest.quorums, manifest.hash
+        history: HistoryOut | None = None
+        if policy.has_history:
+            history = HistoryOut(self.stream.history, brokers, quorums, policy, hash_)
+        self.history = history
+        self.data: FanOut
+        if policy.broadcast is Broadcast.CHAIN:
+            self.data = ChainOut(self.stream, brokers, quorums, policy, hash_, keyring, history)
+        elif policy.broadcast is Broadcast.CONSENSUS:
+            kind = OfferOut if self.stream.line is None else ResumedOut
+            self.data = kind(self.stream, brokers, quorums, policy, hash_, keyring)
+        else:
+            self.data = FanOut(self.stream, brokers, quorums, policy, hash_, history)
+        #: The latest life that each broker knows, of those that know a later one than this.
+        self.outlived: dict[NodeId, int] = {}
+        #: Publications between histories, right now.
+        self.alpha = policy.alpha
+        #: Every number up to this one is in a history that was sent.
+        self.covered = 0
+        #: Digests of the runs since `covered`, and how many bytes each of them has.
+        self._uncovered: deque[tuple[bytes, int]] = deque()
+        self._uncovered_bytes = 0
+        #: A history is due for so many bytes: brokers echo it only while they retain all of them.
+        self._history_bytes = policy.limits.retained_bytes // HISTORY_PART
+        #: What subscribers were said to have missed at the last history.
+        self._missed = 0
+        #: The last history that α was adapted to.
+        self._judged = 0
+        self._limit = min(MAX_RUN, policy.limits.window, policy.alpha_ceiling or MAX_RUN)
+        if self.stream.line is not None:
+            self._limit = 1  # whoever goes on must cut as whoever began did
+        self.last_submit = Millis(0)
+        #: Whether brokers have been told of this stream.
+        self.introduced = False
+        #: Whether the application has closed it, and brokers are told once everything has arrived.
+        self.finishing = False
+        #: Whether it has said so; the place goes when every line of the channel has.
+        self.finished = False
+        #: Whether the timers are set.
+        self.retransmitting = False
+        self.tail_set = False
+
+    @property
+    def outlets(self) -> tuple[FanOut, ...]:
+        """The lanes of this line."""
+        return (self.data,) if self.history is None else (self.data, self.history)
+
+    def adopt(self, manifest: Manifest) -> list[Effect]:
+        """Go on in a new epoch, perhaps with other brokers."""
+        effects = self.data.adopt(manifest.broker_ids, manifest.quorums)
+        if self.history is not None:
+            # The application is told of publications, not of histories.
+            self.history.adopt(manifest.broker_ids, manifest.quorums)
+        return effects
+
+    def connected(self, peer: NodeId) -> list[Effect]:
+        """Introduce the stream to a broker."""
+        return [effect for outlet in self.outlets for effect in outlet.connected(peer)]
+
+    def submit(self, bodies: tuple[bytes, ...], now: Millis) -> list[Effect]:
+        """Cut what the application publishes into runs and send them."""
+        effects: list[Effect] = []
+        for run in self._runs(bodies):
+            digests, sent = self.data.submit(run)
+            effects += sent
+            if self.history is not None:
+                size = sum(map(len, run))
+                self._uncovered.append((digests, size))
+                self._uncovered_bytes += size
+                effects += self._maybe_send_history()
+        self.last_submit = now
+        return effects
+
+    def _runs(self, bodies: tuple[bytes, ...]) -> list[tuple[bytes, ...]]:
+        rest = sum(map(len, bodies))
+        if len(bodies) <= self._limit and rest <= MAX_RUN_BYTES:
+            return [bodies]
+        runs: list[tuple[bytes, ...]] = []
+        run: list[bytes] = []
+        size = 0
+        for body in bodies:
+            full = size + len(body) > MAX_RUN_BYTES and rest > MAX_REST_BYTES
+            if run and (len(run) >= self._limit or full):
+                runs.append(tuple(run))
+                run, size = [], 0
+            run.append(body)
+            size += len(body)
+            rest -= len(body)
+        runs.append(tuple(run))
+        return runs
+
+    def _maybe_send_history(self) -> list[Effect]:
+        """A history whenever α publications, or many bytes, are on their way without one."""
+        effects: list[Effect] = []
+        while self._uncovered and (
+            self.data.reach - self.covered >= self.alpha
+            or self._uncovered_bytes >= self._history_bytes
+        ):
+            sent = self.send_history()
+            if not sent:
+                break
+            effects += sent
+        return effects
+
+    def send_history(self) -> list[Effect]:
+        """Sign what is on its way and not covered yet, and send it through Bracha.
+
+        A history names only what was sent, and ends where a run ends, within 2α. One that named
+        what waits for credit would wait for it at the brokers, and the credit for the history.
+        """
+        if self.history is None:
+            return []
+        most = min(self.data.reach - self.covered, 2 * self._policy.alpha_ceiling) * DIGEST_SIZE
+        digests, size = b"", 0
+        while self._uncovered and len(digests) + len(self._uncovered[0][0]) <= most:
+            if digests and size + self._uncovered[0][1] > 2 * self._history_bytes:
+                break
+            run, run_size = self._uncovered.popleft()
+            digests += run
+            size += run_size
+        self._uncovered_bytes -= size
+        if not digests:
+            return []
+        statement = HistoryStatement(
+            cell=self._keyring.cell,
+            epoch=self._keyring.epoch,
+            stream=self.stream,
+            index=self.history.next,
+            first=self.covered + 1,
+            digests=digests,
+        )
+        self.covered += len(digests) // DIGEST_SIZE
+        signed = self._keyring.identity.sign(canonical(statement))
+        return self.history.send(history_body(signed), self.covered + 1)
+
+    def on_ack(self, broker: NodeId, ack: Ack) -> list[Effect]:
+        """Progress on one of the lanes."""
+        if ack.stream.lane is Lane.HISTORY:
+            if self.history is None:
+                return [Drop(DropReason.UNEXPECTED, broker)]
+            # The application is told of publications, not of histories.
+            return [e for e in self.history.on_ack(broker, ack) if not isinstance(e, Acknowledged)]
+        effects = self.data.on_ack(broker, ack)
+        if self.history is not None:
+            effects += self._maybe_send_history()
+        if self._policy.adaptive:
+            self._adapt()
+        return effects
+
+    def _adapt(self) -> None:
+        """By the word of f+1 brokers: a single one might tell anything."""
+        missed = self.data.missed
+        if missed > self._missed:
+            self._missed = missed
+            self.alpha = max(self._policy.alpha, self.alpha // 2)
+        elif self.data.settled >= self.covered > self._judged:
+            self._judged = self.covered
+            self.alpha = min(self._policy.alpha_ceiling, self.alpha * 2)
+
+    def timers(self) -> list[Effect]:
+        """Keep the timers going as long as there is something to wait for."""
+        effects: list[Effect] = []
+        if not self.retransmitting and any(outlet.unfinished for outlet in self.outlets):
+            self.retransmitting = True
+            effects.append(SetTimer(Retransmit(self.stream), RETRANSMIT_MS))
+        if self.history is not None and self._uncovered and not self.tail_set:
+            self.tail_set = True
+            effects.append(SetTimer(TailHistory(self.stream), TAIL_MS))
+        return effects

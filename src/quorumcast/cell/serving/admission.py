@@ -1,0 +1,131 @@
+"""Who may do what at a broker: rights by the manifest, and places by the limits of a channel.
+
+A channel may limit how many clients publish and listen at the same time. Every broker counts for
+itself: a client has a place from its first word on the channel until it says that it has finished,
+or is gone; all its seats have one between them, or a single identity could take dozens. Whoever
+has one is never refused for want of places. A client gives up once f+1 brokers refuse it; with
+fewer it goes on, and asks those again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from quorumcast.cell.serving.audience import Audience
+from quorumcast.core.ids import Channel, NodeId, holder
+from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Send
+from quorumcast.core.messages import Offer, Open, Refuse
+from quorumcast.manifest.manifest import Manifest
+
+
+class Admission:
+    """The door of one broker."""
+
+    __slots__ = ("_audience", "_manifest", "_me", "_publishers", "disk_full")
+
+    def __init__(self, manifest: Manifest, me: NodeId, audience: Audience) -> None:
+        self._manifest = manifest
+        self._me = me
+        self._audience = audience
+        #: Who publishes on a channel; only those with the right to, at the seats of no more clients
+        #: than its limit.
+        self._publishers: dict[Channel, dict[NodeId, None]] = {}
+        self.disk_full = False
+
+    def adopt(self, manifest: Manifest) -> None:
+        """Go on in a new epoch; whoever has a place keeps it."""
+        self._manifest = manifest
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+        return {"publishing": sum(map(len, self._publishers.values()))}
+
+    def publishers(self) -> dict[Channel, list[NodeId]]:
+        """Who publishes on what, for people to look at."""
+        return {channel: list(there) for channel, there in self._publishers.items()}
+
+    def lose(self, peer: NodeId) -> None:
+        """A node cannot be reached: its places are free."""
+        for there in self._publishers.values():
+            there.pop(peer, None)
+
+    def finish(self, publisher: NodeId, channel: Channel) -> None:
+        """A publisher has nothing more to say for now: its place is free."""
+        self._publishers.get(channel, {}).pop(publisher, None)
+
+    # ------------------------------------------------------------- refusals
+
+    def refuse(self, sender: NodeId, channel: Channel, reason: DropReason) -> list[Effect]:
+        """The answer to somebody without a right, or about no channel at all."""
+        said = (
+            f"there is no channel {channel!r}"
+            if reason is DropReason.UNKNOWN_CHANNEL
+            else f"{sender!r} has no right to do this on channel {channel!r}"
+        )
+        return [Drop(reason, sender), Send((sender,), Refuse(channel, said[:200]))]
+
+    def _full(self, sender: NodeId, channel: Channel, what: str, limit: int) -> list[Effect]:
+        said = (
+            f"channel {channel!r} has its {limit} {what} already; try again when one has left, or "
+            f"ask the operator to raise the limit {what!r}"
+        )
+        refusal = Refuse(channel, said[:200], listening=what == "subscribers")
+        return [Drop(DropReason.OVER_LIMIT, sender), Send((sender,), refusal)]
+
+    def may_not_listen(self, sender: NodeId, channel: Channel) -> list[Effect]:
+        """The refusal of whoever has no right to hear this, or nothing."""
+        if self._manifest.channel(channel) is None:
+            return self.refuse(sender, channel, DropReason.UNKNOWN_CHANNEL)
+        if not self._manifest.may_subscribe(sender, channel):
+            return self.refuse(sender, channel, DropReason.NO_RIGHT)
+        return []
+
+    def may_not_enter(self, sender: NodeId, channel: Channel) -> list[Effect]:
+        """The refusal of a subscriber, or nothing."""
+        if refusal := self.may_not_listen(sender, channel):
+            return refusal
+        entry = self._manifest.channel(channel)
+        there = self._audience.readers(channel)
+        if entry is None or _has_room(there, sender, entry.policy.limits.subscribers):
+            return []
+        return self._full(sender, channel, "subscribers", entry.policy.limits.subscribers)
+
+    def may_not_publish(self, sender: NodeId, channel: Channel) -> list[Effect]:
+        """The refusal of a publisher with the right, for want of a place; or nothing, and a place.
+
+        What others pass on in its name needs none.
+        """
+        there = self._publishers.setdefault(channel, {})
+        if sender in there:
+            return []
+        entry = self._manifest.channel(channel)
+        if entry is not None and not _has_room(there, sender, entry.policy.limits.publishers):
+            return self._full(sender, channel, "publishers", entry.policy.limits.publishers)
+        there[sender] = None
+        return []
+
+    def may_not_offer(self, event: Receive) -> list[Effect]:
+        """The refusal of what a client wants ordered, or nothing."""
+        message, sender = event.message, event.sender
+        if not isinstance(message, Offer | Open) or sender in self._manifest.broker_ids:
+            return []
+        channel = message.stream.channel
+        entry = self._manifest.channel(channel)
+        if entry is None:
+            return self.refuse(sender, channel, DropReason.UNKNOWN_CHANNEL)
+        if not entry.policy.total:
+            return []
+        if not self._manifest.may_publish(sender, channel):
+            return self.refuse(sender, channel, DropReason.NO_RIGHT)
+        if self.disk_full and entry.policy.journal and isinstance(message, Offer):
+            said = f"the disk of {self._me} is full: free some space; nothing was lost"
+            return [Drop(DropReason.OVER_LIMIT, sender), Send((sender,), Refuse(channel, said))]
+        return self.may_not_publish(sender, channel)
+
+
+def _has_room(there: Collection[NodeId], sender: NodeId, limit: int) -> bool:
+    """Whether a node has a place, or its client has, or there is one more."""
+    if len(there) < limit or sender in there:
+        return True
+    clients = {holder(node) for node in there}
+    return len(clients) < limit or holder(sender) in clients

@@ -1,0 +1,145 @@
+"""A broker's audience: who listens to which channel, and what is sent to them.
+
+A subscriber asks one broker for bodies and the others for votes alone, so contents travel once. It
+may say again at any time from where it wants to hear: replays are how losses of every kind are
+repaired, and are served only `REPLAYS` times per `REPLAYS_MS`, so that nobody has them by the ton.
+"""
+
+from __future__ import annotations
+
+from quorumcast.broadcast.chain import Chain
+from quorumcast.broadcast.ledger import Held
+from quorumcast.cell.serving.desks import Desk
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
+from quorumcast.core.limits import MAX_FRAME_BYTES
+from quorumcast.core.machine import Bodies, Effect, Send, Vouch
+from quorumcast.core.messages import Subscribe, Vote
+
+#: So many requests of a subscriber for replays are served in so many milliseconds. Joining takes
+#: two in quick succession: where are the streams, and then from there on.
+REPLAYS = 4
+REPLAYS_MS = 20
+#: So many pulls and requests for signatures of one subscriber are served in the same time.
+PULLS = 32
+ATTESTS = 64
+#: Reads per cursor of one replay; a read ends where the chain changes or a frame is full.
+REPLAY_READS = 8
+#: The same for a part of the past that ends somewhere; in small runs, which can be used while the
+#: next ones come.
+EXCERPT_READS = 64
+EXCERPT_BYTES = 1024 * 1024
+
+
+class Audience:
+    """The subscribers of one broker."""
+
+    __slots__ = ("_me", "_readers", "_served")
+
+    def __init__(self, me: NodeId) -> None:
+        self._me = me
+        #: Who listens to a channel, and whether with bodies; only those with the right to.
+        self._readers: dict[Channel, dict[NodeId, bool]] = {}
+        #: Since when, and how often since then, a subscriber asked for replays of a channel, for
+        #: contents, or for signatures.
+        self._served: dict[tuple[NodeId, Channel | type], tuple[Millis, int]] = {}
+
+    def readers(self, channel: Channel) -> tuple[NodeId, ...]:
+        """Who listens to a channel right now."""
+        return tuple(self._readers.get(channel, ()))
+
+    def channels(self) -> dict[Channel, list[NodeId]]:
+        """Who listens to what, for people to look at."""
+        return {channel: list(readers) for channel, readers in self._readers.items()}
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+        return {
+            "subscribers": sum(map(len, self._readers.values())),
+            "served": len(self._served),
+        }
+
+    def enter(self, reader: NodeId, asked: Subscribe, now: Millis) -> bool:
+        """A subscriber asks for votes; False if it asks for replays too often."""
+        if not asked.until:
+            self._readers.setdefault(asked.channel, {})[reader] = asked.bodies
+        return self.may_ask(reader, asked.channel, REPLAYS, now)
+
+    def may_ask(self, reader: NodeId, what: Channel | type, limit: int, now: Millis) -> bool:
+        """Whether a subscriber has asked for this less often than `limit` in a short while."""
+        since, count = self._served.get((reader, what), (now, 0))
+        if now - since >= REPLAYS_MS:
+            since, count = now, 0
+        self._served[reader, what] = (since, count + 1)
+        return count < limit
+
+    def leave(self, reader: NodeId, channel: Channel) -> None:
+        """A subscriber has heard enough."""
+        self._readers.get(channel, {}).pop(reader, None)
+
+    def lose(self, peer: NodeId) -> None:
+        """A node cannot be reached; if it was a subscriber it will ask again."""
+        for readers in self._readers.values():
+            readers.pop(peer, None)
+
+    # ---------------------------------------------------------------- votes
+
+    def votes(self, desk: Desk, vouch: Vouch) -> list[Effect]:
+        """What the audience is told of a run that the broker vouches for."""
+        readers = self._readers.get(vouch.stream.channel)
+        if not readers:
+            return []
+        count = len(vouch.digests) // DIGEST_SIZE
+        held = desk.ledger(vouch.stream.lane).read(vouch.first, count, MAX_FRAME_BYTES // 2)
+        bodies = held.bodies if held is not None and held.digests == vouch.digests else ()
+        fast = desk.fast
+        if vouch.order and isinstance(fast, Chain):
+            return self._chain_votes(fast, vouch, readers, bodies)
+        vote = Vote(vouch.stream, vouch.first, vouch.digests)
+        full = tuple([reader for reader, wants in readers.items() if wants])
+        bare = tuple([reader for reader, wants in readers.items() if not wants])
+        effects: list[Effect] = []
+        if full:
+            effects.append(Send(full, vote, bodies))
+        if bare:
+            effects.append(Send(bare, vote))
+        return effects
+
+    def _chain_votes(
+        self, chain: Chain, vouch: Vouch, readers: dict[NodeId, bool], bodies: Bodies
+    ) -> list[Effect]:
+        # Only the last broker of a chain speaks to subscribers, so it always sends the bodies.
+        stream, first, digests, order = vouch.stream, vouch.first, vouch.digests, vouch.order
+        return [
+            Send((reader,), Vote(stream, first, digests, order, chain.vouchers_for(reader)), bodies)
+            for reader in readers
+        ]
+
+    def replay(
+        self, desk: Desk, reader: NodeId, stream: Stream, first: int, asked: Subscribe
+    ) -> list[Effect]:
+        """Vote again, from a number on, for what is held."""
+        ledger = desk.ledger(stream.lane)
+        first = max(first, ledger.base)
+        # What the journal does not hold yet is said when it does.
+        stop = min(first + desk.entry.policy.limits.replayed, desk.sayable(stream.lane))
+        reads, size = REPLAY_READS, MAX_FRAME_BYTES // 4
+        if asked.until:
+            stop, reads, size = min(stop, asked.until), EXCERPT_READS, EXCERPT_BYTES
+        effects: list[Effect] = []
+        for _ in range(reads):
+            held = ledger.read(first, stop - first, size)
+            if held is None or held.first >= stop:
+                break
+            first = held.first + len(held.bodies)
+            vote = self._vote_again(desk, stream, held)
+            if vote is not None:
+                # On a chain the last broker is the source, whatever the subscriber chose.
+                full = asked.bodies or held.order[-1:] == (self._me,)
+                effects.append(Send((reader,), vote, held.bodies if full else ()))
+        return effects
+
+    def _vote_again(self, desk: Desk, stream: Stream, held: Held) -> Vote | None:
+        if stream.lane is Lane.HISTORY or not isinstance(desk.fast, Chain):
+            return Vote(stream, held.first, held.digests)
+        # Of what a history settled nobody says by which chain it came.
+        return Vote(stream, held.first, held.digests, held.order) if held.order else None

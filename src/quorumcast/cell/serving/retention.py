@@ -1,0 +1,68 @@
+"""Retention by time: what a broker has kept for long enough goes, also where nothing else happens.
+
+Count and bytes are seen to whenever something is written; age needs a clock. One timer looks
+through the streams of channels that limit it (`retained_ms`). A ledger notes how far it is a few
+times within that span, so ages cost nothing per publication, and what is kept is kept for the
+span and an eighth more at most. Ages are a broker's own: after a restart they count anew.
+
+What a protocol still needs stays whatever its age (`Carrier.spare`).
+"""
+
+from __future__ import annotations
+
+from quorumcast.broadcast.history import History
+from quorumcast.broadcast.ledger import AGES
+from quorumcast.cell.serving.desks import Desk, Desks
+from quorumcast.core.ids import Millis
+from quorumcast.core.limits import FOREVER_MS
+from quorumcast.core.machine import Effect, SetTimer, Timer
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.ordering.log import OrderedLog
+
+#: The longest pause between two looks.
+LONGEST_MS = 60_000
+
+
+class Sweep(Timer, frozen=True, tag=True):
+    """See what has become too old."""
+
+
+class Retention:
+    """The ages of what one broker keeps."""
+
+    __slots__ = ("_desks", "_set")
+
+    def __init__(self, desks: Desks) -> None:
+        self._desks = desks
+        #: Whether Sweep is set.
+        self._set = False
+
+    def watch(self, manifest: Manifest) -> list[Effect]:
+        """Begin to look, if a channel of this epoch limits the time and nobody looks yet."""
+        spans = [channel.policy.limits.retained_ms for channel in manifest.channels]
+        shortest = min(spans, default=FOREVER_MS)
+        if self._set or shortest >= FOREVER_MS:
+            return []
+        self._set = True
+        return [SetTimer(Sweep(), min(shortest // AGES, LONGEST_MS))]
+
+    def sweep(self, manifest: Manifest, now: Millis) -> list[Effect]:
+        """Let go of what is too old, and look again later."""
+        self._set = False
+        effects: list[Effect] = []
+        for desk in self._desks.all():
+            entry = manifest.channel(desk.stream.channel)
+            span = FOREVER_MS if entry is None else entry.policy.limits.retained_ms
+            if span < FOREVER_MS:
+                effects += _expire(desk, now, span)
+        return effects + self.watch(manifest)
+
+
+def _expire(desk: Desk, now: Millis, span: int) -> list[Effect]:
+    carrier = desk.carrier
+    if isinstance(carrier, OrderedLog):
+        return carrier.expire(now, span)
+    carrier.ledger.expire(now, span, carrier.spare)
+    if isinstance(carrier, History):
+        carrier.history_ledger.expire(now, span, carrier.history_carrier.spare)
+    return []

@@ -1,0 +1,251 @@
+"""A broker's logs: one for channels that fear lies, one for those that fear crashes alone.
+
+All total-order channels of one kind share a log, so they share its batches, its leader and its
+checkpoints; each channel has positions of its own. A log is durable if one of its channels is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from quorumcast.cell.serving.desks import Desks
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import CELL, EPOCHS, Channel, Millis, Stream, total_order
+from quorumcast.core.limits import Limits
+from quorumcast.core.machine import (
+    Connected,
+    Effect,
+    Event,
+    Forget,
+    Persisted,
+    Receive,
+    Restored,
+    TimerFired,
+)
+from quorumcast.core.messages import AnyMessage, Offer
+from quorumcast.core.quorum import OrderQuorums, Protection
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.manifest.files import parse_manifest
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.successor import check_successor
+from quorumcast.ordering.epochs import within_epoch
+from quorumcast.ordering.execution import Surroundings
+from quorumcast.ordering.log import OrderedLog
+from quorumcast.ordering.offers import Stored
+from quorumcast.ordering.sequencer import Sequencer
+
+
+def anchored(manifest: Manifest, f: int) -> int:
+    """Brokers that must hold what the logs decided, so that others can learn it; one without."""
+    logs = {channel.policy.protection for channel in manifest.channels if channel.policy.total}
+    n = manifest.quorums.n
+    return max(
+        [OrderQuorums(n, f, log is Protection.BYZANTINE).anchored for log in logs], default=1
+    )
+
+
+class Sequencers:
+    """The logs of one broker."""
+
+    __slots__ = (
+        "_around",
+        "_by_log",
+        "_desks",
+        "_judged",
+        "_keyring",
+        "_life",
+        "_manifest",
+        "_older",
+    )
+
+    #: How a log is kept.
+    kind: type[Sequencer] = Sequencer
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        keyring: Keyring,
+        desks: Desks,
+        older: Collection[Protection] = (),
+        *,
+        life: bytes,
+    ) -> None:
+        #: Drawn anew whenever the broker starts.
+        self._life = life
+        self._manifest = manifest
+        self._keyring = keyring
+        self._desks = desks
+        #: Logs that there were in the epoch before the one in which this broker starts.
+        self._older = older
+        #: The last manifest that was looked at, and the epoch as which it may follow this one.
+        self._judged = (b"", 0)
+        self._by_log: dict[Protection, Sequencer] = {}
+        #: What each log knows of the world; it changes with the epoch.
+        self._around: dict[Protection, Surroundings] = {}
+        self._found_logs()
+
+    def adopt(self, manifest: Manifest) -> list[Effect]:
+        """Go on in a new epoch, perhaps with other brokers and with a log more."""
+        self._manifest = manifest
+        self._older = ()
+        self._judged = (b"", 0)
+        for log, sequencer in self._by_log.items():
+            around = self._around[log]
+            around.members, around.epoch = manifest.broker_ids, manifest.epoch
+            sequencer.adopt(self._quorums(log))
+        ordered = bool(self._by_log)
+        self._found_logs()
+        # The driver has the manifest; it need not be offered again.
+        return [Forget(Stored, str(EPOCHS), manifest.epoch + 1)] if ordered else []
+
+    def _quorums(self, log: Protection) -> OrderQuorums:
+        quorums = self._manifest.quorums
+        return OrderQuorums(quorums.n, quorums.f, log is Protection.BYZANTINE)
+
+    # ----------------------------------------------------------------- epochs
+
+    def offer_epoch(self, data: bytes, now: Millis) -> list[Effect]:
+        """Let every log order this manifest."""
+        return [e for log in self._by_log.values() for e in log.offer_epoch(data, now)]
+
+    @property
+    def passed(self) -> bytes | None:
+        """The manifest that follows, once every log has executed it."""
+        found = [sequencer.passed for sequencer in self._by_log.values()]
+        return found[0] if found and all(data == found[0] for data in found) else None
+
+    def _follows(self, data: bytes) -> int:
+        if self._judged[0] != data:
+            self._judged = (data, self._judge(data))
+        return self._judged[1]
+
+    def _judge(self, data: bytes) -> int:
+        try:
+            following = parse_manifest(data, operator=self._manifest.operator)
+            if following.epoch <= self._manifest.epoch:
+                return 0
+            check_successor(self._manifest, following)
+        except UsageError:
+            return 0
+        return following.epoch
+
+    def _found_logs(self) -> None:
+        for entry in self._manifest.channels:
+            log = entry.policy.protection
+            if entry.policy.total and log not in self._by_log:
+                self._by_log[log] = self._found(log)
+
+    def _found(self, log: Protection) -> Sequencer:
+        manifest = self._manifest
+        mine = [
+            c.policy for c in manifest.channels if c.policy.total and c.policy.protection is log
+        ]
+        around = Surroundings(
+            manifest.broker_ids,
+            self._keyring,
+            manifest.hash,
+            limits=self._limits,
+            may_publish=lambda stream: (
+                self.log_of(stream.channel) is log
+                and self._manifest.may_publish(stream.publisher, stream.channel)
+            ),
+            log_of=self._ordered,
+            life=self._life,
+            hear_life=self._desks.hear_life,
+            epoch=manifest.epoch,
+            follows=self._follows,
+        )
+        self._around[log] = around
+        return type(self).kind(
+            log,
+            self._quorums(log),
+            around,
+            durable=any(policy.journal for policy in mine),
+            window=max(policy.limits.pipeline for policy in mine),
+            checkpoint=max(policy.limits.checkpoint for policy in mine),
+            follows=log in self._older,
+        )
+
+    def log_of(self, channel: Channel) -> Protection | None:
+        """The log that orders a channel, if one does."""
+        entry = self._manifest.channel(channel)
+        return entry.policy.protection if entry is not None and entry.policy.total else None
+
+    def _limits(self, stream: Stream) -> Limits:
+        entry = self._manifest.channel(stream.channel)
+        return Limits() if entry is None else entry.policy.limits
+
+    def _ordered(self, channel: Channel) -> OrderedLog | None:
+        entry = self._manifest.channel(channel)
+        if entry is None or not entry.policy.total:
+            return None
+        stream = total_order(channel)
+        desk = self._desks.get(stream) or self._desks.open(stream, entry, CELL)
+        carrier = None if desk is None else desk.carrier
+        return carrier if isinstance(carrier, OrderedLog) else None
+
+    def all(self) -> dict[Protection, Sequencer]:
+        """Every log."""
+        return self._by_log
+
+    def late(self) -> list[str]:
+        """Logs in which this broker is not where the others are, for people to look at."""
+        return [f"the log {log.value!r}" for log, seq in self._by_log.items() if seq.late]
+
+    def view(self) -> dict[str, dict[str, object]]:
+        """Who leads each log and how far this broker is in it, for people to look at."""
+        return {
+            log.value: {
+                "leader": sequencer.leader,
+                "regency": within_epoch((standing := sequencer.standing()).regency),
+                "decided": standing.decided,
+                "executed": sequencer.executed,
+                "checkpoint": standing.checkpoint,
+                "forgotten": 0 if standing.fresh else sequencer.catch_up.forgotten,
+            }
+            for log, sequencer in self._by_log.items()
+        }
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+        return {
+            f"{log.value}/{name}": size
+            for log, sequencer in self._by_log.items()
+            for name, size in sequencer.sizes().items()
+        }
+
+    # ---------------------------------------------------------------- routing
+
+    def handle(self, event: Event, now: Millis) -> list[Effect] | None:
+        """What the log that an event concerns makes of it; None if it concerns none."""
+        match event:
+            case Receive(message=Offer(stream=stream)) if stream == EPOCHS:
+                return self._to_all(event, now)
+            case Persisted(record=Stored(offer=offer)) | Restored(record=Stored(offer=offer)) if (
+                offer.stream == EPOCHS
+            ):
+                return self._to_all(event, now)
+            case Receive(message=message):
+                log = self._log_of_message(message)
+            case TimerFired(timer=concerned):
+                log = getattr(concerned, "log", None)
+            case Persisted(record=Stored() as stored) | Restored(record=Stored() as stored):
+                log = self.log_of(stored.offer.stream.channel)
+            case Persisted(record=record) | Restored(record=record):
+                log = getattr(record, "log", None)
+            case Connected():
+                return self._to_all(event, now)
+            case _:
+                return None
+        sequencer = None if log is None else self._by_log.get(log)
+        return None if sequencer is None else sequencer.handle(event, now)
+
+    def _to_all(self, event: Event, now: Millis) -> list[Effect]:
+        return [e for sequencer in self._by_log.values() for e in sequencer.handle(event, now)]
+
+    def _log_of_message(self, message: AnyMessage) -> Protection | None:
+        named: Protection | None = getattr(message, "log", None)
+        if named is not None:
+            return named
+        stream: Stream | None = getattr(message, "stream", None)
+        return None if stream is None else self.log_of(stream.channel)

@@ -1,0 +1,1 @@
+"""The subscriber of a cell: counts votes, asks for what it lacks, delivers in order."""

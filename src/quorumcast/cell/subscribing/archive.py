@@ -1,0 +1,265 @@
+"""The archive: what brokers signed, for receipts and against liars.
+
+A subscriber keeps the brokers' signed statements on the last segments of each stream. Enough equal
+ones make a receipt; one that f+1 others contradict, where correct brokers cannot differ, is
+evidence, and so are two by one broker that contradict each other.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quorumcast.broadcast.acceptance import Acceptor
+from quorumcast.cell.serving.notary import segment_start
+from quorumcast.core.ids import NodeId, Stream
+from quorumcast.core.limits import Limits
+from quorumcast.core.machine import (
+    Accuse,
+    Drop,
+    DropReason,
+    Effect,
+    Proven,
+    Suspect,
+    Suspicion,
+)
+from quorumcast.core.messages import Attest
+from quorumcast.core.quorum import Quorums
+from quorumcast.core.statements import (
+    Basis,
+    Evidence,
+    EvidenceKind,
+    Receipt,
+    SegmentStatement,
+    Signed,
+    contradict,
+    outvotes,
+)
+from quorumcast.crypto.digest import root
+from quorumcast.crypto.keyring import Keyring
+
+#: Receipts that an application may wait for at a time, and the bytes of their contents.
+MAX_PENDING = 1024
+MAX_PENDING_BYTES = 64 * 1024 * 1024
+#: Refreshes after which a receipt is not waited for any longer: its application has given up.
+PATIENCE = 60
+#: Ranges of one segment for which statements are kept: the whole one and some asked for.
+RANGES = 16
+
+#: First number and count of a range.
+Range = tuple[int, int]
+
+
+def _dissents(witness: SegmentStatement, accused: SegmentStatement) -> bool:
+    """Whether a statement speaks against another that may be merely forwarded: suspicion."""
+    return outvotes(witness, msgspec.structs.replace(accused, basis=Basis.SETTLED))
+
+
+class Awaited:
+    """A receipt that the application awaits."""
+
+    __slots__ = ("contents", "refreshes")
+
+    def __init__(self, contents: bytes) -> None:
+        self.contents = contents
+        #: For how many refreshes it has been awaited.
+        self.refreshes = 0
+
+
+class Archive:
+    """Signed statements on one stream."""
+
+    __slots__ = ("_accused", "_keyring", "_limits", "_pending", "_quorums", "_statements", "stream")
+
+    def __init__(self, stream: Stream, keyring: Keyring, quorums: Quorums, limits: Limits) -> None:
+        self.stream = stream
+        self._keyring = keyring
+        self._quorums = quorums
+        self._limits = limits
+        #: Statements by range and broker; kept_segments + RANGES of each broker.
+        self._statements: dict[Range, dict[NodeId, tuple[SegmentStatement, Signed]]] = {}
+        #: Receipts awaited by number; at most MAX_PENDING, for at most PATIENCE refreshes.
+        self._pending: dict[int, Awaited] = {}
+        #: Brokers accused already; one proof is enough.
+        self._accused: dict[NodeId, None] = {}
+
+    def adopt(self, quorums: Quorums) -> None:
+        """Go on in a new epoch: what was signed in another one makes no receipt in this."""
+        self._quorums = quorums
+        self._statements.clear()
+
+    def refresh(self) -> list[int]:
+        """Numbers for which receipts are still awaited; those awaited for too long are given up."""
+        for awaited in self._pending.values():
+            awaited.refreshes += 1
+        for number in [n for n, a in self._pending.items() if a.refreshes > PATIENCE]:
+            del self._pending[number]
+        return list(self._pending)
+
+    def sizes(self) -> dict[str, int]:
+        """How much is kept."""
+        return {
+            "statements": len(self._statements),
+            "proofs": len(self._pending),
+            "proof_bytes": self._pending_bytes(),
+        }
+
+    def _pending_bytes(self) -> int:
+        return sum(len(awaited.contents) for awaited in self._pending.values())
+
+    def want(self, number: int, contents: bytes) -> bool:
+        """Await a receipt; False if too many are awaited already."""
+        if number not in self._pending and (
+            len(self._pending) >= MAX_PENDING
+            or self._pending_bytes() + len(contents) > MAX_PENDING_BYTES
+        ):
+            return False
+        self._pending[number] = Awaited(contents)
+        return True
+
+    def file(self, broker: NodeId, statement: SegmentStatement, signed: Signed) -> list[Effect]:
+        """Keep a broker's statement, and see whether somebody is lying."""
+        if broker in self._accused:
+            # It goes on lying, perhaps: each time would cost the signatures of all witnesses.
+            return [Drop(DropReason.CONFLICT, broker)]
+        if not self._acceptable(broker, signed, statement):
+            return [Drop(DropReason.BAD_RUN, broker)]
+        span = (statement.first, statement.count)
+        filed = self._statements.get(span)
+        if filed is None:
+            filed = self._statements[span] = {}
+        earlier = filed.get(broker)
+        if earlier is not None and earlier[0].root != statement.root:
+            if contradict(earlier[0], statement):
+                return self._on_conflict(broker, earlier[1], signed)
+            alike = (earlier[0].life, earlier[0].birth) == (statement.life, statement.birth)
+            if alike and statement.basis is Basis.FORWARDED:
+                return [Drop(DropReason.DUPLICATE, broker)]
+        filed[broker] = (statement, signed)
+        self._make_room(broker)
+        return self._find_liars(filed)
+
+    def _make_room(self, broker: NodeId) -> None:
+        """Each broker's oldest words give way to its own newer ones, never to another's."""
+        mine = [span for span, filed in self._statements.items() if broker in filed]
+        for span in mine[: max(0, len(mine) - self._limits.kept_segments - RANGES)]:
+            del self._statements[span][broker]
+            if not self._statements[span]:
+                del self._statements[span]
+
+    def _acceptable(self, broker: NodeId, signed: Signed, statement: SegmentStatement) -> bool:
+        return (
+            signed.signer == statement.broker == broker
+            and statement.stream == self.stream
+            and statement.cell == self._keyring.cell
+            and statement.epoch == self._keyring.epoch
+            and 1 <= statement.count <= self._limits.segment
+            and statement.first >= 1
+            and self._start(statement.first) == self._start(statement.first + statement.count - 1)
+        )
+
+    def _start(self, number: int) -> int:
+        return segment_start(number, self._limits.segment)
+
+    def ask(self, acceptor: Acceptor, number: int) -> Attest:
+        """The request for signatures on a number, from where its segment is known on.
+
+        Where brokers no longer hold the beginning they do not answer: every other time it is about
+        the number alone.
+        """
+        awaited = self._pending.get(number)
+        alone = awaited is not None and awaited.refreshes > 0 and awaited.refreshes % 2 == 0
+        first = number if alone else max(self._start(number), acceptor.start)
+        return Attest(self.stream, number, first)
+
+    def _on_conflict(self, broker: NodeId, first: Signed, second: Signed) -> list[Effect]:
+        if not self._holds(first) or not self._holds(second):
+            return [Drop(DropReason.BAD_SIGNATURE, broker)]
+        return self._accuse(EvidenceKind.CONFLICT, broker, (first, second), ())
+
+    def _find_liars(self, filed: dict[NodeId, tuple[SegmentStatement, Signed]]) -> list[Effect]:
+        if len({statement.root for statement, _ in filed.values()}) < 2:
+            return []
+        effects: list[Effect] = []
+        for liar, (statement, signed) in filed.items():
+            against = self._witnesses(statement, filed)
+            if len(against) >= self._quorums.one_correct:
+                effects += self._blame(liar, statement, signed, against)
+        return effects
+
+    def _witnesses(
+        self, accused: SegmentStatement, filed: dict[NodeId, tuple[SegmentStatement, Signed]]
+    ) -> list[Signed]:
+        """Signed statements, all for one root, that speak against one."""
+        by_root: dict[bytes, list[Signed]] = {}
+        for statement, signed in filed.values():
+            if _dissents(statement, accused) and self._holds(signed):
+                by_root.setdefault(statement.root, []).append(signed)
+        return max(by_root.values(), key=len, default=[])
+
+    def _blame(
+        self, liar: NodeId, said: SegmentStatement, signed: Signed, against: list[Signed]
+    ) -> list[Effect]:
+        suspicion = Suspect(liar, Suspicion.FALSE_STATEMENT, self.stream, said.first)
+        if said.basis is not Basis.SETTLED or not self._holds(signed):
+            return [suspicion]
+        enough = tuple(against[: self._quorums.one_correct])
+        return [suspicion, *self._accuse(EvidenceKind.OUTVOTED, liar, (signed,), enough)]
+
+    def _accuse(
+        self,
+        kind: EvidenceKind,
+        liar: NodeId,
+        against: tuple[Signed, ...],
+        witnesses: tuple[Signed, ...],
+    ) -> list[Effect]:
+        if liar in self._accused:
+            return []
+        self._accused[liar] = None
+        note = f"statements on a segment of {self.stream}"
+        return [
+            Accuse(
+                Evidence(kind=kind, accused=liar, against=against, witnesses=witnesses, note=note)
+            )
+        ]
+
+    def _holds(self, signed: Signed) -> bool:
+        return self._keyring.signature_holds(signed)
+
+    # ------------------------------------------------------------- receipts
+
+    def prove(self, acceptor: Acceptor, votes: int) -> list[Effect]:
+        """Receipts that have become possible."""
+        effects: list[Effect] = []
+        for number in list(self._pending):
+            receipt = self._receipt(acceptor, number, votes)
+            if receipt is not None:
+                del self._pending[number]
+                effects.append(Proven(receipt))
+        return effects
+
+    def _receipt(self, acceptor: Acceptor, number: int, votes: int) -> Receipt | None:
+        for (first, count), filed in self._statements.items():
+            if not first <= number < first + count or len(filed) < votes:
+                continue
+            digests = acceptor.accepted_run(first, count)
+            if digests is None:
+                continue
+            expected = root(first, digests)
+            by_birth: dict[bytes, list[Signed]] = {}
+            for said, signed in filed.values():
+                if said.root == expected:
+                    by_birth.setdefault(said.birth, []).append(signed)
+            equal = max(by_birth.values(), key=len, default=[])
+            if len(equal) < votes:
+                continue
+            genuine = tuple(signed for signed in equal if self._holds(signed))
+            if len(genuine) >= votes:
+                return Receipt(
+                    stream=self.stream,
+                    number=number,
+                    contents=self._pending[number].contents,
+                    first=first,
+                    digests=digests,
+                    statements=genuine,
+                )
+        return None

@@ -1,0 +1,179 @@
+"""Where a subscriber gets bodies: from its source, and by pulling what does not come.
+
+Every broker votes; one of them, the *source*, sends the bodies as well. Bodies that do not come
+with votes are pulled from brokers that voted for them, then from anybody. A source is replaced if
+pulls had to make up for it a few times in a row, whatever the reason: it withholds bodies, it is
+silent or slow, or it has other contents. Only the first is held against it. That pulls bring what
+the source does not is no excuse: everything would come a pull late for ever.
+
+A source whose bodies come in time for no pull, and still always last, holds up everything as well:
+what is published waits in order for the latest. It is replaced if its bodies were lacking at many
+looks in a row. Where bodies are large and links thin that is so with every source; so each such
+change takes twice as many looks as the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+
+from quorumcast.broadcast.acceptance import Acceptor
+from quorumcast.cell.subscribing import excerpt
+from quorumcast.cell.subscribing.interest import Interest
+from quorumcast.core.ids import Lane, NodeId, Stream
+from quorumcast.core.limits import MAX_RUN
+from quorumcast.core.machine import Effect, Send, SetTimer, Suspect, Suspicion, Timer
+from quorumcast.core.messages import Pull
+
+PULL_MS = 40
+#: Pulls in a row, with nothing in between that came by itself, after which another broker is made
+#: the source.
+PULLS_BEFORE_CHANGE = 3
+#: Looks in a row at which bodies were lacking, after which the first source is replaced.
+LATE_LOOKS = 8
+#: Ranges of numbers that are pulled at the same time: a source that spoils one body of each run
+#: leaves many small holes, and brokers answer PULLS of them (`cell.serving.audience`) in one go.
+RANGES_AT_ONCE = 16
+
+
+class PullDue(Timer, frozen=True, tag=True):
+    """Bodies of this stream have been lacking for a while."""
+
+    stream: Stream
+
+
+def first_source(subscriber: NodeId, brokers: Sequence[NodeId]) -> NodeId:
+    """Where a subscriber gets bodies from at first: subscribers are spread over the brokers."""
+    return brokers[sum(subscriber.encode()) % len(brokers)]
+
+
+class Fetcher:
+    """Chooses sources and pulls bodies for one subscriber."""
+
+    __slots__ = ("_brokers", "_me", "_pulling", "_up")
+
+    def __init__(self, me: NodeId, brokers: tuple[NodeId, ...], up: Collection[NodeId]) -> None:
+        self._me = me
+        self._brokers = brokers
+        #: Brokers that can be reached; the subscriber's own, which changes.
+        self._up = up
+        #: Streams for which PullDue is set, and the number that was lacking then.
+        self._pulling: dict[Stream, int] = {}
+
+    def sizes(self) -> dict[str, int]:
+        """How much is kept."""
+        return {"pulling": len(self._pulling)}
+
+    def adopt(self, brokers: tuple[NodeId, ...]) -> None:
+        """Go on in a new epoch with these brokers."""
+        self._brokers = brokers
+
+    # -------------------------------------------------------------- sources
+
+    def choose_source(self, interest: Interest) -> None:
+        """The first one, of those that can be reached."""
+        up = [broker for broker in self._brokers if broker in self._up]
+        if up:
+            interest.source = first_source(self._me, up)
+
+    def change_source(self, interest: Interest) -> list[Effect]:
+        """The next broker that can be reached sends bodies from now on."""
+        brokers = [b for b in self._brokers if b in self._up or b == interest.source]
+        old = interest.source
+        if old is None or len(brokers) < 2:
+            interest.source = None if old not in self._up else old
+            return []
+        interest.source = brokers[(brokers.index(old) + 1) % len(brokers)]
+        interest.tardiness.withheld = interest.tardiness.late = 0
+        return [
+            Send((broker,), interest.subscribe_to(broker))
+            for broker in (old, interest.source)
+            if broker in self._up
+        ]
+
+    # ---------------------------------------------------------------- pulls
+
+    def watch(self, interest: Interest, acceptor: Acceptor) -> list[Effect]:
+        """Give bodies that are lacking a moment to come by themselves."""
+        stream = acceptor.stream
+        lacked = self._pulling.get(stream)
+        if lacked is not None:
+            # Where what was pulled has come, others are lacking now, and since a moment ago only.
+            _, asked = interest.pulls.get(stream, (0, 0))
+            if not lacked <= asked < acceptor.next:
+                return []
+        return [self._await_bodies(acceptor, _patience(interest))] if acceptor.lacking(1) else []
+
+    def _await_bodies(self, acceptor: Acceptor, after_ms: int) -> SetTimer:
+        self._pulling[acceptor.stream] = acceptor.next
+        return SetTimer(PullDue(acceptor.stream), after_ms)
+
+    def on_pull_due(self, interest: Interest | None, stream: Stream) -> list[Effect]:
+        """Pull what has been lacking since the timer was set."""
+        lacked = self._pulling.pop(stream, 0)
+        acceptor = None if interest is None else interest.acceptors.get(stream)
+        if interest is None or acceptor is None:
+            return []
+        if not acceptor.lacking(1):
+            if stream.lane is Lane.DATA:
+                interest.tardiness.late = 0
+            return []
+        if acceptor.next > lacked:
+            # Bodies do come; another number has been lacking for a shorter while.
+            effects: list[Effect] = [self._await_bodies(acceptor, _patience(interest))]
+        else:
+            effects = self.pull(interest, acceptor)
+        return effects + self._maybe_replace_late(interest, stream)
+
+    def _maybe_replace_late(self, interest: Interest, stream: Stream) -> list[Effect]:
+        """Once more the source's bodies are lacking where votes have decided."""
+        # What is read from the past comes in large pieces, from every source.
+        if stream.lane is not Lane.DATA or interest.chained(stream.lane) or interest.excerpt:
+            return []
+        interest.tardiness.late += 1
+        if interest.tardiness.late < LATE_LOOKS << interest.tardiness.replaced:
+            return []
+        interest.tardiness.replaced += 1
+        return self.change_source(interest)
+
+    def pull(self, interest: Interest, acceptor: Acceptor) -> list[Effect]:
+        """Ask one broker after the other for what is lacking."""
+        stream = acceptor.stream
+        lacking = acceptor.lacking(MAX_RUN)
+        pulls, asked = interest.pulls.get(stream, (0, 0))
+        # If more has come than was asked for, some came by itself: the source is at work.
+        pulls = 1 if acceptor.next > asked + 1 else pulls + 1
+        effects: list[Effect] = []
+        # Those who voted for it first, then anybody: what a history names others hold as well.
+        voters = [broker for broker in acceptor.voters(lacking[0]) if broker in self._up]
+        holders = voters + [broker for broker in self._up if broker not in voters]
+        if holders:
+            holder = holders[(pulls - 1) % len(holders)]
+            for first, last in number_ranges(lacking)[:RANGES_AT_ONCE]:
+                effects.append(Send((holder,), Pull(stream, first, last - first + 1)))
+                asked = max(asked, last)
+        interest.pulls[stream] = (pulls, asked)
+        source = interest.source
+        if acceptor.voted(source, lacking[0]) and not interest.chained(stream.lane):
+            # The body should have come with its vote. (On a chain the last broker sends bodies.)
+            interest.tardiness.withheld += 1
+        if source is not None and interest.tardiness.withheld >= PULLS_BEFORE_CHANGE:
+            if source in voters:
+                effects.append(Suspect(source, Suspicion.WITHHOLDS, stream, lacking[0]))
+            effects += self.change_source(interest)
+        elif pulls % PULLS_BEFORE_CHANGE == 0:
+            effects += self.change_source(interest)
+        effects.append(self._await_bodies(acceptor, PULL_MS * min(2 + pulls, 16)))
+        return effects
+
+
+def _patience(interest: Interest) -> int:
+    """For how long bodies that lack are waited for."""
+    return PULL_MS if interest.excerpt is None else excerpt.PULL_MS
+
+
+def number_ranges(numbers: list[int]) -> list[tuple[int, int]]:
+    """First and last of each row of consecutive numbers."""
+    ends = [a for a, b in pairwise(numbers) if b != a + 1] + numbers[-1:]
+    starts = numbers[:1] + [b for a, b in pairwise(numbers) if b != a + 1]
+    return list(zip(starts, ends, strict=True))

@@ -1,0 +1,68 @@
+"""Receipts at a subscriber: asks brokers to sign what the application wants proven.
+
+Statements on whole segments come by themselves; whatever the application wants before its segment
+is whole is asked for, and asked for again with every refresh until enough brokers have signed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from quorumcast.cell.subscribing.interest import Interest
+from quorumcast.core.ids import NodeId
+from quorumcast.core.machine import Drop, DropReason, Effect, Prove, Send
+from quorumcast.core.messages import Checkpoint
+from quorumcast.core.quorum import Quorums, receipt_votes
+from quorumcast.core.statements import SegmentStatement
+
+
+class Receipts:
+    """Gathers signatures for one subscriber."""
+
+    __slots__ = ("_quorums", "_up")
+
+    def __init__(self, quorums: Quorums, up: Collection[NodeId]) -> None:
+        self._quorums = quorums
+        #: Brokers that can be reached; the subscriber's own, which changes.
+        self._up = up
+
+    def adopt(self, quorums: Quorums) -> None:
+        """Go on in a new epoch."""
+        self._quorums = quorums
+
+    def on_prove(self, interest: Interest | None, event: Prove) -> list[Effect]:
+        """The application wants a receipt: from what is there, or else brokers are asked."""
+        archive = None if interest is None else interest.archives.get(event.stream)
+        if interest is None or archive is None or not archive.want(event.number, event.contents):
+            return []
+        effects = archive.prove(interest.acceptors[event.stream], self._votes(interest))
+        if effects:
+            return effects
+        request = archive.ask(interest.acceptors[event.stream], event.number)
+        return [Send(tuple(self._up), request)]
+
+    def on_checkpoint(
+        self,
+        interest: Interest | None,
+        broker: NodeId,
+        statement: SegmentStatement,
+        message: Checkpoint,
+    ) -> list[Effect]:
+        """A broker has signed."""
+        archive = None if interest is None else interest.archives.get(statement.stream)
+        if interest is None or archive is None:
+            return [Drop(DropReason.UNKNOWN_STREAM, broker)]
+        effects = archive.file(broker, statement, message.statement)
+        acceptor = interest.acceptors[statement.stream]
+        return effects + archive.prove(acceptor, self._votes(interest))
+
+    def refresh(self, interest: Interest) -> list[Effect]:
+        """Ask again for what is still awaited, for as long as an application would wait."""
+        return [
+            Send(tuple(self._up), archive.ask(interest.acceptors[archive.stream], number))
+            for archive in interest.archives.values()
+            for number in archive.refresh()
+        ]
+
+    def _votes(self, interest: Interest) -> int:
+        return receipt_votes(self._quorums, interest.entry.policy.protection)

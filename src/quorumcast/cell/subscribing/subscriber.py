@@ -1,0 +1,439 @@
+"""The subscriber: joins channels at every broker, counts their votes, repairs what does not come.
+
+One mechanism repairs losses of every kind: saying again what it wants (`Subscribe` with cursors)
+whenever it stops making progress, which makes brokers replay. `fetching` sees to bodies that do not
+come with votes, `receipts` to what the application wants proven.
+
+Histories are accepted like publications, on a lane of their own; what they name and votes did not
+decide is settled by them, pulled, and reported to the brokers as missed.
+"""
+
+from __future__ import annotations
+
+from quorumcast.broadcast.acceptance import Acceptor
+from quorumcast.broadcast.chain import is_chain
+from quorumcast.broadcast.signed_history import read_history
+from quorumcast.cell.refusals import Refusals, channel_entry
+from quorumcast.cell.subscribing.excerpt import HEAR_MS, Excerpt, HearDue, Patience
+from quorumcast.cell.subscribing.fetching import Fetcher, PullDue
+from quorumcast.cell.subscribing.interest import Interest
+from quorumcast.cell.subscribing.recalling import RecallDue, Recaller, positioned
+from quorumcast.cell.subscribing.receipts import Receipts
+from quorumcast.core.ids import (
+    DIGEST_SIZE,
+    Channel,
+    Lane,
+    Millis,
+    NodeId,
+    Stream,
+    total_order,
+)
+from quorumcast.core.machine import (
+    CancelTimer,
+    Connected,
+    Deliver,
+    Disconnected,
+    Drop,
+    DropReason,
+    Effect,
+    Event,
+    Gap,
+    Join,
+    Leave,
+    Prove,
+    Recall,
+    Receive,
+    Send,
+    SetTimer,
+    Suspect,
+    Suspicion,
+    Timer,
+    TimerFired,
+    Waive,
+)
+from quorumcast.core.messages import (
+    Checkpoint,
+    Contents,
+    Cursor,
+    Missed,
+    Positions,
+    Refuse,
+    Subscribe,
+    Unsubscribe,
+    Vote,
+)
+from quorumcast.core.statements import SegmentStatement, parse_statement
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.manifest.manifest import Manifest
+
+REFRESH_MS = 250
+
+
+class Refresh(Timer, frozen=True, tag=True):
+    """See whether a channel makes progress."""
+
+    channel: Channel
+
+
+class Subscriber:
+    """The machine of a subscriber."""
+
+    __slots__ = (
+        "_fetcher",
+        "_interests",
+        "_keyring",
+        "_manifest",
+        "_me",
+        "_patience",
+        "_recaller",
+        "_receipts",
+        "_refusals",
+        "_up",
+    )
+
+    def __init__(self, manifest: Manifest, keyring: Keyring) -> None:
+        self._manifest = manifest
+        self._keyring = keyring
+        self._me = keyring.identity.name
+        #: One interest per channel joined.
+        self._interests: dict[Channel, Interest] = {}
+        #: Brokers that can be reached, in the order in which they came.
+        self._up: dict[NodeId, None] = {}
+        self._fetcher = Fetcher(self._me, manifest.broker_ids, self._up)
+        self._receipts = Receipts(manifest.quorums, self._up)
+        self._recaller = Recaller(manifest.broker_ids, manifest.hash, self._up)
+        self._refusals = Refusals()
+        self._patience = Patience()
+
+    def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
+        """Go on in a new epoch: other clients, rights, keys, channels, a broker more or less."""
+        self._manifest = manifest
+        self._keyring.adopt(keyring)
+        self._refusals.clear()
+        for gone in [peer for peer in self._up if peer not in manifest.broker_ids]:
+            del self._up[gone]
+        self._fetcher.adopt(manifest.broker_ids)
+        self._recaller.adopt(manifest.broker_ids)
+        self._receipts.adopt(manifest.quorums)
+        effects: list[Effect] = []
+        for interest in self._interests.values():
+            interest.adopt(manifest)
+            effects += interest.take_lost()
+            if interest.source is None:
+                self._fetcher.choose_source(interest)
+            for acceptor in list(interest.acceptors.values()):
+                effects += self._advance(interest, acceptor)
+        return effects
+
+    def handle(self, event: Event, now: Millis) -> list[Effect]:
+        match event:
+            case Receive(message=Vote() as message):
+                return self._on_vote(event, message)
+            case Receive(message=Positions() as message):
+                return self._on_positions(event.sender, message)
+            case Receive(message=Contents() as message):
+                return self._on_contents(event, message)
+            case Receive(message=Checkpoint() as message):
+                return self._on_checkpoint(event.sender, message)
+            case Receive(message=Refuse() as message):
+                return self._on_refuse(event.sender, message)
+            case Receive():
+                return [Drop(DropReason.UNEXPECTED, event.sender)]
+            case TimerFired(timer=Refresh(channel=channel)):
+                return self._on_refresh(channel)
+            case TimerFired(timer=PullDue(stream=stream)):
+                return self._fetcher.on_pull_due(self._interests.get(stream.channel), stream)
+            case TimerFired(timer=RecallDue(channel=channel)):
+                return self._on_recall_due(channel)
+            case TimerFired(timer=HearDue(channel=channel)):
+                return self._on_hear_due(channel)
+            case Connected(peer=peer):
+                return self._on_connected(peer)
+            case Disconnected(peer=peer):
+                return self._on_disconnected(peer)
+            case Join():
+                return self._on_join(event)
+            case Leave(channel=channel):
+                return self._on_leave(channel)
+            case Prove(stream=stream):
+                return self._receipts.on_prove(self._interests.get(stream.channel), event)
+            case Recall(channel=channel):
+                return self._recaller.on_recall(self._interests.get(channel), event)
+            case Waive():
+                return self._recaller.on_waive(event)
+            case _:
+                return []
+
+    def sizes(self) -> dict[str, int]:
+        sizes = {
+            "interests": len(self._interests),
+            **self._fetcher.sizes(),
+            **self._recaller.sizes(),
+        }
+        for interest in self._interests.values():
+            for name, size in interest.sizes().items():
+                sizes[f"{interest.channel}: {name}"] = size
+        return sizes
+
+    def joined(self, channel: Channel) -> bool:
+        """Whether the beginnings of a channel's streams are known: nothing after it is missed."""
+        interest = self._interests.get(channel)
+        return interest is not None and interest.begun
+
+    def ends(self, channel: Channel) -> dict[Stream, int]:
+        """How far streams that had not been read to their end were when the channel began."""
+        interest = self._interests.get(channel)
+        return {} if interest is None else dict(interest.ends)
+
+    def end(self, channel: Channel) -> int:
+        """The position that comes next in a channel's order, as far as is known."""
+        interest = self._interests.get(channel)
+        return 1 if interest is None else interest.end
+
+    def oldest(self, channel: Channel) -> int:
+        """The first position of a channel's order that enough brokers may still hold."""
+        interest = self._interests.get(channel)
+        if interest is None:
+            return 1
+        return max(1, interest.oldest(total_order(channel), of_those_who_answer=True))
+
+    # ------------------------------------------------- joining and leaving
+
+    def _on_join(self, join: Join) -> list[Effect]:
+        channel = join.channel
+        entry = channel_entry(self._manifest, channel)
+        if channel in self._interests:
+            return []
+        excerpt = None
+        if join.until:
+            excerpt = Excerpt(join.until, entry.policy.limits, self._patience)
+        interest = Interest(self._manifest, entry, self._keyring, join.start, join.since, excerpt)
+        self._interests[channel] = interest
+        self._fetcher.choose_source(interest)
+        return [*self._ask_all(interest), SetTimer(Refresh(channel), REFRESH_MS)]
+
+    def _on_leave(self, channel: Channel) -> list[Effect]:
+        if self._interests.pop(channel, None) is None:
+            return []
+        self._refusals.forget(channel)
+        return [
+            Send(tuple(self._up), Unsubscribe(channel)),
+            CancelTimer(Refresh(channel)),
+            *self._recaller.forget(channel),
+        ]
+
+    def _on_connected(self, peer: NodeId) -> list[Effect]:
+        if peer not in self._manifest.broker_ids:
+            return []
+        self._up[peer] = None
+        self._patience.back(peer)
+        effects: list[Effect] = []
+        for interest in self._interests.values():
+            interest.forget(peer)
+            interest.silence.forgive(peer)
+            if interest.source is None:
+                self._fetcher.choose_source(interest)
+            effects.append(Send((peer,), interest.subscribe_to(peer)))
+        return effects
+
+    def _on_disconnected(self, peer: NodeId) -> list[Effect]:
+        if peer in self._up:
+            del self._up[peer]
+            self._patience.left(peer)
+        effects: list[Effect] = []
+        for interest in self._interests.values():
+            if interest.source == peer:
+                effects += self._fetcher.change_source(interest)
+            for acceptor in interest.acceptors.values() if interest.excerpt else ():
+                # What waited for its vote waits no longer.
+                effects += self._advance(interest, acceptor)
+        return effects
+
+    def _ask_all(self, interest: Interest) -> list[Effect]:
+        interest.asked_again()
+        asked = [Send((broker,), interest.subscribe_to(broker)) for broker in self._up]
+        # Streams end when others take their place, and then all cursors are sent anew.
+        return [*interest.take_lost(), *asked]
+
+    # --------------------------------------------------------------- votes
+
+    def _interest(self, stream: Stream, sender: NodeId) -> Interest | None:
+        if sender not in self._manifest.broker_ids:
+            return None
+        return self._interests.get(stream.channel)
+
+    def _on_vote(self, event: Receive, vote: Vote) -> list[Effect]:
+        stream, sender = vote.stream, event.sender
+        interest = self._interest(stream, sender)
+        if interest is None:
+            return [Drop(DropReason.UNKNOWN_CHANNEL, sender)]
+        if len(vote.digests) % DIGEST_SIZE:
+            return [Drop(DropReason.BAD_RUN, sender)]
+        acceptor = interest.acceptors.get(stream)
+        if acceptor is None:
+            return self._on_unknown_stream(interest, sender, vote)
+        chained = interest.chained(stream.lane)
+        if chained != bool(vote.order) or (chained and not self._is_chain(vote.order)):
+            return [Drop(DropReason.BAD_CHAIN, sender)]
+        effects = acceptor.vote(sender, vote.first, vote.digests, event.bodies, vote.order)
+        for voucher in vote.vouchers:
+            if voucher.reader != self._me or voucher.author not in vote.order:
+                continue
+            if self._vouched(voucher.author, voucher.mac, vote):
+                effects += acceptor.vote(voucher.author, vote.first, vote.digests, (), vote.order)
+            else:
+                # Nobody after its author can verify it: any of them may have broken it.
+                passed = vote.order[vote.order.index(voucher.author) :]
+                among = tuple(dict.fromkeys((*passed, sender)))
+                effects += [
+                    Drop(DropReason.BAD_VOUCHER, sender),
+                    Suspect(voucher.author, Suspicion.BAD_VOUCHER, stream, vote.first, among),
+                    Suspect(sender, Suspicion.BAD_VOUCHER, stream, vote.first, among),
+                ]
+        return effects + self._advance(interest, acceptor)
+
+    def _on_unknown_stream(self, interest: Interest, sender: NodeId, vote: Vote) -> list[Effect]:
+        """Whoever votes names the stream; on a chain the MACs of the others do so as well."""
+        authors = [
+            voucher.author
+            for voucher in vote.vouchers[: self._manifest.quorums.chain_reach]
+            if voucher.author in self._manifest.broker_ids
+            and self._vouched(voucher.author, voucher.mac, vote)
+        ]
+        # A list, not a generator: each of them is to be counted.
+        if any([interest.name(broker, vote.stream) for broker in (sender, *authors)]):  # noqa: C419
+            return self._ask_all(interest)
+        return [Drop(DropReason.UNKNOWN_STREAM, sender)]
+
+    def _is_chain(self, order: tuple[NodeId, ...]) -> bool:
+        return is_chain(self._manifest.quorums, self._manifest.broker_ids, order)
+
+    def _vouched(self, author: NodeId, mac: bytes, vote: Vote) -> bool:
+        return self._keyring.vouched(author, mac, vote.stream, vote.first, vote.digests, vote.order)
+
+    def _advance(self, interest: Interest, acceptor: Acceptor) -> list[Effect]:
+        """Deliver what is due, settle what histories name, see to bodies that are lacking."""
+        stream = acceptor.stream
+        if stream.lane is Lane.HISTORY:
+            data = interest.acceptors.get(stream.data)
+            if data is not None and data.crowded:
+                # They wait in the window of their own lane until a refresh finds room.
+                return []
+            effects = self._settle(interest, acceptor.deliver())
+        elif interest.excerpt is not None:
+            effects = self._read_on(interest, interest.excerpt, acceptor)
+        else:
+            effects = acceptor.deliver()
+            if interest.entry.policy.total:
+                effects = [positioned(effect) for effect in effects]
+        effects += self._fetcher.watch(interest, acceptor)
+        if effects and interest.behind(stream):
+            effects += self._ask_all(interest)
+        return effects
+
+    def _read_on(self, interest: Interest, excerpt: Excerpt, acceptor: Acceptor) -> list[Effect]:
+        """Deliver what everybody has voted on, and ask for the next span in time."""
+        due = acceptor.deliver(excerpt.awaited(self._manifest.broker_ids))
+        effects = [positioned(effect) for effect in excerpt.keep(due)]
+        if excerpt.blocks(acceptor):
+            effects.append(SetTimer(HearDue(interest.channel), HEAR_MS))
+        while (span := excerpt.more(acceptor.next)) is not None:
+            cursors = (Cursor(acceptor.stream, span[0]),)
+            for broker in self._up:
+                bodies = broker == interest.source
+                asked = Subscribe(interest.channel, cursors, bodies, until=span[1])
+                effects.append(Send((broker,), asked))
+        return effects
+
+    def _on_hear_due(self, channel: Channel) -> list[Effect]:
+        interest = self._interests.get(channel)
+        acceptor = None if interest is None else interest.acceptors.get(total_order(channel))
+        if interest is None or interest.excerpt is None or acceptor is None:
+            return []
+        interest.excerpt.time_over(acceptor, self._manifest.broker_ids)
+        return self._advance(interest, acceptor)
+
+    def _settle(self, interest: Interest, accepted: list[Effect]) -> list[Effect]:
+        effects: list[Effect] = []
+        for effect in accepted:
+            if not isinstance(effect, Deliver):
+                effects.append(effect)
+                continue
+            found = read_history(effect.body, effect.stream)
+            data = interest.acceptors.get(effect.stream.data)
+            if found is None or data is None:
+                continue
+            missed = data.settle(found[1].first, found[1].digests)
+            if missed:
+                notice = Missed(data.stream, missed[0], missed[-1] - missed[0] + 1)
+                effects.append(Send(tuple(self._up), notice))
+            effects += self._advance(interest, data)
+            if missed and data.lacking(1):
+                # The fast path has failed already: there is nothing to wait for.
+                effects += self._fetcher.pull(interest, data)
+        return effects
+
+    def _on_contents(self, event: Receive, message: Contents) -> list[Effect]:
+        interest = self._interest(message.stream, event.sender)
+        acceptor = None if interest is None else interest.acceptors.get(message.stream)
+        if interest is None or acceptor is None:
+            return [Drop(DropReason.UNKNOWN_STREAM, event.sender)]
+        recalled, effects = self._recaller.on_contents(
+            interest, event.sender, message, event.bodies
+        )
+        if recalled:
+            return [positioned(effect) for effect in effects]
+        effects = acceptor.contents(event.sender, message.first, message.digests, event.bodies)
+        return effects + self._advance(interest, acceptor)
+
+    def _on_recall_due(self, channel: Channel) -> list[Effect]:
+        interest = self._interests.get(channel)
+        late, effects = self._recaller.on_due(interest, channel)
+        return effects + (self._ask_all(interest) if late and interest is not None else [])
+
+    # ------------------------------------------------------ staying in touch
+
+    def _on_positions(self, broker: NodeId, message: Positions) -> list[Effect]:
+        interest = self._interests.get(message.channel)
+        if interest is None or broker not in self._manifest.broker_ids:
+            return [Drop(DropReason.UNKNOWN_CHANNEL, broker)]
+        self._refusals.served(message.channel, broker)
+        return self._informed(interest, *interest.on_positions(broker, message))
+
+    def _informed(self, interest: Interest, anew: bool, effects: list[Effect]) -> list[Effect]:
+        """What the positions of brokers lead to; cursors are sent anew if there are new ones."""
+        effects = [e for e in effects if not (isinstance(e, Gap) and e.stream.lane is Lane.HISTORY)]
+        anew = anew and bool(interest.acceptors) and not interest.finished
+        return effects + (self._ask_all(interest) if anew else [])
+
+    def _on_refresh(self, channel: Channel) -> list[Effect]:
+        interest = self._interests.get(channel)
+        if interest is None:
+            return []
+        effects: list[Effect] = [SetTimer(Refresh(channel), REFRESH_MS)]
+        if not interest.begun:
+            effects += self._informed(interest, *interest.wait_no_longer())
+            return effects + [
+                Send((broker,), interest.subscribe_to(broker))
+                for broker in self._up
+                if not interest.answered(broker)
+            ]
+        effects += interest.notice_silence()
+        for stream, acceptor in list(interest.acceptors.items()):
+            if stream.lane is Lane.HISTORY and acceptor.stuck:
+                effects += self._advance(interest, acceptor)
+        if interest.note_progress():
+            effects += self._ask_all(interest)
+        return effects + self._receipts.refresh(interest)
+
+    def _on_refuse(self, broker: NodeId, refuse: Refuse) -> list[Effect]:
+        if refuse.listening is False:
+            return []  # this node publishes as well
+        return self._refusals.hear(self._manifest, self._interests, broker, refuse)
+
+    def _on_checkpoint(self, broker: NodeId, message: Checkpoint) -> list[Effect]:
+        statement = parse_statement(message.statement.payload)
+        if not isinstance(statement, SegmentStatement):
+            return [Drop(DropReason.BAD_RUN, broker)]
+        interest = self._interest(statement.stream, broker)
+        return self._receipts.on_checkpoint(interest, broker, statement, message)

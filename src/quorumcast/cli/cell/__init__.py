@@ -1,0 +1,1 @@
+"""Commands of operators: a cell, its brokers, members, channels and epochs."""

@@ -1,0 +1,415 @@
+"""`quorumcast channel …`: the channels of a running cell.
+
+`list` and `show` read the manifest, and with --live the brokers' status pages. `create`, `change`
+and `delete` write the next epoch; brokers take it without a restart, and what travels on other
+channels is not disturbed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quorumcast.cli.cell.advancing import OperatorOption, advance, wait_until_taken
+from quorumcast.cli.cell.channel_facts import (
+    channel_facts,
+    channel_table,
+    channel_users,
+    live_facts,
+    show_channel,
+)
+from quorumcast.cli.cell.init import CHANNEL, NOBODY, parse_channel, parse_rights
+from quorumcast.cli.cell.sharing import (
+    AckTimeoutOption,
+    AttemptsOption,
+    DeadLetterOption,
+    ShareOption,
+    Sharing,
+    SubscriptionsOption,
+    UnshareOption,
+    with_companion,
+)
+from quorumcast.cli.common import (
+    JsonOption,
+    ManifestOption,
+    StatusOption,
+    ask_cell,
+    console,
+    manifest_path,
+    print_json,
+    status_urls,
+)
+from quorumcast.core.errors import UsageError
+from quorumcast.manifest.patterns import matching
+
+if TYPE_CHECKING:
+    from quorumcast.core.limits import Limits, Overflow
+    from quorumcast.manifest.manifest import ChannelEntry, Manifest
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look at the channels of a cell, and change them while it runs.",
+    epilog="Example:  quorumcast channel create trades:total+durable -m cell",
+)
+
+LiveOption = Annotated[bool, typer.Option("--live", help="Ask the brokers how far they are.")]
+ColumnOption = Annotated[
+    list[str] | None,
+    typer.Option("--column", metavar="NAME:TYPE", help="A column of the schema; may be repeated."),
+]
+LimitOption = Annotated[
+    list[str] | None,
+    typer.Option("--limit", metavar="NAME=NUMBER", help="A limit; may be repeated."),
+]
+OverflowOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="wait|oldest|newest",
+        help="When a subscriber's queue is full and it does not say itself: wait or discard.",
+    ),
+]
+WaitOption = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Wait until running brokers have taken it.")
+]
+
+
+@app.command("list", epilog="Example:  quorumcast channel list -m cell --live")
+def list_channels(
+    pattern: Annotated[
+        str, typer.Argument(help="Only those that match, in quotes: 'plant/*/temp', 'plant/**'.")
+    ] = "**",
+    manifest: ManifestOption = Path(),
+    live: LiveOption = False,
+    url: StatusOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show every channel: policy, what is on disk, rights, columns."""
+    cell = _read(manifest)
+    names = matching(pattern, (entry.name for entry in cell.channels))
+    rows = ask_cell(cell, status_urls(cell, url)) if live else {}
+    facts = [
+        {**channel_facts(cell, entry), **({"live": live_facts(entry, rows)} if live else {})}
+        for entry in cell.channels
+        if entry.name in names
+    ]
+    if json_:
+        print_json({"cell": cell.cell, "epoch": cell.epoch, "channels": facts})
+    elif not facts:
+        what = f"no channel of cell {cell.cell!r} matches {pattern!r}"
+        console().print(f"{what}; its channels are: {_names(cell)}", markup=False, soft_wrap=True)
+    else:
+        console().print(channel_table(cell, facts, tuple(rows)))
+
+
+@app.command(epilog="Example:  quorumcast channel show trades -m cell --live")
+def show(
+    name: Annotated[str, typer.Argument(help="The channel.")],
+    manifest: ManifestOption = Path(),
+    live: LiveOption = False,
+    url: StatusOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show one channel in full: limits, columns, rights."""
+    cell = _read(manifest)
+    entry = _entry(cell, name)
+    facts = channel_facts(cell, entry)
+    if live:
+        facts["live"] = live_facts(entry, ask_cell(cell, status_urls(cell, url)))
+    if json_:
+        print_json({"cell": cell.cell, "epoch": cell.epoch, "channel": facts})
+    else:
+        show_channel(entry, facts)
+
+
+@app.command(epilog="Example:  quorumcast channel create trades:total+durable -m cell")
+def create(
+    channel: Annotated[str, typer.Argument(metavar=CHANNEL)],
+    column: ColumnOption = None,
+    limit: LimitOption = None,
+    overflow: OverflowOption = None,
+    subscriptions: SubscriptionsOption = False,
+    manifest: ManifestOption = Path(),
+    operator: OperatorOption = None,
+    url: StatusOption = None,
+    wait: WaitOption = True,
+    json_: JsonOption = False,
+) -> None:
+    """Make a channel; running brokers take it without a restart."""
+    from msgspec.structs import replace
+
+    from quorumcast.manifest.build import next_epoch
+
+    made = parse_channel(channel)
+    policy = replace(made.policy, limits=with_limits(made.policy.limits, limit))
+    entry = replace(made, policy=policy, schema=_columns(column), overflow=_overflow(overflow))
+    path = manifest_path(manifest)
+    cell = _read(manifest)
+    urls = status_urls(cell, url)
+
+    def add(old: Manifest) -> Manifest:
+        if old.channel(entry.name) is not None:
+            raise UsageError(
+                f"there is a channel {entry.name!r} already; choose another name, or change it "
+                f"with 'quorumcast channel change {entry.name}'"
+            )
+        check_size(old, entry)
+        more = with_companion(old, None, entry, make=subscriptions)
+        return next_epoch(old, channels=(*old.channels, entry, *more))
+
+    if policy.needs_store:
+        check_disks(cell, entry, urls)
+    new = advance(path, operator, add)
+    _report(new, entry.name, urls if wait else {}, json_)
+
+
+@app.command(epilog="Example:  quorumcast channel change orders --publishers alice,carol -m cell")
+def change(
+    name: Annotated[str, typer.Argument(help="The channel.")],
+    publishers: Annotated[
+        str | None,
+        typer.Option(help=f"Who may publish: names with commas, '*' or '{NOBODY}' for nobody."),
+    ] = None,
+    subscribers: Annotated[
+        str | None, typer.Option(help="Who may subscribe, in the same way.")
+    ] = None,
+    column: ColumnOption = None,
+    limit: LimitOption = None,
+    overflow: OverflowOption = None,
+    subscriptions: SubscriptionsOption = False,
+    share: ShareOption = None,
+    unshare: UnshareOption = None,
+    dead_letter: DeadLetterOption = None,
+    attempts: AttemptsOption = None,
+    ack_timeout: AckTimeoutOption = None,
+    policy: Annotated[str | None, typer.Option(hidden=True)] = None,
+    remove_column: Annotated[str | None, typer.Option(hidden=True)] = None,
+    manifest: ManifestOption = Path(),
+    operator: OperatorOption = None,
+    url: StatusOption = None,
+    wait: WaitOption = True,
+    json_: JsonOption = False,
+) -> None:
+    """Change rights, groups or limits that each node keeps to by itself, or add columns.
+
+    A new column stands behind the others and is null in what was published before. New limits hold
+    for streams that are opened from then on.
+    """
+    from msgspec.structs import replace
+
+    from quorumcast.manifest.build import next_epoch
+    from quorumcast.manifest.successor import check_limits
+
+    if policy is not None or remove_column is not None:
+        wrong = "the policy of a channel" if policy is not None else "a column"
+        raise UsageError(
+            f"{wrong} stays, because publications that rest on it are retained; make a new channel "
+            "with 'quorumcast channel create'"
+        )
+    sharing = Sharing(share, unshare, dead_letter, attempts, ack_timeout)
+    given = (publishers, subscribers, column or None, limit or None, overflow)
+    if all(value is None for value in given) and not subscriptions and not sharing.given:
+        raise UsageError(
+            "nothing to change; use --publishers, --subscribers, --column, --limit, "
+            "--overflow, --subscriptions, --share or --unshare"
+        )
+    path = manifest_path(manifest)
+    cell = _read(manifest)
+
+    def changed(old: Manifest) -> ChannelEntry:
+        entry = _entry(old, name)
+        new = _columns(column)
+        for title, kind in entry.schema:
+            if title in dict(new):
+                raise UsageError(f"channel {name!r} has a column {title!r} already, of type {kind}")
+        limits = with_limits(entry.policy.limits, limit)
+        check_limits(entry, limits)
+        return replace(
+            entry,
+            publishers=entry.publishers if publishers is None else parse_rights(publishers),
+            subscribers=entry.subscribers if subscribers is None else parse_rights(subscribers),
+            schema=(*entry.schema, *new),
+            groups=sharing.applied(entry),
+            policy=replace(entry.policy, limits=limits),
+            overflow=entry.overflow if overflow is None else _overflow(overflow),
+        )
+
+    def apply(old: Manifest) -> Manifest:
+        entry = changed(old)
+        there = {channel.name: channel for channel in old.channels}
+        for made in (entry, *with_companion(old, there[entry.name], entry, make=subscriptions)):
+            there[made.name] = made
+        return next_epoch(old, channels=tuple(there.values()))
+
+    same = apply(cell).channels == cell.channels
+    new = cell if same else advance(path, operator, apply)
+    _report(new, name, status_urls(new, url) if wait else {}, json_)
+
+
+@app.command(epilog="Example:  quorumcast channel delete audit --yes -m cell")
+def delete(
+    name: Annotated[str, typer.Argument(help="The channel.")],
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Yes, with everything that brokers hold of it.")
+    ] = False,
+    manifest: ManifestOption = Path(),
+    operator: OperatorOption = None,
+    url: StatusOption = None,
+    wait: WaitOption = True,
+    json_: JsonOption = False,
+) -> None:
+    """Delete a channel and what brokers hold of it; says who publishes and subscribes there.
+
+    A channel with total order has a place in the log and cannot go; close it instead.
+    """
+    from quorumcast.manifest.build import next_epoch
+
+    path = manifest_path(manifest)
+    cell = _read(manifest)
+    if _entry(cell, name).policy.total:
+        raise UsageError(
+            f"channel {name!r} has a place in the log of the cell and cannot be deleted; close it "
+            f"with 'quorumcast channel change {name} --publishers {NOBODY} --subscribers {NOBODY}'"
+        )
+    urls = status_urls(cell, url)
+    users = channel_users(name, ask_cell(cell, urls))
+    if not yes:
+        used = f", although {users} there" if users else ""
+        raise UsageError(
+            f"this deletes channel {name!r} and everything that brokers hold of it{used}; add --yes"
+        )
+
+    def remove(old: Manifest) -> Manifest:
+        _entry(old, name)
+        return next_epoch(old, channels=tuple(c for c in old.channels if c.name != name))
+
+    new = advance(path, operator, remove)
+    if users:
+        console(stderr=True).print(
+            f"channel {name} was in use: {users} there", markup=False, soft_wrap=True
+        )
+    _report(new, name, urls if wait else {}, json_)
+
+
+# ------------------------------------------------------------------- shared
+
+
+def _read(manifest: Path) -> Manifest:
+    from quorumcast.manifest.files import read_manifest
+
+    return read_manifest(manifest_path(manifest))
+
+
+def _entry(cell: Manifest, name: str) -> ChannelEntry:
+    entry = cell.channel(name)
+    if entry is None:
+        raise UsageError(
+            f"there is no channel {name!r} in cell {cell.cell!r}; its channels are: {_names(cell)}"
+        )
+    return entry
+
+
+def _names(cell: Manifest) -> str:
+    return ", ".join(channel.name for channel in cell.channels) or "none"
+
+
+def _columns(given: list[str] | None) -> tuple[tuple[str, str], ...]:
+    columns = []
+    for text in given or ():
+        name, separator, kind = text.partition(":")
+        if not separator or not name or not kind:
+            raise UsageError(f"--column takes NAME:TYPE, such as price:float64, not {text!r}")
+        columns.append((name, kind.strip()))
+    return tuple(columns)
+
+
+def _overflow(given: str | None) -> Overflow:
+    from quorumcast.core.limits import Overflow
+
+    choices = [choice.value for choice in Overflow]
+    if given is not None and given not in choices:
+        raise UsageError(f"--overflow is {', '.join(choices)}, not {given!r}")
+    return Overflow.WAIT if given is None else Overflow(given)
+
+
+def with_limits(limits: Limits, given: list[str] | None) -> Limits:
+    """Limits with those that a command line names."""
+    from difflib import get_close_matches
+
+    import msgspec
+
+    known = [field.name for field in msgspec.structs.fields(limits)]
+    wanted: dict[str, int] = {}
+    for text in given or ():
+        name, separator, number = text.partition("=")
+        if separator and name not in known:
+            close = get_close_matches(name, known, 1)
+            meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+            raise UsageError(f"there is no limit {name!r}; {meant}")
+        if not separator or not number.isdecimal():
+            raise UsageError(
+                f"--limit takes NAME=NUMBER with a whole number, such as queue=100, not {text!r}"
+            )
+        wanted[name] = int(number)
+    return msgspec.structs.replace(limits, **wanted)
+
+
+def check_size(cell: Manifest, entry: ChannelEntry) -> None:
+    """Refuse a policy for which the cell is too small, and say which ones it can carry."""
+    from quorumcast.core.quorum import minimum_brokers
+    from quorumcast.manifest.policy import POLICY_NAMES, Policy
+
+    def needed(policy: Policy) -> int:
+        return minimum_brokers(policy.protection, cell.f, policy.broadcast)
+
+    have = len(cell.brokers)
+    if have >= needed(entry.policy):
+        return
+    possible = [name for name in POLICY_NAMES if needed(Policy.named(name)) <= have]
+    advice = f"use {' or '.join(possible)}, or " if possible else ""
+    raise UsageError(
+        f"policy {entry.policy.name!r} needs {needed(entry.policy)} brokers to withstand "
+        f"f={cell.f}, and cell {cell.cell!r} has {have}; {advice}make a larger cell with "
+        "'quorumcast init'"
+    )
+
+
+def check_disks(cell: Manifest, entry: ChannelEntry, urls: dict[str, str]) -> None:
+    """A broker without a data directory would not take the epoch: say so before it is signed."""
+    without = [
+        name for name, row in ask_cell(cell, urls).items() if row["up"] and not row.get("disk")
+    ]
+    if without:
+        raise UsageError(
+            f"channel {entry.name!r} is kept on disk, and {', '.join(without)} has no data "
+            "directory; start it with --data first"
+        )
+
+
+def _report(new: Manifest, name: str, urls: dict[str, str], json_: bool) -> None:
+    """What has become of the channel, and who has taken it; exit code 1 if too few have."""
+    taken = wait_until_taken(new, urls) if urls else {}
+    entry = new.channel(name)
+    facts: dict[str, Any] = {
+        "cell": new.cell,
+        "epoch": new.epoch,
+        "channel": None if entry is None else channel_facts(new, entry),
+        "taken": taken,
+    }
+    if json_:
+        print_json(facts)
+    else:
+        what = "is deleted" if entry is None else f"is {entry.policy.title}"
+        up = f", which {sum(taken.values())} of {len(taken)} running brokers have" if taken else ""
+        console().print(f"channel {name} {what} in epoch {new.epoch}{up}", markup=False)
+    late = [broker for broker, done in taken.items() if not done]
+    if late:
+        console(stderr=True).print(
+            f"{', '.join(late)} has not taken epoch {new.epoch}; its log says why; where it has a "
+            "manifest of its own, copy the new one there",
+            markup=False,
+            soft_wrap=True,
+        )
+    if taken and sum(taken.values()) < new.quorums.responders and late:
+        raise typer.Exit(1)

@@ -1,0 +1,169 @@
+"""`quorumcast doctor`: is this cell well, and what is to be done if not?
+
+It looks at files, then at every broker, and works whether all of them are up or none. It changes
+nothing, and greets brokers without taking anybody's place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quorumcast.cli.common import (
+    JsonOption,
+    StatusOption,
+    ask_all,
+    console,
+    manifest_path,
+    print_json,
+    status_urls,
+)
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from quorumcast.cli.cell.checks import Finding
+    from quorumcast.cli.cell.live_checks import Rows
+    from quorumcast.crypto.identity import Identity
+    from quorumcast.manifest.manifest import Manifest
+
+EXAMPLE = "Example:  quorumcast doctor cell"
+
+GREETING_S = 5.0
+#: Brokers that differ may be about to agree: they are asked again so often, after so long.
+LOOKS = 3
+PAUSE_S = 1.0
+QUIET_S = 2.0
+
+COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
+
+
+def doctor(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Made by 'init'; or a manifest file.")
+    ] = Path(),
+    url: StatusOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Check a cell: files, keys, brokers, clocks, disks, agreement; say what to do.
+
+    Exit code 0 if there is no error, 1 if there is.
+    """
+    path = manifest_path(directory)
+    if not path.exists():
+        raise UsageError(
+            f"there is no manifest at {path}; name the directory that 'quorumcast init' made"
+        )
+    findings = examine(path, url)
+    counts = Counter(finding.level for finding in findings)
+    if json_:
+        import msgspec
+
+        print_json(
+            {
+                "healthy": not counts["error"],
+                "errors": counts["error"],
+                "warnings": counts["warning"],
+                "findings": msgspec.to_builtins(findings),
+            }
+        )
+    else:
+        console().print(_table(findings))
+        console().print(
+            f"{_count(counts['error'], 'error')}, {_count(counts['warning'], 'warning')}"
+        )
+    if counts["error"]:
+        raise typer.Exit(1)
+
+
+def examine(path: Path, url: list[str] | None) -> list[Finding]:
+    """Everything that can be found out about the cell of a manifest file."""
+    from quorumcast.cli.cell.checks import (
+        blame,
+        check_certificates,
+        check_identities,
+        check_manifest,
+        check_operator,
+    )
+    from quorumcast.cli.cell.live_checks import check_brokers
+    from quorumcast.manifest.files import read_manifest
+
+    try:
+        manifest = read_manifest(path)
+    except UsageError as error:
+        return [blame("manifest", error)]
+    urls = status_urls(manifest, url)
+    directory = path.parent
+    findings = check_manifest(manifest)
+    findings += check_operator(manifest, directory)
+    files, identities = check_identities(manifest, directory)
+    findings += files
+    findings += check_certificates(manifest, datetime.datetime.now(datetime.UTC))
+    troubles = asyncio.run(_greet_all(manifest, identities))
+    before, rows = _ask_until_settled(manifest, urls)
+    return findings + check_brokers(manifest, directory, troubles, rows, before)
+
+
+async def _greet_all(manifest: Manifest, identities: dict[str, Identity]) -> dict[str, str]:
+    """What is wrong with each broker's address; any client's keys do to ask who is there."""
+    from quorumcast.runtime.links.probe import probe
+
+    clients = [identities[c.id] for c in manifest.clients if c.id in identities]
+    keyring = manifest.keyring(clients[0]) if clients else None
+    told = asyncio.get_running_loop().call_later(QUIET_S, _tell, "waiting for brokers to answer")
+    try:
+        troubles = await asyncio.gather(
+            *(probe(broker, keyring, GREETING_S) for broker in manifest.brokers)
+        )
+    finally:
+        told.cancel()
+    return dict(zip(manifest.broker_ids, troubles, strict=True))
+
+
+def _ask_until_settled(manifest: Manifest, urls: dict[str, str]) -> tuple[Rows, Rows]:
+    """What brokers say at first, if they were asked more than once, and at last."""
+    from quorumcast.cli.cell.live_checks import unsettled
+
+    before: Rows = {}
+    rows = ask_all(urls)
+    for look in range(1, LOOKS):
+        if not unsettled(manifest, rows):
+            break
+        before = before or rows
+        _tell(f"brokers are not of one mind yet; looking again ({look} of {LOOKS - 1})")
+        time.sleep(PAUSE_S)
+        rows = ask_all(urls)
+    return before, rows
+
+
+def _tell(words: str) -> None:
+    console(stderr=True).print(words, markup=False)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _table(findings: list[Finding]) -> Table:
+    from rich.box import SIMPLE
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=SIMPLE)
+    for column in ("", "about", "what was found", "what to do"):
+        table.add_column(column, overflow="fold")
+    for finding in findings:
+        table.add_row(
+            f"[{COLOURS[finding.level]}]{finding.level}[/]",
+            escape(finding.about),
+            escape(finding.says),
+            escape(finding.do),
+        )
+    return table

@@ -1,0 +1,204 @@
+"""`quorumcast init`: a new cell in a directory.
+
+DIR/manifest.json       the signed manifest, for everybody
+DIR/operator.identity   signs this manifest and its successors: keep it away from the brokers
+DIR/NAME.identity       one per broker and client, readable by its owner alone
+DIR/.gitignore          keeps all of it out of a repository
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quorumcast.cli.common import IDENTITY, MANIFEST, OPERATOR, JsonOption, console, print_json
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quorumcast.core.ids import NodeId
+    from quorumcast.crypto.identity import Identity
+    from quorumcast.manifest.manifest import ChannelEntry, Manifest
+
+EXAMPLE = (
+    "Example:  quorumcast init cell --brokers 4 --f 1 --clients alice,bob "
+    "--channel orders:ab+history:100 --channel trades:total+durable"
+)
+#: A channel on the command line.
+CHANNEL = "NAME[:POLICY[:ALPHA[:PUBLISHERS[:SUBSCRIBERS]]]]"
+#: In the place of names: nobody has the right. No node can be called so.
+NOBODY = "-"
+
+
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the cell's files go.")],
+    cell: Annotated[str, typer.Option(help="The cell's name; the directory's if not given.")] = "",
+    brokers: Annotated[int, typer.Option(help="How many brokers.")] = 4,
+    f: Annotated[
+        int | None, typer.Option("--f", help="How many may be faulty; the most by default.")
+    ] = None,
+    clients: Annotated[str, typer.Option(help="Names of clients, with commas.")] = "alice,bob",
+    channel: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar=CHANNEL,
+            help="A channel; may be repeated. Rights are names with commas, everyone if left out. "
+            "'total+durable' keeps publications on disk.",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where brokers listen.")] = "127.0.0.1",
+    base_port: Annotated[int, typer.Option(help="Port of the first broker.")] = 7100,
+    digest: Annotated[
+        str, typer.Option(help="sha256, blake3, blake2b, or auto: the fastest on this machine.")
+    ] = "auto",
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt all links.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a cell that is there.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Make identities, an operator's key and a signed manifest for a new cell."""
+    from quorumcast.core.ids import NodeId
+    from quorumcast.core.quorum import Protection, largest_f
+    from quorumcast.crypto.identity import Identity
+    from quorumcast.manifest.build import make_cell
+    from quorumcast.runtime.digests import choose_digest
+
+    names = [name.strip() for name in clients.split(",") if name.strip()]
+    operator = Identity.generate(NodeId(OPERATOR))
+    manifest, identities = make_cell(
+        cell or directory.resolve().name,
+        [(f"broker-{i + 1}", host, base_port + i) for i in range(brokers)],
+        largest_f(Protection.BYZANTINE, brokers) if f is None else f,
+        names,
+        [parse_channel(spec) for spec in channel or ["events:ab+history:100"]],
+        digest=choose_digest(digest),
+        operator=operator,
+    )
+    if OPERATOR in identities:
+        raise UsageError(f"no node can be called {OPERATOR!r}; choose another name")
+    if tls:
+        manifest = with_certificates(manifest, identities)
+    _write(directory, manifest, [operator, *identities.values()], force=force)
+    if json_:
+        print_json(summary(manifest, directory))
+    else:
+        _print(manifest, directory)
+
+
+def parse_channel(spec: str) -> ChannelEntry:
+    """A channel as the command line writes it."""
+    from quorumcast.core.ids import Channel
+    from quorumcast.manifest.manifest import ChannelEntry
+    from quorumcast.manifest.policy import POLICY_NAMES, Policy
+
+    name, policy, alpha, publishers, subscribers, *rest = [*spec.split(":"), "", "", "", ""]
+    if any(rest):
+        raise UsageError(
+            f"{spec!r} says too much about a channel; write "
+            "NAME:POLICY:ALPHA:PUBLISHERS:SUBSCRIBERS or less"
+        )
+    if alpha and not alpha.isdecimal():
+        raise UsageError(f"alpha must be a number, not {alpha!r}; write {name}:{policy}:100")
+    chosen = Policy.parse(policy or "ab+history", alpha=int(alpha or 100))
+    if int(alpha or 0) and not chosen.has_history:
+        history = f"{chosen.name}+history"
+        advice = (
+            f"did you mean {history}:{alpha}?"
+            if history in POLICY_NAMES
+            else f"write {name}:{policy}"
+        )
+        raise UsageError(f"{policy!r} has no alpha; {advice}")
+    return ChannelEntry(
+        Channel(name),
+        chosen,
+        parse_rights(publishers),
+        parse_rights(subscribers),
+    )
+
+
+def parse_rights(names: str) -> tuple[str, ...]:
+    """Who has a right: names with commas, everyone if none is named, '-' for nobody."""
+    from quorumcast.manifest.manifest import EVERYONE
+
+    if names.strip() == NOBODY:
+        return ()
+    return tuple(name.strip() for name in names.split(",") if name.strip()) or (EVERYONE,)
+
+
+def with_certificates(manifest: Manifest, identities: Mapping[NodeId, Identity]) -> Manifest:
+    """The manifest with a TLS certificate for every broker."""
+    from msgspec.structs import replace
+
+    from quorumcast.runtime.links.tls import make_certificate
+
+    brokers = tuple(
+        replace(broker, certificate=make_certificate(identities[broker.id]))
+        for broker in manifest.brokers
+    )
+    return replace(manifest, brokers=brokers)
+
+
+def _write(directory: Path, manifest: Manifest, identities: list[Identity], *, force: bool) -> None:
+    from quorumcast.manifest.files import sign_manifest, write_identity, write_manifest
+
+    old = [path for path in (directory / MANIFEST, *directory.glob(f"*{IDENTITY}"))
+           if path.exists()]  # fmt: skip
+    if old and not force:
+        raise UsageError(
+            f"{directory} already has a cell; choose another directory, or replace it and all its "
+            "keys with --force"
+        )
+    try:
+        for path in old:
+            path.unlink()
+        directory.mkdir(parents=True, exist_ok=True)
+        _hide_from_git(directory)
+    except OSError as error:
+        raise UsageError(
+            f"{directory} cannot be used ({error.strerror}); choose another directory"
+        ) from None
+    for identity in identities:
+        write_identity(directory / f"{identity.name}{IDENTITY}", identity)
+    write_manifest(directory / MANIFEST, sign_manifest(manifest, identities[0]))
+
+
+def _hide_from_git(directory: Path) -> None:
+    """Keys never belong into a repository; in a directory with other files only they are hidden."""
+    ignore = directory / ".gitignore"
+    if not ignore.exists():
+        ours = {"logs", "data", "evidence", "epochs"}
+        alone = all(path.name in ours or path.suffix == ".old" for path in directory.iterdir())
+        ignore.write_text("*\n" if alone else f"*{IDENTITY}\n*.old\n")
+
+
+def summary(manifest: Manifest, directory: Path) -> dict[str, object]:
+    """A manifest at a glance."""
+    return {
+        "cell": manifest.cell,
+        "epoch": manifest.epoch,
+        "f": manifest.f,
+        "manifest": str(directory / MANIFEST),
+        "digest": manifest.digest,
+        "tls": any(broker.certificate for broker in manifest.brokers),
+        "brokers": {broker.id: broker.address for broker in manifest.brokers},
+        "clients": [client.id for client in manifest.clients],
+        "channels": {channel.name: channel.policy.title for channel in manifest.channels},
+    }
+
+
+def _print(manifest: Manifest, directory: Path) -> None:
+    from quorumcast.core.quorum import Protection
+
+    out = console()
+    liars = any(c.policy.protection is not Protection.CRASH for c in manifest.channels)
+    out.print(
+        f"[bold]{manifest.cell}[/]: {len(manifest.brokers)} brokers, of which {manifest.f} may "
+        f"{'lie' if liars or not manifest.channels else 'crash'}; digests {manifest.digest}"
+    )
+    for channel in manifest.channels:
+        alpha = f", α={channel.policy.alpha}" if channel.policy.has_history else ""
+        out.print(f"  channel {channel.name}: {channel.policy.title}{alpha}")
+    out.print(f"  clients {', '.join(client.id for client in manifest.clients) or 'none'}")
+    out.print(f"Next:  quorumcast up {directory}")

@@ -1,0 +1,315 @@
+"""What `quorumcast doctor` finds out from brokers: reach, clocks, disks, epochs, logs, quorum."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quorumcast.cli.cell.checks import Finding
+from quorumcast.cli.common import MANIFEST, is_broker
+
+if TYPE_CHECKING:
+    from quorumcast.manifest.manifest import BrokerEntry, Manifest
+
+#: A broker's status page, with `up`; see `common.ask_all`.
+Row = dict[str, Any]
+Rows = dict[str, Row]
+
+CLOCK_S = 1.0
+#: Status pages are asked at the same time, and made this far apart at most.
+APART_S = 5.0
+LITTLE_BYTES = 1 << 30
+TOO_LITTLE_BYTES = 64 << 20
+
+
+def check_brokers(
+    manifest: Manifest,
+    directory: Path,
+    troubles: dict[str, str],
+    rows: Rows,
+    before: Rows | None = None,
+) -> list[Finding]:
+    """Everything about every broker, and about the cell as a whole.
+
+    `before` is what the brokers said a few seconds ago: who should have moved since then?
+    """
+    findings: list[Finding] = []
+    for broker in manifest.brokers:
+        row = rows[broker.id]
+        findings.append(_reach(manifest, broker, troubles[broker.id], row, directory))
+        findings += _disk(manifest, broker.id, row, directory)
+        if is_broker(row, broker.id, manifest.cell):
+            findings += _clock(broker.id, row)
+            findings += _epoch(manifest, broker.id, row, directory)
+            findings += _conduct(broker.id, row)
+            findings += _links(broker.id, row, troubles)
+            findings += _floods(broker.id, row)
+    answering = {name: row for name, row in rows.items() if is_broker(row, name, manifest.cell)}
+    findings += _lost_stores(answering)
+    findings += _suspects(manifest, answering)
+    findings += _logs(manifest, answering)
+    findings += _standstill(answering, before or {})
+    findings.append(_quorum(manifest, troubles, answering, directory))
+    return findings
+
+
+def unsettled(manifest: Manifest, rows: Rows) -> bool:
+    """Whether brokers differ in what they may be about to agree on."""
+    answering = [row for name, row in rows.items() if is_broker(row, name, manifest.cell)]
+    if any(row["epoch"] < manifest.epoch or _waits(row) for row in answering):
+        return True
+    logs: dict[str, Counter[tuple[str, int]]] = {}
+    for row in answering:
+        for log, standing in row.get("logs", {}).items():
+            logs.setdefault(log, Counter())[standing["leader"], standing["regency"]] += 1
+    return any(len(views) > 1 for views in logs.values())
+
+
+def _reach(
+    manifest: Manifest, broker: BrokerEntry, trouble: str, row: Row, directory: Path
+) -> Finding:
+    if trouble:
+        running = is_broker(row, broker.id, manifest.cell)
+        return Finding(
+            broker.id,
+            "error" if running else "warning",
+            trouble,
+            "check its address in the manifest, and firewalls on the way"
+            if running
+            else f"start it, with 'quorumcast up {directory}' or 'quorumcast broker'",
+        )
+    if not row["up"]:
+        return Finding(
+            broker.id,
+            "warning",
+            f"answers at {broker.address}, but its status page does not, so little is known of it",
+            f"say where the page is with --url {broker.id}=http://HOST:PORT",
+        )
+    if not is_broker(row, broker.id, manifest.cell):
+        return Finding(
+            broker.id,
+            "warning",
+            f"the status page is that of {row['node']} of cell {row['cell']}",
+            f"say where its own page is with --url {broker.id}=http://HOST:PORT",
+        )
+    return Finding(broker.id, "ok", f"answers at {broker.address} as the one it should be")
+
+
+def _clock(name: str, row: Row) -> list[Finding]:
+    ahead = row.get("clock_ahead_s", 0.0)
+    if abs(ahead) - row.get("round_trip_s", 0.0) / 2 <= CLOCK_S:
+        return []
+    way = "ahead of" if ahead > 0 else "behind"
+    says = f"its clock is {abs(ahead):.1f} s {way} the one here"
+    return [Finding(name, "warning", says, "set both with NTP")]
+
+
+def _disk(manifest: Manifest, name: str, row: Row, directory: Path) -> list[Finding]:
+    from quorumcast.runtime.store.database import MAX_ASIDE
+    from quorumcast.runtime.store.directory import look_at
+
+    needed = any(channel.policy.needs_store for channel in manifest.channels)
+    known = is_broker(row, name, manifest.cell)
+    disk: Any = row.get("disk") if known else look_at(directory / "data", name)
+    if not needed or (not known and not (directory / "data").exists()):
+        return []
+    if not disk:
+        return [Finding(name, "error", "it has no data directory", "start it with --data DIR")]
+    where, free = disk["directory"], disk["free_bytes"]
+    findings: list[Finding] = []
+    if row.get("store", {}).get("full"):
+        says = f"the disk of {where} is full, and it promises nothing that it cannot keep"
+        findings.append(Finding(name, "error", says, "make room; it goes on by itself"))
+    if not disk["writable"]:
+        says = f"it may not write to {where}"
+        findings.append(Finding(name, "error", says, "give the directory to the broker's user"))
+    if free is not None and free < LITTLE_BYTES:
+        level: Any = "error" if free < TOO_LITTLE_BYTES else "warning"
+        says = f"{free / 1e6:,.0f} MB are free at {where}"
+        findings.append(Finding(name, level, says, "make room before it is full"))
+    aside = disk["set_aside"]
+    if aside:
+        findings.append(
+            Finding(
+                name,
+                "error" if len(aside) >= MAX_ASIDE else "warning",
+                f"its store was damaged and set aside: {', '.join(aside)} in {where}",
+                "look at the disk, then move the files away",
+            )
+        )
+    if not findings:
+        room = "" if free is None else f" with {free / 1e9:,.1f} GB free"
+        findings.append(Finding(name, "ok", f"keeps its store in {where}{room}"))
+    return findings
+
+
+def _lost_stores(rows: Rows) -> list[Finding]:
+    """Brokers that came empty to a log that had begun, unless they may just have come late."""
+    findings: list[Finding] = []
+    for name, row in rows.items():
+        late = any(log.get("forgotten") for log in row.get("logs", {}).values())
+        if not (late and row["disk"].get("began_empty")):
+            continue
+        others = [rows[peer] for peer in rows if peer != name]
+        was_there = any(_met_before(other, name, row) for other in others)
+        cell_is_new = all(other["disk"].get("began_empty") for other in others)
+        if was_there or not cell_is_new:
+            when = "had taken part before" if was_there else "the log had begun long before"
+            says = f"it found no store in {row['disk']['directory']} when it started, and {when}"
+            advice = "see that --data names its own directory"
+            findings.append(Finding(name, "warning", says, advice))
+    return findings
+
+
+def _met_before(other: Row, name: str, row: Row) -> bool:
+    """Whether a broker has known one since before that one's process began."""
+    met: float | None = other["brokers"].get(name, {}).get("met_s_ago")
+    return met is not None and met > row.get("uptime_s", met) + APART_S
+
+
+def _epoch(manifest: Manifest, name: str, row: Row, directory: Path) -> list[Finding]:
+    if row["epoch"] == manifest.epoch:
+        return []
+    if row["epoch"] > manifest.epoch:
+        says = f"it runs epoch {row['epoch']}, and the manifest here is epoch {manifest.epoch}"
+        return [Finding(name, "error", says, "get the new manifest from the operator")]
+    says = f"it still runs epoch {row['epoch']}, and the manifest is epoch {manifest.epoch}"
+    advice = f"copy {directory / MANIFEST} to it; its log says if it refused"
+    return [Finding(name, "error", says, advice)]
+
+
+def _conduct(name: str, row: Row) -> list[Finding]:
+    findings: list[Finding] = []
+    if row["faults"]:
+        says = f"it misbehaves on request ({', '.join(row['faults'])})"
+        advice = f"quorumcast faults clear {name}"
+        findings.append(Finding(name, "warning", says, advice))
+    for accused in row["accusations"]:
+        says = f"it has proof that {accused} lied"
+        advice = "verify what is in its evidence directory with 'quorumcast verify'"
+        findings.append(Finding(name, "warning", says, advice))
+    return findings
+
+
+def _links(name: str, row: Row, troubles: dict[str, str]) -> list[Finding]:
+    """Links to brokers that are there: those that are not are told of already."""
+    findings: list[Finding] = []
+    for peer, link in row["brokers"].items():
+        if not link["up"] and not troubles.get(peer, "?"):
+            why = f" ({link['trouble']})" if link["trouble"] else ""
+            says = f"it has no link to {peer}{why}"
+            advice = "check the network between the two"
+            findings.append(Finding(name, "warning", says, advice))
+    return findings
+
+
+def _floods(name: str, row: Row) -> list[Finding]:
+    """Clients that asked for more than a broker could give them beside the others."""
+    findings: list[Finding] = []
+    for client, load in row.get("load", {}).items():
+        if load["disconnected"]:
+            says = (
+                f"it has disconnected {client} {load['disconnected']} times, because its requests "
+                f"took too much processor time ({load['requests_s']:,.1f} s in all)"
+            )
+            advice = f"see what {client} does; if it means harm, remove it from the manifest"
+            findings.append(Finding(name, "warning", says, advice))
+    return findings
+
+
+def _suspects(manifest: Manifest, rows: Rows) -> list[Finding]:
+    """Whom so many suspect that one of them is correct."""
+    by: dict[str, dict[str, set[str]]] = {}
+    for name, row in rows.items():
+        for suspect, reasons in row["suspicions"].items():
+            by.setdefault(suspect, {})[name] = set(reasons)
+    findings: list[Finding] = []
+    for suspect, accusers in sorted(by.items()):
+        if len(accusers) >= manifest.quorums.one_correct:
+            reasons = ", ".join(sorted(set().union(*accusers.values())))
+            says = f"{', '.join(accusers)} suspect it ({reasons})"
+            advice = "look at its log; a suspicion is no proof"
+            findings.append(Finding(suspect, "warning", says, advice))
+    return findings
+
+
+def _logs(manifest: Manifest, rows: Rows) -> list[Finding]:
+    """Whether brokers agree on who leads each log, and are about as far in it."""
+    findings: list[Finding] = []
+    for log in dict.fromkeys(log for row in rows.values() for log in row.get("logs", {})):
+        standings = {name: row["logs"][log] for name, row in rows.items() if log in row["logs"]}
+        findings += _log(manifest, log, standings)
+    return findings
+
+
+def _waits(row: Row) -> list[str]:
+    """Logs in which something is to be done."""
+    return [
+        log
+        for log, standing in row.get("logs", {}).items()
+        if standing["executed"] < standing["decided"]
+        or row.get("sizes", {}).get(f"{log}/offers", 0)
+    ]
+
+
+def _standstill(rows: Rows, before: Rows) -> list[Finding]:
+    """Brokers that have something to do in a log and did nothing for a while."""
+    findings: list[Finding] = []
+    for name, row in rows.items():
+        for log in _waits(row):
+            now, then = row["logs"][log], before.get(name, {}).get("logs", {}).get(log, {})
+            if any(now[what] != then.get(what) for what in ("decided", "executed")):
+                continue
+            says = f"publications wait in log {log}, and no batch was decided for a while"
+            if now["executed"] < now["decided"]:
+                says = (
+                    f"it stands at batch {now['executed']:,} of {now['decided']:,} in log {log}, "
+                    "and lacks what was in the next one"
+                )
+            advice = "start the brokers that are down; one of them may have it; then see the logs"
+            findings.append(Finding(name, "error", says, advice))
+    return findings
+
+
+def _log(manifest: Manifest, log: str, standings: dict[str, dict[str, Any]]) -> list[Finding]:
+    about = f"log {log}"
+    views = Counter((s["leader"], s["regency"]) for s in standings.values())
+    (leader, regency), agreeing = views.most_common(1)[0]
+    furthest = max(standing["decided"] for standing in standings.values())
+    findings: list[Finding] = []
+    if agreeing < manifest.quorums.responders:
+        says = f"only {agreeing} brokers follow one leader ({leader}, regency {regency})"
+        advice = "start the brokers that are down; look again in a few seconds"
+        findings.append(Finding(about, "error", says, advice))
+    reach = 2 * max(
+        (c.policy.limits.checkpoint for c in manifest.channels if c.policy.total), default=1
+    )
+    for name, standing in standings.items():
+        if (standing["leader"], standing["regency"]) != (leader, regency):
+            says = f"it follows {standing['leader']} in regency {standing['regency']} of log {log}"
+            advice = f"look again in a few seconds; most follow {leader} in regency {regency}"
+            findings.append(Finding(name, "warning", says, advice))
+        if furthest - standing["executed"] > reach:
+            says = f"it has executed {standing['executed']:,} of {furthest:,} batches of log {log}"
+            advice = "look again in a few seconds; if it does not catch up, see its log"
+            findings.append(Finding(name, "warning", says, advice))
+    if not findings:
+        says = f"{leader} leads in regency {regency}; batches decided so far: {furthest:,}"
+        findings.append(Finding(about, "ok", says))
+    return findings
+
+
+def _quorum(manifest: Manifest, troubles: dict[str, str], rows: Rows, directory: Path) -> Finding:
+    answer = [name for name, trouble in troubles.items() if not trouble or name in rows]
+    n, needed = len(manifest.brokers), manifest.quorums.responders
+    if len(answer) < needed:
+        return Finding(
+            "quorum",
+            "error",
+            f"{len(answer)} of {n} brokers answer, and {needed} are needed",
+            f"start the others, with 'quorumcast up {directory}' or 'quorumcast broker'",
+        )
+    spare = len(answer) - needed
+    more = f"{spare} more may fail" if spare else "no other may fail"
+    return Finding("quorum", "ok", f"{len(answer)} of {n} brokers answer; {more}")

@@ -1,0 +1,127 @@
+"""`quorumcast members`: who is in a cell, how they are recognised, and who is there.
+
+`cli.membership` has the commands that change it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quorumcast.cli.cell.membership import add, remove, replace, rotate
+from quorumcast.cli.common import (
+    JsonOption,
+    ManifestOption,
+    StatusOption,
+    ask_cell,
+    console,
+    manifest_path,
+    print_json,
+    status_urls,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from quorumcast.manifest.manifest import Manifest
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Who is in a cell, and changes of it while it runs.",
+    epilog="Example:  quorumcast members list -m cell --live",
+)
+
+_EXAMPLES: dict[Callable[..., None], str] = {
+    add: "members add broker-5 --host 10.0.0.5 --port 7005 -m cell --wait",
+    remove: "members remove broker-1 -m cell --wait",
+    replace: "members replace broker-1 broker-5 --host 10.0.0.5 --port 7005 -m cell",
+    rotate: "members rotate broker-2 -m cell --wait",
+}
+for command, example in _EXAMPLES.items():
+    app.command(epilog=f"Example:  quorumcast {example}")(command)
+
+#: Of a fingerprint, as much is compared by eye.
+SHOWN = 16
+
+
+@app.command("list", epilog="Example:  quorumcast members list -m cell --live")
+def list_members(
+    manifest: ManifestOption = Path(),
+    live: Annotated[bool, typer.Option("--live", help="Ask the brokers who is there.")] = False,
+    url: StatusOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show brokers and clients with the fingerprints of their keys.
+
+    With --live: which brokers are up, in which epoch, and at how many of them each client is.
+    """
+    from quorumcast.manifest.files import read_manifest
+
+    cell = read_manifest(manifest_path(manifest))
+    rows = ask_cell(cell, status_urls(cell, url)) if live else None
+    members = _members(cell, rows)
+    if json_:
+        print_json({"cell": cell.cell, "epoch": cell.epoch, "f": cell.f, "members": members})
+    else:
+        console().print(_table(cell, members, live=live))
+
+
+def fingerprint(verify_key: bytes, exchange_key: bytes) -> str:
+    """What stands for a node's public keys."""
+    return hashlib.sha256(verify_key + exchange_key).hexdigest()
+
+
+def _members(cell: Manifest, rows: dict[str, dict[str, Any]] | None) -> list[dict[str, Any]]:
+    members: list[dict[str, Any]] = []
+    for broker in cell.brokers:
+        member: dict[str, Any] = {
+            "name": broker.id,
+            "role": "broker",
+            "address": broker.address,
+            "tls": bool(broker.certificate),
+            "fingerprint": fingerprint(broker.verify_key, broker.exchange_key),
+        }
+        if rows is not None:
+            row = rows[broker.id]
+            member |= {"up": row["up"], "epoch": row.get("epoch")}
+        members.append(member)
+    for client in cell.clients:
+        member = {
+            "name": client.id,
+            "role": "client",
+            "fingerprint": fingerprint(client.verify_key, client.exchange_key),
+        }
+        if rows is not None:
+            at = [name for name, row in rows.items() if client.id in row.get("clients", ())]
+            member |= {"up": bool(at), "at": at}
+        members.append(member)
+    return members
+
+
+def _table(cell: Manifest, members: list[dict[str, Any]], *, live: bool) -> Table:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    title = f"cell {cell.cell}, epoch {cell.epoch}: {len(cell.brokers)} brokers, f={cell.f}"
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    for column in ("name", "role", "address", "keys", *(("state", "epoch") if live else ())):
+        table.add_column(column)
+    for member in members:
+        state = "[green]up[/]" if member.get("up") else "[red]down[/]"
+        if member["role"] == "client":
+            at = member.get("at", ())
+            state = f"at {len(at)} brokers" if at else "not here"
+        epoch = member.get("epoch")
+        shown = (state, "" if epoch is None else str(epoch)) if live else ()
+        table.add_row(
+            member["name"],
+            member["role"],
+            member.get("address", ""),
+            member["fingerprint"][:SHOWN],
+            *shown,
+        )
+    return table

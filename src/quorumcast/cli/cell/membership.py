@@ -1,0 +1,337 @@
+"""`quorumcast members add, remove, replace, rotate`: brokers come and go while the cell runs.
+
+Every command makes one epoch after the other, each one step: it shows what changes, asks whether
+enough brokers have taken the epoch before, waits until they have what the others hold, and with
+--wait looks on until enough have taken this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quorumcast.cli.cell.advancing import Change, OperatorOption, advance
+from quorumcast.cli.common import (
+    IDENTITY,
+    OPERATOR,
+    JsonOption,
+    ManifestOption,
+    StatusOption,
+    ask_cell,
+    console,
+    manifest_path,
+    print_json,
+    status_urls,
+)
+from quorumcast.cli.progress import Progress
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from quorumcast.crypto.identity import Identity
+    from quorumcast.manifest.manifest import BrokerEntry, Manifest
+
+PAUSE_S = 0.1
+
+NameArgument = Annotated[str, typer.Argument(help="The broker.")]
+HostOption = Annotated[str, typer.Option("--host", help="Where the new broker listens.")]
+PortOption = Annotated[int, typer.Option("--port", help="… and on which port.")]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Until n-f brokers have taken the epoch; else exit code 1.")
+]
+PatienceOption = Annotated[float, typer.Option("--timeout", help="Seconds to wait.")]
+OfflineOption = Annotated[
+    bool, typer.Option("--offline", help="The cell does not run: ask nobody.")
+]
+HastyOption = Annotated[
+    bool,
+    typer.Option("--hasty", help="Also while brokers catch up: what they lack yet may be lost."),
+]
+
+
+class Steps:
+    """The steps of one command."""
+
+    def __init__(
+        self,
+        manifest: Path,
+        operator: Path | None,
+        urls: list[str] | None,
+        *,
+        offline: bool,
+        timeout_s: float,
+        hasty: bool = False,
+    ) -> None:
+        self.path = manifest_path(manifest)
+        self._operator = operator
+        self._urls = urls
+        self._offline = offline
+        self._hasty = hasty
+        self._timeout_s = timeout_s
+        self.facts: dict[str, Any] = {}
+
+    def take(self, change: Change, *, going: Collection[str] = ()) -> Manifest:
+        """One epoch, if enough brokers have taken the one before; `going` are about to leave."""
+
+        def safely(old: Manifest) -> Manifest:
+            if not self._offline:
+                self._check_taken(old)
+                if not self._hasty:
+                    self._await_others(old, going)
+            new = change(old)
+            self.facts = {
+                "cell": old.cell,
+                "epoch": new.epoch,
+                "before": self.facts.get("before", _shape(old)),
+                "after": _shape(new),
+            }
+            return new
+
+        return advance(self.path, self._operator, safely)
+
+    def _check_taken(self, manifest: Manifest) -> None:
+        taken = self._taken(manifest)
+        needed = manifest.quorums.responders
+        if len(taken) < needed:
+            raise UsageError(
+                f"only {len(taken)} of {len(manifest.brokers)} brokers say that they have taken "
+                f"epoch {manifest.epoch}, and {needed} must before the next step: start the "
+                "others, say where their status pages are with --url, or say --offline if the "
+                "cell does not run"
+            )
+
+    def _await_others(self, manifest: Manifest, going: Collection[str]) -> None:
+        """Until those who stay hold what the others do, and those who are new are there.
+
+        Of what they lack too few may be left after the next step to vouch for it. Who goes and is
+        down may be what they wait for.
+        """
+        from quorumcast.manifest.files import read_epoch
+
+        before = read_epoch(self.path, manifest, manifest.epoch - 1)
+        new = [] if before is None else [n for n in manifest.broker_ids if not before.broker(n)]
+        deadline = time.monotonic() + self._timeout_s
+        with Progress() as progress:
+            while True:
+                taken = self._taken(manifest)
+                absent = [n for n in new if n not in taken]
+                late = [n for n, row in taken.items() if row.get("catching_up")]
+                awaited = [n for n in (*absent, *late) if n not in going]
+                if not awaited or any(n not in taken for n in going):
+                    return
+                progress(f"waiting for {', '.join(awaited)} to catch up")
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(PAUSE_S)
+        raise UsageError(
+            f"{', '.join(awaited)} {'has' if len(awaited) == 1 else 'have'} not caught up: wait "
+            "until 'quorumcast status' says so no longer, or say --hasty, which may lose what too "
+            "few of the others hold"
+        )
+
+    def _taken(self, manifest: Manifest) -> dict[str, dict[str, Any]]:
+        rows = ask_cell(manifest, status_urls(manifest, self._urls))
+        return {n: row for n, row in rows.items() if row["up"] and row["epoch"] >= manifest.epoch}
+
+    def wait(self, manifest: Manifest, *needed: str) -> bool:
+        """Until n-f brokers have taken an epoch, and these have caught up; False if it takes long.
+
+        One that is new counts like one that forgot until then, and f of them are all there may be.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            taken = self._taken(manifest)
+            self.facts["taken"] = list(taken)
+            enough = len(taken) >= manifest.quorums.responders
+            if enough and all(n in taken and not taken[n].get("catching_up") for n in needed):
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(PAUSE_S)
+
+    def finish(self, manifest: Manifest, *, wait: bool, json_: bool) -> None:
+        """Wait, if asked to, and say what has changed; exit code 1 if too few have taken it."""
+        done = not wait or self.wait(manifest)
+        if json_:
+            print_json(self.facts | {"done": done})
+        else:
+            before, after = self.facts["before"], self.facts["after"]
+            out = console()
+            out.print(f"cell {self.facts['cell']}, epoch {self.facts['epoch']}", markup=False)
+            for name in before:
+                change = "" if before[name] == after[name] else f" → {after[name]}"
+                out.print(f"  {name:8} {before[name]}{change}", markup=False)
+            if "taken" in self.facts:
+                out.print(f"  taken by {', '.join(self.facts['taken'])}", markup=False)
+        if not done:
+            raise typer.Exit(1)
+
+
+def _shape(manifest: Manifest) -> dict[str, Any]:
+    quorums = manifest.quorums
+    return {
+        "brokers": ", ".join(manifest.broker_ids),
+        "n": quorums.n,
+        "f": quorums.f,
+        "quorum": quorums.intersecting,
+    }
+
+
+def add(
+    name: NameArgument,
+    host: HostOption,
+    port: PortOption,
+    manifest: ManifestOption = Path(),
+    operator: OperatorOption = None,
+    url: StatusOption = None,
+    wait: WaitOption = False,
+    timeout: PatienceOption = 60.0,
+    offline: OfflineOption = False,
+    hasty: HastyOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Add a broker: its identity is made, and the next epoch names it. Then start it."""
+    steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout, hasty=hasty)
+    new = steps.take(_adding(steps.path, name, host, port))
+    steps.finish(new, wait=wait, json_=json_)
+
+
+def remove(
+    name: NameArgument,
+    manifest: ManifestOption = Path(),
+    operator: OperatorOption = None,
+    url: StatusOption = None,
+    wait: WaitOption = False,
+    timeout: PatienceOption = 60.0,
+    offline: OfflineOption = False,
+    hasty: HastyOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Remove a broker: it ends by itself when it has taken the epoch."""
+    steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout, hasty=hasty)
+    new = steps.take(_removing(name), going=(name,))
+    steps.finish(new, wait=wait, json_=json_)
+
+
+def replace(
+    old: Annotated[str, typer.Argument(help="The broker that goes.")],
+    new: Annotated[str, typer.Argument(help="The broker that comes.")],
+    host: HostOption,
+    port: PortOption,
+    manifest: ManifestOption = Path(),
+    operator: OperatorOption = None,
+    url: StatusOption = None,
+    timeout: PatienceOption = 60.0,
+    hasty: HastyOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Add a broker, wait until it has caught up, and remove another: two epochs."""
+    steps = Steps(manifest, operator, url, offline=False, timeout_s=timeout, hasty=hasty)
+    added = steps.take(_adding(steps.path, new, host, port), going=(old,))
+    if not steps.wait(added, new):
+        raise UsageError(
+            f"{new} has not taken epoch {added.epoch} yet, or has not caught up: start it, wait "
+            "until 'quorumcast status' shows it as up, and then run 'quorumcast members remove "
+            f"{old}'"
+        )
+    try:
+        removed = steps.take(_removing(old), going=(old,))
+    except UsageError as error:
+        raise UsageError(
+            f"{new} has been added, and {old} not removed: {error}; then run 'quorumcast members "
+            f"remove {old}'"
+        ) from None
+    steps.finish(removed, wait=True, json_=json_)
+
+
+def rotate(
+    name: Annotated[str, typer.Argument(help="The node whose keys are replaced.")],
+    manifest: ManifestOption = Path(),
+    operator: OperatorOption = None,
+    url: StatusOption = None,
+    wait: WaitOption = False,
+    timeout: PatienceOption = 60.0,
+    offline: OfflineOption = False,
+    hasty: HastyOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Give a node new keys; a broker reads its new identity file when it takes the epoch."""
+    steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout, hasty=hasty)
+    new = steps.take(rotating(steps.path, name))
+    steps.finish(new, wait=wait, json_=json_)
+
+
+def _adding(path: Path, name: str, host: str, port: int) -> Change:
+    from quorumcast.core.ids import NodeId
+    from quorumcast.crypto.identity import Identity
+    from quorumcast.manifest import build
+    from quorumcast.manifest.files import read_identity, write_identity
+    from quorumcast.manifest.successor import check_successor
+
+    if name == OPERATOR:
+        raise UsageError(f"no node can be called {OPERATOR!r}; choose another name")
+    file = path.parent / f"{name}{IDENTITY}"
+
+    def change(old: Manifest) -> Manifest:
+        identity = read_identity(file) if file.exists() else Identity.generate(NodeId(name))
+        certificate = _certificate(identity, old.brokers[0])
+        new = build.add_broker(old, identity.name, identity, host, port, certificate=certificate)
+        check_successor(old, new)
+        if not file.exists():
+            write_identity(file, identity)
+        return new
+
+    return change
+
+
+def _removing(name: str) -> Change:
+    from quorumcast.core.ids import NodeId
+    from quorumcast.manifest import build
+
+    return lambda old: build.remove_broker(old, NodeId(name))
+
+
+def rotating(path: Path, name: str) -> Change:
+    """New keys for a node.
+
+    A broker needs its old ones until it takes the epoch: the new identity lies beside it. That of a
+    client takes the place of the old one, which is kept and is worth nothing.
+    """
+    from quorumcast.core.ids import NodeId
+    from quorumcast.crypto.identity import Identity
+    from quorumcast.manifest import build
+    from quorumcast.manifest.files import write_identity
+    from quorumcast.runtime.broker.identities import next_identity
+
+    identity = Identity.generate(NodeId(name))
+    file = path.parent / f"{name}{IDENTITY}"
+
+    def change(old: Manifest) -> Manifest:
+        entry = old.broker(name)
+        certificate = "" if entry is None else _certificate(identity, entry)
+        new = build.rotate(old, identity.name, identity, certificate=certificate)
+        if entry is not None and file.exists():
+            following = next_identity(file)
+            if following.exists():
+                raise UsageError(
+                    f"{name} has new keys already, in {following}, and has not taken the epoch "
+                    "that names them: wait until it has, or remove the file if it lies elsewhere"
+                )
+            write_identity(following, identity)
+            return new
+        if file.exists():
+            file.rename(file.with_name(f"{name}.epoch-{old.epoch}.old"))
+        write_identity(file, identity)
+        return new
+
+    return change
+
+
+def _certificate(identity: Identity, like: BrokerEntry) -> str:
+    """One for TLS, where the cell uses it."""
+    from quorumcast.runtime.links.tls import make_certificate
+
+    return make_certificate(identity) if like.certificate else ""

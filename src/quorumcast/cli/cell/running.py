@@ -1,0 +1,256 @@
+"""`quorumcast up` and `quorumcast broker`: cells and brokers in the foreground."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quorumcast.cli.common import (
+    IdentityOption,
+    JsonOption,
+    ManifestOption,
+    ObserveOption,
+    ask_all,
+    console,
+    default_status_port,
+    default_status_url,
+    identity_path,
+    manifest_path,
+    print_json,
+)
+from quorumcast.core.errors import UsageError
+from quorumcast.core.limits import LAST_PORT
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from quorumcast.cli.cell.supervisor import Supervisor
+    from quorumcast.manifest.manifest import BrokerEntry
+
+UP_EXAMPLE = "Example:  quorumcast up cell --allow-faults"
+BROKER_EXAMPLE = "Example:  quorumcast broker -m cell/manifest.json -i cell/broker-1.identity"
+
+TICK_S = 0.1
+STOPPING = (signal.SIGTERM, signal.SIGHUP)
+TABLE_S = 1.0
+LEVELS = ("debug", "info", "warning", "error")
+
+LogOption = Annotated[str, typer.Option("--log", help=f"One of {', '.join(LEVELS)}.")]
+FaultsOption = Annotated[
+    bool,
+    typer.Option("--allow-faults", help="Let 'quorumcast faults' make brokers lie; for tests."),
+]
+
+
+def up(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made by 'init'.")],
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Start this broker only; may be repeated.")
+    ] = None,
+    allow_faults: FaultsOption = False,
+    log: LogOption = "info",
+    json_: JsonOption = False,
+) -> None:
+    """Run the brokers of a cell on this machine until Ctrl-C, and restart those that die.
+
+    Each broker's log is DIR/logs/NAME.log, its status page on its port plus 1000.
+    """
+    from quorumcast.cli.cell.supervisor import Supervisor
+    from quorumcast.manifest.files import read_manifest
+
+    _check_level(log)
+    manifest = read_manifest(manifest_path(directory))
+    supervisor = Supervisor(
+        directory, manifest, only=only, allow_faults=allow_faults, log_level=log
+    )
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _stop)
+    try:
+        refuse_running(directory, manifest.cell, [child.entry for child in supervisor.children])
+        supervisor.start()
+        if sys.stdout.isatty() and not json_:
+            _watch_live(supervisor, manifest.cell)
+        else:
+            _watch_plainly(supervisor, json_)
+    except _Stopped:
+        return
+    finally:
+        for number in STOPPING:
+            signal.signal(number, signal.SIG_IGN)
+        supervisor.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def refuse_running(directory: Path, cell: str, brokers: Sequence[BrokerEntry]) -> None:
+    """Say so if brokers of this cell are up already."""
+    rows = ask_all({broker.id: default_status_url(broker) for broker in brokers})
+    for name, row in rows.items():
+        if row["up"] and (row["node"], row["cell"]) == (name, cell):
+            pid = _supervisor_of(row["pid"])
+            kill = f", or with 'kill {pid}'" if pid else ""
+            raise UsageError(
+                f"cell {cell!r} seems to be running already ({name} answers); stop it with Ctrl-C "
+                f"where 'quorumcast up {directory}' runs{kill}"
+            )
+
+
+def _supervisor_of(pid: int) -> int | None:
+    """The process `quorumcast up` that started a broker, where /proc tells."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        parent = int(fields[1])
+        command = Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError, IndexError):
+        return None
+    return parent if b"up" in command and any(b"quorumcast" in word for word in command) else None
+
+
+class _Stopped(Exception):
+    """Somebody sent SIGTERM, or the terminal is gone."""
+
+
+def _stop(number: int, frame: Any) -> None:
+    raise _Stopped
+
+
+def _check_level(level: str) -> None:
+    if level not in LEVELS:
+        raise UsageError(f"--log is one of {', '.join(LEVELS)}, not {level!r}")
+
+
+def _watch_plainly(supervisor: Supervisor, json_: bool) -> None:
+    """One line for everything that happens."""
+    waiting = {child.entry.id for child in supervisor.children}
+    while True:
+        for child, happened in supervisor.poll():
+            if json_:
+                print_json({"broker": child.entry.id, "event": happened, "pid": child.pid})
+            else:
+                print(f"{child.entry.id} {happened} ({child.entry.address})", flush=True)
+            if happened == "ready" and waiting:
+                waiting.discard(child.entry.id)
+                if not waiting:
+                    names = [child.entry.id for child in supervisor.children]
+                    print_json({"event": "up", "brokers": names}) if json_ else print(
+                        "the cell is up; Ctrl-C stops it", flush=True
+                    )
+        time.sleep(TICK_S)
+
+
+def _watch_live(supervisor: Supervisor, cell: str) -> None:
+    from rich.live import Live
+
+    with Live(console=console(), auto_refresh=False) as live:
+        due = 0.0
+        while True:
+            changed = bool(list(supervisor.poll()))
+            if changed or time.monotonic() >= due:
+                due = time.monotonic() + TABLE_S
+                live.update(_table(supervisor, cell), refresh=True)
+            time.sleep(TICK_S)
+
+
+def _table(supervisor: Supervisor, cell: str) -> Table:
+    from quorumcast.cli.cell.operations import status_table
+
+    entries = [child.entry for child in supervisor.children if child.ready]
+    answers = ask_all({entry.id: default_status_url(entry) for entry in entries})
+    rows: dict[str, dict[str, Any]] = {}
+    for child in supervisor.children:
+        row = answers.get(child.entry.id) or {"up": False, "state": child.state}
+        rows[child.entry.id] = {**row, "restarts": child.restarts}
+    return status_table(cell, rows)
+
+
+def broker(
+    manifest: ManifestOption = Path(),
+    identity: IdentityOption = "",
+    bind: Annotated[str, typer.Option(help="Listen here, not at the manifest's host.")] = "",
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=LAST_PORT,
+            help="Status page and /metrics; 0 for none. The broker's port + 1000.",
+        ),
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="Where the status page is.")] = "127.0.0.1",
+    evidence: Annotated[Path | None, typer.Option(help="Write evidence of lies here.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Keep the store here.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a Parquet trace here.")] = None,
+    observe: ObserveOption = None,
+    allow_faults: FaultsOption = False,
+    fault: Annotated[
+        list[str] | None, typer.Option(help="Misbehave from the start; needs --allow-faults.")
+    ] = None,
+    log: LogOption = "info",
+    json_: JsonOption = False,
+) -> None:
+    """Run one broker in the foreground; it logs JSON lines to standard error.
+
+    SIGTERM or Ctrl-C stops it; it takes new epochs of its manifest while it runs.
+    """
+    from quorumcast.manifest.files import read_identity, read_manifest
+    from quorumcast.runtime.broker.broker import BrokerSettings, serve_broker
+
+    _check_level(log)
+    path = manifest_path(manifest)
+    cell = read_manifest(path)
+    file = identity_path(identity, path, of_broker=True)
+    name = read_identity(file).name
+    entry = cell.broker(name)
+    port = metrics_port
+    if port is None and entry is not None:
+        port = default_status_port(entry)
+    if json_ and entry is not None:
+        print_json({"broker": name, "cell": cell.cell, "address": entry.address, "status": port})
+    settings = BrokerSettings(
+        manifest=path,
+        identity=file,
+        bind=bind,
+        http_host=metrics_host,
+        http_port=port or None,
+        allow_faults=allow_faults,
+        faults=tuple(fault or ()),
+        evidence=evidence,
+        data=data,
+        trace=trace,
+        observe=observe.resolve() if observe else None,
+        log_level=log,
+    )
+    with _directories(evidence, data, trace, observe):
+        serve_broker(settings)
+
+
+@contextlib.contextmanager
+def _directories(*wanted: Path | None) -> Iterator[None]:
+    """Directories that are there; a command that is refused leaves none that it made."""
+    made: list[Path] = []
+    try:
+        for directory in wanted:
+            if directory is not None:
+                there = directory.exists()
+                directory.mkdir(parents=True, exist_ok=True)
+                made += [] if there else [directory]
+        yield
+    except UsageError:
+        for directory in made:
+            with contextlib.suppress(OSError):  # not empty
+                directory.rmdir()
+        raise
+    except OSError as error:
+        if error.filename not in map(str, wanted):
+            raise
+        raise UsageError(
+            f"{error.filename} cannot be used ({error.strerror}); choose another directory"
+        ) from None

@@ -1,0 +1,1 @@
+"""Commands of publishers, subscribers and those who verify."""

@@ -1,0 +1,187 @@
+"""`quorumcast publish`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quorumcast.cli.clients.rows import read_row
+from quorumcast.cli.common import (
+    IdentityOption,
+    JsonOption,
+    ManifestOption,
+    ObserveOption,
+    TimeoutOption,
+    console,
+    identity_path,
+    manifest_path,
+    print_json,
+)
+from quorumcast.core.errors import UsageError
+
+EXAMPLE = "Example:  quorumcast publish orders 'ten apples' -m cell -i alice"
+
+STANDARD_INPUT = "-"
+CHUNK_BYTES = 1 << 16
+#: How far reading may run ahead of publishing.
+CHUNKS_AHEAD = 4
+
+
+def publish(
+    channel: Annotated[str, typer.Argument(help="Where to publish.")],
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(help="Events; '-' reads one per line from standard input."),
+    ] = None,
+    manifest: ManifestOption = Path(),
+    identity: IdentityOption = "",
+    file: Annotated[Path | None, typer.Option(help="Publish the lines of this file.")] = None,
+    rate: Annotated[float, typer.Option(help="Events per second; 0 is no limit.")] = 0.0,
+    count: Annotated[int, typer.Option(help="Publish everything so often.")] = 1,
+    valid_for: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Subscribers skip events that are older; 0 is for ever."
+        ),
+    ] = None,
+    urgent: Annotated[
+        bool, typer.Option("--urgent", help="Overtake what waits at subscribers.")
+    ] = False,
+    observe: ObserveOption = None,
+    timeout: TimeoutOption = 30.0,
+    json_: JsonOption = False,
+) -> None:
+    """Publish events and wait until enough brokers hold them.
+
+    On a channel with a schema each event is a JSON object; times and dates in it are written
+    as in 2026-11-01T12:00:00Z, and binary columns in base64.
+    """
+    from quorumcast.client import run
+    from quorumcast.client.arguments import check_validity
+
+    if not 0 <= rate < math.inf or count < 1:
+        raise UsageError("--rate is 0 or more and --count 1 or more")
+    check_validity(valid_for, "--valid-for")
+    texts = text or []
+    if not texts and file is None:
+        raise UsageError("nothing to publish; give texts, '-' for standard input, or --file")
+    if texts.count(STANDARD_INPUT) * count > 1:
+        raise UsageError("standard input can be read once only; leave --count out, or use --file")
+    path = manifest_path(manifest)
+    started = time.monotonic()
+    published = run(
+        _publish(
+            path,
+            identity_path(identity, path),
+            channel,
+            _chunks(texts, file, count),
+            rate,
+            timeout,
+            observe,
+            valid_for_s=valid_for,
+            urgent=urgent,
+        )
+    )
+    seconds = time.monotonic() - started
+    if json_:
+        print_json({"channel": channel, "published": published, "seconds": round(seconds, 3)})
+    else:
+        console(stderr=True).print(f"published {published:,} on {channel}", markup=False)
+
+
+async def _chunks(texts: list[str], file: Path | None, count: int) -> AsyncIterator[list[bytes]]:
+    """The events that the command line names, as they come; bytes as they were given."""
+    for _ in range(count):
+        for text in texts:
+            if text != STANDARD_INPUT:
+                yield [os.fsencode(text)]
+                continue
+            if sys.stdin.isatty():
+                console(stderr=True).print("type events, one per line; Ctrl-D ends")
+            async for chunk in _standard_input():
+                yield chunk
+        if file is not None:
+            try:
+                lines = await asyncio.to_thread(file.read_bytes)
+            except OSError as error:
+                raise UsageError(
+                    f"{file} cannot be read ({error.strerror}); name another file"
+                ) from None
+            yield lines.splitlines()
+
+
+async def _standard_input() -> AsyncIterator[list[bytes]]:
+    """Lines of standard input.
+
+    A thread reads them, so that the loop goes on sending and one Ctrl-C ends everything; nobody
+    waits for that thread, which may sit in a read for ever.
+    """
+    loop = asyncio.get_running_loop()
+    chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(CHUNKS_AHEAD)
+    descriptor = sys.stdin.fileno()
+
+    def read() -> None:
+        data: bytes | OSError = b"?"
+        while data and isinstance(data, bytes):
+            try:
+                data = os.read(descriptor, CHUNK_BYTES)
+            except OSError as error:
+                data = error
+            if loop.is_closed():
+                return
+            asyncio.run_coroutine_threadsafe(chunks.put(data), loop).result()
+
+    threading.Thread(target=read, daemon=True).start()
+    rest: list[bytes] = []
+    while data := await chunks.get():
+        if isinstance(data, OSError):
+            raise UsageError(f"standard input cannot be read ({data.strerror}); use --file")
+        head, newline, tail = data.rpartition(b"\n")
+        if newline:
+            yield b"".join([*rest, head]).split(b"\n")
+            rest = []
+        rest.append(tail)
+    if last := b"".join(rest):
+        yield [last]
+
+
+async def _publish(
+    manifest: Path,
+    identity: Path,
+    channel: str,
+    chunks: AsyncIterator[list[bytes]],
+    rate: float,
+    timeout_s: float,
+    observe: Path | None,
+    **options: Any,
+) -> int:
+    from quorumcast.client import BufferFull, connect
+
+    published = 0
+    async with await connect(manifest, identity, timeout_s=timeout_s, observe=observe) as node:
+        entry = node.manifest.channel(channel)
+        columns = dict(entry.schema) if entry is not None else {}
+        async with node.publisher(channel, **options) as publisher:
+            start = time.monotonic()
+            async for chunk in chunks:
+                for line in chunk:
+                    event = read_row(line, columns) if columns else line
+                    while True:
+                        try:
+                            publisher.post(event)
+                            break
+                        except BufferFull:
+                            await publisher.ready()
+                    published += 1
+                    if rate:
+                        await asyncio.sleep(start + published / rate - time.monotonic())
+    return published

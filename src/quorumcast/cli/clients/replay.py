@@ -1,0 +1,258 @@
+"""`quorumcast replay`: what a cell holds of a channel, from where to where, and then the end.
+
+The end is the one that was there when the command began: whoever goes on publishing meanwhile does
+not keep it from ending. What the cell no longer holds is announced as a gap; what it says it holds
+and does not give is told too, and makes exit code 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quorumcast.cli.clients.printing import Printer, gap_fields
+from quorumcast.cli.clients.subscribe import EARLIEST, join, parse_start
+from quorumcast.cli.common import (
+    IdentityOption,
+    JsonOption,
+    ManifestOption,
+    TimeoutOption,
+    console,
+    identity_path,
+    manifest_path,
+)
+from quorumcast.core.errors import UsageError
+from quorumcast.manifest.patterns import is_pattern
+
+if TYPE_CHECKING:
+    from quorumcast.client.arguments import Start
+    from quorumcast.client.events import Batch, Event, Gap
+    from quorumcast.client.subscription import Subscription
+
+EXAMPLE = "Example:  quorumcast replay trades -m cell -i bob --from 1000 --to 1999 --json"
+
+#: How often is said how far it is, when that is not seen anyway.
+PROGRESS_S = 2.0
+
+
+def replay(
+    channel: Annotated[str, typer.Argument(help="What to read.")],
+    manifest: ManifestOption = Path(),
+    identity: IdentityOption = "",
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="earliest|TIME|POSITION",
+            help="Begin with the oldest that is held, at a time such as 2026-11-01T12:00:00Z, "
+            "or at a position.",
+        ),
+    ] = EARLIEST,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="TIME|POSITION",
+            help="Leave out what was published after this time, or end after this position.",
+        ),
+    ] = "",
+    count: Annotated[int, typer.Option(help="End after so many events; 0 is no limit.")] = 0,
+    idle: Annotated[
+        float, typer.Option(help="Give up when nothing comes for so many seconds.")
+    ] = 30.0,
+    timeout: TimeoutOption = 30.0,
+    json_: JsonOption = False,
+) -> None:
+    """Print what the cell holds of a channel, and end.
+
+    It ends where the channel's end was when it began. Positions are for channels with total order.
+    What has expired is printed too; the summary counts it, and --json marks it.
+    A summary goes to standard error. Exit code 1 if something that is held did not come.
+    """
+    from quorumcast.client import run
+
+    first = parse_start(start, words=(EARLIEST,))
+    until = parse_start(to, option="--to", words=("",)) if to else None
+    last = until if isinstance(until, int) else None
+    latest = until if isinstance(until, datetime) else None
+    if count < 0 or not 0 < idle < math.inf:
+        raise UsageError("--count is 0 or more and --idle more than 0")
+    if last is not None and isinstance(first, int) and last < first:
+        raise UsageError(f"--to {last} lies before --from {first}; swap them")
+    if latest is not None and isinstance(first, datetime) and latest < first:
+        raise UsageError(f"--to {to} lies before --from {start}; swap them")
+    path = manifest_path(manifest)
+    who = identity_path(identity, path)
+    printer = Printer(json_, channels=is_pattern(channel))
+    reader = _Reader(last, latest, count, idle, json_, printer)
+    run(reader.read(path, who, channel, first, timeout))
+    reader.report(channel)
+    if reader.lacking:
+        raise typer.Exit(1)
+
+
+class _Reader:
+    def __init__(
+        self,
+        last: int | None,
+        latest: datetime | None,
+        count: int,
+        idle_s: float,
+        json_: bool,
+        printer: Printer,
+    ) -> None:
+        self._last = last
+        self._latest = latest
+        self._count = count
+        self._idle_s = idle_s
+        self._json = json_
+        self._printer = printer
+        self._events = 0
+        self._publications = 0
+        #: Where the first and the last event that was printed are.
+        self._first: Event | None = None
+        self._final: Event | None = None
+        self._gaps: list[Gap] = []
+        self._undecodable = 0
+        #: Publications that are not valid any more.
+        self._expired = 0
+        self._told = time.monotonic()
+        #: What the cell said it holds and did not give: the last number, by stream.
+        self.lacking: dict[str, int] = {}
+
+    async def read(
+        self, manifest: Path, identity: Path, channel: str, start: Start, timeout_s: float
+    ) -> None:
+        """Print everything that is wanted."""
+        from quorumcast.client import connect
+
+        async with await connect(manifest, identity, timeout_s=timeout_s) as node:
+            entry = node.manifest.channel(channel)
+            if self._last is not None and is_pattern(channel):
+                raise UsageError(
+                    "--to names a position of one channel; leave it out, or say a time"
+                )
+            positions = self._last is not None or isinstance(start, int)
+            if positions and entry is not None and not entry.policy.total:
+                raise UsageError(
+                    f"channel {channel!r} has no positions, because it has no total order; "
+                    "give --from and --to as times, such as 2026-11-01T12:00:00Z, or leave them out"
+                )
+            subscription = await join(
+                node, channel, start, timeout_s, overflow="wait", expired=True
+            )
+            self._check_last(subscription, channel)
+            await self._read_all(subscription)
+            self._undecodable = subscription.undecodable
+
+    def _check_last(self, subscription: Subscription, channel: str) -> None:
+        end = max(subscription.unread.values(), default=0)
+        if self._last is not None and self._last > end:
+            there = f"the last is {end}" if end else "nothing has been published"
+            raise UsageError(
+                f"position {self._last} of {channel!r} does not exist yet, {there}; leave --to out "
+                "to read up to the end"
+            )
+
+    async def _read_all(self, subscription: Subscription) -> None:
+        found = subscription.held()
+        while True:
+            try:
+                async with asyncio.timeout(self._idle_s):
+                    item = await anext(found, None)
+            except TimeoutError:
+                self.lacking = {str(s): number for s, number in subscription.unread.items()}
+                return
+            if item is None or not self._take(item):
+                return
+            self._tell(subscription)
+
+    def _take(self, item: Batch | Gap) -> bool:
+        """Print an item; False if it is the last one that is wanted."""
+        from quorumcast.client.events import Gap
+
+        if isinstance(item, Gap):
+            self._gaps.append(item)
+        elif self._last is not None and (item.position or 0) > self._last:
+            return False
+        elif self._latest is not None and item.published_at > self._latest:
+            return True  # stamps are claims and need not grow: something earlier may follow
+        else:
+            self._publications += 1
+            self._expired += item.expired
+        for event in self._printer.events(item):
+            self._printer.print(event)
+            self._first = self._first or event
+            self._final = event
+            self._events += 1
+            if self._events == self._count:
+                return False
+        return self._last is None or isinstance(item, Gap) or (item.position or 0) < self._last
+
+    def _tell(self, subscription: Subscription) -> None:
+        now = time.monotonic()
+        if now - self._told < PROGRESS_S:
+            return
+        self._told = now
+        place = self._final.position if self._final is not None else None
+        end = self._last or max(subscription.unread.values(), default=0)
+        where = f", at position {place:,} of {end:,}" if place else ""
+        console(stderr=True).print(f"{self._events:,} events so far{where}", markup=False)
+
+    # ------------------------------------------------------------------ summary
+
+    def report(self, channel: str) -> None:
+        """What was read, on standard error."""
+        err = console(stderr=True)
+        if self._json:
+            err.print(json.dumps(self._facts(channel)), markup=False, soft_wrap=True)
+            return
+        gaps = f", {len(self._gaps)} gaps" if len(self._gaps) > 1 else ""
+        if len(self._gaps) == 1:
+            gaps = f", a gap from {self._gaps[0].first:,} to {self._gaps[0].upto:,}"
+        odd = f", {self._undecodable:,} that no reader can read" if self._undecodable else ""
+        old = f", {self._expired:,} of them expired" if self._expired else ""
+        err.print(
+            f"{_count(self._events, 'event')} in {_count(self._publications, 'publication')} on "
+            f"{channel}{self._span()}{gaps}{odd}{old}",
+            markup=False,
+            soft_wrap=True,
+        )
+        for stream, number in self.lacking.items():
+            err.print(
+                f"{stream} up to {number:,} did not come within {self._idle_s:g} s; "
+                "see 'quorumcast doctor'",
+                markup=False,
+                soft_wrap=True,
+            )
+
+    def _span(self) -> str:
+        first, final = self._first, self._final
+        if first is None or final is None or first.position is None or final.position is None:
+            return ""
+        return f", position {first.position:,} to {final.position:,}"
+
+    def _facts(self, channel: str) -> dict[str, Any]:
+        first, final = self._first, self._final
+        return {
+            "channel": channel,
+            "events": self._events,
+            "publications": self._publications,
+            "from": first.position if first is not None else None,
+            "to": final.position if final is not None else None,
+            "gaps": [gap_fields(gap) for gap in self._gaps],
+            "expired": self._expired,
+            "undecodable": self._undecodable,
+            "lacking": self.lacking,
+        }
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

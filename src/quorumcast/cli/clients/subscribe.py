@@ -1,0 +1,338 @@
+"""`quorumcast subscribe`, and what it shares with `quorumcast replay`: joining and printing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quorumcast.cli.clients.printing import Printer
+from quorumcast.cli.common import (
+    IdentityOption,
+    JsonOption,
+    ManifestOption,
+    ObserveOption,
+    TimeoutOption,
+    console,
+    identity_path,
+    manifest_path,
+)
+from quorumcast.core.errors import UsageError
+from quorumcast.manifest.patterns import is_pattern
+from quorumcast.traces.drafts import directory_at
+
+if TYPE_CHECKING:
+    from quorumcast.client.arguments import Start
+    from quorumcast.client.events import Batch, Event, Gap
+    from quorumcast.client.named.subscription import NamedSubscription
+    from quorumcast.client.node import Node
+    from quorumcast.client.subscription import Subscription
+    from quorumcast.core.statements import Evidence
+
+EXAMPLE = "Example:  quorumcast subscribe orders -m cell -i bob --from earliest --count 10 --json"
+
+EARLIEST, LATEST = "earliest", "latest"
+#: When a subscription that does not follow is idle.
+IDLE_S = 2.0
+
+
+def subscribe(
+    channel: Annotated[
+        str, typer.Argument(help="What to subscribe to: a channel, or a pattern in quotes.")
+    ],
+    manifest: ManifestOption = Path(),
+    identity: IdentityOption = "",
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="earliest|latest|TIME|POSITION",
+            help="Begin with what comes now, with the oldest that is held, at a time such as "
+            "2026-11-01T12:00:00Z, or at a position.",
+        ),
+    ] = LATEST,
+    name: Annotated[
+        str,
+        typer.Option(help="Go on where the subscription of this name stopped (total order)."),
+    ] = "",
+    anew: Annotated[
+        bool, typer.Option("--anew", help="With --name: begin it again, from --from on.")
+    ] = False,
+    count: Annotated[int, typer.Option(help="End after so many events; 0 is no end.")] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="Wait for more, or end when idle.")
+    ] = True,
+    idle: Annotated[
+        float | None,
+        typer.Option(help="With --no-follow: end after so many seconds without an event; 2."),
+    ] = None,
+    queue: Annotated[
+        int | None,
+        typer.Option(help="Publications that may wait to be printed; else as the channel says."),
+    ] = None,
+    overflow: Annotated[
+        str | None,
+        typer.Option(
+            metavar="wait|oldest|newest",
+            help="When they are more: read no more, or discard; else as the channel says.",
+        ),
+    ] = None,
+    receipt: Annotated[
+        Path | None, typer.Option(help="Save the receipt of the last event here.")
+    ] = None,
+    evidence: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Save proofs that a broker lied here.")
+    ] = None,
+    observe: ObserveOption = None,
+    timeout: TimeoutOption = 30.0,
+    json_: JsonOption = False,
+) -> None:
+    """Print accepted events, one per line, from now on or from the past on.
+
+    Says on standard error when the subscription stands. With --receipt, which needs --count or
+    --no-follow, the last event's receipt is saved for 'quorumcast verify', and with --evidence
+    every proof of a lie. In a pattern '*' is any one level of a channel's name and '**' any number
+    of them: 'plant/*/temp', 'plant/**'; the channel then stands before each event, and a tab.
+    Payloads are printed as they are; with --json those that are not UTF-8 are "payload_base64".
+
+    With --name the subscription is kept by the cell: what was printed is acknowledged, and the next
+    time it goes on from there. --from counts the first time. Publications are printed whole, so
+    --count may be exceeded.
+    """
+    from quorumcast.client import run
+    from quorumcast.client.arguments import check_counts, check_overflow
+
+    if queue is not None:
+        check_counts(**{"--queue": queue})
+    if overflow is not None:
+        check_overflow(overflow, "--overflow")
+    if count < 0 or (idle is not None and not 0 < idle < math.inf):
+        raise UsageError("--count is 0 or more and --idle more than 0")
+    if idle is not None and follow:
+        raise UsageError("--idle needs --no-follow: without it a subscription waits for ever")
+    if name and (queue is not None or overflow is not None):
+        raise UsageError(
+            "--queue and --overflow do not go with --name: a named subscription takes what it can "
+            "handle, and nothing is discarded"
+        )
+    if receipt is not None and follow and not count:
+        raise UsageError("--receipt needs an end: say how many events with --count")
+    if name and receipt is not None:
+        raise UsageError("--receipt and --name do not go together: subscribe without a name")
+    if anew and not name:
+        raise UsageError("--anew needs --name: only a named subscription can begin again")
+    beginning = parse_start(start)
+    path = manifest_path(manifest)
+    who = identity_path(identity, path)
+    if receipt is not None and (receipt.is_dir() or not receipt.parent.is_dir()):
+        wrong = "is a directory" if receipt.is_dir() else f"has no directory {receipt.parent}"
+        raise UsageError(f"the receipt {receipt} {wrong}; name a file in a directory that exists")
+    if evidence is not None:
+        directory_at(evidence)
+    printer = Printer(json_, channels=is_pattern(channel))
+    idle_s = None if follow else idle or IDLE_S
+    listener = _Listener(count, idle_s, receipt, evidence, observe, printer)
+    if name:
+        run(listener.consume(path, who, channel, name, beginning, anew, timeout))
+    else:
+        run(listener.listen(path, who, channel, beginning, timeout, queue=queue, overflow=overflow))
+
+
+class _Listener:
+    def __init__(
+        self,
+        count: int,
+        idle_s: float | None,
+        receipt: Path | None,
+        evidence: Path | None,
+        observe: Path | None,
+        printer: Printer,
+    ) -> None:
+        #: How many events are still wanted; None for no end.
+        self._left: int | None = count or None
+        self._idle_s = idle_s
+        self._receipt = receipt
+        self._evidence = evidence
+        self._observe = observe
+        self._printer = printer
+
+    async def listen(
+        self,
+        manifest: Path,
+        identity: Path,
+        channel: str,
+        start: Start,
+        timeout_s: float,
+        **options: Any,
+    ) -> None:
+        from quorumcast.client import connect
+
+        async with await connect(
+            manifest, identity, timeout_s=timeout_s, observe=self._observe
+        ) as node:
+            self._report_lies(node)
+            subscription = await join(node, channel, start, timeout_s, **options)
+            which = (
+                "" if channel in subscription.channels else f": {', '.join(subscription.channels)}"
+            )
+            console(stderr=True).print(
+                f"subscribed to {channel}{which}", markup=False, soft_wrap=True
+            )
+            last = await self._print_all(subscription)
+            _tell_skipped(subscription)
+            if self._receipt is not None:
+                await self._save_receipt(last, self._receipt)
+
+    async def consume(
+        self,
+        manifest: Path,
+        identity: Path,
+        channel: str,
+        name: str,
+        start: Start,
+        anew: bool,
+        timeout_s: float,
+    ) -> None:
+        from quorumcast.client import connect
+
+        async with await connect(
+            manifest, identity, timeout_s=timeout_s, observe=self._observe
+        ) as node:
+            self._report_lies(node)
+            named = node.subscribe_as(channel, name, start=start, anew=anew)
+            try:
+                await asyncio.wait_for(named.open(), timeout_s)
+            except TimeoutError:
+                raise _too_few(channel, timeout_s) from None
+            console(stderr=True).print(f"subscribed to {channel} as {name}", markup=False)
+            try:
+                await self._print_named(named)
+            finally:
+                await named.close()
+
+    async def _print_named(self, named: NamedSubscription) -> None:
+        from quorumcast.client import Delivery
+
+        while self._left is None or self._left > 0:
+            try:
+                async with asyncio.timeout(self._idle_s):
+                    item = await named.next()
+            except TimeoutError:
+                return
+            events = self._printer.events(item.batch if isinstance(item, Delivery) else item)
+            for event in events:
+                self._printer.print(event)
+            if isinstance(item, Delivery):
+                await item.ack()
+            if self._left is not None:
+                self._left -= len(events)
+
+    async def _print_all(self, subscription: Subscription) -> Event | None:
+        last: Event | None = None
+        while True:
+            try:
+                async with asyncio.timeout(self._idle_s):
+                    items: list[Batch | Gap] = await subscription.take()
+            except TimeoutError:
+                return last
+            for item in items:
+                for event in self._printer.events(item):
+                    self._printer.print(event)
+                    last = event
+                    if self._left is not None:
+                        self._left -= 1
+                        if not self._left:
+                            return last
+            if not items:
+                return last
+
+    async def _save_receipt(self, last: Event | None, path: Path) -> None:
+        import msgspec
+
+        if last is None:
+            raise UsageError("no event came, so there is no receipt to save")
+        data = msgspec.json.encode(await last.receipt()) + b"\n"
+        await asyncio.to_thread(path.write_bytes, data)
+        console(stderr=True).print(f"receipt saved to {path}", markup=False)
+
+    def _report_lies(self, node: Node) -> None:
+        from quorumcast.runtime.broker.witness import save_evidence
+
+        err = console(stderr=True)
+
+        def report(evidence: Evidence) -> None:
+            where = "save it with --evidence DIR"
+            if self._evidence is not None:
+                try:
+                    path = save_evidence(
+                        evidence, self._evidence, evidence.accused, ".evidence.json"
+                    )
+                    where = f"saved to {path}"
+                except OSError as error:
+                    # A full disk must not end the subscription.
+                    where = f"it could not be saved to {self._evidence} ({error.strerror})"
+            err.print(
+                f"{evidence.accused} lied, and there is proof ({evidence.kind.value}); {where}",
+                markup=False,
+                soft_wrap=True,
+            )
+
+        node.on_evidence = report
+
+
+def _tell_skipped(subscription: Subscription) -> None:
+    skipped = {
+        "had expired": subscription.expired,
+        "were discarded": subscription.discarded,
+        "could not be read": subscription.undecodable,
+    }
+    told = [f"{count:,} {what}" for what, count in skipped.items() if count]
+    if told:
+        console(stderr=True).print(f"publications not printed: {', '.join(told)}", markup=False)
+
+
+# ------------------------------------------------------------------- shared
+
+
+def parse_start(text: str, *, option: str = "--from", words: tuple[str, ...] = ()) -> Start:
+    """Where to begin or end, as the command line says it."""
+    words = words or (EARLIEST, LATEST)
+    if text in words:
+        return text
+    if text.isdecimal() and int(text):
+        return int(text)
+    try:
+        time = None if text.isdecimal() else datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None:
+        known = "".join(f"{word!r}, " for word in words if word)
+        raise UsageError(
+            f"{option} is {known}a time such as 2026-11-01T12:00:00Z, or a position of 1 or more, "
+            f"not {text!r}"
+        )
+    if time.utcoffset() is None:
+        raise UsageError(f"{option} {text} has no time zone; write {text}Z for UTC")
+    return time
+
+
+async def join(
+    node: Node, channel: str, start: Start, timeout_s: float, **options: Any
+) -> Subscription:
+    """A subscription that stands."""
+    subscription = node.subscribe(channel, start=start, **options)
+    try:
+        await subscription.wait_joined(timeout_s)
+    except TimeoutError:
+        raise _too_few(channel, timeout_s) from None
+    return subscription
+
+
+def _too_few(channel: str, timeout_s: float) -> UsageError:
+    return UsageError(
+        f"too few brokers answered on {channel!r} within {timeout_s} s; see 'quorumcast status'"
+    )

@@ -1,0 +1,1 @@
+"""Commands that try and measure: the simulator, the benchmark, the demonstration."""

@@ -1,0 +1,409 @@
+"""`quorumcast demo`: a cell on this machine, with a liar in it, in about half a minute.
+
+Four broker processes; two publishers and three subscribers in this one. All is well for a while,
+then broker-3 alters what it forwards and signs for it, then it also drops. Subscribers go on; they
+suspect it of dissent, and what it signed convicts it. Then the account, the evidence and the
+receipt of one event, both judged by the code of `quorumcast verify`; and at the end, where Spark is
+installed, what data engineers and auditors make of it (`finale`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import tempfile
+import time
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quorumcast.cli.common import JsonOption, console, print_json
+from quorumcast.cli.lab.account import print_account, print_finale
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from quorumcast.cli.lab.finale import Finale
+    from quorumcast.client.events import Event
+    from quorumcast.client.node import Node
+    from quorumcast.testing.cluster import LocalCluster
+
+EXAMPLE = "Example:  quorumcast demo --seconds 30"
+
+CHANNEL = "orders"
+LIAR = "broker-3"
+PUBLISHERS = ("alice", "bob")
+SUBSCRIBERS = ("carol", "dave", "erin")
+#: Reads the stream into a table.
+READER = "spark"
+TICK_S = 0.5
+#: Without a terminal: a line every so often.
+LINE_S = 2.0
+CONNECT_S = 60.0
+DRAIN_S = 60.0
+EVIDENCE_S = 60.0
+#: When what happens, as shares of the whole.
+ALTERS_AT, DROPS_AT = 0.25, 0.65
+
+
+def demo(
+    seconds: Annotated[float, typer.Option(help="How long to publish.")] = 20.0,
+    rate: Annotated[int, typer.Option(help="Events per second and publisher.")] = 1500,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where the cell and the proofs go.")
+    ] = None,
+    spark: Annotated[
+        bool, typer.Option(help="End with a table, an evaluation and an audit on Spark.")
+    ] = True,
+    json_: JsonOption = False,
+) -> None:
+    """Watch a broker lie and be found out, while nothing is lost."""
+    from quorumcast.cli.lab.finale import Finale
+    from quorumcast.client import run
+    from quorumcast.manifest.policy import Policy
+    from quorumcast.testing.cluster import LocalCluster
+
+    if not 1 <= seconds <= 600 or not 1 <= rate <= 20_000:
+        raise UsageError("--seconds is 1 to 600 and --rate 1 to 20000")
+    place = directory or Path(tempfile.mkdtemp(prefix="quorumcast-demo-"))
+    finale = Finale(place, CHANNEL) if spark and find_spec("pyspark") is not None else None
+    cluster = LocalCluster(
+        clients=[*PUBLISHERS, *SUBSCRIBERS, READER],
+        channels={CHANNEL: Policy.named("total")},
+        directory=place,
+        trace=None if finale is None else finale.traces,
+        observe=None if finale is None else finale.observations,
+    )
+    if finale is not None:
+        finale.open(PUBLISHERS, SUBSCRIBERS, LIAR)
+    with cluster:
+        live = sys.stdout.isatty() and not json_
+        show = Show(cluster, seconds, rate, finale, live=live, json_=json_)
+        summary = run(show.run())
+        if not json_:
+            print_account(summary)
+        if finale is not None:
+            cluster.make_honest(LIAR)
+            # It says something again, and something else.
+            cluster.make_lie(LIAR, "alter", victims=["contents"])
+            cluster.wait_executed()
+            summary["spark"] = finale.run(cluster, READER, _say_nothing if json_ else _say)
+            summary["ok"] &= _sound(summary)
+            if not json_:
+                print_finale(summary["spark"])
+    if json_:
+        print_json(summary)
+    if not summary["ok"]:
+        raise typer.Exit(1)
+
+
+def _sound(summary: dict[str, Any]) -> bool:
+    """Whether the table holds everything once, and the audit names who lied and nobody else."""
+    table, named = summary["spark"]["table"], summary["spark"]["audit"]["named"]
+    return table["rows"] == table["distinct"] == summary["published"] and set(named) == {LIAR}
+
+
+class Show:
+    """The demonstration while it runs."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        seconds: float,
+        rate: int,
+        finale: Finale | None,
+        *,
+        live: bool,
+        json_: bool,
+    ) -> None:
+        self._cluster = cluster
+        self._finale = finale
+        self._seconds = seconds
+        self._rate = rate
+        self._live = live
+        self._quiet = json_
+        self._start = 0.0
+        self._scene = "starting"
+        #: Set once somebody has a proof.
+        self._proven = asyncio.Event()
+        self._published: Counter[str] = Counter()
+        #: By subscriber: the next number of each publisher, events, repeated and missing ones.
+        self._expected: dict[str, Counter[str]] = {name: Counter() for name in SUBSCRIBERS}
+        self._accepted: Counter[str] = Counter()
+        self._duplicated: Counter[str] = Counter()
+        self._wrong: Counter[str] = Counter()
+        self._rates: dict[str, float] = dict.fromkeys(SUBSCRIBERS, 0.0)
+        self._last: Event | None = None
+        self._nodes: dict[str, Node] = {}
+        self._statuses: dict[str, dict[str, Any]] = {}
+
+    async def run(self) -> dict[str, Any]:
+        """Everything, from connecting to the account."""
+        for name in (*PUBLISHERS, *SUBSCRIBERS):
+            self._nodes[name] = await self._connect(name)
+        try:
+            listening = [await self._subscribe(name) for name in SUBSCRIBERS]
+            self._start = time.monotonic()
+            viewing = asyncio.create_task(self._view())
+            async with asyncio.TaskGroup() as group:
+                for name in PUBLISHERS:
+                    group.create_task(self._publish(name))
+                group.create_task(self._misbehave())
+            await self._drain()
+            evidence = await self._evidence()
+            receipt = await self._receipt()
+            for task in (*listening, viewing):
+                task.cancel()
+            await asyncio.gather(*listening, viewing, return_exceptions=True)
+            return self._summary(evidence, receipt)
+        finally:
+            for node in self._nodes.values():
+                await node.close()
+            if self._finale is not None:
+                self._finale.close(self._published.total())
+
+    async def _connect(self, name: str) -> Node:
+        """A client that takes notes for the finale."""
+        from quorumcast.bench.measured import measured_node
+        from quorumcast.manifest.files import read_identity
+
+        cluster, finale = self._cluster, self._finale
+        node = measured_node(
+            cluster.manifest,
+            read_identity(cluster.identity_path(name)),
+            cluster.manifest_path,
+            "publisher" if name in PUBLISHERS else "subscriber",
+            trace=None if finale is None else finale.traces,
+            observe=None if finale is None else finale.observations,
+        )
+        node.on_evidence = lambda evidence: self._proven.set()
+        await node.start(CONNECT_S)
+        return node
+
+    # ------------------------------------------------------------------- acting
+
+    async def _publish(self, name: str) -> None:
+        async with self._nodes[name].publisher(CHANNEL) as publisher:
+            while self._goes_on(elapsed := time.monotonic() - self._start):
+                for number in range(self._published[name] + 1, int(elapsed * self._rate) + 1):
+                    publisher.post(f"{name} {number}".encode())
+                    self._published[name] = number
+                await asyncio.sleep(0.01)
+
+    def _goes_on(self, elapsed: float) -> bool:
+        """Until the time is up; on a machine that stood still, until the liar had its chance."""
+        return elapsed < self._seconds + (0 if self._proven.is_set() else EVIDENCE_S)
+
+    async def _subscribe(self, name: str) -> asyncio.Task[None]:
+        subscription = self._nodes[name].subscribe(CHANNEL)
+        await subscription.wait_joined(CONNECT_S)
+
+        async def listen() -> None:
+            async for event in subscription:
+                self._check(name, event)
+
+        return asyncio.create_task(listen())
+
+    def _check(self, name: str, event: Event) -> None:
+        """Every event says who published it and which one it is: nothing can hide."""
+        author, _, number = event.payload.decode(errors="replace").partition(" ")
+        if author != event.publisher or not number.isdecimal():
+            self._wrong[name] += 1
+            return
+        expected = self._expected[name][author] + 1
+        if int(number) < expected:
+            self._duplicated[name] += 1
+            return
+        self._wrong[name] += int(number) > expected
+        self._expected[name][author] = int(number)
+        self._accepted[name] += 1
+        self._last = event
+
+    async def _misbehave(self) -> None:
+        self._scene = "all brokers are honest"
+        await self._sleep_until(ALTERS_AT)
+        await asyncio.to_thread(self._cluster.make_lie, LIAR, "alter")
+        self._scene = f"{LIAR} alters what it forwards, and signs for it"
+        await self._sleep_until(DROPS_AT)
+        await self._wait_for_proof()
+        await asyncio.to_thread(self._cluster.make_lie, LIAR, "drop")
+        self._scene = f"{LIAR} alters and drops"
+
+    async def _wait_for_proof(self) -> None:
+        """On a slow machine the liar may not have said anything yet that convicts it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EVIDENCE_S):
+                await self._proven.wait()
+
+    async def _sleep_until(self, share: float) -> None:
+        await asyncio.sleep(self._start + share * self._seconds - time.monotonic())
+
+    async def _drain(self) -> None:
+        self._scene = "waiting for the last events"
+        total = self._published.total()
+        deadline = time.monotonic() + DRAIN_S
+        while min(self._accepted[name] for name in SUBSCRIBERS) < total:
+            if time.monotonic() > deadline:
+                return
+            await asyncio.sleep(0.05)
+
+    async def _evidence(self) -> Path | None:
+        """The first proof that a subscriber found, as a file."""
+        import msgspec
+
+        await self._wait_for_proof()
+        for evidence in [one for node in self._nodes.values() for one in node.evidence]:
+            path = self._cluster.directory / f"{evidence.accused}.evidence.json"
+            path.write_bytes(msgspec.json.encode(evidence) + b"\n")
+            return path
+        return None
+
+    async def _receipt(self) -> Path | None:
+        import msgspec
+
+        if self._last is None:
+            return None
+        path = self._cluster.directory / "receipt.json"
+        path.write_bytes(msgspec.json.encode(await self._last.receipt()) + b"\n")
+        return path
+
+    # ------------------------------------------------------------------ showing
+
+    async def _view(self) -> None:
+        if not self._live:
+            await self._view_plainly()
+            return
+        from rich.live import Live
+
+        with Live(console=console(), auto_refresh=False) as live:
+            while True:
+                await self._look(TICK_S)
+                live.update(self._picture(), refresh=True)
+
+    async def _view_plainly(self) -> None:
+        while True:
+            await self._look(LINE_S)
+            if not self._quiet:
+                rates = ", ".join(f"{name} {rate:,.0f}/s" for name, rate in self._rates.items())
+                named = "; ".join(self._named())
+                print(f"{self._elapsed():4.0f} s  {self._scene}; {rates}; {named}", flush=True)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._start
+
+    async def _look(self, seconds: float) -> None:
+        """Let time pass and see what changed."""
+        before, at = self._accepted.copy(), time.monotonic()
+        await asyncio.sleep(seconds)
+        took = time.monotonic() - at
+        for name in SUBSCRIBERS:
+            self._rates[name] = (self._accepted[name] - before[name]) / took
+        for broker in self._cluster.brokers:
+            self._statuses[broker] = await asyncio.to_thread(self._status, broker)
+
+    def _status(self, broker: str) -> dict[str, Any]:
+        try:
+            return self._cluster.status(broker)
+        except UsageError:
+            return {}
+
+    def _suspicions(self) -> dict[str, Counter[str]]:
+        found: dict[str, Counter[str]] = {}
+        for name in SUBSCRIBERS:
+            for suspect, reasons in self._nodes[name].suspicions.items():
+                found.setdefault(suspect, Counter()).update(reasons)
+        return found
+
+    def _convicted(self) -> set[str]:
+        return {proof.accused for node in self._nodes.values() for proof in node.evidence}
+
+    def _named(self) -> list[str]:
+        convicted = self._convicted()
+        names = [f"{node} LIED (proven)" for node in sorted(convicted)]
+        for suspect, reasons in self._suspicions().items():
+            why = ", ".join(f"{reason} {count:,}×" for reason, count in reasons.items())
+            names.append(f"{suspect} suspected of {why}")
+        return names or ["nobody is suspected"]
+
+    def _picture(self) -> RenderableType:
+        from rich.console import Group
+        from rich.table import Table
+
+        brokers = Table(title=f"{self._elapsed():.0f} s: {self._scene}", title_justify="left")
+        for column in ("broker", "state", "publications/s", "verdict of the subscribers"):
+            brokers.add_column(column, min_width=14)
+        convicted, suspicions = self._convicted(), self._suspicions()
+        for broker in self._cluster.brokers:
+            status = self._statuses.get(broker) or {}
+            faults = ", ".join(status.get("faults", []))
+            verdict = "[green]trusted[/]"
+            if broker in convicted:
+                verdict = "[bold red]lied, proven[/]"
+            elif broker in suspicions:
+                verdict = f"[yellow]suspected ({', '.join(suspicions[broker])})[/]"
+            brokers.add_row(
+                broker,
+                f"[yellow]{faults}[/]" if faults else "[green]honest[/]" if status else "down",
+                f"{status.get('rates', {}).get('publications', 0):,.0f}",
+                verdict,
+            )
+        clients = Table()
+        for column in ("subscriber", "events/s", "accepted", "duplicated", "altered or missing"):
+            clients.add_column(column, min_width=12)
+        for name in SUBSCRIBERS:
+            clients.add_row(
+                name,
+                f"{self._rates[name]:,.0f}",
+                f"{self._accepted[name]:,}",
+                str(self._duplicated[name]),
+                str(self._wrong[name]),
+            )
+        return Group(brokers, clients)
+
+    # ------------------------------------------------------------------ account
+
+    def _summary(self, evidence: Path | None, receipt: Path | None) -> dict[str, Any]:
+        from quorumcast.cli.clients.verify import judge, read_document
+
+        manifest = self._cluster.manifest
+        published = self._published.total()
+        lost = {name: published - self._accepted[name] for name in SUBSCRIBERS}
+        proofs = {
+            kind: {"file": str(path), **judge(read_document(path), manifest)}
+            for kind, path in (("evidence", evidence), ("receipt", receipt))
+            if path is not None
+        }
+        liars = sorted(self._convicted())
+        return {
+            "ok": bool(
+                published
+                and not any(lost.values())
+                and not self._duplicated.total()
+                and not self._wrong.total()
+                and liars == [LIAR]
+                and len(proofs) == 2
+                and all(proof["valid"] for proof in proofs.values())
+            ),
+            "published": published,
+            "accepted": dict(self._accepted),
+            "lost": sum(lost.values()),
+            "duplicated": self._duplicated.total(),
+            "altered": self._wrong.total(),
+            "liars": liars,
+            "suspicions": {node: dict(why) for node, why in self._suspicions().items()},
+            "manifest": str(self._cluster.manifest_path),
+            **proofs,
+        }
+
+
+def _say(what: str) -> None:
+    console().print(f"… {what}", highlight=False)
+
+
+def _say_nothing(what: str) -> None:
+    pass

@@ -1,0 +1,301 @@
+"""`quorumcast sim`: seeds in, violations out."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quorumcast.cli.common import JsonOption, console, print_json
+from quorumcast.cli.lab.coverage import run_coverage
+from quorumcast.cli.lab.mutants import run_mutants
+from quorumcast.cli.progress import Progress
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from quorumcast.sim.campaign import Report
+    from quorumcast.sim.cell.plan import Outcome
+
+EXAMPLE = "Example:  quorumcast sim --seeds 200 --policy ab+history --adversary alter"
+
+ALL = "all"
+#: Scenarios if nobody says how many: of a campaign, and for each mistake; and processes for those.
+SEEDS, MUTANT_SEEDS, MUTANT_JOBS = 100, 500, 2
+#: Failing seeds that are shown to people.
+SHOWN = 10
+
+
+def sim(
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="How many scenarios: 100, or with --mutants 500 for each mistake."),
+    ] = None,
+    start: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    policy: Annotated[str, typer.Option(help="A policy by name, or all of them.")] = ALL,
+    adversary: Annotated[str, typer.Option(help="A fault by name, or all of them.")] = ALL,
+    known_bad: Annotated[
+        bool, typer.Option("--known-bad", help="Break the code on purpose; checkers must notice.")
+    ] = False,
+    variant: Annotated[
+        str, typer.Option(help="Plant this known-bad variant in whatever is run.")
+    ] = "",
+    mutants: Annotated[
+        bool,
+        typer.Option("--mutants", help="Plant single mistakes; drawn scenarios must notice them."),
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="With --mutants: this mistake alone.")
+    ] = None,
+    room: Annotated[
+        list[str] | None, typer.Option(help="With --mutants: the mistakes of this room.")
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(help="With --mutants: when to stop looking for what is left.")
+    ] = 55.0,
+    with_tests: Annotated[
+        bool,
+        typer.Option("--with-tests", help="With --mutants: unit tests for what seeds missed."),
+    ] = False,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="Say which protocol states are never reached.")
+    ] = False,
+    steer: Annotated[
+        bool, typer.Option("--steer", help="With --coverage: prefer what reaches new states.")
+    ] = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Carry out a plan that a campaign has made small."),
+    ] = None,
+    workload: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Replay a workload of 'quorumcast pipeline workload'; --start is the seed.",
+        ),
+    ] = None,
+    events: Annotated[
+        int, typer.Option(help="With --workload: the first so many events; 0 is all.")
+    ] = 100,
+    workers: Annotated[int, typer.Option(help="Processes; 0 is one per core.")] = 0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write Parquet traces here, a directory per seed."),
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Run whole cells in the simulator: network, disks, crashes and liars drawn from a seed.
+
+    Exit code 1 if any property was violated, or if a known-bad variant or a mistake got away.
+    """
+    if sum((known_bad, mutants, coverage, plan is not None, workload is not None)) > 1:
+        raise UsageError(
+            "--known-bad, --mutants, --coverage, --plan and --workload are five things; choose one"
+        )
+    if mutants:
+        run_mutants(
+            only=only or [],
+            room=room or [],
+            start=start,
+            seeds=MUTANT_SEEDS if seeds is None else seeds,
+            jobs=workers or MUTANT_JOBS,
+            minutes=minutes,
+            with_tests=with_tests,
+            json_=json_,
+        )
+        return
+    if only or room or with_tests:
+        raise UsageError("--only, --room and --with-tests go with --mutants")
+    if steer and not coverage:
+        raise UsageError("--steer goes with --coverage")
+    if coverage and (variant or trace is not None):
+        raise UsageError("--coverage takes neither --variant nor --trace")
+    if known_bad and trace is not None:
+        raise UsageError("--known-bad leaves no traces: leave out --trace")
+    if known_bad:
+        _known_bad(json_)
+    elif coverage:
+        run_coverage(
+            seeds=SEEDS if seeds is None else seeds,
+            start=start,
+            policy=_named(policy),
+            adversary=_named(adversary),
+            steer=steer,
+            json_=json_,
+        )
+    elif plan is not None:
+        _plan(plan, variant, json_)
+    elif workload is not None:
+        _workload(workload, events, start, policy, adversary, variant, json_)
+    else:
+        _campaign(
+            SEEDS if seeds is None else seeds,
+            start,
+            policy,
+            adversary,
+            variant,
+            workers,
+            trace,
+            json_,
+        )
+
+
+def _plan(path: Path, variant: str, json_: bool) -> None:
+    import msgspec
+
+    from quorumcast.sim.cell.known_bad.catalogue import planted
+    from quorumcast.sim.cell.run import perform
+    from quorumcast.sim.shrink import read_plan
+
+    plan = read_plan(path)
+    with planted(variant):
+        outcome = perform(plan)
+    if json_:
+        print_json(msgspec.to_builtins(outcome))
+    else:
+        what = f"{len(plan.acts)} acts, {plan.policy.name}, {plan.adversary or 'no adversary'}"
+        _print_outcome(outcome, what)
+    if outcome.violations:
+        raise typer.Exit(1)
+
+
+def _workload(
+    path: Path,
+    events: int,
+    seed: int,
+    policy: str,
+    adversary: str,
+    variant: str,
+    json_: bool,
+) -> None:
+    import msgspec
+
+    from quorumcast.bench.workload import read_workload
+    from quorumcast.sim.cell.known_bad.catalogue import planted
+    from quorumcast.sim.cell.workload import expected, replay, workload_plan
+
+    if events < 0 or seed < 0:
+        raise UsageError("--events and --start are 0 or more")
+    workload = read_workload(path)
+    some = [(event.at_ms, event.node, event.topic) for event in workload.events(events)]
+    plan = workload_plan(
+        some,
+        workload.subscribers,
+        seed=seed,
+        policy=_named(policy) or "ab+history",
+        adversary=_named(adversary) or "none",
+    )
+    with (
+        planted(variant),
+        Progress(f"{len(some):,} events of {workload.header.name}"),
+    ):
+        found = replay(plan, expected(some, workload.subscribers))
+    outcome = found.outcome
+    if json_:
+        print_json(msgspec.to_builtins(found))
+    else:
+        _print_outcome(
+            outcome,
+            f"{found.events:,} events, {outcome.deliveries:,} of {found.expected:,} deliveries, "
+            f"{outcome.policy}",
+        )
+    if outcome.violations:
+        raise typer.Exit(1)
+
+
+def _print_outcome(outcome: Outcome, what: str) -> None:
+    out = console()
+    colour = "red" if outcome.violations else "green"
+    out.print(
+        f"[{colour}]{len(outcome.violations)} violations[/]: {what}, "
+        f"{outcome.simulated_ms / 1000:,.1f} simulated seconds, {outcome.messages:,} messages"
+    )
+    for violation in outcome.violations[:SHOWN]:
+        out.print(f"{violation.property}: {violation.detail}", markup=False)
+
+
+def _campaign(
+    seeds: int,
+    start: int,
+    policy: str,
+    adversary: str,
+    variant: str,
+    workers: int,
+    trace: Path | None,
+    json_: bool,
+) -> None:
+    import msgspec
+
+    from quorumcast.sim.campaign import run_campaign
+    from quorumcast.sim.cell.known_bad.catalogue import planted
+
+    if seeds < 1 or start < 0 or workers < 0:
+        raise UsageError("--seeds is 1 or more, --start and --workers 0 or more")
+    planted(variant)
+    done = count(1)
+    with Progress() as shown:
+        report = run_campaign(
+            seeds,
+            start,
+            _named(policy),
+            _named(adversary),
+            variant=variant,
+            workers=workers or None,
+            progress=lambda _: shown(f"{next(done):,} of {seeds:,} scenarios"),
+            trace=trace,
+        )
+    if json_:
+        print_json(msgspec.to_builtins(report))
+    else:
+        _print(report)
+    if report.violations:
+        raise typer.Exit(1)
+
+
+def _named(name: str) -> str | None:
+    return None if name == ALL else name
+
+
+def _print(report: Report) -> None:
+    out = console()
+    colour = "red" if report.violations else "green"
+    out.print(
+        f"[{colour}]{report.violations} violations[/] in {report.scenarios:,} scenarios: "
+        f"{report.simulated_s:,.0f} simulated seconds, {report.messages:,} messages, "
+        f"{report.faults_injected:,} faults, {report.evidence:,} pieces of evidence, "
+        f"{report.false_accusations} false accusations"
+    )
+    for failure in report.failures[:SHOWN]:
+        out.print(f"{failure.property}: {failure.detail}", markup=False)
+        out.print(f"  {failure.replay}", markup=False)
+
+
+def _known_bad(json_: bool) -> None:
+    import msgspec
+
+    from quorumcast.sim.cell.known_bad.catalogue import VARIANTS, run_known_bad
+
+    catches = []
+    with Progress() as shown:
+        for variant in VARIANTS:
+            catches += run_known_bad([variant.name])
+            shown(f"{len(catches)} of {len(VARIANTS)} variants")
+    missed = [catch for catch in catches if not (catch.caught and catch.clean)]
+    if json_:
+        print_json(
+            {
+                "variants": len(catches),
+                "caught": len(catches) - len(missed),
+                "catches": msgspec.to_builtins(catches),
+            }
+        )
+    else:
+        out = console()
+        for catch in catches:
+            verdict = f"caught by {catch.by}" if catch.caught else "NOT CAUGHT"
+            unfair = "" if catch.clean else ", but the correct code fails as well"
+            out.print(f"{catch.name:32} {verdict}{unfair}", markup=False)
+        out.print(f"{len(catches) - len(missed)} of {len(catches)} caught")
+    if missed:
+        raise typer.Exit(1)

@@ -1,0 +1,319 @@
+"""Named subscriptions: where a consumer stopped is kept by the cell, and work comes again.
+
+    async with node.subscribe_as("orders", "billing") as billing:
+        async for delivery in billing:
+            handle(delivery.events)
+            await delivery.ack()
+
+A subscription is known by its name: whoever opens it again goes on where it stopped. What was
+handed out and not acknowledged comes again: after a crash, a `nack`, or silence. A *private* one
+belongs to the client that made it, whose processes share it if each has a seat; a *shared* one is
+declared by the operator. Of several consumers each publication goes to one.
+
+Delivery is at least once: a consumer that dies between its work and the acknowledgement will see
+the publication again. `delivery.position` is the same every time and for every member, so consumers
+that store it together with their effect, in one transaction, have each effect exactly once.
+
+What everybody agrees on lies in the channel's companion, which no broker can forge
+(`named.state`); `consumer` does the work.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from quorumcast.client.arguments import Start, check_counts, check_start, check_times
+from quorumcast.client.events import Batch, Event, Gap, GapError
+from quorumcast.client.named.companion import Connection, find_state
+from quorumcast.client.named.consumer import Consumer, Work
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId, holder
+from quorumcast.core.limits import MAX_NAME, Overflow
+from quorumcast.manifest.groups import MAX_ATTEMPTS, MAX_TIMEOUT_MS, check_companion
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.named.follower import Follower, charter_of
+from quorumcast.named.operations import MAX_CLAIMED, Configure, Create, Settings
+from quorumcast.named.state import State, listed
+
+if TYPE_CHECKING:
+    from quorumcast.client.subscription import Subscription
+
+AUTO, MANUAL = "auto", "manual"
+
+
+class Delivery:
+    """A publication that this consumer is to work on."""
+
+    __slots__ = ("_consumer", "_session", "_work", "batch", "position")
+
+    def __init__(self, consumer: Consumer, position: int, work: Work, batch: Batch) -> None:
+        self._consumer = consumer
+        self._session = consumer.session
+        self._work = work
+        #: The publication.
+        self.batch = batch
+        #: Its place in the channel's total order: the same in every attempt.
+        self.position = position
+
+    @property
+    def events(self) -> list[Event]:
+        """Its events."""
+        return self.batch.events()
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first time; it may have been assigned to somebody who never looked at it."""
+        return self._work.attempt
+
+    async def ack(self) -> None:
+        """Done with it. Said together with others; `flush` waits until it stands in the order."""
+        self._answer(done=True)
+
+    async def nack(self) -> None:
+        """It is to come again, to whoever claims it; the next attempt, if there is one."""
+        self._answer(done=False)
+
+    def _answer(self, *, done: bool) -> None:
+        # Of a session that is over nothing counts: others have the work by now.
+        if not self._work.done and self._session == self._consumer.session:
+            self._work.done = True
+            self._consumer.answer(self.position, done=done)
+
+    def __repr__(self) -> str:
+        return f"<Delivery {self.position}, attempt {self.attempt}>"
+
+
+class NamedSubscription:
+    """The deliveries of a named subscription; made by `Node.subscribe_as`."""
+
+    def __init__(
+        self,
+        node: Connection,
+        entry: ChannelEntry,
+        name: str,
+        *,
+        start: Start,
+        anew: bool,
+        ack: str,
+        prefetch: int,
+        ack_timeout_s: float | None,
+        max_attempts: int | None,
+        dead_letter: str | None,
+    ) -> None:
+        check_counts(prefetch=prefetch)
+        if prefetch > MAX_CLAIMED:
+            raise UsageError(f"prefetch is {prefetch}: give at most {MAX_CLAIMED}")
+        if ack not in (AUTO, MANUAL):
+            raise UsageError(f"ack is {ack!r}: give {AUTO!r} or {MANUAL!r}")
+        self._node = node
+        self._entry = entry
+        self._companion = check_companion(node.manifest, entry).name
+        self.name = name
+        self._start = start
+        if isinstance(start, datetime):
+            raise UsageError(
+                "a named subscription begins at 'latest', 'earliest' or a position: find the "
+                "position of that time with 'quorumcast replay'"
+            )
+        self._beginning, _ = check_start(start, [entry])
+        self._anew = anew
+        self._auto = ack == AUTO
+        self._prefetch = prefetch
+        self._group = entry.group(name)
+        given = (ack_timeout_s, max_attempts, dead_letter)
+        self._given = any(value is not None for value in given)
+        self._settings = self._check_settings(ack_timeout_s, max_attempts, dead_letter)
+        self._consumer: Consumer | None = None
+        self._last: Delivery | None = None
+
+    def _check_settings(
+        self, ack_timeout_s: float | None, max_attempts: int | None, dead_letter: str | None
+    ) -> Settings:
+        node, group = self._node, self._group
+        if not 0 < len(self.name) <= MAX_NAME:
+            raise UsageError(f"{self.name!r} is no name: give 1 to {MAX_NAME} characters")
+        if group is not None:
+            if self._given:
+                raise UsageError(
+                    f"{self.name!r} is a shared subscription: its time-out, attempts and "
+                    "dead-letter channel are in the manifest"
+                )
+            charter = charter_of(node.manifest, group)
+            if not listed(node.name, group.members):
+                raise UsageError(
+                    f"{node.name!r} is no member of the group {self.name!r} of channel "
+                    f"{self._entry.name!r}; ask the operator, or choose another name"
+                )
+            return charter.settings
+        if ack_timeout_s is not None:
+            check_times(ack_timeout_s=ack_timeout_s)
+        timeout_ms = 30_000 if ack_timeout_s is None else math.ceil(ack_timeout_s * 1000)
+        attempts = 0 if max_attempts is None else max_attempts
+        if not 1 <= timeout_ms <= MAX_TIMEOUT_MS:
+            raise UsageError(f"ack_timeout_s is {ack_timeout_s}: give more than 0, at most a day")
+        if isinstance(attempts, bool) or attempts not in range(MAX_ATTEMPTS + 1):
+            raise UsageError(
+                f"max_attempts is {attempts!r}: give 1 to {MAX_ATTEMPTS}, or 0 for no end"
+            )
+        if dead_letter:
+            self._check_dead_letter(dead_letter, attempts)
+        return Settings(attempts, timeout_ms, dead_letter or "")
+
+    def _check_dead_letter(self, channel: str, attempts: int) -> None:
+        target = self._node.manifest.channel(channel)
+        if target is None or target.name in (self._entry.name, self._companion):
+            raise UsageError(f"dead_letter is {channel!r}: name another channel of the cell")
+        if target.schema or not self._node.manifest.may_publish(self._node.name, channel):
+            wrong = "has columns" if target.schema else f"is closed to {self._node.name!r}"
+            raise UsageError(
+                f"dead_letter is {channel!r}, which {wrong}: name a channel of bytes on which "
+                "this client may publish"
+            )
+        if not attempts:
+            raise UsageError("dead_letter needs an end of attempts: give max_attempts")
+
+    # ------------------------------------------------------------------ opening
+
+    async def open(self) -> None:
+        """Find out where the subscription stands and begin a session."""
+        if self._consumer is not None:
+            raise UsageError("this subscription was opened before: ask the node for another one")
+        live = self._node.subscribe(self._entry.name, overflow=Overflow.WAIT)
+        # Whether an operation counts must not depend on anybody's clock.
+        companion = self._node.subscribe(self._companion, overflow=Overflow.WAIT, expired=True)
+        try:
+            await live.wait_joined()
+            await companion.wait_joined()
+            owner = None if self._group is not None else holder(self._node.name)
+            follower, complete = await find_state(
+                companion, self._node.manifest, self._entry, self.name, owner
+            )
+            if follower.state is None and not complete and not self._anew:
+                raise UsageError(self._lost(owner))
+            consumer = Consumer(self._node, live, companion, follower, prefetch=self._prefetch)
+        except BaseException:
+            live.close()
+            companion.close()
+            raise
+        self._consumer = consumer
+        try:
+            consumer.start()
+            await self._begin(consumer, follower, live)
+        except BaseException:
+            await consumer.close()
+            raise
+
+    async def _begin(self, consumer: Consumer, follower: Follower, live: Subscription) -> None:
+        if follower.state is None or self._anew:
+            if self._beginning is None:
+                start = live.end
+            elif self._beginning > live.end:
+                raise UsageError(
+                    f"position {self._beginning} of {live.channel!r} does not exist yet; the next "
+                    f"is {live.end}"
+                )
+            else:
+                start = self._beginning or live.oldest
+            self._check_charter(follower)
+            upto = follower.seen
+            consumer.say(Create(upto, start, self._settings, self._charter()))
+            await consumer.until(lambda: follower.state is not None and follower.state.root > upto)
+        elif self._group is not None:
+            state, charter = follower.state, charter_of(self._node.manifest, self._group)
+            if charter.epoch > state.epoch and not state.may(self._node.name):
+                consumer.say(Configure(Settings(), self._charter()))
+                await consumer.until(lambda: state.epoch >= charter.epoch)
+        elif self._given and follower.state.settings != self._settings:
+            consumer.say(Configure(self._settings))
+        await consumer.join()
+
+    def _check_charter(self, follower: Follower) -> None:
+        """What is older than the state changes nothing, and would be waited for for ever."""
+        epoch = self._node.manifest.epoch
+        if self._group is not None and follower.state is not None and epoch < follower.state.epoch:
+            raise UsageError(
+                f"{self.name!r} follows epoch {follower.state.epoch} of the manifest, and this one "
+                f"is of epoch {epoch}: connect with the newest one"
+            )
+
+    def _charter(self) -> bytes:
+        return b"" if self._group is None else self._node.charter()
+
+    def _lost(self, owner: NodeId | None) -> str:
+        who = "" if owner is None else f" of {owner!r}"
+        return (
+            f"{self._companion!r} no longer holds all operations, and none that say where the "
+            f"subscription {self.name!r}{who} stands, if it was ever used; begin it anew with "
+            f"anew=True (--anew) and say from where with start (--from)"
+        )
+
+    # ---------------------------------------------------------------- iterating
+
+    def __aiter__(self) -> NamedSubscription:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        item = await self.next()
+        if isinstance(item, Gap):
+            raise GapError(item)
+        return item
+
+    async def next(self) -> Delivery | Gap:
+        """The next delivery, or a gap that the subscription had to leave out."""
+        consumer = self._opened()
+        last, self._last = self._last, None
+        if self._auto and last is not None:
+            await last.ack()
+        found = consumer.next_ready()
+        while found is None:
+            await consumer.changed()
+            found = consumer.next_ready()
+        if isinstance(found, Gap):
+            return found
+        self._last = Delivery(consumer, *found)
+        return self._last
+
+    @property
+    def lag(self) -> int:
+        """How many publications are not settled yet, at most."""
+        return self._opened().lag
+
+    def state(self) -> State:
+        """What everybody agrees on, as far as this consumer has read: for people to look at."""
+        return self._opened().state
+
+    @property
+    def position(self) -> int:
+        """The newest operation that this consumer has read of the companion channel."""
+        return self._opened().position
+
+    async def flush(self) -> None:
+        """Until what was acknowledged so far stands in the order."""
+        await self._opened().flush()
+
+    def _opened(self) -> Consumer:
+        if self._consumer is None:
+            raise UsageError("this subscription is not open: use 'async with'")
+        return self._consumer
+
+    # ------------------------------------------------------------------- ending
+
+    async def close(self) -> None:
+        """Say what was acknowledged and give back the rest."""
+        if self._consumer is not None:
+            await self._consumer.close()
+
+    async def __aenter__(self) -> NamedSubscription:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

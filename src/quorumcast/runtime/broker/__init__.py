@@ -1,0 +1,1 @@
+"""A broker as a process: its machine, links, store, status page and signals."""

@@ -1,0 +1,457 @@
+"""A broker process: one broker machine, its links, its disk, its status page, its signals.
+
+    SIGTERM, SIGINT   stop: write what waits, end all links, close the store
+    SIGHUP            read the manifest file again (it is also looked at every second, and when a
+                      peer turns out to be in a newer epoch)
+
+A new epoch of the manifest is taken without a restart: the machine adopts it, and every session is
+greeted anew with the new keys. A broker that the epoch no longer names ends. A manifest that is not
+newer, or not signed by the same operator, is refused with a line in the log and nothing changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quorumcast.cell.serving.broker import RECORDS, Broker
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import DIGEST_SIZE, NodeId
+from quorumcast.core.machine import Accuse, Adopt, Renewal, Suspect
+from quorumcast.crypto.identity import Identity
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.crypto.session import Opened
+from quorumcast.manifest.files import parse_manifest, read_identity, read_manifest
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.successor import check_successor
+from quorumcast.runtime.broker.control import Control, FaultOrder
+from quorumcast.runtime.broker.epochs import (
+    TORN,
+    Kept,
+    decode_proof,
+    encode_proof,
+    holds,
+    keep,
+    kept_path,
+    recall,
+    stamp_of,
+)
+from quorumcast.runtime.broker.http import HttpServer
+from quorumcast.runtime.broker.identities import identity_for, settle_identity
+from quorumcast.runtime.broker.witness import Witness
+from quorumcast.runtime.driver import Driver
+from quorumcast.runtime.links.fairness import Load
+from quorumcast.runtime.links.limits import TransportLimits
+from quorumcast.runtime.links.transport import Transport
+from quorumcast.runtime.logs import note, start_logging
+from quorumcast.runtime.loop import run
+from quorumcast.runtime.observations import observing
+from quorumcast.runtime.store.directory import look_at, place_for
+from quorumcast.runtime.store.store import DiskStore
+from quorumcast.runtime.telemetry import Telemetry
+from quorumcast.runtime.trace import ParquetRecorder, record
+
+MANIFEST_CHECK_S = 1.0
+#: A peer's word that there is a newer epoch makes us read the file so soon if it changed; if it did
+#: not, this rarely: the word may be a stranger's.
+READ_SOON_S = 0.1
+READ_AGAIN_S = 10.0
+#: A broker that was removed stays so long, to tell those that come late where the others are.
+LEAVE_S = 3.0
+
+
+class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run a broker."""
+
+    manifest: Path
+    identity: Path
+    #: Listen on this address instead of the manifest's (behind NAT, in a container).
+    bind: str = ""
+    #: The status page; None for none, port 0 for any free port.
+    http_host: str = "127.0.0.1"
+    http_port: int | None = None
+    #: Let whoever reaches the status page make this broker lie.
+    allow_faults: bool = False
+    #: Misbehave from the start (needs `allow_faults`).
+    faults: tuple[str, ...] = ()
+    #: Where evidence is written; none is kept without it.
+    evidence: Path | None = None
+    #: Where the store is kept, for channels whose policy asks for one.
+    data: Path | None = None
+    #: Write a trace of forwarded publications, and what is noticed of others, here.
+    trace: Path | None = None
+    observe: Path | None = None
+    #: A file descriptor that gets one line when the broker listens.
+    ready_fd: int | None = None
+    #: The reading end of a pipe that a supervisor holds open: the broker stops when it closes.
+    lifeline_fd: int | None = None
+    log_level: str = "info"
+    limits: TransportLimits = TransportLimits()
+
+
+class BrokerNode:
+    """A running broker."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        manifest: Manifest,
+        identity: Identity,
+        kept: Kept | None = None,
+    ) -> None:
+        self.settings = settings
+        self.manifest = manifest
+        self.identity = identity
+        self.keyring: Keyring = manifest.keyring(identity)
+        if manifest.broker(identity.name) is None:
+            raise UsageError(
+                f"{identity.name!r} is a client of the cell {manifest.cell!r} and not a broker: "
+                "start the broker with a broker's identity"
+            )
+        self.telemetry = Telemetry()
+        self._kept = kept = kept or Kept(settings.manifest.read_bytes())
+        #: The manifest as its operator signed it.
+        self._data = kept.manifest
+        self.machine = Broker(
+            manifest, self.keyring, kept.older, kept.words, life=os.urandom(DIGEST_SIZE)
+        )
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stop = asyncio.Event()
+        self._renewing: asyncio.TimerHandle | None = None
+        #: What the file was when it was read last; None: look at it as soon as possible.
+        current = kept.manifest == settings.manifest.read_bytes()
+        self._stamp = stamp_of(settings.manifest) if current else None
+        self.transport = Transport(
+            manifest,
+            self.keyring,
+            self,
+            limits=settings.limits,
+            fair=True,
+            telemetry=self.telemetry,
+            on_other_epoch=lambda epoch: self._read_soon(),
+            on_proof=self._on_proof,
+            proof=lambda: encode_proof(self._data, self.machine.membership.words),
+        )
+        witness = Witness(identity.name, self.telemetry, settings.evidence)
+        application: dict[type, Callable[[Any], None]] = {
+            Suspect: witness.on_suspect,
+            Accuse: witness.on_accuse,
+            Adopt: self._on_adopt,
+        }
+        #: Whether there was no store when this process began to need one.
+        self._began_empty = False
+        self._store = self._open_store(manifest)
+        self.driver = Driver(
+            self.machine,
+            self.transport,
+            telemetry=self.telemetry,
+            application=application,
+            store=self._store,
+            on_failure=self._fail,
+        )
+        self._recorder: ParquetRecorder | None = None
+        if settings.trace is not None:
+            path = settings.trace / f"{identity.name}.parquet"
+            self._recorder = ParquetRecorder(path, "broker", identity.name)
+            record(self.driver, self._recorder, identity.name)
+        self.control = Control(self, allow_faults=settings.allow_faults)
+        self.http = HttpServer(self.control.routes())
+
+    def _open_store(self, manifest: Manifest) -> DiskStore | None:
+        """A store, if the policy of a channel needs one."""
+        kept = [channel.name for channel in manifest.channels if channel.policy.needs_store]
+        if not kept:
+            return None
+        path = place_for(kept[0], self.settings.data) / f"{self.name}.store"
+        self._began_empty = not path.exists()
+        if self._began_empty:
+            note("has no store yet; begins without a memory", level=logging.WARNING, path=str(path))
+        holder = f"{manifest.cell}/{self.name}"
+        return DiskStore(path, RECORDS, holder=holder, on_failure=self._fail)
+
+    @property
+    def name(self) -> NodeId:
+        """Who this is."""
+        return self.identity.name
+
+    # ------------------------------------------------------------------ running
+
+    async def start(self) -> None:
+        """Listen, call the other brokers, open the status page."""
+        entry = self.manifest.broker(self.name)
+        if entry is None:
+            raise UsageError(f"{self.name!r} is not in the manifest")
+        settings = self.settings
+        self._keep(self.manifest, self._kept)
+        self.driver.restore()
+        await self.transport.listen(settings.bind or entry.host, entry.port)
+        if settings.http_port is not None:
+            await self.http.listen(settings.http_host, settings.http_port)
+        for fault in settings.faults:
+            if not settings.allow_faults:
+                raise UsageError("faults from the start need --allow-faults")
+            self.control.install(FaultOrder(fault))
+        self.transport.call_peers()
+        note(
+            "listens",
+            address=entry.address,
+            cell=self.manifest.cell,
+            epoch=self.manifest.epoch,
+            status_port=self.http.port,
+        )
+
+    async def run(self) -> None:
+        """Until a signal or a broken invariant."""
+        watcher = asyncio.create_task(self._watch_manifest())
+        stop: asyncio.Future[bool] = asyncio.ensure_future(self._stop.wait())
+        ending: list[asyncio.Future[Any]] = [stop, self._failure]
+        try:
+            await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watcher.cancel()
+            stop.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watcher
+        if self._failure.done():
+            self._failure.result()
+
+    def request_stop(self) -> None:
+        """End `run` soon."""
+        self._stop.set()
+
+    async def stop(self) -> None:
+        """Write what waits and close everything."""
+        await self.transport.close()
+        self.driver.stop()
+        await self.http.close()
+        if self._store is not None:
+            await self._store.close()
+        if self._recorder is not None:
+            self._recorder.close()
+        note("stopped")
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(error)
+
+    # ------------------------------------------------------------- the listener
+
+    def receive(self, peer: NodeId, opened: Opened) -> None:
+        """Messages of one packet."""
+        self.driver.receive(peer, opened)
+
+    def peer_up(self, peer: NodeId) -> None:
+        """A peer can be reached."""
+        note("peer up", peer=peer)
+        self.driver.peer_up(peer)
+
+    def peer_down(self, peer: NodeId) -> None:
+        """A peer cannot be reached."""
+        note("peer down", peer=peer)
+        self.driver.peer_down(peer)
+
+    # -------------------------------------------------------------------- epochs
+
+    def _read_soon(self) -> None:
+        if self._renewing is None:
+            loop = asyncio.get_running_loop()
+            changed = stamp_of(self.settings.manifest) != self._stamp
+            pause = READ_SOON_S if changed else READ_AGAIN_S
+            self._renewing = loop.call_later(pause, self.read_manifest)
+
+    async def _watch_manifest(self) -> None:
+        torn = False
+        while True:
+            await asyncio.sleep(MANIFEST_CHECK_S)
+            stamp = stamp_of(self.settings.manifest)
+            if stamp != self._stamp and stamp is not None:
+                self.read_manifest()
+            if self.machine.membership.torn and not torn:
+                torn = True
+                note("cannot take the next epoch", level=logging.ERROR, reason=TORN)
+
+    def read_manifest(self) -> None:
+        """Let the cell take the manifest file's epoch, if it is the next one."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
+        self._stamp = stamp_of(self.settings.manifest)
+        try:
+            data = self.settings.manifest.read_bytes()
+            manifest = parse_manifest(
+                data,
+                source=str(self.settings.manifest),
+                operator=self.manifest.operator,
+                newer_than=self.manifest.epoch,
+            )
+            check_successor(self.manifest, manifest)
+            self._check_mine(manifest)
+        except (UsageError, OSError) as error:
+            note("keeps its manifest", level=logging.WARNING, reason=str(error))
+            return
+        self.driver.feed(Renewal(data))
+
+    def _check_mine(self, manifest: Manifest) -> None:
+        """Whether this very broker could go by a manifest: it has the keys, and a disk."""
+        if manifest.broker(self.name) is not None:
+            manifest.keyring(self._identity_for(manifest))
+            if self._store is None and self.settings.data is None:
+                self._open_store(manifest)
+
+    def _on_proof(self, proof: bytes) -> None:
+        """Somebody shows that the others are further."""
+        passage = decode_proof(proof)
+        if passage is not None:
+            self.driver.feed(passage)
+
+    def _on_adopt(self, effect: Adopt) -> None:
+        # What came in one packet with this still belongs to the epoch before.
+        asyncio.get_running_loop().call_soon(self._adopt, effect)
+
+    def _adopt(self, effect: Adopt) -> None:
+        """The machine says that it is time: go by another manifest."""
+        if self.driver.stopped:
+            return
+        manifest = parse_manifest(effect.data, operator=self.manifest.operator)
+        self._data = effect.data
+        if manifest.broker(self.name) is None:
+            note("has left the cell", epoch=manifest.epoch)
+            self.transport.leave(manifest.epoch)
+            asyncio.get_running_loop().call_later(LEAVE_S, self.request_stop)
+            return
+        identity = self._identity_for(manifest)
+        try:
+            keyring = manifest.keyring(identity)
+            store = self._open_store(manifest) if self._store is None else None
+            self._keep(
+                manifest, Kept(effect.data, effect.words, self.machine.membership.older_logs())
+            )
+        except UsageError as error:
+            # The others go on without it; whoever reads this can help it.
+            self._fail(error)
+            return
+        self.manifest, self.keyring, self.identity = manifest, keyring, identity
+        settle_identity(self.settings.identity, manifest)
+        if not holds(self.settings.manifest, effect.data):
+            self._stamp = None  # what could not follow before may follow now
+        if store is not None:
+            # The first channel that needs a disk: from now on promises wait for it.
+            self._store = store
+            self.driver.use(store)
+        self.driver.adopt(manifest, keyring)
+        if store is not None:
+            self.driver.restore()
+        self.transport.renew(manifest, keyring)
+        note("took a new epoch", epoch=manifest.epoch)
+
+    def _keep(self, manifest: Manifest, kept: Kept) -> None:
+        """Where there is a log, this broker starts again in the epoch that it took last."""
+        path = kept_path(self.settings.data, self.name)
+        if path is not None and any(channel.policy.total for channel in manifest.channels):
+            keep(path, kept)
+
+    def _identity_for(self, manifest: Manifest) -> Identity:
+        """The identity that an epoch gives this broker: another one if its keys were rotated."""
+        entry = manifest.broker(self.name)
+        if entry is None or entry.verify_key == self.identity.verify_key:
+            return self.identity
+        return identity_for(self.settings.identity, manifest)
+
+    # -------------------------------------------------------------------- status
+
+    def peers(self) -> list[NodeId]:
+        """Peers with an open link."""
+        return self.transport.peers()
+
+    def cut_links(self) -> None:
+        """Break every link; they are made again."""
+        self.transport.cut()
+
+    def trouble(self, peer: NodeId) -> str:
+        """Why a peer that we call has no link."""
+        trouble = self.transport.troubles().get(peer)
+        return "" if trouble is None else trouble.sentence
+
+    def load(self) -> dict[NodeId, Load]:
+        """What each identity has cost."""
+        return self.transport.load()
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+        return {**self.machine.sizes(), **self.transport.sizes()}
+
+    def storage(self) -> dict[str, int]:
+        """How its disk does; nothing if it keeps nothing."""
+        return {} if self._store is None else self._store.status()
+
+    def disk(self) -> dict[str, object]:
+        """Where its store is or would be, and whether there is room."""
+        if self.settings.data is None:
+            return {}
+        return {**look_at(self.settings.data, self.name), "began_empty": self._began_empty}
+
+    def logs(self) -> dict[str, dict[str, object]]:
+        """Who leads each log of total order, and how far this broker is."""
+        return self.machine.logs()
+
+    def catching_up(self) -> list[str]:
+        """What it still waits for before another broker should be restarted."""
+        return self.machine.catching_up()
+
+    def streams(self) -> list[dict[str, object]]:
+        """What this broker holds, stream by stream."""
+        return [
+            {"stream": str(stream), "base": base, "next": next_, "settled": settled}
+            for stream, (base, next_, settled) in self.machine.streams().items()
+        ]
+
+
+def _lifeline_cut(node: BrokerNode, descriptor: int) -> None:
+    """Whoever started us is gone, however it ended."""
+    asyncio.get_running_loop().remove_reader(descriptor)
+    node.request_stop()
+
+
+async def run_broker(settings: BrokerSettings) -> None:
+    """Start, serve until a signal, stop."""
+    manifest, kept = read_manifest(settings.manifest), None
+    path = kept_path(settings.data, read_identity(settings.identity).name)
+    found = None if path is None else recall(path, manifest.operator)
+    if found is not None:
+        kept, manifest = found  # whatever the file says by now, the cell has yet to take it
+    node = BrokerNode(settings, manifest, identity_for(settings.identity, manifest), kept)
+    settle_identity(settings.identity, manifest)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, node.request_stop)
+    loop.add_signal_handler(signal.SIGHUP, node.read_manifest)
+    if settings.lifeline_fd is not None:
+        loop.add_reader(settings.lifeline_fd, _lifeline_cut, node, settings.lifeline_fd)
+    with observing(node.driver, settings.observe, manifest, node.name, "broker"):
+        try:
+            await node.start()
+            if settings.ready_fd is not None:
+                os.write(settings.ready_fd, f"{node.http.port}\n".encode())
+                os.close(settings.ready_fd)
+            await node.run()
+        finally:
+            await node.stop()
+
+
+def serve_broker(settings: BrokerSettings) -> None:
+    """Run a broker in this process until it is told to stop."""
+    start_logging(settings.identity.stem, settings.log_level)
+    # Messages are acyclic: collect rarely, and never look at what lives for ever.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
+    run(run_broker(settings))

@@ -1,0 +1,240 @@
+"""What a broker shows and takes over HTTP: `/metrics`, `/status`, and misbehaviour on request.
+
+    GET /status     JSON: time, peers, streams, logs, suspicions, drops, faults, rates, memory, disk
+    GET /metrics    the same for Prometheus
+    GET /faults     the catalogue and what is installed
+    POST /faults    {"name": "alter", "percent": 50, "victims": ["bob"]}
+    DELETE /faults  all of them, or ?name=alter
+    DELETE /links   break every link, as a bad network would
+
+Making a broker lie, or cutting it off, is for tests and demonstrations: it is refused unless the
+broker was started with `--allow-faults`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from http import HTTPStatus
+from typing import Protocol
+
+import msgspec
+
+from quorumcast import __version__
+from quorumcast.cell.serving.broker import Broker
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.faults.catalogue import CATALOGUE, make_fault
+from quorumcast.faults.contract import FaultContext, Role
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.broker.http import (
+    Handler,
+    Request,
+    Response,
+    error_response,
+    json_response,
+)
+from quorumcast.runtime.driver import Driver
+from quorumcast.runtime.links.fairness import Load
+from quorumcast.runtime.logs import note
+from quorumcast.runtime.telemetry import Rates, Telemetry
+
+
+class FaultOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fault to install."""
+
+    name: str
+    percent: int = 100
+    victims: tuple[str, ...] = ()
+    seed: int = 0
+
+
+class Controlled(Protocol):
+    """The broker behind a status page."""
+
+    manifest: Manifest
+    keyring: Keyring
+    telemetry: Telemetry
+    driver: Driver
+    machine: Broker
+
+    @property
+    def name(self) -> NodeId:
+        """Who this is."""
+        ...
+
+    def peers(self) -> list[NodeId]:
+        """Peers with an open link."""
+        ...
+
+    def cut_links(self) -> None:
+        """Break every link; they are made again."""
+        ...
+
+    def trouble(self, peer: NodeId) -> str:
+        """Why a peer that we call has no link."""
+        ...
+
+    def load(self) -> dict[NodeId, Load]:
+        """What each identity has cost."""
+        ...
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+        ...
+
+    def storage(self) -> dict[str, int]:
+        """How its disk does; nothing if it keeps nothing."""
+        ...
+
+    def disk(self) -> dict[str, object]:
+        """Where it keeps that, and whether there is room; nothing without a data directory."""
+        ...
+
+    def logs(self) -> dict[str, dict[str, object]]:
+        """Who leads each log of total order, and how far this broker is."""
+        ...
+
+    def streams(self) -> list[dict[str, object]]:
+        """What this broker holds, stream by stream."""
+        ...
+
+    def catching_up(self) -> list[str]:
+        """What it still waits for before another broker should be restarted."""
+        ...
+
+
+class Control:
+    """The handlers of one broker's status page."""
+
+    def __init__(self, node: Controlled, *, allow_faults: bool) -> None:
+        self._node = node
+        self._allow_faults = allow_faults
+        self._rates = Rates(node.telemetry)
+
+    def routes(self) -> dict[tuple[str, str], Handler]:
+        """By method and path."""
+        return {
+            ("GET", "/status"): self._on_status,
+            ("GET", "/metrics"): self._on_metrics,
+            ("GET", "/faults"): self._on_list_faults,
+            ("POST", "/faults"): self._on_add_fault,
+            ("DELETE", "/faults"): self._on_clear_faults,
+            ("DELETE", "/links"): self._on_cut_links,
+        }
+
+    def _on_status(self, request: Request) -> Response:
+        return json_response(self.status())
+
+    def status(self) -> dict[str, object]:
+        """Everything that an operator wants to see at a glance."""
+        node = self._node
+        up = set(node.peers())
+        manifest = node.manifest
+        return {
+            "node": node.name,
+            "version": __version__,
+            "pid": os.getpid(),
+            "time": time.time(),
+            "cell": manifest.cell,
+            "epoch": manifest.epoch,
+            "f": manifest.f,
+            "brokers": {
+                peer: {
+                    "up": peer in up or peer == node.name,
+                    "trouble": node.trouble(peer),
+                    "met_s_ago": node.telemetry.met_s_ago(peer),
+                }
+                for peer in manifest.broker_ids
+            },
+            "clients": sorted(up - set(manifest.broker_ids)),
+            "users": {
+                "publishers": node.machine.publishers(),
+                "subscribers": node.machine.subscribers(),
+            },
+            "streams": node.streams(),
+            "logs": node.logs(),
+            "catching_up": node.catching_up(),
+            "load": {name: msgspec.to_builtins(load) for name, load in node.load().items()},
+            "sizes": node.sizes(),
+            "store": node.storage(),
+            "disk": node.disk(),
+            "faults": [fault.name for fault in node.driver.faults],
+            "rates": self._rates.sample(),
+            **node.telemetry.snapshot(),
+        }
+
+    def _on_metrics(self, request: Request) -> Response:
+        from quorumcast.runtime.broker.metrics import Collector, exposition
+
+        node = self._node
+        collector = Collector(
+            node.telemetry, node.sizes, node.peers, node.load, node.storage, node.catching_up
+        )
+        content_type = "text/plain; version=0.0.4; charset=utf-8"
+        return Response(HTTPStatus.OK, exposition(collector), content_type)
+
+    def _on_list_faults(self, request: Request) -> Response:
+        return json_response(
+            {
+                "allowed": self._allow_faults,
+                "installed": [fault.name for fault in self._node.driver.faults],
+                "catalogue": {
+                    entry.name: entry.description
+                    for entry in CATALOGUE.values()
+                    if entry.role is Role.BROKER
+                },
+            }
+        )
+
+    def _on_add_fault(self, request: Request) -> Response:
+        if not self._allow_faults:
+            return self._forbidden()
+        try:
+            order = msgspec.convert(request.json(), FaultOrder)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"this is no order for a fault ({error})") from None
+        self.install(order)
+        return self._on_list_faults(request)
+
+    def install(self, order: FaultOrder) -> None:
+        """Make this broker misbehave from now on; a fault that it has already is replaced."""
+        node = self._node
+        entry = CATALOGUE.get(order.name)
+        if entry is not None and entry.role is not Role.BROKER:
+            raise UsageError(f"{order.name!r} is a {entry.role.value}'s fault, not a broker's")
+        context = FaultContext(
+            node.name,
+            node.manifest,
+            node.keyring,
+            random.Random(order.seed),
+            percent=order.percent,
+            victims=order.victims,
+        )
+        others = [fault for fault in node.driver.faults if fault.name != order.name]
+        node.driver.faults = (*others, make_fault(order.name, context))
+        note("misbehaves on request", fault=order.name)
+
+    def _on_clear_faults(self, request: Request) -> Response:
+        if not self._allow_faults:
+            return self._forbidden()
+        names = request.query.get("name")
+        driver = self._node.driver
+        driver.faults = tuple(fault for fault in driver.faults if names and fault.name not in names)
+        note("misbehaves no more", still=[fault.name for fault in driver.faults])
+        return self._on_list_faults(request)
+
+    def _on_cut_links(self, request: Request) -> Response:
+        if not self._allow_faults:
+            return self._forbidden()
+        self._node.cut_links()
+        note("cut its links on request")
+        return json_response({"cut": True})
+
+    def _forbidden(self) -> Response:
+        return error_response(
+            f"{self._node.name} does not lie on request: start it with --allow-faults",
+            HTTPStatus.FORBIDDEN,
+        )

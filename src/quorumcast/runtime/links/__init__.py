@@ -1,0 +1,1 @@
+"""Links between nodes: sockets, TLS, greetings, and fair shares for every peer."""

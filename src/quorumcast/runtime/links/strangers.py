@@ -1,0 +1,127 @@
+"""Connections whose peer is not proven yet: how many there may be, and which one gives way.
+
+A stranger is *silent* until its greeting is complete; then it *claims* to be some node of the
+manifest, which only its first sealed packet proves. Anybody can connect and anybody can claim, so
+neither may keep others out: a full pool takes the newcomer, and the oldest connection of the
+largest group gives way. Silent strangers are grouped by address. Claims are grouped by name and
+address, in pools of their own for clients and for brokers, so that neither silence nor false names
+of clients push out a broker that has come back. Claims of a broker's name from one address push out
+only one another. A greeting takes one round trip: a place is needed for no longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
+
+from quorumcast.core.ids import NodeId
+from quorumcast.runtime.links.limits import TransportLimits
+
+
+class Stranger(Protocol):
+    """A connection as it is seen from here."""
+
+    address: str
+    peer: NodeId
+
+    def expire(self) -> None:
+        """The greeting took too long."""
+        ...
+
+    def give_way(self) -> None:
+        """A newer connection gets the place."""
+        ...
+
+
+S = TypeVar("S", bound=Stranger)
+
+
+class Pool(Generic[S]):
+    """Connections in groups; oldest first in each."""
+
+    __slots__ = ("_count", "_groups", "_limit", "_per_group")
+
+    def __init__(self, limit: int, per_group: int) -> None:
+        self._limit = limit
+        self._per_group = per_group
+        #: No empty ones; none larger than `_per_group`, and no more than `_limit` in all.
+        self._groups: dict[Hashable, dict[S, None]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, stranger: S, group: Hashable) -> S | None:
+        """Take a connection; the one that gives way to it, if there is no room."""
+        members = self._groups.get(group, {})
+        victim: S | None = None
+        if len(members) >= self._per_group:
+            victim = next(iter(members))
+            self.remove(victim, group)
+        elif self._count >= self._limit:
+            largest = max(self._groups, key=lambda key: len(self._groups[key]))
+            victim = next(iter(self._groups[largest]))
+            self.remove(victim, largest)
+        self._groups.setdefault(group, {})[stranger] = None
+        self._count += 1
+        return victim
+
+    def remove(self, stranger: S, group: Hashable) -> None:
+        """It is gone, or proven."""
+        members = self._groups.get(group, {})
+        if stranger in members:
+            del members[stranger]
+            self._count -= 1
+            if not members:
+                del self._groups[group]
+
+
+class Strangers(Generic[S]):
+    """All connections of a node whose peer is not proven."""
+
+    def __init__(self, limits: TransportLimits, is_broker: Callable[[NodeId], bool]) -> None:
+        self._is_broker = is_broker
+        self._timeout_s = limits.greeting_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._silent: Pool[S] = Pool(limits.strangers, limits.strangers_per_address)
+        self._clients: Pool[S] = Pool(limits.claims_of_clients, limits.claims_per_name)
+        self._brokers: Pool[S] = Pool(limits.claims_of_brokers, limits.claims_per_name)
+        #: Where each one is, and the end of its time.
+        self._places: dict[S, tuple[Pool[S], Hashable, asyncio.TimerHandle]] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def all(self) -> list[S]:
+        """Every one of them."""
+        return list(self._places)
+
+    def enter(self, stranger: S) -> None:
+        """A connection was made."""
+        timer = self._loop.call_later(self._timeout_s, stranger.expire)
+        self._put(stranger, self._silent, stranger.address, timer)
+
+    def claim(self, stranger: S) -> None:
+        """It has said who it is."""
+        place = self._places.pop(stranger, None)
+        if place is not None:
+            pool, group, timer = place
+            pool.remove(stranger, group)
+            pool = self._brokers if self._is_broker(stranger.peer) else self._clients
+            self._put(stranger, pool, (stranger.peer, stranger.address), timer)
+
+    def _put(self, stranger: S, pool: Pool[S], group: Hashable, timer: asyncio.TimerHandle) -> None:
+        victim = pool.add(stranger, group)
+        self._places[stranger] = (pool, group, timer)
+        if victim is not None:
+            self.leave(victim)
+            victim.give_way()
+
+    def leave(self, stranger: S) -> None:
+        """It is gone, or proven."""
+        place = self._places.pop(stranger, None)
+        if place is not None:
+            pool, group, timer = place
+            pool.remove(stranger, group)
+            timer.cancel()

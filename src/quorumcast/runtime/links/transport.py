@@ -1,0 +1,435 @@
+"""All links of one node: who may connect, whom we call, and one flush per loop turn.
+
+Clients call every broker; of two brokers the one earlier in the manifest calls the later one. Each
+peer has at most one open link: a newer proven one replaces the older, since a peer that was killed
+comes back before TCP notices. Strangers are bounded in number, in time and in what they may send:
+they cost a fixed amount of memory whatever they do, and they give way to newer ones
+(`runtime.strangers`). An open link has been proven with a key of the manifest, so there are never
+more of them than nodes in it; what each identity costs is measured (`runtime.fairness`).
+
+All that machines send during one turn of the event loop waits in the peers' outboxes and is written
+at its end: one packet, one MAC and one system call per peer, however many messages there are. What
+waits for one identity is bounded, as are the frames that it has not finished (`runtime.inbox`). A
+link that takes nothing while there is no room for more is closed: the protocols repair what it
+missed when the peer comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import random
+import ssl
+import time
+from collections.abc import Callable, Mapping
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId, holder
+from quorumcast.core.machine import Bodies
+from quorumcast.core.messages import AnyMessage
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.crypto.session import encode_parcel
+from quorumcast.manifest.manifest import BrokerEntry, Manifest
+from quorumcast.runtime.links.contract import Listener, Trouble
+from quorumcast.runtime.links.dialer import Dialer, connect
+from quorumcast.runtime.links.fairness import Account, Fairness, Load, Piece
+from quorumcast.runtime.links.greeting import Greeter
+from quorumcast.runtime.links.limits import TransportLimits
+from quorumcast.runtime.links.link import Link, Lost, Phase
+from quorumcast.runtime.links.strangers import Strangers
+from quorumcast.runtime.links.tls import client_context, server_context
+from quorumcast.runtime.logs import note
+from quorumcast.runtime.telemetry import Telemetry
+
+#: Between two calls to brokers that say they are in a newer epoch.
+ASK_PAUSE_S = 0.5
+
+
+def peers_to_call(manifest: Manifest, me: NodeId) -> list[NodeId]:
+    """Brokers that this node connects to; all other links are made by the other side."""
+    brokers = list(manifest.broker_ids)
+    return brokers[brokers.index(me) + 1 :] if me in brokers else brokers
+
+
+class Transport:
+    """Links over TCP, with or without TLS."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        keyring: Keyring,
+        listener: Listener,
+        *,
+        limits: TransportLimits | None = None,
+        fair: bool = False,
+        telemetry: Telemetry | None = None,
+        rng: random.Random | None = None,
+        on_other_epoch: Callable[[int], None] | None = None,
+        on_proof: Callable[[bytes], None] | None = None,
+        proof: Callable[[], bytes] = lambda: b"",
+    ) -> None:
+        self._manifest = manifest
+        self._keyring = keyring
+        self._proof = proof
+        self._listener = listener
+        self._limits = limits or TransportLimits()
+        #: Whether requests have a budget; a client has only brokers to hear.
+        self._is_fair = fair
+        self._fairness = Fairness(self._disconnect, is_broker=self._is_broker, limits=self._limits)
+        self._greeter = self._make_greeter()
+        self.telemetry = telemetry or Telemetry()
+        self._rng = rng or random.Random()
+        self._on_other_epoch = on_other_epoch
+        self._on_proof = on_proof
+        #: A broker that is being asked for its epoch; one at a time, for whoever says anything.
+        self._asking: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        #: Open links; one per peer, all of them nodes of the manifest.
+        self._open: dict[NodeId, Link] = {}
+        #: Called connections whose peer is not proven yet.
+        self._strangers: Strangers[Link] = Strangers(self._limits, self._is_broker)
+        #: Accounts without room for more, until their links have been looked at.
+        self._crowded: set[NodeId] = set()
+        self._dialers: dict[NodeId, Dialer] = {}
+        self._server: asyncio.Server | None = None
+        #: Links with something in their outbox, each once.
+        self._waiting: list[Link] = []
+        self._flush_scheduled = False
+        self._paused = False
+        self._closing = False
+
+    def _make_greeter(self) -> Greeter:
+        return Greeter(self._keyring, proof=self._proof, barred=self._fairness.refusal)
+
+    def _is_broker(self, node: NodeId) -> bool:
+        return self._manifest.broker(node) is not None
+
+    # ------------------------------------------------------------------- start
+
+    async def listen(self, host: str, port: int) -> None:
+        """Take connections; a sentence if the address cannot be had."""
+        try:
+            self._server = await self._loop.create_server(
+                self._called, host, port, ssl=self._server_tls(), backlog=512
+            )
+        except OSError as error:
+            raise UsageError(_cannot_listen(self._greeter.name, host, port, error)) from None
+
+    def call_peers(self) -> None:
+        """Connect to whom we must, and keep at it."""
+        for peer in peers_to_call(self._manifest, self._greeter.name):
+            entry = self._manifest.broker(peer)
+            if entry is not None:
+                tls = client_context(entry.certificate) if entry.certificate else None
+                self._dialers[peer] = Dialer(self, entry, tls, self._limits, self._rng)
+
+    def _server_tls(self) -> ssl.SSLContext | None:
+        entry = self._manifest.broker(self._greeter.name)
+        if entry is None or not entry.certificate:
+            return None
+        return server_context(self._keyring.identity, entry.certificate)
+
+    def _called(self) -> Link:
+        return Link(self, self._greeter, self._listener.receive)
+
+    def calling(self, peer: NodeId) -> Link:
+        """A link that a dialer is about to connect."""
+        return Link(self, self._greeter, self._listener.receive, peer)
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self, to: tuple[NodeId, ...], message: AnyMessage, bodies: Bodies) -> None:
+        """Encode once, put into each peer's outbox, flush at the end of this turn."""
+        raw, _ = parcel = encode_parcel(message, bodies)
+        size = len(raw)
+        if bodies:
+            size += sum(map(len, bodies))
+        links = self._open
+        limits = self._limits
+        for peer in to:
+            link = links.get(peer)
+            if link is None:
+                self.telemetry.drops[Lost.NOT_CONNECTED.value] += 1
+                continue
+            account, outbox = link.account, link.outbox
+            if account is None:
+                continue  # never so: an open link has one
+            waiting = account.outbox_bytes
+            if waiting and (
+                waiting + size > limits.outbox_bytes or len(outbox) >= limits.outbox_messages
+            ):
+                self._overflow(link)
+                continue
+            # As `Link.enter_outbox`, without the call: this is the hot path.
+            outbox.append(parcel)
+            link.outbox_bytes += size
+            account.outbox_bytes = waiting + size
+            if not link.listed:
+                link.listed = True
+                self._waiting.append(link)
+        if not self._flush_scheduled and self._waiting:
+            self._flush_scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write what waits for every peer."""
+        self._flush_scheduled = False
+        waiting, self._waiting = self._waiting, []
+        for link in waiting:
+            link.listed = False
+            if link.answer_bytes and link.account is not None:
+                self._flush_answers(link, link.account)
+            else:
+                link.flush()
+
+    def _flush_answers(self, link: Link, account: Account) -> None:
+        """Write what waits; the peer pays for what it asked for."""
+        share = link.answer_bytes / link.outbox_bytes if link.outbox_bytes else 0.0
+        begin = time.thread_time()
+        link.flush()
+        self._fairness.answered(account, time.thread_time() - begin, share)
+
+    def _overflow(self, link: Link) -> None:
+        """There is no room for a message: see later whether it is for want of a reader."""
+        self.telemetry.drops[Lost.OUTBOX_FULL.value] += 1
+        name = holder(link.peer)
+        if name not in self._crowded:
+            self._crowded.add(name)
+            self._loop.call_later(self._limits.deaf_s, self._close_deaf, name)
+
+    def _close_deaf(self, name: NodeId) -> None:
+        """Close the links of an identity that have taken nothing for a while."""
+        self._crowded.discard(name)
+        before = self._loop.time() - self._limits.deaf_s
+        for link in self._links_of(name):
+            if link.full_since is not None and link.full_since <= before:
+                self.telemetry.drops[Lost.DEAF.value] += 1
+                reason = f"{link.peer} has read nothing for {self._limits.deaf_s:g} s"
+                note("closed a link", level=logging.WARNING, peer=link.peer, reason=reason)
+                link.abort(reason)
+
+    def _links_of(self, name: NodeId) -> list[Link]:
+        return [link for link in self._open.values() if holder(link.peer) == name]
+
+    def _disconnect(self, name: NodeId, reason: str) -> None:
+        """An identity asks for too much."""
+        for link in self._links_of(name):
+            self.telemetry.drops[Lost.OVER_BUDGET.value] += 1
+            link.abort(reason)
+
+    # ------------------------------------------------------- what links tell us
+
+    def connection_made(self, link: Link) -> bool:
+        """Count strangers; refuse those beyond the limits."""
+        if self._paused:
+            link.pause_reading()
+        if link.phase is Phase.CALLING:
+            return True
+        if self._closing:
+            return False
+        self._strangers.enter(link)
+        return True
+
+    def greeted(self, link: Link) -> None:
+        """A stranger says who it is."""
+        self._strangers.claim(link)
+
+    def arrived(self, link: Link) -> None:
+        """A link has read something."""
+        if link.is_measured and link.account is not None:
+            self._fairness.arrived(link.account, link)
+            return
+        while link.work() is not Piece.NOTHING:
+            pass
+        link.release()
+
+    def link_open(self, link: Link) -> None:
+        """A peer is proven: its link replaces an older one."""
+        self._strangers.leave(link)
+        link.account = self._fairness.account(link.peer)
+        link.is_measured = self._is_fair
+        older = self._open.get(link.peer)
+        self._open[link.peer] = link
+        if older is not None:
+            note(
+                f"{link.peer} connected from {link.address} while its link from {older.address} "
+                "was open: unless that one was lost, two processes use one identity",
+                level=logging.WARNING,
+                peer=link.peer,
+            )
+            older.displace()
+            self._listener.peer_down(link.peer)
+        if self._manifest.broker(link.peer) is not None:
+            self.telemetry.meet(link.peer)
+        self._listener.peer_up(link.peer)
+
+    def link_closed(self, link: Link) -> None:
+        """A socket is gone."""
+        self._strangers.leave(link)
+        other_epoch = link.farewell_epoch
+        if link.proof and self._on_proof is not None and not self._closing:
+            self._on_proof(link.proof)
+        if self._open.get(link.peer) is link:
+            del self._open[link.peer]
+            self._listener.peer_down(link.peer)
+        if link.peer in self._dialers:
+            self._dialers[link.peer].link_closed(link)
+        if other_epoch > self._greeter.epoch and self._on_other_epoch is not None:
+            self._ask(link)
+            self._on_other_epoch(other_epoch)
+
+    def _ask(self, link: Link) -> None:
+        """Call back a broker that called from a newer epoch: its refusal shows the way there.
+
+        Whoever called may be a stranger; what its name makes us do is one call at a time.
+        """
+        entry = self._manifest.broker(link.peer)
+        busy = self._asking is not None and not self._asking.done()
+        if entry is None or busy or self._closing or link.peer in self._dialers:
+            return
+        if self._on_proof is not None:
+            tls = client_context(entry.certificate) if entry.certificate else None
+            self._asking = self._loop.create_task(self._call_once(entry, tls))
+
+    async def _call_once(self, entry: BrokerEntry, tls: ssl.SSLContext | None) -> None:
+        link = self.calling(entry.id)
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(self._limits.greeting_timeout_s):
+                await connect(link, entry, tls)
+                await link.gone.wait()
+        link.abort("asked for its epoch")
+        await asyncio.sleep(ASK_PAUSE_S)
+
+    def link_ready(self, link: Link) -> None:
+        """A socket takes bytes again: what waited leaves as one packet."""
+        if link.outbox and not link.listed:
+            link.listed = True
+            self._waiting.append(link)
+            if not self._flush_scheduled:
+                self._flush_scheduled = True
+                self._loop.call_soon(self.flush)
+
+    # ------------------------------------------------------------------- status
+
+    def peers(self) -> list[NodeId]:
+        """Peers with an open link."""
+        return list(self._open)
+
+    def troubles(self) -> dict[NodeId, Trouble]:
+        """Why peers that we call have no open link."""
+        return {
+            peer: dialer.trouble for peer, dialer in self._dialers.items() if peer not in self._open
+        }
+
+    def load(self) -> dict[NodeId, Load]:
+        """What each identity has cost so far."""
+        return self._fairness.load()
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+        return {
+            "links.open": len(self._open),
+            "links.strangers": len(self._strangers),
+            "links.outbox_messages": sum(len(link.outbox) for link in self._open.values()),
+            "links.outbox_bytes": sum(link.outbox_bytes for link in self._open.values()),
+            "links.inbox_bytes": self._fairness.inbox_bytes(),
+        }
+
+    # --------------------------------------------------------- pauses and ending
+
+    def pause_reading(self) -> None:
+        """Take nothing from any peer for a while."""
+        self._paused = True
+        for link in self._open.values():
+            link.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take what peers send again."""
+        self._paused = False
+        for link in self._open.values():
+            link.resume_reading()
+
+    def cut(self) -> None:
+        """Break every link as a bad network would; they are made again."""
+        for link in list(self._open.values()):
+            link.abort("cut on request")
+
+    def renew(self, manifest: Manifest, keyring: Keyring) -> None:
+        """Take a new epoch: every session is greeted anew with the new keys."""
+        if self._closing:
+            return
+        self.flush()
+        self._manifest = manifest
+        self._keyring = keyring
+        self._greeter = self._make_greeter()
+        self._fairness.retain(manifest.directory())
+        dialers, self._dialers = self._dialers, {}
+        for dialer in dialers.values():
+            dialer.stop()
+        for link in self._all():
+            link.close(f"{self._greeter.name} took epoch {keyring.epoch} of the manifest")
+        for peer in list(self._open):
+            del self._open[peer]
+            self._listener.peer_down(peer)
+        self.call_peers()
+
+    def _all(self) -> list[Link]:
+        """Every link that is not being called."""
+        return [*self._open.values(), *self._strangers.all()]
+
+    def leave(self, epoch: int) -> None:
+        """That epoch does not name us: serve nobody, and only say where the others are."""
+        self.flush()
+        self._greeter.leave(epoch)
+        for dialer in self._dialers.values():
+            dialer.stop()
+        self._dialers = {}
+        for link in self._all():
+            link.close(f"{self._greeter.name} has left the cell with epoch {epoch}")
+
+    async def close(self) -> None:
+        """Write what waits, end every link, listen no more."""
+        self._closing = True
+        if self._asking is not None:
+            self._asking.cancel()
+        if self._server is not None:
+            self._server.close()
+        for dialer in self._dialers.values():
+            dialer.stop()
+        self.flush()
+        await self._close_links()
+        for dialer in self._dialers.values():
+            await dialer.stopped()
+
+    async def _close_links(self) -> None:
+        links: Mapping[Link, object] = dict.fromkeys(self._all())
+        for link in links:
+            link.close(f"{self._greeter.name} stopped")
+        for link in links:
+            await link.gone.wait()
+
+
+def _cannot_listen(name: NodeId, host: str, port: int, error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return (
+                f"{name} cannot listen on {host}:{port}: another program already uses that port; "
+                "stop it or give this broker another port in the manifest"
+            )
+        case errno.EADDRNOTAVAIL:
+            return (
+                f"{name} cannot listen on {host}:{port}: this machine does not have that address; "
+                "run this broker on the machine that the manifest names"
+            )
+        case errno.EACCES:
+            return (
+                f"{name} cannot listen on {host}:{port}: this user may not use that port; "
+                "choose one above 1023 in the manifest"
+            )
+        case _:
+            return (
+                f"{name} cannot listen on {host}:{port} ({error.strerror or error}); "
+                "check its address in the manifest"
+            )

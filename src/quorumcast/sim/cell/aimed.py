@@ -1,0 +1,238 @@
+"""Aimed attacks: faults that only the simulator commits, by name, so that plans can be stored.
+
+The catalogue (`faults.catalogue`) has the misbehaviour that everybody should expect of a running
+cell. These aim at one moment of one protocol: a restart, a leader change, an `Open`. They obey the
+same model: each acts with the keys of its own node only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from quorumcast.core.ids import Lane, Millis, NodeId, Stream, total_order
+from quorumcast.core.machine import Effect, Send
+from quorumcast.core.messages import (
+    Accept,
+    AnyMessage,
+    Attest,
+    ChunkQuery,
+    Cursor,
+    Fetch,
+    LogQuery,
+    Missed,
+    Open,
+    Propose,
+    Publish,
+    Pull,
+    Regain,
+    Standing,
+    Stop,
+    StopData,
+    Subscribe,
+    Survey,
+    Sync,
+    Write,
+)
+from quorumcast.faults.base import Tampering
+from quorumcast.faults.catalogue import ALL, CRASH_LIVE, TOTAL
+from quorumcast.faults.clients import EquivocatingPublisher
+from quorumcast.faults.contract import Entry, FaultContext, Later, Role, Trace
+from quorumcast.sim.cell.mangling import Mangle
+
+#: Runs that a publisher with a second story remembers, of each lane.
+REMEMBERED = 64
+#: Policies without one order for everything that do not trust publishers.
+FIFO = ("ab", "ab+history", "brb", "chain", "chain+history")
+#: What nodes of each role are called that alter everything.
+MANGLE = {
+    Role.BROKER: "mangle",
+    Role.PUBLISHER: "mangling-publisher",
+    Role.SUBSCRIBER: "mangling-subscriber",
+}
+
+
+class Retell(EquivocatingPublisher):
+    """Tells brokers another story from the first number on, once they have been away.
+
+    A broker that is introduced to the stream a second time was cut off or has restarted: if it does
+    not know what it vouched for, it believes whatever it is told now.
+    """
+
+    __slots__ = ("_introduced", "_runs")
+
+    def __init__(self, name: str, context: FaultContext) -> None:
+        super().__init__(name, context)
+        self._misled: list[NodeId] = []
+        self._introduced: dict[tuple[NodeId, Stream], None] = {}
+        self._runs: deque[Send] = deque(maxlen=REMEMBERED)
+
+    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+        message = send.message
+        if isinstance(message, Publish) and send not in self._runs:
+            self._runs.append(send)
+        if not isinstance(message, Open):
+            return super().rewrite(send, now)
+        told: list[Effect | Later] = []
+        for peer in send.to:
+            if (peer, message.stream) not in self._introduced:
+                self._introduced[peer, message.stream] = None
+                told.append(replace(send, to=(peer,)))
+                continue
+            if peer not in self._misled:
+                self._misled.append(peer)
+            told.append(Send((peer,), Open(message.stream, 1, 1)))
+            for run in self._runs:
+                if isinstance(run.message, Publish) and run.message.stream == message.stream:
+                    told += super().rewrite(replace(run, to=(peer,)), now)
+        return told
+
+
+class OpenAhead(Tampering):
+    """Opens its stream far ahead, to some brokers or to all, and goes on there.
+
+    Whoever follows it there and drops what it holds leaves subscribers apart that were cut off.
+    """
+
+    __slots__ = ("_ahead", "_from", "_misled")
+
+    def __init__(self, name: str, context: FaultContext) -> None:
+        super().__init__(name, context)
+        rng = context.rng
+        self._from = rng.randrange(2, 60)
+        self._ahead = rng.choice((1, 8, 40, 1000))
+        self._misled = context.broker_victims(rng.randrange(1, len(context.manifest.brokers) + 1))
+
+    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+        message = send.message
+        to = tuple(peer for peer in send.to if peer in self._misled)
+        if not to or not isinstance(message, Publish) or message.stream.lane is Lane.HISTORY:
+            return [send]
+        if message.first < self._from:
+            return [send]
+        first = message.first + self._ahead
+        shifted = replace(message, first=first)
+        return [
+            *self.without(send, self._misled),
+            Send(to, Open(message.stream, first, first)),
+            Send(to, shifted, send.bodies),
+        ]
+
+
+class ShowToSome(Tampering):
+    """Shows its proposals, and what it votes for, to some brokers only."""
+
+    __slots__ = ("_shown",)
+
+    def __init__(self, name: str, context: FaultContext) -> None:
+        super().__init__(name, context)
+        others = context.brokers()
+        self._shown = context.broker_victims(context.rng.randrange(1, len(others)))
+
+    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+        if not isinstance(send.message, Propose | Write | Accept):
+            return [send]
+        return self.without(send, [peer for peer in send.to if peer not in self._shown])
+
+
+class LateWords(Tampering):
+    """Says what a leader change needs, and says it late."""
+
+    __slots__ = ("_delay_ms",)
+
+    def __init__(self, name: str, context: FaultContext) -> None:
+        super().__init__(name, context)
+        self._delay_ms = context.rng.randrange(100, 1200)
+
+    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+        if isinstance(send.message, Stop | StopData | Sync | Standing) and self.context.hits():
+            return [Later(send, self._delay_ms)]
+        return [send]
+
+
+class Trespass(Tampering):
+    """Asks for everything on every channel, in every way that a message allows."""
+
+    __slots__ = ("_number",)
+    #: Questions asked at most: answers would feed it for ever.
+    MOST = 40
+
+    def __init__(self, name: str, context: FaultContext) -> None:
+        super().__init__(name, context)
+        self._number = 0
+
+    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+        if self._number >= self.MOST or not self.context.hits():
+            return [send]
+        self._number += 1
+        rng, manifest = self.context.rng, self.context.manifest
+        channel = rng.choice(manifest.channels)
+        publisher = rng.choice(manifest.clients).id
+        stream = Stream(
+            channel.name, publisher, 1, rng.choice((Lane.DATA, Lane.DATA, Lane.HISTORY))
+        )
+        if channel.policy.total:
+            stream = rng.choice((stream, total_order(channel.name), total_order(channel.name)))
+        first, log = rng.randrange(1, 20), channel.policy.protection
+        questions: list[AnyMessage] = [
+            Subscribe(channel.name, (Cursor(stream, 1),), bodies=True),
+            Subscribe(channel.name, (), bodies=True),
+            Subscribe(rng.choice(manifest.channels).name, (Cursor(stream, 1),), bodies=True),
+            Pull(stream, first, 8),
+            Attest(stream, first),
+            Missed(stream, first, 4),
+            Survey(channel.name),
+            Regain(stream, first, 8, bodies=True),
+            Fetch(log, (), (Cursor(stream, first),)),
+            LogQuery(log, 1, stuck=True),
+            ChunkQuery(log, 6, 0),
+        ]
+        return [send, *(Send(manifest.broker_ids, question) for question in questions)]
+
+
+def _aimed(
+    name: str,
+    role: Role,
+    fault: type[Tampering],
+    description: str,
+    *,
+    only_under: tuple[str, ...] = (),
+    benign: bool = False,
+) -> Entry:
+    valid = CRASH_LIVE if role is Role.BROKER else ALL
+    return Entry(
+        name=name,
+        role=role,
+        description=description,
+        make=lambda context: fault(name, context),
+        trace=Trace.NOTHING,
+        valid_under=valid,
+        benign=benign,
+        only_under=only_under,
+    )
+
+
+_ENTRIES = (
+    _aimed("retell", Role.PUBLISHER, Retell,
+           "tells brokers that were away another story, from the first number on",
+           only_under=FIFO),
+    _aimed("open-ahead", Role.PUBLISHER, OpenAhead,
+           "opens its stream far ahead, and goes on there", only_under=FIFO),
+    _aimed("show-to-some", Role.BROKER, ShowToSome,
+           "shows proposals and votes to some brokers only", only_under=TOTAL, benign=True),
+    _aimed("late-words", Role.BROKER, LateWords,
+           "says late what a leader change needs", only_under=TOTAL, benign=True),
+    _aimed("trespass", Role.SUBSCRIBER, Trespass,
+           "asks for everything on every channel, with or without the right"),
+    _aimed(MANGLE[Role.BROKER], Role.BROKER, Mangle,
+           "repeats what it says and hears with one thing altered, in its own name"),
+    _aimed(MANGLE[Role.PUBLISHER], Role.PUBLISHER, Mangle,
+           "repeats what it says and hears with one thing altered, in its own name"),
+    _aimed(MANGLE[Role.SUBSCRIBER], Role.SUBSCRIBER, Mangle,
+           "repeats what it says and hears with one thing altered, in its own name"),
+)  # fmt: skip
+
+#: Every aimed attack by its name.
+AIMED: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}

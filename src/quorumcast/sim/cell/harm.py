@@ -1,0 +1,93 @@
+"""What can go wrong in a run beside the faults of the catalogue, by name."""
+
+from __future__ import annotations
+
+from quorumcast.faults.catalogue import CATALOGUE, TOTAL
+from quorumcast.faults.contract import Entry, Role
+from quorumcast.manifest.policy import Policy
+from quorumcast.sim.cell.aimed import AIMED
+
+#: What the world does to nodes and links, beside the faults of the catalogue.
+WORLD = {
+    "none": "nothing: only the weather",
+    "crash": "f brokers stop for good",
+    "crash-recover": "brokers stop and come back with their journals, f at a time",
+    "amnesia": "f brokers stop and come back without their disks",
+    "twin": "f brokers run as two honest copies with one key",
+    "partition": "the network falls apart and heals, again and again",
+    "disconnect": "links break, again and again",
+    "wire": "an attacker on the wire corrupts, repeats and replays packets",
+    "conspiracy": "a publisher tells brokers different things, and f brokers are in the plot",
+    "restarting-clients": "publishers and subscribers crash and come back",
+    "blackout": "every broker is killed at once and comes back with its disk, again and again",
+    "pause": "brokers, also more than f, stand still for a while and then do everything at once",
+    "rolling": "brokers restart without their memories, each once all have caught up",
+    "members": "brokers are added, removed and replaced, amid crashes, cuts, pauses or f liars",
+    "latecomers": "f brokers lie, and readers come at any time who want the past, or a part of it",
+    "wiped": "f brokers lose their disks when the others have long forgotten the log they need",
+    "isolation": "partitions and one-way cuts that outlast a leader's patience, or a whole stream",
+    "lives": "publishers crash again and again while a subscriber is cut off",
+    "retelling": "brokers restart one by one, and a publisher tells each of them another story",
+    "leaders": "each leader in turn shows a batch to some and dies, lies about it, or is late",
+    "theft": "a client's key is replaced, and whoever stole it calls with the old one",
+    "several": "several of all that at once, with f brokers and any number of clients that lie",
+}
+#: Every name that `--adversary` takes.
+ADVERSARIES = (*WORLD, *CATALOGUE, *AIMED)
+#: Adversaries of total order alone.
+TOTAL_WORLD = ("blackout", "pause", "wiped", "leaders")
+#: These take their time: leaders change by the second, and so do members.
+LONG = (*TOTAL_WORLD, "members", "isolation")
+#: Brokers restart in these and are still correct.
+JOURNALED = ("crash-recover", "blackout", "members", "retelling")
+#: Brokers forget in these without being faulty, and get back from others what these retain.
+RETAINING = ("rolling", "members", "retelling")
+#: What brokers do that help a lying publisher, and one that lies about what is to be ordered.
+ACCOMPLICES = ("drop", "alter", "equivocate", "withhold-bodies", "lie-acks", "silent")
+ORDERING_ACCOMPLICES = (
+    "equivocating-leader",
+    "unfetchable-leader",
+    "double-vote",
+    "withhold-offers",
+    "false-stop-data",
+    "lie-in-ordering",
+    "silent",
+)
+
+
+def entry_of(name: str) -> Entry | None:
+    """What the catalogue, or the list of aimed attacks, says of a fault."""
+    return CATALOGUE.get(name) or AIMED.get(name)
+
+
+def applicable(adversary: str, policy: str) -> bool:
+    """Whether a policy is meant to withstand this adversary at all."""
+    entry = entry_of(adversary)
+    crash = policy in ("direct-crash", "total-crash")
+    trusting = policy in ("direct", "direct-crash", "total-crash")
+    if adversary in TOTAL_WORLD and policy not in TOTAL:
+        return False
+    # Brokers of a chain get nothing back from one another.
+    if adversary in ("rolling", "retelling") and policy.startswith("chain"):
+        return False
+    # In an order manifests are ordered as well: see "members".
+    if adversary in ("rolling", "theft") and policy in TOTAL:
+        return False
+    if entry is not None and entry.only_under and policy not in entry.only_under:
+        return False
+    if adversary in ("conspiracy", "retelling"):
+        return not trusting
+    if entry is None:
+        return not (crash and adversary in ("twin", "amnesia", "wiped"))
+    if entry.role is Role.BROKER:
+        return entry.benign or not crash
+    if entry.role is Role.PUBLISHER:
+        # Direct channels trust their publishers.
+        return not trusting
+    return True
+
+
+def faults_of(role: Role, policy: Policy) -> list[str]:
+    """What nodes of a role may do under a policy that claims to withstand it."""
+    faults = {**CATALOGUE, **AIMED}
+    return [n for n, e in faults.items() if e.role is role and applicable(n, policy.name)]

@@ -1,0 +1,1 @@
+"""Checkers of a cell: what must hold, judged from outside the machines."""

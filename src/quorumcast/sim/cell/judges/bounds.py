@@ -1,0 +1,139 @@
+"""The limit of every container that a machine reports in `sizes()`, by the container's name.
+
+Machines report sizes under paths ("orders: orders/pub-1@1/ledger"); the last word names the
+container. A container that is not here is reported by the Boundedness checker: whoever adds one
+says what bounds it.
+"""
+
+from __future__ import annotations
+
+from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES
+from quorumcast.broadcast.history import WAITING
+from quorumcast.broadcast.signed_history import REMEMBERED
+from quorumcast.cell.publishing.line import MAX_REST_BYTES, MAX_RUN_BYTES
+from quorumcast.cell.serving.recovery import CHUNK
+from quorumcast.cell.subscribing.archive import MAX_PENDING, RANGES
+from quorumcast.cell.subscribing.archive import MAX_PENDING_BYTES as MAX_PROOF_BYTES
+from quorumcast.cell.subscribing.recalling import MAX_RECALLED
+from quorumcast.core.limits import (
+    MAX_BATCH,
+    MAX_CHUNKS,
+    MAX_ENDED,
+    MAX_FRAME_BYTES,
+    MAX_RUN,
+    MAX_SEATS,
+    MAX_STREAMS_NAMED,
+    MAX_VOUCHERS,
+    Limits,
+)
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.ordering.catchup import HEADS_KEPT, LOG_REACH
+from quorumcast.ordering.epochs import NAMED_STORIES
+from quorumcast.ordering.execution import STREAMS_OF_A_SEAT
+from quorumcast.ordering.regency import KEPT_VALUES
+from quorumcast.ordering.state import LINES_KEPT
+
+
+def bounds_of(manifest: Manifest) -> dict[str, int]:
+    """The largest size that each container may reach in this cell."""
+    limits = manifest.channels[0].policy.limits
+    # Of each publisher so many of which something is settled, as many of which nothing is, and as
+    # many of which each broker speaks.
+    lives = (len(manifest.brokers) + 2) * limits.streams_per_publisher
+    streams = len(manifest.channels) * len(manifest.clients) * lives
+    settles = any(channel.policy.settles for channel in manifest.channels)
+    alpha = max(channel.policy.alpha_ceiling for channel in manifest.channels)
+    return {
+        **_of_brokers(manifest, limits, streams, settles=settles, alpha=alpha),
+        **_of_total_order(manifest, limits, streams),
+        **_of_publishers(limits, settles=settles),
+        **_of_subscribers(manifest, limits, alpha=alpha),
+    }
+
+
+def _of_brokers(
+    manifest: Manifest, limits: Limits, streams: int, *, settles: bool, alpha: int
+) -> dict[str, int]:
+    channels, clients, brokers = manifest.channels, manifest.clients, manifest.brokers
+    bracha = {
+        # Where brokers settle, as much again may wait for that, and the run whose turn it is.
+        "ledger": limits.retained_publications + settles * (limits.retained_publications + MAX_RUN),
+        "instances": 2 * limits.window + 1,
+        "done": limits.window,
+        # The run whose turn it is is always taken.
+        "instance_bytes": limits.retained_bytes + MAX_FRAME_BYTES // 2,
+    }
+    return {
+        "words": 2 * len(brokers),
+        "epochs": NAMED_STORIES,
+        "streams": streams,
+        "complaints": streams * len(clients),
+        "ended": len(channels) * len(clients) * MAX_ENDED,
+        "addresses": 2 * streams * (limits.retained_publications + 2 * MAX_RUN),
+        "pledges": streams * limits.retained_publications,
+        "repeating": 2 * streams,
+        "subscribers": len(channels) * len(clients),
+        "publishing": len(channels) * len(clients),
+        "served": (len(channels) + 4) * (len(clients) + len(brokers)),
+        "told": MAX_STREAMS_NAMED,
+        "regained": 2 * CHUNK,
+        **bracha,
+        **{f"history_{name}": size for name, size in bracha.items()},
+        "vouchers": MAX_VOUCHERS,
+        "waiting": WAITING,
+        "learned": 2 * alpha * (limits.window + 1),
+        "ends": REMEMBERED,
+        "seen": REMEMBERED,
+    }
+
+
+def _of_total_order(manifest: Manifest, limits: Limits, streams: int) -> dict[str, int]:
+    channels, clients = manifest.channels, manifest.clients
+    # A broker that learns what others decided may be as far ahead of itself once more.
+    slots = 2 * (2 * limits.checkpoint + LOG_REACH) + 4 * limits.pipeline
+    return {
+        "slots": slots,
+        "slot_batches": 2 * KEPT_VALUES,
+        "offers": limits.window,
+        "named_offers": slots * 2 * KEPT_VALUES * MAX_BATCH,
+        "offered_bytes": limits.retained_bytes + MAX_FRAME_BYTES,
+        "queues": streams,
+        "reports": LOG_REACH,
+        "chunks": MAX_CHUNKS,
+        "heads": HEADS_KEPT,
+        "held": 2 * (LOG_REACH // limits.checkpoint + 2) + 1,
+        "served_streams": streams + len(channels) * len(clients) * LINES_KEPT,
+        "voices": len(clients) * MAX_SEATS * STREAMS_OF_A_SEAT,
+        "extents": limits.retained_publications,
+    }
+
+
+def _of_publishers(limits: Limits, *, settles: bool) -> dict[str, int]:
+    return {
+        # What is not acknowledged, and as much that is and that brokers have not settled.
+        "runs": (1 + settles) * limits.publisher_buffer,
+        "begins": limits.publisher_buffer + 1,
+        "run_bytes": limits.publisher_bytes + MAX_RUN_BYTES + MAX_REST_BYTES,
+    }
+
+
+def _of_subscribers(manifest: Manifest, limits: Limits, *, alpha: int) -> dict[str, int]:
+    channels, clients, brokers = manifest.channels, manifest.clients, manifest.brokers
+    followed = 2 * len(channels) * len(clients) * limits.streams_per_publisher
+    return {
+        "interests": len(channels),
+        "pulling": followed,
+        "recalled": MAX_RECALLED,
+        "acceptors": followed // len(channels),
+        "named": len(brokers) * len(clients) * (limits.streams_per_publisher + MAX_ENDED),
+        "statements": len(brokers) * (limits.kept_segments + RANGES),
+        "proofs": MAX_PENDING,
+        "proof_bytes": MAX_PROOF_BYTES,
+        # A window of histories may come in order at once, and each names up to 2α numbers.
+        "tallies": limits.vote_window * (1 + 2 * alpha),
+        "decided": limits.vote_window * (1 + 2 * alpha),
+        "bodies": limits.vote_window * (1 + 2 * alpha),
+        # The run whose turn it is is always taken.
+        "pending_bytes": MAX_PENDING_BYTES + MAX_FRAME_BYTES,
+        "accepted": limits.segment * limits.kept_segments,
+    }

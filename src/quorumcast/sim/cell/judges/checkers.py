@@ -1,0 +1,630 @@
+"""Safety and blame: what must hold at every moment, judged from outside the machines.
+
+Each checker is told what correct nodes did (`on_effect`) before `Facts` records it, and is asked
+once more when the run is over (`at_end`). Nothing here looks into a machine, except that
+`Boundedness` reads the sizes that machines report of themselves. A checker that finds nothing says
+nothing; a checker that cannot find anything is a defect, so each has a test that feeds it a
+violation. What must hold eventually is in `promises`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from quorumcast.core.ids import (
+    CELL,
+    DIGEST_SIZE,
+    Digest,
+    Lane,
+    NodeId,
+    Stream,
+    split_digests,
+    total_order,
+)
+from quorumcast.core.labels import label, unlabel
+from quorumcast.core.machine import (
+    Accuse,
+    Acknowledged,
+    Contradicted,
+    Deliver,
+    Effect,
+    Gap,
+    Proven,
+    Send,
+)
+from quorumcast.core.messages import (
+    Accept,
+    AnyMessage,
+    ChainRun,
+    Checkpoint,
+    Chunk,
+    Contents,
+    Echo,
+    Fetched,
+    LogPart,
+    Offer,
+    Positions,
+    Propose,
+    Publish,
+    Ready,
+    Regained,
+    StateHead,
+    Vote,
+    Write,
+)
+from quorumcast.core.quorum import Broadcast, OrderQuorums, Protection
+from quorumcast.core.statements import (
+    Basis,
+    Evidence,
+    EvidenceKind,
+    HistoryStatement,
+    Receipt,
+    SegmentStatement,
+    Signed,
+    Statement,
+    parse_statement,
+)
+from quorumcast.crypto.digest import root
+from quorumcast.crypto.identity import signature_holds
+from quorumcast.faults.base import channel_of
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.sim.cell.judges.asking import Questions
+from quorumcast.sim.cell.judges.facts import Facts, may_publish, may_subscribe
+from quorumcast.sim.cell.judges.journaling import Journaled
+from quorumcast.sim.cell.judges.order import TotalOrder
+from quorumcast.sim.cell.judges.refusing import Justified, Refusal
+
+
+class Checker(Protocol):
+    """One property."""
+
+    @property
+    def name(self) -> str:
+        """The property's name in PROTOCOLS."""
+        ...
+
+    @property
+    def watches(self) -> frozenset[type]:
+        """The kinds of effects that it looks at; of what is sent, the kinds of messages."""
+        ...
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        """A correct node is about to do this."""
+        ...
+
+    def at_end(self, facts: Facts) -> None:
+        """The run is over."""
+        ...
+
+
+class Watching:
+    """A checker that only looks at what happens."""
+
+    name = "?"
+    watches: frozenset[type] = frozenset()
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        """Nothing by default."""
+
+    def at_end(self, facts: Facts) -> None:
+        """Nothing by default."""
+
+
+class Relevance(Watching):
+    """What a subscriber accepts matches a subscription of its own, by someone with the right."""
+
+    name = "Relevance"
+    watches = frozenset((Deliver,))
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Deliver):
+            return
+        stream = effect.stream
+        if facts.reader(node, stream.channel) is None:
+            facts.violate(self.name, f"{node} accepted {stream} {effect.number} unsubscribed")
+        if stream.lane is not Lane.DATA:
+            facts.violate(self.name, f"{node} handed a history to its application: {stream}")
+        if not may_subscribe(facts.manifest, node, stream.channel):
+            facts.violate(self.name, f"{node} reads {stream.channel} without the right")
+        if not may_publish(facts.manifest, stream.publisher, stream.channel):
+            facts.violate(self.name, f"{node} accepted {stream}, whose publisher has no right")
+
+
+#: Messages that show contents, digests or positions of a channel.
+DISCLOSING: frozenset[type] = frozenset((Vote, Contents, Checkpoint, Positions))
+#: Messages that are for brokers only.
+INTERNAL: frozenset[type] = frozenset(
+    (Regained, Offer, Propose, Fetched, LogPart, StateHead, Chunk, Echo, Ready)
+)
+
+
+class Rights(Watching):
+    """A correct broker shows a channel only to those who may read it, and its log to brokers."""
+
+    name = "Rights"
+    watches = DISCLOSING | INTERNAL
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Send):
+            return
+        message, manifest = effect.message, facts.manifest
+        clients = [peer for peer in effect.to if manifest.client(peer) is not None]
+        channel = channel_of(message) if clients else None
+        for peer in clients if manifest.client(node) is None else ():
+            if type(message) in INTERNAL:
+                facts.violate(self.name, f"{node} shows {peer} a {type(message).__name__}")
+            elif channel is not None and not may_subscribe(manifest, peer, channel):
+                facts.violate(self.name, f"{node} shows {peer} what is on {channel}")
+
+
+class Authenticity(Watching):
+    """A correct publisher named in an accepted publication did publish exactly that."""
+
+    name = "Authenticity"
+    watches = frozenset((Deliver,))
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Deliver):
+            return
+        what = f"{effect.stream} {effect.number}"
+        contents = effect.body
+        if effect.position:
+            contents = label(effect.stream, effect.number) + contents
+        if facts.manifest.hash(contents) != effect.digest:
+            facts.violate(self.name, f"{node} accepted {what} with contents of another digest")
+        if not facts.adversary.is_correct(effect.stream.publisher):
+            return
+        published = facts.published.get(effect.stream, [])
+        if not 1 <= effect.number <= len(published):
+            facts.violate(self.name, f"{node} accepted {what}, which was never published")
+        elif published[effect.number - 1][0] != effect.body:
+            facts.violate(self.name, f"{node} accepted {what} with altered contents")
+
+
+class Uniqueness(Watching):
+    """No publication twice."""
+
+    name = "Uniqueness"
+    watches = frozenset((Deliver,))
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, Stream, int], None] = {}
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Deliver):
+            return
+        key = (id(facts.reader(node, effect.stream.channel)), effect.stream, effect.number)
+        if key in self._seen:
+            facts.violate(self.name, f"{node} accepted {effect.stream} {effect.number} twice")
+        self._seen[key] = None
+
+
+class Agreement(Watching):
+    """No two correct subscribers accept different contents for the same number (SC1)."""
+
+    name = "Agreement"
+    watches = frozenset((Deliver,))
+
+    def __init__(self) -> None:
+        self._accepted: dict[tuple[Stream, int], tuple[Digest, NodeId]] = {}
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Deliver):
+            return
+        key = (effect.stream, effect.number)
+        digest, other = self._accepted.setdefault(key, (effect.digest, node))
+        if digest != effect.digest:
+            facts.violate(
+                self.name, f"{other} and {node} accepted different {effect.stream} {effect.number}"
+            )
+
+
+class Fifo(Watching):
+    """Numbers of one publisher are accepted in order and without a gap that was not announced.
+
+    Nor is a gap announced of what brokers must still retain of a correct publisher.
+    """
+
+    name = "FIFO"
+    watches = frozenset((Deliver, Gap))
+
+    def __init__(self, *, gaps_allowed: bool = False) -> None:
+        self._gaps_allowed = gaps_allowed
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Deliver | Gap):
+            return
+        reader = facts.reader(node, effect.stream.channel)
+        if reader is None:
+            return
+        number = effect.number if isinstance(effect, Deliver) else effect.first
+        known = reader.upto(effect.stream)
+        # Positions that were given up are numbers of anybody.
+        skipped = total_order(effect.stream.channel) in reader.gaps
+        if known and (number <= known if skipped else number != known + 1):
+            facts.violate(self.name, f"{node} came to {effect.stream} {number} after {known}")
+        lies = not facts.adversary.is_correct(effect.stream.publisher)
+        if not isinstance(effect, Gap) or self._gaps_allowed or lies:
+            return
+        if effect.upto > facts.let_go(effect.stream):
+            facts.violate(
+                self.name,
+                f"{node} gave up {effect.stream} {effect.first} to {effect.upto}, "
+                "though the cell should hold them",
+            )
+
+
+class SoundBlame(Watching):
+    """No correct node is ever named in evidence, and all evidence convinces a third party."""
+
+    name = "Sound blame"
+    watches = frozenset((Accuse,))
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Accuse):
+            return
+        accused = effect.evidence.accused
+        if facts.adversary.is_correct(accused):
+            facts.violate(self.name, f"{node} accuses {accused}, which is correct")
+        flaw = flaw_of(effect.evidence, facts.signed_in(effect.evidence.against))
+        if flaw:
+            facts.violate(self.name, f"{node}'s evidence against {accused} is void: {flaw}")
+
+
+class SoundStatements(Watching):
+    """Correct brokers never sign different things of what is settled, nor one of them of anything.
+
+    Blame rests on it: whoever holds two such statements convicts a correct broker.
+    """
+
+    name = "Sound statements"
+    watches = frozenset((Checkpoint,))
+
+    def __init__(self) -> None:
+        self._roots: dict[tuple[object, ...], tuple[bytes, NodeId]] = {}
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Send) or not isinstance(effect.message, Checkpoint):
+            return
+        said = parse_statement(effect.message.statement.payload)
+        if not isinstance(said, SegmentStatement) or said.broker != node:
+            return
+        by = None if said.basis is Basis.SETTLED else (node, said.life)
+        place = (said.stream, said.birth, said.first, said.count, by)
+        known, other = self._roots.setdefault(place, (said.root, node))
+        if known != said.root:
+            about = f"{said.stream} from {said.first} on"
+            facts.violate(self.name, f"{other} and {node} sign different things of {about}")
+
+
+#: Messages in which a node stands by one value for each place.
+STANDING: frozenset[type] = frozenset((Publish, Offer, Vote, Echo, Ready, Propose, Write, Accept))
+
+
+class OneStory(Watching):
+    """A correct node never tells two stories: one value for each place, whomever it tells.
+
+    Quorums rest on it. It holds across crashes, for whoever forgets counts as faulty, or has lost a
+    disk that others could replace.
+    """
+
+    name = "One story"
+    watches = STANDING
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[object, ...], object] = {}
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Send):
+            return
+        message = effect.message
+        teller = (node, facts.disk_of(node), type(message))
+        if isinstance(message, Offer) and not message.stream.spoken_by(node):
+            return  # a broker passes on what publishers signed, both stories of one that lies
+        for place, value in self._places(facts, message):
+            if self._told.setdefault((*teller, *place), value) != value:
+                what = type(message).__name__
+                facts.violate(self.name, f"{node} says {what} twice about {place}, and differently")
+
+    def _places(
+        self, facts: Facts, message: AnyMessage
+    ) -> Iterator[tuple[tuple[object, ...], object]]:
+        match message:
+            case Echo(stream=stream, first=first, run=run) | Ready(stream, first, run):
+                yield (stream, first), run
+            case Write() | Accept():
+                yield (message.log, message.regency, message.instance), message.value
+            case Propose(log=log, regency=regency, instance=instance, batch=batch):
+                yield (log, regency, instance), batch
+            case Publish() | Offer() | Vote():
+                stream = message.stream
+                entry = facts.manifest.channel(stream.channel)
+                if isinstance(message, Vote) and (entry is None or entry.policy.has_history):
+                    return  # a history may correct a broker
+                for number, digest in enumerate(split_digests(message.digests), message.first):
+                    yield (stream, number), digest
+            case _:
+                return
+
+
+#: Messages that carry a run.
+CARRYING: frozenset[type] = frozenset((Publish, ChainRun, Vote, Contents, Regained, Offer))
+
+
+class Vouching(Watching):
+    """What correct nodes pass on has the digests that they name, and was published as they say."""
+
+    name = "Vouching"
+    watches = CARRYING
+
+    def __init__(self) -> None:
+        self._digests: dict[tuple[Stream, int], Digest] = {}
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        message = effect.message if isinstance(effect, Send) else None
+        if not isinstance(effect, Send) or not isinstance(
+            message, Publish | ChainRun | Vote | Contents | Regained | Offer
+        ):
+            return
+        digests, stream = split_digests(message.digests), message.stream
+        if effect.bodies and list(map(facts.manifest.hash, effect.bodies)) != digests:
+            facts.violate(self.name, f"{node} sends other contents of {stream} than it names")
+        published = facts.published.get(stream)
+        entry = facts.manifest.channel(stream.channel)
+        if published is None or entry is None or entry.policy.total:
+            return
+        for number, digest in enumerate(digests, message.first):
+            if not facts.adversary.is_correct(stream.publisher):
+                return
+            if number > len(published) or digest != self._digest(facts, stream, number):
+                facts.violate(self.name, f"{node} vouches for {stream} {number}, never published")
+
+    def _digest(self, facts: Facts, stream: Stream, number: int) -> Digest:
+        known = self._digests.get((stream, number))
+        if known is None:
+            known = facts.manifest.hash(facts.published[stream][number - 1][0])
+            self._digests[stream, number] = known
+        return known
+
+
+class SoundReceipts(Watching):
+    """A receipt convinces a third party, and of nothing that its publisher did not publish."""
+
+    name = "Sound receipts"
+    watches = frozenset((Proven,))
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if not isinstance(effect, Proven):
+            return
+        receipt = effect.receipt
+        stream, number, contents = receipt.stream, receipt.number, receipt.contents
+        what = f"{node}'s receipt of {stream} {number}"
+        flaw = flaw_of_receipt(receipt, facts.signed_in(receipt.statements))
+        if flaw:
+            facts.violate(self.name, f"{what} is void: {flaw}")
+        found = unlabel(contents) if stream.publisher == CELL else None
+        if found is not None:
+            said, contents = found
+            number = said.number
+            stream = Stream(stream.channel, NodeId(said.publisher), said.incarnation)
+        published = facts.published.get(stream, [])
+        if facts.adversary.is_correct(stream.publisher) and contents not in [
+            body for body, _ in published[number - 1 : number]
+        ]:
+            facts.violate(self.name, f"{what} proves what was never published")
+
+
+class Acknowledgement(Watching):
+    """A publisher is told that something is safe only once enough correct brokers hold it.
+
+    It may wait for n-f brokers (on a chain for the chain), and f of these may be faulty. Nor is one
+    that goes on with what it published before ever told that this was something else.
+    """
+
+    name = "Acknowledged"
+    watches = frozenset((Acknowledged, Contradicted))
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        if isinstance(effect, Contradicted):
+            facts.violate(self.name, f"{node} is contradicted about {effect.stream}")
+        if not isinstance(effect, Acknowledged) or effect.stream.lane is not Lane.DATA:
+            return
+        count = len(facts.published.get(effect.stream, ()))
+        if effect.upto > count:
+            facts.violate(self.name, f"{node} was told that {effect.upto} of its {count} are safe")
+        holders = [
+            broker
+            for broker in dict.fromkeys(b for m in facts.manifests.values() for b in m.broker_ids)
+            if facts.held.get((effect.stream, broker), 0) >= effect.upto
+        ]
+        if len(holders) < self._needed(facts, effect.stream):
+            held = ", ".join(holders) or "nobody"
+            facts.violate(self.name, f"{node} was told that {effect.upto} are safe with {held}")
+
+    def _needed(self, facts: Facts, stream: Stream) -> int:
+        # The publisher may be in any of the epochs.
+        return min(self._needed_in(manifest, stream) for manifest in facts.manifests.values())
+
+    def _needed_in(self, manifest: Manifest, stream: Stream) -> int:
+        quorums, channel = manifest.quorums, manifest.channel(stream.channel)
+        if channel is None:
+            return 0
+        waited_for = quorums.responders
+        if channel.policy.broadcast is Broadcast.CHAIN:
+            waited_for = min(waited_for, quorums.chain_length)
+        elif channel.policy.broadcast is Broadcast.CONSENSUS:
+            # What was decided is safe already; so many must say that it was.
+            byzantine = channel.policy.protection is not Protection.CRASH
+            waited_for = OrderQuorums(quorums.n, quorums.f, byzantine).believe
+        return waited_for - quorums.f
+
+
+def safety_checkers(*, gaps_allowed: bool) -> list[Checker]:
+    """Every property that must hold at every moment."""
+    return [
+        Relevance(),
+        Rights(),
+        Authenticity(),
+        Uniqueness(),
+        Agreement(),
+        TotalOrder(),
+        Fifo(gaps_allowed=gaps_allowed),
+        SoundBlame(),
+        SoundStatements(),
+        OneStory(),
+        Vouching(),
+        SoundReceipts(),
+        Acknowledgement(),
+        Journaled(),
+        Questions(),
+        Refusal(),
+        Justified(),
+    ]
+
+
+# ------------------------------------------------------- evidence, verified independently
+
+
+def flaw_of(evidence: Evidence, manifest: Manifest, *, any_epoch: bool = False) -> str | None:
+    """Why evidence convinces nobody, or None: written apart from the code that collects it."""
+    against = _verified(evidence.against, manifest, any_epoch=any_epoch)
+    witnesses = _verified(evidence.witnesses, manifest, any_epoch=any_epoch)
+    if against is None or witnesses is None:
+        return "a signature does not hold, or a statement is of another cell or epoch"
+    if any(signer != evidence.accused for signer, _ in against):
+        return "a statement against it is somebody else's"
+    match evidence.kind:
+        case EvidenceKind.CONFLICT:
+            if len(against) != 2 or not _conflict(against[0][1], against[1][1]):
+                return "its statements do not contradict each other"
+        case EvidenceKind.OUTVOTED:
+            return _flaw_of_outvoted(evidence, manifest, against, witnesses)
+    return None
+
+
+def flaw_of_receipt(receipt: Receipt, manifest: Manifest, *, any_epoch: bool = False) -> str | None:
+    """Why a receipt convinces nobody, or None: written apart from the code that collects it."""
+    channel = manifest.channel(receipt.stream.channel)
+    statements = _verified(receipt.statements, manifest, any_epoch=any_epoch)
+    if channel is None or statements is None:
+        return "a signature does not hold, or it is of another cell or epoch"
+    place = receipt.number - receipt.first
+    digest = receipt.digests[place * DIGEST_SIZE : (place + 1) * DIGEST_SIZE]
+    if place < 0 or manifest.hash(receipt.contents) != digest:
+        return "the contents are not what was signed for"
+    count = len(receipt.digests) // DIGEST_SIZE
+    signers = {
+        signer: None
+        for signer, statement in statements
+        if isinstance(statement, SegmentStatement)
+        and manifest.broker(signer) is not None
+        and (statement.stream, statement.first, statement.count)
+        == (receipt.stream, receipt.first, count)
+        and statement.root == root(receipt.first, receipt.digests)
+    }
+    needed = 1 if channel.policy.protection is Protection.CRASH else manifest.f + 1
+    return None if len(signers) >= needed else f"only {len(signers)} brokers signed for it"
+
+
+def _verified(
+    statements: Sequence[Signed], manifest: Manifest, *, any_epoch: bool
+) -> list[tuple[NodeId, Statement]] | None:
+    directory = manifest.directory()
+    result: list[tuple[NodeId, Statement]] = []
+    for signed in statements:
+        keys = directory.get(signed.signer)
+        statement = parse_statement(signed.payload)
+        if keys is None or statement is None or not signature_holds(signed, keys.verify_key):
+            return None
+        if statement.cell != manifest.cell:
+            return None
+        # A history holds in all later epochs, so a publisher may contradict itself across them.
+        earlier = isinstance(statement, HistoryStatement) and statement.epoch <= manifest.epoch
+        if statement.epoch != manifest.epoch and not (any_epoch or earlier):
+            return None
+        author = (
+            statement.broker
+            if isinstance(statement, SegmentStatement)
+            else statement.stream.publisher
+        )
+        if author != signed.signer:
+            return None
+        result.append((signed.signer, statement))
+    return result
+
+
+def _conflict(one: Statement, other: Statement) -> bool:
+    if isinstance(one, HistoryStatement) and isinstance(other, HistoryStatement):
+        if one.stream != other.stream:
+            return False
+        return (one.index == other.index and one != other) or _overlap_differs(one, other)
+    if isinstance(one, SegmentStatement) and isinstance(other, SegmentStatement):
+        # A broker may correct what it merely forwarded to what a history settled.
+        return (
+            (one.stream, one.first, one.count) == (other.stream, other.first, other.count)
+            and one.basis is other.basis
+            and bool(one.life)
+            # What it said in another life it may have forgotten; another log is another thing.
+            and (one.life, one.birth) == (other.life, other.birth)
+            and one.root != other.root
+        )
+    return False
+
+
+def _overlap_differs(one: HistoryStatement, other: HistoryStatement) -> bool:
+    digests = _by_number(one)
+    return any(digests.get(n, digest) != digest for n, digest in _by_number(other).items())
+
+
+def _by_number(statement: HistoryStatement) -> dict[int, bytes]:
+    count = len(statement.digests) // DIGEST_SIZE
+    return {
+        statement.first + i: statement.digests[i * DIGEST_SIZE : (i + 1) * DIGEST_SIZE]
+        for i in range(count)
+    }
+
+
+def _flaw_of_outvoted(
+    evidence: Evidence,
+    manifest: Manifest,
+    against: list[tuple[NodeId, Statement]],
+    witnesses: list[tuple[NodeId, Statement]],
+) -> str | None:
+    if len(against) != 1 or not isinstance(against[0][1], SegmentStatement):
+        return "there is not exactly one statement of the accused"
+    claim = against[0][1]
+    channel = manifest.channel(claim.stream.channel)
+    if channel is None or claim.basis is not Basis.SETTLED:
+        return "correct brokers may differ about it"
+    if channel.policy.protection is Protection.CRASH:
+        return "crash protection settles nothing"
+    others: dict[NodeId, None] = {}
+    for signer, statement in witnesses:
+        if (
+            isinstance(statement, SegmentStatement)
+            and statement.basis is Basis.SETTLED
+            and (statement.stream, statement.first, statement.count)
+            == (claim.stream, claim.first, claim.count)
+            and statement.root != claim.root
+            and statement.root == _root_of(witnesses[0][1])
+            and _remembers(statement, claim)
+            and manifest.broker(signer) is not None
+            and signer != evidence.accused
+        ):
+            others[signer] = None
+    if len(others) < manifest.f + 1:
+        return f"only {len(others)} brokers contradict it"
+    return None
+
+
+def _remembers(witness: SegmentStatement, claim: SegmentStatement) -> bool:
+    """Whether both speak of one log, or the witness has forgotten nothing that the other saw."""
+    if claim.stream.publisher == CELL and claim.birth == b"":
+        return False
+    same = claim.birth == witness.birth and witness.life != b""
+    return same and (witness.broker, witness.life) in claim.peers
+
+
+def _root_of(statement: Statement) -> bytes | None:
+    return statement.root if isinstance(statement, SegmentStatement) else None

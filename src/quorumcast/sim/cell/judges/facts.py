@@ -1,0 +1,445 @@
+"""What really happened: the oracle that checkers compare the machines' claims with.
+
+`Facts` watches the world from outside. It knows what applications asked for (submitted, joined),
+who is correct, and what correct subscribers accepted; checkers read it and add their verdicts. A
+subscriber's stay on a channel, from `Join` to `Leave` or crash, is one *reader*: promises are made
+to readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from quorumcast.core.ids import CELL, Channel, Digest, Millis, NodeId, Stream, total_order
+from quorumcast.core.limits import MAX_NUMBER
+from quorumcast.core.machine import (
+    Accuse,
+    Acknowledged,
+    Deliver,
+    Effect,
+    Event,
+    Gap,
+    Join,
+    Leave,
+    Prove,
+    Proven,
+    Recall,
+    Recalled,
+    Record,
+    Renewed,
+    Submit,
+    Suspect,
+)
+from quorumcast.core.messages import Ack
+from quorumcast.core.quorum import Protection, accept_votes
+from quorumcast.core.statements import Basis, Signed, parse_statement
+from quorumcast.manifest.manifest import EVERYONE, Manifest
+from quorumcast.sim.cell.adversary import Adversary
+
+
+def may_publish(manifest: Manifest, node: NodeId, channel: Channel) -> bool:
+    """Whether the manifest gives a client the right; read apart from what brokers go by."""
+    return any(
+        node == client.id and {EVERYONE, node} & {*entry.publishers}
+        for entry in manifest.channels
+        if entry.name == channel
+        for client in manifest.clients
+    )
+
+
+def may_subscribe(manifest: Manifest, node: NodeId, channel: Channel) -> bool:
+    """The same for listening."""
+    return any(
+        node == client.id and {EVERYONE, node} & {*entry.subscribers}
+        for entry in manifest.channels
+        if entry.name == channel
+        for client in manifest.clients
+    )
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A property that did not hold, and where."""
+
+    property: str
+    detail: str
+
+
+class Reader(msgspec.Struct, eq=False):
+    """One stay of one subscriber on one channel."""
+
+    node: NodeId
+    channel: Channel
+    joined_at: int
+    #: Since when the subscriber knows where its streams begin; None: not yet.
+    standing_at: int | None = None
+    #: How far anybody had come in each stream by then.
+    before: dict[Stream, int] = {}
+    left_at: int | None = None
+    #: Where it asked to begin: None with what comes next, 0 with the oldest, else at a position.
+    start: int | None = None
+    #: The first position that it does not want, if it reads a part of an order; 0: it listens on.
+    until: int = 0
+    #: What was accepted of each stream, in order.
+    accepted: dict[Stream, list[tuple[int, Digest]]] = msgspec.field(default_factory=dict)
+    #: The same without digests.
+    numbers: dict[Stream, dict[int, None]] = msgspec.field(default_factory=dict)
+    gaps: dict[Stream, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
+    #: Those parts of the gaps that retention explains.
+    excused: dict[Stream, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
+    #: The last position accepted, where a channel has one order.
+    position: int = 0
+    #: … and what was accepted there.
+    placed: tuple[Stream, int] | None = None
+    #: How far brokers had ordered the channel when the reader began.
+    ordered: int = 0
+    #: Positions that it wants once more, and receipts that it waits for.
+    recalling: dict[int, None] = msgspec.field(default_factory=dict)
+    proving: dict[tuple[Stream, int], None] = msgspec.field(default_factory=dict)
+
+    def upto(self, stream: Stream) -> int:
+        """The last number accepted or announced as lost."""
+        accepted = self.accepted.get(stream)
+        last = accepted[-1][0] if accepted else 0
+        if stream.publisher == CELL:
+            last = self.position
+        return max([last, *(upto for _, upto in self.gaps.get(stream, ()))])
+
+    def first(self, stream: Stream) -> int | None:
+        """The first number that this reader knows of."""
+        accepted = self.accepted.get(stream)
+        numbers = [accepted[0][0]] if accepted else []
+        numbers += [first for first, _ in self.gaps.get(stream, ())]
+        return min(numbers) if numbers else None
+
+    def is_excused(self, stream: Stream, number: int) -> bool:
+        """Whether this number was announced as lost, and brokers were allowed to let go of it."""
+        return any(first <= number <= upto for first, upto in self.excused.get(stream, ()))
+
+    def __str__(self) -> str:
+        return f"{self.node} (on {self.channel} since {self.joined_at} ms)"
+
+
+class Facts:
+    """Everything that checkers may ask about."""
+
+    __slots__ = (
+        "_current",
+        "_said",
+        "accusations",
+        "acknowledged",
+        "adversary",
+        "calm",
+        "cause",
+        "ended",
+        "gaps_allowed",
+        "held",
+        "held_up_at",
+        "holds",
+        "incarnations",
+        "lost_at",
+        "lost_disks",
+        "manifest",
+        "manifests",
+        "on_disk",
+        "ordered",
+        "places",
+        "progress",
+        "published",
+        "reached",
+        "readers",
+        "restarting",
+        "settled",
+        "suspicions",
+        "violations",
+        "wire_tapped",
+    )
+
+    def __init__(self, manifest: Manifest, adversary: Adversary) -> None:
+        self.manifest = manifest
+        #: Every epoch that there has been.
+        self.manifests = {manifest.epoch: manifest}
+        self.adversary = adversary
+        #: The event that a node is dealing with.
+        self.cause: Event | None = None
+        #: Whether the network is calm and everybody who can be is up.
+        self.calm = False
+        #: Whether an attacker on the wire alters packets.
+        self.wire_tapped = False
+        #: What each publisher's application submitted: contents and time, by stream.
+        self.published: dict[Stream, list[tuple[bytes, int]]] = {}
+        #: How much of it this life of its publisher has submitted: who resumes submits all again.
+        self._said: dict[Stream, int] = {}
+        #: The incarnation that each publisher runs as.
+        self.incarnations: dict[NodeId, int] = {}
+        #: Streams whose publisher has crashed since.
+        self.ended: dict[Stream, None] = {}
+        self.acknowledged: dict[Stream, int] = {}
+        #: How far correct brokers told a publisher that they are.
+        self.held: dict[tuple[Stream, NodeId], int] = {}
+        #: … and how much of that histories have settled.
+        self.settled: dict[tuple[Stream, NodeId], int] = {}
+        #: Every stay of a correct subscriber.
+        self.readers: list[Reader] = []
+        self._current: dict[tuple[NodeId, Channel], Reader] = {}
+        self.accusations: list[tuple[NodeId, Accuse]] = []
+        #: (observer, suspect, reason) → how often.
+        self.suspicions: dict[tuple[NodeId, NodeId, str], int] = {}
+        self.violations: list[Violation] = []
+        #: Brokers that are restarted one after the other; the first one has not caught up yet.
+        self.restarting: tuple[NodeId, ...] = ()
+        #: Disks that each broker has lost without being faulty.
+        self.lost_disks: dict[NodeId, int] = {}
+        #: Whether the plan lets brokers lose more than the rest of the cell can make up for.
+        self.gaps_allowed = False
+        #: When more than f brokers were last without contents that they had held; -1: never.
+        self.lost_at = -1
+        #: When brokers were last restarted although a lying publisher kept them from catching up.
+        self.held_up_at = -1
+        #: The highest number of each stream that any correct subscriber accepted.
+        self.reached: dict[Stream, int] = {}
+        #: Where in its channel's order a publication was accepted.
+        self.places: dict[tuple[Stream, int], int] = {}
+        #: How often anything was accepted, given up or acknowledged.
+        self.progress = 0
+        #: How far correct brokers have a stream, or the order of a channel; the world knows.
+        self.ordered: Callable[[Stream], int] = lambda stream: 0
+        #: Whether a broker holds a number of a lane; the world knows.
+        self.holds: Callable[[NodeId, Stream, int], bool] = lambda broker, stream, number: False
+        #: The durable records of a kind and owner that a node has, by place; the world knows.
+        self.on_disk: Callable[[NodeId, type[Record], str], Mapping[int, Record]] = (
+            lambda node, kind, owner: {}
+        )
+
+    def violate(self, name: str, detail: str) -> None:
+        """A checker has found something; only the first few are kept."""
+        if len(self.violations) < 20:
+            self.violations.append(Violation(name, detail))
+
+    def disk_of(self, node: NodeId) -> int:
+        """How many disks a node had before the present one."""
+        return self.lost_disks.get(node, 0)
+
+    def renew(self, manifest: Manifest) -> None:
+        """The operator has signed the next epoch."""
+        self.manifest = self.manifests[manifest.epoch] = manifest
+
+    def signed_in(self, statements: Sequence[Signed]) -> Manifest:
+        """The latest epoch in which one of these statements was signed."""
+        found = [parse_statement(signed.payload) for signed in statements]
+        latest = max((said.epoch for said in found if said is not None), default=-1)
+        return self.manifests.get(latest, self.manifest)
+
+    # ---------------------------------------------------------- watching
+
+    def started(self, node: NodeId, incarnation: int) -> None:
+        """A publisher's machine has been made."""
+        for stream in self.published:
+            if stream.publisher == node:
+                self._said[stream] = 0
+                if stream.line is None:
+                    self.ended[stream] = None
+        self.incarnations[node] = incarnation
+
+    def stopped(self, node: NodeId, now: Millis) -> None:
+        """A node has crashed: its stays end, its streams end."""
+        for key in [key for key in self._current if key[0] == node]:
+            self._current.pop(key).left_at = now
+        if node in self.incarnations:
+            self.started(node, self.incarnations[node])
+
+    def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
+        """A machine is about to take this event."""
+        match event:
+            case Submit(channel=channel, bodies=bodies):
+                stream = Stream(channel, node, self.incarnations[node])
+                known = self.published.setdefault(stream, [])
+                said = self._said.get(stream, 0)
+                known.extend((body, now) for body in bodies[len(known) - said :])
+                self._said[stream] = said + len(bodies)
+            case Join(channel=channel) if self.adversary.is_correct(node):
+                reader = Reader(node, channel, now, start=event.start, until=event.until)
+                self.readers.append(reader)
+                self._current[node, channel] = reader
+            case Recall(channel=channel, first=first, count=count):
+                if channel_reader := self.reader(node, channel):
+                    channel_reader.recalling |= dict.fromkeys(range(first, first + count))
+            case Prove(stream=stream, number=number):
+                if stream_reader := self.reader(node, stream.channel):
+                    stream_reader.proving[stream, number] = None
+            case Leave(channel=channel):
+                left = self._current.pop((node, channel), None)
+                if left is not None:
+                    left.left_at = now
+            case _:
+                pass
+
+    def begun(self, node: NodeId, channel: Channel, now: Millis) -> None:
+        """A subscriber knows where its streams begin: it misses nothing published from now on."""
+        reader = self._current.get((node, channel))
+        if reader is not None and reader.standing_at is None:
+            reader.standing_at = now
+            reader.before = self.reached.copy()
+            reader.ordered = self.ordered(total_order(channel))
+
+    def reader(self, node: NodeId, channel: Channel) -> Reader | None:
+        """The present stay of a subscriber on a channel."""
+        return self._current.get((node, channel))
+
+    def present(self) -> list[Reader]:
+        """Everyone who still listens."""
+        return [reader for reader in self._current.values() if not reader.until]
+
+    def record(self, node: NodeId, effect: Effect) -> None:
+        """Note what a correct node did, after the checkers have looked at it."""
+        self.progress += isinstance(effect, Deliver | Gap | Acknowledged)
+        match effect:
+            case Deliver(stream=stream, number=number, digest=digest):
+                reader = self.reader(node, stream.channel)
+                if reader is not None:
+                    reader.accepted.setdefault(stream, []).append((number, digest))
+                    reader.numbers.setdefault(stream, {})[number] = None
+                    self.reached[stream] = max(number, self.reached.get(stream, 0))
+                    if effect.position:
+                        self.places[stream, number] = effect.position
+                        reader.position, reader.placed = effect.position, (stream, number)
+            case Gap(stream=stream, first=first, upto=upto):
+                reader = self.reader(node, stream.channel)
+                if reader is not None:
+                    reader.gaps.setdefault(stream, []).append((first, upto))
+                    excused = min(upto, self.let_go(stream))
+                    if first <= excused:
+                        reader.excused.setdefault(stream, []).append((first, excused))
+            case Renewed(stream=stream, former=former):
+                self.incarnations[node] = stream.incarnation
+                if former in self.published:
+                    self.published[stream] = self.published.pop(former)
+            case Recalled(channel=channel, position=position):
+                if channel_reader := self.reader(node, channel):
+                    channel_reader.recalling.pop(position, None)
+            case Proven(receipt=receipt):
+                if stream_reader := self.reader(node, receipt.stream.channel):
+                    stream_reader.proving.pop((receipt.stream, receipt.number), None)
+            case Acknowledged(stream=stream, upto=upto):
+                self.acknowledged[stream] = max(upto, self.acknowledged.get(stream, 0))
+            case Suspect(node=suspect, reason=reason):
+                key = (node, suspect, reason.value)
+                self.suspicions[key] = self.suspicions.get(key, 0) + 1
+            case Accuse():
+                self.accusations.append((node, effect))
+            case _:
+                pass
+
+    # --------------------------------------------------------- retention
+
+    def let_go(self, stream: Stream) -> int:
+        """The last number that correct brokers may have let go of by now.
+
+        They keep the newest `retained_publications` over all lives of a publisher, whatever it
+        does. On channels without total order they may also have lost what was published before too
+        many of them restarted.
+        """
+        entry = self.manifest.channel(stream.channel)
+        if entry is None:
+            return 0
+        limits, published = entry.policy.limits, self.published.get(stream, ())
+        if stream.publisher == CELL:
+            return self.ordered(stream) - limits.retained_publications
+        if self.gaps_allowed:
+            return MAX_NUMBER
+        lives = (stream, *self.later_lives(stream))
+        if self.adversary.is_correct(stream.publisher):
+            top = sum(len(self.published.get(life, ())) for life in lives)
+        else:
+            top = sum(self._top_of_liar(life) + limits.window for life in lives)
+        lost = sum(when <= self.lost_at for _, when in published)
+        return max(top - limits.retained_publications, lost)
+
+    def _top_of_liar(self, stream: Stream) -> int:
+        """The last number of a lying publisher's stream that subscribers or brokers have.
+
+        All subscribers may be behind what brokers retain. Numbers that were never published do not
+        count: a publisher that leaps ahead must not make brokers let go of anything.
+        """
+        held = min(self.ordered(stream), len(self.published.get(stream, ())))
+        return max(self.reached.get(stream, 0), held)
+
+    def later_lives(self, stream: Stream) -> list[Stream]:
+        """Later streams of the same publisher on the channel: retention counts them as well."""
+        return [
+            other
+            for other in self.published
+            if (other.channel, other.publisher) == (stream.channel, stream.publisher)
+            and other.incarnation > stream.incarnation
+        ]
+
+    def was_lost(self, stream: Stream, number: int) -> bool:
+        """Whether more than f brokers have lost their contents since a number was published."""
+        published = self.published.get(stream, ())
+        when = published[number - 1][1] if number <= len(published) else 0
+        lies = not self.adversary.is_correct(stream.publisher)
+        return when <= max(self.lost_at, self.held_up_at if lies else -1)
+
+    def kept(self, stream: Stream) -> int:
+        """The last number that correct brokers hand on to each other without its publisher.
+
+        So many must hold it, and be sure of it, as it takes to convince the others. Fewer may have
+        acknowledged it: where n = 2f+1, or where only a history would have settled it, what a
+        publisher saw acknowledged right before it crashed may reach some subscribers only.
+        """
+        entry = self.manifest.channel(stream.channel)
+        if entry is None or entry.policy.name == "chain":
+            return 0
+        policy, quorums = entry.policy, self.manifest.quorums
+        sure = self.settled if policy.has_history else self.held
+        holders = sorted(
+            sure.get((stream, broker), 0)
+            for broker in self.manifest.broker_ids
+            if self.adversary.is_correct(broker) and broker not in self.adversary.lossy
+        )
+        needed = quorums.one_correct
+        if policy.protection is Protection.CRASH:
+            needed = 1
+        elif policy.basis is Basis.FORWARDED:
+            needed = accept_votes(quorums, policy.protection, policy.broadcast)
+        return holders[-needed] if len(holders) >= needed else 0
+
+    def missing(self, reader: Reader, stream: Stream, first: int, upto: int) -> list[int]:
+        """Numbers that a reader neither accepted nor was told of as lost by retention."""
+        got = reader.numbers.get(stream, {})
+        lacking = [n for n in range(first, upto + 1) if n not in got]
+        order = total_order(stream.channel)
+        if not lacking or not (reader.excused.get(stream) or reader.excused.get(order)):
+            return lacking
+        return [n for n in lacking if not self._is_excused(reader, stream, order, n)]
+
+    def _is_excused(self, reader: Reader, stream: Stream, order: Stream, number: int) -> bool:
+        if reader.is_excused(stream, number):
+            return True
+        if order not in reader.excused:
+            return False
+        place = self.places.get((stream, number))
+        # Nobody knows where it was: it may have been among the positions that were let go of.
+        return place is None or reader.is_excused(order, place)
+
+    def on_ack(self, broker: NodeId, ack: Ack) -> None:
+        """A broker tells a publisher how far it is."""
+        if self.adversary.is_correct(broker):
+            key = (ack.stream, broker)
+            self.held[key] = max(self.held.get(key, 0), ack.upto, ack.settled)
+            self.settled[key] = max(self.settled.get(key, 0), ack.settled)
+
+    def settled_by_any(self, stream: Stream) -> int:
+        """The last number that histories have settled, by the word of some correct broker."""
+        words = [upto for (known, _), upto in self.settled.items() if known == stream]
+        entry = self.manifest.channel(stream.channel)
+        return max(words, default=0) if entry is not None and entry.policy.has_history else 0
+
+    def suspected(self, node: NodeId) -> bool:
+        """Whether some correct node suspects this one."""
+        return any(suspect == node for _, suspect, _ in self.suspicions)
+
+    def convicted(self, node: NodeId) -> bool:
+        """Whether some correct node holds evidence against this one."""
+        return any(accuse.evidence.accused == node for _, accuse in self.accusations)

@@ -1,0 +1,131 @@
+"""What total order adds to the properties: one sequence for all, and nothing acknowledged is lost.
+
+`TotalOrder` judges at every moment, `Durability` in the end. A publication of an ordered channel is
+delivered with its position; a stretch of positions that a subscriber gives up is announced as a gap
+of the channel's own stream.
+"""
+
+from __future__ import annotations
+
+from quorumcast.core.ids import CELL, Channel, Digest, NodeId, Stream, total_order
+from quorumcast.core.machine import Deliver, Effect, Gap, Recalled
+from quorumcast.sim.cell.judges.facts import Facts, Reader
+
+
+class TotalOrder:
+    """What correct subscribers accept on a channel with one order are pieces of one sequence.
+
+    One publication per position and one position per publication, each reader position by position
+    without a gap that was not announced, and in the sequence as a whole each publisher's numbers
+    one after the other.
+    """
+
+    name = "Total order"
+    watches: frozenset[type] = frozenset((Deliver, Gap, Recalled))
+
+    def __init__(self) -> None:
+        self._order: dict[tuple[Channel, int], tuple[Stream, int, Digest]] = {}
+        self._places: dict[tuple[Stream, int], int] = {}
+        self._last: dict[int, int] = {}
+
+    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+        """A correct node is about to do this."""
+        match effect:
+            case Gap(stream=stream, first=first, upto=upto) if stream.publisher == CELL:
+                self._step(facts, node, stream.channel, first, upto)
+            case Recalled(found=None, channel=channel, position=position):
+                if position > facts.let_go(total_order(channel)):
+                    facts.violate(self.name, f"{node} was told that {channel} {position} is gone")
+            case Recalled(found=found):
+                self._recall(facts, node, found)
+            case Deliver(stream=stream):
+                entry = facts.manifest.channel(stream.channel)
+                if effect.position:
+                    self._place(facts, node, effect)
+                    self._step(facts, node, stream.channel, effect.position, effect.position)
+                elif entry is not None and entry.policy.total:
+                    facts.violate(self.name, f"{node} accepted {stream} {effect.number} anywhere")
+            case _:
+                pass
+
+    def _recall(self, facts: Facts, node: NodeId, found: Deliver | None) -> None:
+        """What is read again is what was there: everybody else may still be on the way to it."""
+        if found is not None:
+            what = (found.stream, found.number, found.digest)
+            known = self._order.setdefault((found.stream.channel, found.position), what)
+            if known != what:
+                facts.violate(self.name, f"{node} reads {what[:2]} again where {known[:2]} was")
+
+    def _place(self, facts: Facts, node: NodeId, effect: Deliver) -> None:
+        channel, position = effect.stream.channel, effect.position
+        what = (effect.stream, effect.number, effect.digest)
+        known = self._order.setdefault((channel, position), what)
+        if known != what:
+            facts.violate(
+                self.name,
+                f"{node} accepted {effect.stream} {effect.number} at position {position} of "
+                f"{channel}, where {known[0]} {known[1]} was accepted before",
+            )
+        place = self._places.setdefault((effect.stream, effect.number), position)
+        if place != position:
+            facts.violate(
+                self.name, f"{effect.stream} {effect.number} is at {place} and at {position}"
+            )
+
+    def _step(self, facts: Facts, node: NodeId, channel: Channel, first: int, upto: int) -> None:
+        reader = id(facts.reader(node, channel))
+        last = self._last.get(reader)
+        if last is not None and first != last + 1:
+            facts.violate(self.name, f"{node} came to position {first} after {last} of {channel}")
+        self._last[reader] = upto
+
+    def at_end(self, facts: Facts) -> None:
+        """Along the sequence the numbers of each stream follow one another."""
+        reached: dict[Stream, tuple[int, int]] = {}
+        begun: dict[Channel, int] = {}
+        for (channel, position), (stream, number, _) in sorted(
+            self._order.items(), key=lambda entry: entry[0]
+        ):
+            if begun.get(channel, position - 1) != position - 1:
+                # Nobody accepted what lies between: nothing is known of the numbers in there.
+                reached = {s: at for s, at in reached.items() if s.channel != channel}
+            begun[channel] = position
+            before, where = reached.get(stream, (number - 1, 0))
+            if number != before + 1:
+                facts.violate(
+                    self.name,
+                    f"{stream} {number} at {position} follows on {before} at {where}",
+                )
+            reached[stream] = (number, position)
+
+
+class Durability:
+    """What a publisher saw acknowledged reaches every standing subscriber, whatever crashed.
+
+    Also what a publisher that is gone since was told: unlike Validity, which is a promise to
+    publishers that go on repeating what they are not sure of.
+    """
+
+    name = "Durability"
+
+    def pending(self, facts: Facts) -> str | None:
+        """What is still missing, if anything."""
+        for stream, upto in facts.acknowledged.items():
+            if not facts.adversary.is_correct(stream.publisher):
+                continue
+            for reader in facts.present():
+                if reader.channel != stream.channel:
+                    continue
+                missing = self._missing(facts, reader, stream, upto)
+                if missing is not None:
+                    return f"{reader} has not accepted {stream} {missing}, acknowledged as safe"
+        return None
+
+    def _missing(self, facts: Facts, reader: Reader, stream: Stream, upto: int) -> int | None:
+        if reader.standing_at is None:
+            return None
+        published = facts.published.get(stream, ())
+        for number in facts.missing(reader, stream, 1, min(upto, len(published))):
+            if published[number - 1][1] > reader.standing_at:
+                return number
+        return None

@@ -1,0 +1,302 @@
+"""Liveness: what must have come true once the network is calm and everyone recoverable is back.
+
+The world runs a safety phase with all its misfortunes, then calms down, and these promises get a
+bounded time to come true. `pending` is asked again and again; the run ends early when nothing is
+pending, and whatever still is when time is up becomes a violation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from quorumcast.core.ids import NodeId, Stream
+from quorumcast.core.machine import Machine
+from quorumcast.faults.catalogue import CATALOGUE
+from quorumcast.faults.contract import Trace
+from quorumcast.manifest.policy import Policy
+from quorumcast.sim.cell.judges.blame import Lies
+from quorumcast.sim.cell.judges.facts import Facts, Reader, may_publish, may_subscribe
+from quorumcast.sim.cell.judges.order import Durability
+
+
+class Promise(Protocol):
+    """One property that comes true in the end."""
+
+    @property
+    def name(self) -> str:
+        """The property's name in PROTOCOLS."""
+        ...
+
+    def pending(self, facts: Facts) -> str | None:
+        """What is still missing, if anything."""
+        ...
+
+
+def _first_due(facts: Facts, reader: Reader, stream: Stream) -> int | None:
+    """The first number that this reader must accept of a stream, if anybody does.
+
+    A liar's numbers may have been accepted before it had anything to publish under them.
+    """
+    first = reader.first(stream)
+    if reader.standing_at is None:
+        return first
+    for number, (_, when) in enumerate(facts.published.get(stream, ()), 1):
+        if when > reader.standing_at and number > reader.before.get(stream, 0):
+            return number if first is None else min(first, number)
+    return first
+
+
+def _correct_streams(facts: Facts) -> list[tuple[Stream, int]]:
+    """Streams of correct publishers, and how much of each is promised to subscribers.
+
+    A publisher that crashed no longer repeats what it is not sure of: of its stream what it saw
+    acknowledged is due, as far as brokers hand it on without it (`Facts.kept`); unless too many of
+    them restarted since, and nobody is left who knows of it.
+    """
+    found: list[tuple[Stream, int]] = []
+    for stream, published in facts.published.items():
+        if not facts.adversary.is_correct(stream.publisher):
+            continue
+        if not may_publish(facts.manifest, stream.publisher, stream.channel):
+            continue
+        if stream not in facts.ended:
+            found.append((stream, len(published)))
+        elif facts.lost_at < 0 and not facts.gaps_allowed:
+            found.append((stream, min(facts.acknowledged.get(stream, 0), facts.kept(stream))))
+    return found
+
+
+class Validity:
+    """What a correct publisher publishes is accepted by every standing subscriber (LC1).
+
+    A gap counts only where retention explains it.
+    """
+
+    name = "Validity"
+
+    def pending(self, facts: Facts) -> str | None:
+        for stream, count in _correct_streams(facts):
+            for reader in facts.present():
+                if reader.channel != stream.channel:
+                    continue
+                if not may_subscribe(facts.manifest, reader.node, reader.channel):
+                    continue
+                due = _first_due(facts, reader, stream)
+                missing = [] if due is None else facts.missing(reader, stream, due, count)
+                if missing:
+                    return f"{reader} has not accepted {stream} {missing[0]}"
+        return None
+
+
+class Past:
+    """Whoever asks for everything that is held gets all that brokers must retain, with no gap.
+
+    True where brokers restart one after the other at most.
+    """
+
+    name = "Retention"
+
+    def pending(self, facts: Facts) -> str | None:
+        if facts.restarting:
+            return f"{facts.restarting[0]} was restarted and has not caught up"
+        for reader in facts.present():
+            if reader.start != 0:
+                continue
+            for stream, published in facts.published.items():
+                if stream.channel != reader.channel or not published:
+                    continue
+                if not facts.adversary.is_correct(stream.publisher):
+                    continue
+                safe = facts.acknowledged.get(stream, 0)
+                if stream in facts.ended:
+                    safe = min(safe, facts.kept(stream))
+                for number in facts.missing(reader, stream, 1, safe):
+                    if facts.was_lost(stream, number):
+                        continue
+                    if not self._had_gone(facts, reader, stream, number):
+                        return f"{reader} reads from the oldest on and lacks {stream} {number}"
+        return None
+
+    def _had_gone(self, facts: Facts, reader: Reader, stream: Stream, number: int) -> bool:
+        """Whether brokers no longer had to retain a number when the reader began."""
+        entry = facts.manifest.channel(stream.channel)
+        if entry is None or reader.standing_at is None:
+            return False
+        lives = (stream, *facts.later_lives(stream))
+        place = number
+        top = sum(when <= reader.standing_at for life in lives for _, when in facts.published[life])
+        if entry.policy.total:
+            place, top = facts.places.get((stream, number), 0), reader.ordered
+        return place <= top - entry.policy.limits.retained_publications
+
+
+class Extracts:
+    """Whoever reads a part of an order gets that part, with no gap, and nothing beyond it."""
+
+    name = "Excerpt"
+
+    def pending(self, facts: Facts) -> str | None:
+        for reader in facts.readers:
+            if not reader.until:
+                continue
+            lost = sum(upto - first + 1 for gaps in reader.excused.values() for first, upto in gaps)
+            if lost < sum(
+                upto - first + 1 for gaps in reader.gaps.values() for first, upto in gaps
+            ):
+                return f"{reader} was told of a gap in what it reads: {reader.gaps}"
+            wanted = reader.until - (reader.start or 1) - lost
+            got = sum(map(len, reader.accepted.values()))
+            stayed = reader.left_at is None
+            reached = max([reader.position, *(u for g in reader.gaps.values() for _, u in g)])
+            if got > wanted or (stayed and (got, reached) != (wanted, reader.until - 1)):
+                return f"{reader} got {got} of {wanted} publications before {reader.until}"
+        return None
+
+
+class Standing:
+    """Every subscriber gets to know where its streams begin."""
+
+    name = "Subscription"
+
+    def pending(self, facts: Facts) -> str | None:
+        for reader in facts.present():
+            if reader.standing_at is None and may_subscribe(
+                facts.manifest, reader.node, reader.channel
+            ):
+                return f"{reader} still does not know where its streams begin"
+        return None
+
+
+class Answers:
+    """Whoever wants a position of an order once more gets it, or learns that it is gone."""
+
+    name = "Recall"
+
+    def pending(self, facts: Facts) -> str | None:
+        for reader in facts.present():
+            for position in reader.recalling:
+                return f"{reader} wants position {position} once more and has no answer"
+        return None
+
+
+class Receipts:
+    """Whoever wants a receipt of what a correct publisher has published last gets one."""
+
+    name = "Receipt"
+
+    def pending(self, facts: Facts) -> str | None:
+        for reader in facts.present():
+            for stream, number in reader.proving:
+                if stream in facts.ended or not facts.adversary.is_correct(stream.publisher):
+                    continue
+                if number == (facts.ordered(stream) or len(facts.published.get(stream, ()))):
+                    return f"{reader} has no receipt of {stream} {number}"
+        return None
+
+
+class AllAcknowledged:
+    """A correct publisher learns that everything it published is safe."""
+
+    name = "Acknowledged"
+
+    def pending(self, facts: Facts) -> str | None:
+        for stream, count in _correct_streams(facts):
+            told = facts.acknowledged.get(stream, 0)
+            if told < count:
+                return f"{stream.publisher} was told that {told} of {count} are safe on {stream}"
+        return None
+
+
+class Totality:
+    """If one correct subscriber accepts it, all do (LC2), whatever the publisher is up to.
+
+    With history a lying publisher can leave correct subscribers apart by what it never accounted
+    for: at most 2α publications (Fairness). Bracha leaves none apart.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._slack = 2 * policy.alpha_ceiling
+        self.name = "Fairness" if self._slack else "Totality"
+
+    def pending(self, facts: Facts) -> str | None:
+        present = facts.present()
+        for stream, upto in facts.reached.items():
+            if facts.adversary.faulty.get(stream.publisher) == "publisher-flood":
+                # Whoever opens more streams than brokers keep displaces its own, and nobody else's.
+                continue
+            accepted = dict.fromkeys(n for r in facts.readers for n in r.numbers.get(stream, ()))
+            for reader in present:
+                due = (
+                    _first_due(facts, reader, stream) if reader.channel == stream.channel else None
+                )
+                if due is None:
+                    continue
+                lacking = [
+                    number
+                    for number in facts.missing(reader, stream, due, upto)
+                    if number in accepted and not facts.was_lost(stream, number)
+                ]
+                if len(lacking) > self._slack:
+                    return f"{reader} has not accepted {stream} {lacking[0]}, which others have"
+        return None
+
+
+class CompleteBlame:
+    """A provable lie told to a correct subscriber ends in evidence; some others in suspicion."""
+
+    name = "Complete blame"
+
+    def __init__(
+        self, policy: Policy, told: Collection[NodeId], dubious: Collection[NodeId] = ()
+    ) -> None:
+        self._policy = policy.name
+        #: Whose provable lies reached correct nodes while the network was calm …
+        self._told = told
+        #: … and whose wrong contents did.
+        self._dubious = dubious
+
+    def pending(self, facts: Facts) -> str | None:
+        for node, how in facts.adversary.faulty.items():
+            entry = CATALOGUE.get(how)
+            if entry is None or not (node in self._told or node in self._dubious):
+                continue
+            provable = entry.trace is Trace.EVIDENCE and self._policy in entry.provable_under
+            if provable and node in self._told and not facts.convicted(node):
+                return f"{node} did {how!r} and nobody can prove it"
+            if entry.trace is not Trace.NOTHING and not (
+                facts.suspected(node) or facts.convicted(node)
+            ):
+                return f"{node} did {how!r} and nobody suspects it"
+        return None
+
+
+class Boundedness:
+    """No container that a peer can feed grows past its limit."""
+
+    name = "Boundedness"
+
+    def __init__(self, bounds: Mapping[str, int]) -> None:
+        self._bounds = bounds
+
+    def check(self, facts: Facts, node: NodeId, machine: Machine) -> None:
+        """Compare the sizes that a machine reports with the limits."""
+        for what, size in machine.sizes().items():
+            limit = self._bounds.get(what.rpartition("/")[2].rpartition(" ")[2])
+            if limit is None:
+                facts.violate(self.name, f"{node}: {what!r} has no limit to compare with")
+            elif size > limit:
+                facts.violate(self.name, f"{node}: {what!r} holds {size}, at most {limit} may")
+
+
+def promised(policy: Policy, *, valid: bool, lies: Lies) -> list[Promise]:
+    """What this channel promises in the end; `valid`: the adversary leaves validity intact."""
+    result: list[Promise] = []
+    if valid:
+        result += [Standing(), Validity(), AllAcknowledged(), Past(), Receipts()]
+    if valid and policy.total:
+        result += [Durability(), Extracts(), Answers()]
+    if policy.name in ("brb", "ab+history", "chain+history", "total", "total-crash"):
+        result.append(Totality(policy))
+    result.append(CompleteBlame(policy, lies.told, lies.dubious))
+    return result

@@ -1,0 +1,1 @@
+"""What faulty nodes really did: the truth that an audit is measured by."""

@@ -1,0 +1,163 @@
+"""A simulated run with an observer beside every node, and a record of what liars really did."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from quorumcast.cell.publishing.publisher import Publisher
+from quorumcast.cell.serving.broker import Broker
+from quorumcast.core.ids import Millis, NodeId
+from quorumcast.core.machine import Connected, Effect, Event, Join, Leave, Receive
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.sim.cell.labels.deeds import DeedKey, Deeds, Difference
+from quorumcast.sim.cell.plan import Act, Outcome, Plan
+from quorumcast.sim.cell.run import Run
+from quorumcast.watch.observation import Observation
+from quorumcast.watch.observer import Document, Observer
+from quorumcast.watch.turnout import PATIENCE_MS
+
+#: How long a run goes on after its promises have come true, with what it takes to be noticed.
+LINGER_MS = 32_000
+#: … of which so much is silence in the end: what is owed comes, or does not.
+REST_MS = PATIENCE_MS + 200
+#: Each publisher publishes, and each subscriber wants a receipt, so often meanwhile.
+EVERY_MS, PROVE_MS = 80, 400
+MOST_STEPS = 800_000
+
+
+class ObservedRun:
+    """Everything that an audit may see of a run, and what it is to find out."""
+
+    __slots__ = (
+        "deeds",
+        "differences",
+        "documents",
+        "faulty",
+        "manifest",
+        "observations",
+        "outcome",
+    )
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        outcome: Outcome,
+        observations: list[Observation],
+        documents: list[tuple[NodeId, Document]],
+        faulty: dict[NodeId, str],
+        deeds: dict[DeedKey, int],
+        differences: dict[Difference, int],
+    ) -> None:
+        self.manifest = manifest
+        self.outcome = outcome
+        self.observations = observations
+        self.documents = documents
+        self.faulty = faulty
+        self.deeds = deeds
+        self.differences = differences
+
+
+class _Observers:
+    """One observer per node; it outlives the node's crashes, as a log on disk does."""
+
+    def __init__(self) -> None:
+        self.observers: dict[NodeId, Observer] = {}
+        self.run: Run | None = None
+        self.deeds: Deeds | None = None
+
+    def _observer(self, node: NodeId) -> Observer | None:
+        found = self.observers.get(node)
+        if found is None and self.run is not None and node in self.run.world.nodes:
+            machine = self.run.world.nodes[node].machine
+            role = "broker" if isinstance(machine, Broker) else "subscriber"
+            role = "publisher" if isinstance(machine, Publisher) else role
+            manifest = self.run.world.cell.manifest
+            found = self.observers[node] = Observer(manifest, node, role)
+        return found
+
+    def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
+        observer = self._observer(node)
+        if observer is not None:
+            observer.on_event(event, now)
+        if self.deeds is None:
+            return
+        match event:
+            case Connected(peer=peer):
+                self.deeds.heard.lost(peer, node, now)
+            case Receive():
+                self.deeds.heard.told(node, event.sender, event.message, now)
+            case Join(channel=channel):
+                self.deeds.heard.joined(node, channel)
+            case Leave(channel=channel):
+                self.deeds.heard.left(node, channel, now)
+            case _:
+                pass
+
+    def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
+        observer = self._observer(node)
+        if observer is not None:
+            observer.on_effect(effect, now)
+
+    def on_lost(self, node: NodeId, peer: NodeId) -> None:
+        observer = self._observer(node)
+        if observer is None or self.run is None:
+            return
+        world = self.run.world
+        # What came before it has to be heard before it.
+        world.nodes[node].in_turn(lambda: observer.on_lost(peer, Millis(world.scheduler.now)))
+        if self.deeds is not None:
+            self.deeds.heard.lost(peer, node, world.scheduler.now)
+
+
+def perform_observed(plan: Plan, linger_ms: int = LINGER_MS) -> ObservedRun:
+    """Carry out a plan while everybody takes notes, and let the cell go on for a while."""
+    observers = _Observers()
+    run = observers.run = Run(plan, (observers,))
+    world = run.world
+
+    def reached(node: NodeId, peer: NodeId) -> bool:
+        link = world.network.link(node, peer)
+        return world.adversary.is_correct(peer) and link is not None and len(link.sessions) == 2
+
+    deeds = observers.deeds = Deeds(reached, world.cell.manifest)
+    world.adversary.on_fault = deeds.around
+    world.network.on_lost = observers.on_lost
+    outcome = run.perform()
+    linger(run, linger_ms)
+    observations: list[Observation] = []
+    documents: list[tuple[NodeId, Document]] = []
+    for name, observer in observers.observers.items():
+        observer.close(Millis(world.scheduler.now))
+        observations += observer.notes.take(all_=True)
+        documents += [(name, document) for document in observer.take_documents()]
+    return ObservedRun(
+        manifest=plan_manifest(run),
+        outcome=outcome,
+        observations=observations,
+        documents=documents,
+        faulty=dict(world.adversary.faulty),
+        deeds=deeds.done(world.scheduler.now),
+        differences=deeds.differences(),
+    )
+
+
+def linger(run: Run, linger_ms: int) -> None:
+    """Ordinary days: whoever publishes goes on publishing, and subscribers want receipts."""
+    world, plan = run.world, run.plan
+    for publisher in plan.publishers:
+        for channel in plan.channels:
+            if world.cell.manifest.may_publish(publisher, channel.name):
+                act = Act(0, "submit", publisher, channel.name, 1)
+                for at_ms in range(0, linger_ms - REST_MS, EVERY_MS):
+                    world.scheduler.after(at_ms, partial(run.act, act))
+    for subscriber in plan.subscribers:
+        for channel in plan.channels:
+            prove = Act(0, "prove", subscriber, channel.name)
+            for at_ms in range(PROVE_MS, linger_ms, PROVE_MS):
+                world.scheduler.after(at_ms, partial(run.act, prove))
+    world.scheduler.run_until(world.scheduler.now + linger_ms, MOST_STEPS)
+
+
+def plan_manifest(run: Run) -> Manifest:
+    """The cell as it was in the end."""
+    return run.world.cell.manifest

@@ -1,0 +1,148 @@
+"""A workload in the simulator: its topics as channels, each node as a publisher and a reader.
+
+The plan is written, not drawn: subscribers join first, then every event is published at its time,
+stretched or compressed so that events are `GAP_MS` apart on average. Checkers watch as in any other
+run, and in the end every reader must have accepted every event on its topics. Beside the weather,
+f brokers may lie from the start, or stop half-way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel, NodeId
+from quorumcast.core.quorum import largest_f
+from quorumcast.faults.catalogue import CATALOGUE
+from quorumcast.faults.contract import Role
+from quorumcast.manifest.policy import POLICY_NAMES, Policy
+from quorumcast.sim.cell.cells import broker_names, channel_entry
+from quorumcast.sim.cell.judges.facts import Violation
+from quorumcast.sim.cell.plan import MAX_STEPS, Act, Corruption, Outcome, Plan
+from quorumcast.sim.cell.run import perform
+from quorumcast.sim.kernel.network import Weather
+
+#: Between two events, on average.
+GAP_MS = 10
+#: When the first event is published: all subscriptions stand.
+BEGIN_MS = 300
+#: After the last one.
+REST_MS = 200
+#: Steps that a delivery may cost, with all that leads to it.
+STEPS_PER_DELIVERY = 200
+PATIENCE_MS = 15_000
+#: What may go wrong beside lying brokers.
+HARMS = ("none", "crash")
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a workload in the simulator."""
+
+    events: int
+    publishers: int
+    readers: int
+    #: Events times subscribers, topic by topic.
+    expected: int
+    outcome: Outcome
+
+
+def reader_of(node: str) -> NodeId:
+    """The subscriber half of a node: machines are one or the other."""
+    return NodeId(f"{node}:reader")
+
+
+def workload_plan(
+    events: Sequence[tuple[int, str, str]],
+    subscribers: Mapping[str, Sequence[str]],
+    *,
+    seed: int = 0,
+    policy: str = "ab+history",
+    adversary: str = "none",
+    brokers: int = 4,
+) -> Plan:
+    """A plan for events (time in ms, node, topic) and the nodes that subscribe to each topic."""
+    if policy not in POLICY_NAMES:
+        raise UsageError(f"there is no policy {policy!r}; choose one of {', '.join(POLICY_NAMES)}")
+    if not events:
+        raise UsageError("there are no events to replay; ask for 1 or more")
+    rules = Policy.named(policy)
+    f = largest_f(rules.protection, brokers, rules.broadcast)
+    names = broker_names(brokers)
+    first, last = events[0][0], events[-1][0]
+    span = GAP_MS * (len(events) - 1)
+    scale = span / (last - first) if last > first else 0.0
+    acts = [
+        Act(index % 20, "join", reader_of(node), Channel(topic))
+        for topic, nodes in subscribers.items()
+        for index, node in enumerate(nodes)
+    ]
+    acts += [
+        Act(BEGIN_MS + round((at - first) * scale), "submit", NodeId(node), Channel(topic), 1)
+        for at, node, topic in events
+    ]
+    calm = BEGIN_MS + span + REST_MS
+    corruptions, doomed = _harm(adversary, policy, names[:f])
+    if adversary == "crash":
+        acts += [Act(BEGIN_MS + span // 2, "stop", name) for name in names[:f]]
+    return Plan(
+        seed=f"workload {seed}",
+        policy=rules,
+        brokers=brokers,
+        f=f,
+        weather=Weather(latency_ms=1, jitter_ms=2),
+        publishers=_distinct(NodeId(node) for _, node, _ in events),
+        subscribers=_distinct(reader_of(node) for nodes in subscribers.values() for node in nodes),
+        channels=tuple(channel_entry(topic, rules) for topic in subscribers),
+        acts=tuple(sorted(acts, key=lambda act: act.at_ms)),
+        corruptions=corruptions,
+        doomed=doomed,
+        calm_at_ms=calm,
+        patience_ms=PATIENCE_MS,
+        finale=0,
+        adversary=adversary,
+        max_steps=MAX_STEPS + STEPS_PER_DELIVERY * (expected(events, subscribers) + len(events)),
+    )
+
+
+def _harm(
+    adversary: str, policy: str, victims: Sequence[NodeId]
+) -> tuple[tuple[Corruption, ...], tuple[tuple[NodeId, str], ...]]:
+    if adversary in HARMS:
+        return (), tuple((name, "crash") for name in victims if adversary == "crash")
+    entry = CATALOGUE.get(adversary)
+    if entry is None or entry.role is not Role.BROKER:
+        liars = [name for name, known in CATALOGUE.items() if known.role is Role.BROKER]
+        raise UsageError(
+            f"{adversary!r} is not for workloads; choose one of {', '.join((*HARMS, *liars))}"
+        )
+    if policy not in entry.valid_under:
+        raise UsageError(f"policy {policy!r} does not claim to withstand {adversary!r}")
+    return tuple(Corruption(name, adversary) for name in victims), ()
+
+
+def _distinct(names: Iterable[NodeId]) -> tuple[NodeId, ...]:
+    return tuple(sorted(dict.fromkeys(names), key=lambda name: (len(name), name)))
+
+
+def expected(
+    events: Sequence[tuple[int, str, str]], subscribers: Mapping[str, Sequence[str]]
+) -> int:
+    """Deliveries that there are to be."""
+    return sum(len(subscribers.get(topic, ())) for _, _, topic in events)
+
+
+def replay(plan: Plan, due: int) -> Replay:
+    """Carry a workload's plan out; whoever got less or more than is due broke a promise."""
+    outcome = perform(plan)
+    if outcome.deliveries != due and not outcome.violations:
+        found = Violation("Deliveries", f"{outcome.deliveries} of {due} events were delivered")
+        outcome = msgspec.structs.replace(outcome, violations=[found])
+    return Replay(
+        events=sum(act.what == "submit" for act in plan.acts),
+        publishers=len(plan.publishers),
+        readers=len(plan.subscribers),
+        expected=due,
+        outcome=outcome,
+    )

@@ -1,0 +1,1 @@
+"""Virtual time, a network with weather, disks, nodes: what every simulated system needs."""

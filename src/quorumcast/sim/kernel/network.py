@@ -1,0 +1,436 @@
+"""Links between nodes: real sealed bytes over a network that delays, loses, repeats and reorders.
+
+Clients connect to every broker; of two brokers the one earlier in the manifest connects to the
+later one. A connection is made with fresh nonces, exactly as in the runtime: both ends derive a
+`Session` from their pairwise key, every packet is sealed and opened for real, and what the network
+or an attacker on the wire does to the bytes is noticed, or not, by the code that will run.
+
+Within the *safety phase* the network draws its misfortunes from `Weather`; `calm()` ends all of
+them. Each direction of a link may have a latency and a loss of its own (`LinkWeather`), which may
+change with time; latency outlasts the calm. A partition makes nodes unreachable: packets are lost
+at once and sessions break shortly after; healing lets both ends reconnect.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from quorumcast.core.ids import NodeId
+from quorumcast.core.messages import AnyMessage
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.crypto.mac import MAC_SIZE
+from quorumcast.crypto.session import (
+    NONCE_SIZE,
+    PROTOCOL,
+    Hello,
+    Parcel,
+    Refusal,
+    Session,
+    encode_parcel,
+    make_session,
+)
+from quorumcast.sim.kernel.node import Node
+from quorumcast.sim.kernel.scheduler import Scheduler
+
+#: How long a broken link stays unnoticed, and how long the ends wait before they try again.
+NOTICE_MS = 15
+RECONNECT_MS = 10
+
+
+#: The jitter that is left when all is calm.
+CALM_JITTER_MS = 2
+
+
+class LinkWeather(msgspec.Struct, frozen=True):
+    """What one direction of a link does to packets from a time on, in place of the `Weather`."""
+
+    sender: NodeId
+    receiver: NodeId
+    latency_ms: int
+    jitter_ms: int = 0
+    loss: int = 0
+    since_ms: int = 0
+
+
+class Weather(msgspec.Struct, frozen=True, kw_only=True):
+    """What the network does to packets, in packets of a thousand and milliseconds."""
+
+    latency_ms: int = 1
+    jitter_ms: int = 2
+    loss: int = 0
+    duplication: int = 0
+    reordering: int = 0
+    #: An attacker on the wire flips a byte, or sends an old frame once more.
+    corruption: int = 0
+    replay: int = 0
+    #: … or sends every frame from one node to another back to where it came from.
+    reflected: tuple[tuple[NodeId, NodeId], ...] = ()
+    #: Directions of links that differ from the rest; the latest one that has begun is in force.
+    links: tuple[LinkWeather, ...] = ()
+
+
+class Sealed:
+    """What a node sealed into one packet, and whether its peer has taken it."""
+
+    __slots__ = ("messages", "sender", "taken")
+
+    def __init__(self, sender: NodeId, parcels: Sequence[Parcel]) -> None:
+        self.sender = sender
+        self.messages = [raw for raw, _ in parcels]
+        self.taken = False
+
+
+#: Frames of a connection that an attacker on the wire remembers.
+RECORDED = 16
+
+
+class Link:
+    """The connection between two nodes, made by `caller`."""
+
+    __slots__ = (
+        "arrivals",
+        "callee",
+        "caller",
+        "generation",
+        "greeting",
+        "hello",
+        "recorded",
+        "sessions",
+    )
+
+    def __init__(self, caller: NodeId, callee: NodeId) -> None:
+        self.caller = caller
+        self.callee = callee
+        #: Grows with every break: packets of an earlier connection never arrive.
+        self.generation = 0
+        #: Whether a greeting is under way: two at once would leave the ends with different keys.
+        self.greeting = False
+        #: The live session of each end.
+        self.sessions: dict[NodeId, Session] = {}
+        #: When the last packet towards each end arrives; TCP keeps order.
+        self.arrivals: dict[NodeId, int] = {}
+        #: The last greeting, and the last frames towards each end, for an attacker that replays.
+        self.hello: tuple[Hello, bytes] | None = None
+        self.recorded: dict[NodeId, deque[tuple[bytes, Sealed]]] = {}
+
+    def peer(self, end: NodeId) -> NodeId:
+        """The other end."""
+        return self.callee if end == self.caller else self.caller
+
+
+class Network:
+    """All links of the world."""
+
+    def __init__(
+        self, scheduler: Scheduler, keyrings: Mapping[NodeId, Keyring], weather: Weather
+    ) -> None:
+        self._scheduler = scheduler
+        self._rng = scheduler.fork("network")
+        self._keyrings = keyrings
+        self.weather = weather
+        self._is_calm = False
+        #: What is in force on directions of links that differ from the rest.
+        self._on_link: dict[tuple[NodeId, NodeId], LinkWeather] = {}
+        for change in weather.links:
+            if change.since_ms:
+                scheduler.after(change.since_ms, partial(self._change, change))
+            else:
+                self._change(change)
+        self._nodes: dict[NodeId, Node] = {}
+        self._links: dict[tuple[NodeId, NodeId], Link] = {}
+        #: Pairs that cannot reach each other for now.
+        self._cut: dict[tuple[NodeId, NodeId], None] = {}
+        self.packets = 0
+        self.messages = 0
+        self.refused: Counter[Refusal] = Counter()
+        #: Told when two nodes of different epochs meet: who is behind, and who is ahead.
+        self.on_mismatch: Callable[[NodeId, NodeId], None] | None = None
+        #: Told when sequence numbers show that packets got lost: who lacks them, and of whom.
+        self.on_lost: Callable[[NodeId, NodeId], None] | None = None
+        #: Told when a session takes what was not sealed for it, or refuses what was, and from whom.
+        self.on_breach: Callable[[NodeId, NodeId, str], None] = lambda receiver, sender, how: None
+
+    # ------------------------------------------------------------ links
+
+    def add(self, node: Node) -> None:
+        """A node that links may lead to."""
+        self._nodes[node.id] = node
+
+    def connect(self, caller: NodeId, callee: NodeId) -> None:
+        """Keep a link between two nodes from now on, through all breaks."""
+        link = Link(caller, callee)
+        self._links[caller, callee] = self._links[callee, caller] = link
+        self._scheduler.after(self._rng.randrange(RECONNECT_MS), lambda: self._greet(link))
+
+    def links_of(self, node: NodeId) -> list[Link]:
+        """Every link that a node has, in the order in which they were made."""
+        return [link for (a, _), link in self._links.items() if a == node]
+
+    def _reachable(self, link: Link) -> bool:
+        return (
+            self._nodes[link.caller].up
+            and self._nodes[link.callee].up
+            and (link.caller, link.callee) not in self._cut
+            and (link.callee, link.caller) not in self._cut
+        )
+
+    def _greet(self, link: Link) -> None:
+        over = self._nodes[link.caller].left or self._nodes[link.callee].left
+        if link.sessions or link.greeting or over:
+            return
+        if not self._reachable(link):
+            self._scheduler.after(RECONNECT_MS, lambda: self._greet(link))
+            return
+        link.greeting = True
+        generation = link.generation
+        caller, callee = self._keyrings[link.caller], self._keyrings[link.callee]
+        hello = Hello(
+            PROTOCOL,
+            caller.cell,
+            caller.epoch,
+            link.caller,
+            link.callee,
+            self._rng.randbytes(NONCE_SIZE),
+        )
+        nonce = self._rng.randbytes(NONCE_SIZE)
+
+        def called() -> None:
+            if link.generation != generation or not self._reachable(link):
+                link.greeting = False
+                self._scheduler.after(RECONNECT_MS, lambda: self._greet(link))
+                return
+            if caller.epoch != callee.epoch:
+                link.greeting = False
+                self._scheduler.after(2 * RECONNECT_MS, lambda: self._greet(link))
+                if self.on_mismatch is not None:
+                    late = link.caller if caller.epoch < callee.epoch else link.callee
+                    self.on_mismatch(late, link.callee if late == link.caller else link.caller)
+                return
+            if self.weather.replay:
+                self._replay_greeting(link, hello, nonce)
+            link.sessions[link.callee] = self._session(callee, link.caller, hello, nonce, False)
+            delay_ms = self._latency(link.callee, link.caller)
+            # Nothing overtakes the answer to the greeting.
+            link.arrivals = {link.caller: self._scheduler.now + delay_ms}
+            self._scheduler.after(delay_ms, welcomed)
+            self._nodes[link.callee].connected(link.caller)
+
+        def welcomed() -> None:
+            link.greeting = False
+            if link.generation != generation:
+                self._greet(link)
+                return
+            link.sessions[link.caller] = self._session(caller, link.callee, hello, nonce, True)
+            self._nodes[link.caller].connected(link.callee)
+
+        self._scheduler.after(self._latency(link.caller, link.callee), called)
+
+    def _session(
+        self, keyring: Keyring, peer: NodeId, hello: Hello, nonce: bytes, is_caller: bool
+    ) -> Session:
+        return make_session(keyring.secret(peer), keyring.factory, hello, nonce, caller=is_caller)
+
+    def _replay_greeting(self, link: Link, hello: Hello, nonce: bytes) -> None:
+        """An attacker repeats the greeting before this one, or its answer, and what was said then.
+
+        Each end has drawn a nonce of its own this time, so nothing of that may be believed.
+        """
+        before, link.hello = link.hello, (hello, nonce)
+        recorded, link.recorded = link.recorded, {}
+        if before is None:
+            return
+        for end, peer, greeting in (
+            (link.callee, link.caller, (before[0], nonce)),
+            (link.caller, link.callee, (hello, before[1])),
+        ):
+            fooled = self._session(self._keyrings[end], peer, *greeting, end == link.caller)
+            for frame, _ in recorded.get(end, ()):
+                if not isinstance(fooled.open(frame), Refusal):
+                    self.on_breach(end, peer, "takes packets of an earlier connection")
+
+    def break_link(self, link: Link) -> None:
+        """End a connection; both ends notice and try again after a while."""
+        link.generation += 1
+        ends = list(link.sessions)
+        link.sessions.clear()
+        for end, peer in ((link.caller, link.callee), (link.callee, link.caller)):
+            if end in ends:
+                self._nodes[end].disconnected(peer)
+        self._scheduler.after(
+            RECONNECT_MS + self._rng.randrange(RECONNECT_MS), lambda: self._greet(link)
+        )
+
+    def break_all(self, node: NodeId) -> None:
+        """A node crashed: all its connections end."""
+        for link in self.links_of(node):
+            self.break_link(link)
+
+    def partition(self, side: Sequence[NodeId]) -> None:
+        """Cut these nodes off from all others; replaces an earlier partition."""
+        self._cut.clear()
+        inside = dict.fromkeys(side)
+        for (a, b), link in self._links.items():
+            if (a in inside) != (b in inside):
+                self._cut[a, b] = None
+                if a == link.caller:
+                    self._scheduler.after(
+                        self._rng.randrange(NOTICE_MS), partial(self._notice, link)
+                    )
+
+    def mute(self, sender: NodeId, receivers: Sequence[NodeId]) -> None:
+        """Lose everything from one node to these, in this direction only, and let no link break."""
+        self._cut.update({(sender, receiver): None for receiver in receivers})
+
+    def _notice(self, link: Link) -> None:
+        if (link.caller, link.callee) in self._cut and link.sessions:
+            self.break_link(link)
+
+    def heal(self) -> None:
+        """End the partition."""
+        self._cut.clear()
+
+    def calm(self) -> None:
+        """End all misfortune of the network: what is left is latency."""
+        self.heal()
+        self.weather = Weather(latency_ms=self.weather.latency_ms, jitter_ms=CALM_JITTER_MS)
+        self._is_calm = True
+        for change in list(self._on_link.values()):
+            self._change(change)
+
+    # ---------------------------------------------------------- packets
+
+    def _change(self, change: LinkWeather) -> None:
+        """Let this be in force from now on; of a change that comes after the calm, the latency."""
+        if self._is_calm:
+            jitter = min(change.jitter_ms, CALM_JITTER_MS)
+            change = msgspec.structs.replace(change, jitter_ms=jitter, loss=0)
+        self._on_link[change.sender, change.receiver] = change
+
+    def _on(self, sender: NodeId, receiver: NodeId) -> Weather | LinkWeather:
+        return self._on_link.get((sender, receiver), self.weather)
+
+    def _latency(self, sender: NodeId, receiver: NodeId) -> int:
+        weather = self._on(sender, receiver)
+        return weather.latency_ms + self._rng.randrange(weather.jitter_ms + 1)
+
+    def _strikes(self, per_mille: int) -> bool:
+        return per_mille > 0 and self._rng.randrange(1000) < per_mille
+
+    def transmit(self, sender: NodeId, receiver: NodeId, parcels: list[Parcel]) -> None:
+        """Seal these messages into one packet and send it, if there is a session."""
+        link = self._links.get((sender, receiver))
+        session = link.sessions.get(sender) if link is not None else None
+        if link is None or session is None:
+            return
+        frame, sealed = session.seal(parcels), Sealed(sender, parcels)
+        self.packets += 1
+        self.messages += len(parcels)
+        if (sender, receiver) in self._cut or self._strikes(self._on(sender, receiver).loss):
+            return
+        latency = partial(self._latency, sender, receiver)
+        arrival = self._scheduler.now + latency()
+        if not self._strikes(self.weather.reordering):
+            arrival = max(arrival, link.arrivals.get(receiver, 0))
+        link.arrivals[receiver] = max(arrival, link.arrivals.get(receiver, 0))
+        self.carry(link, sender, receiver, frame, arrival - self._scheduler.now, sealed)
+        if self._strikes(self.weather.duplication):
+            self.carry(link, sender, receiver, frame, latency() * 2, sealed)
+        if self._strikes(self.weather.corruption):
+            self.carry(link, sender, receiver, self._corrupted(frame), latency(), sealed)
+        if self._strikes(self.weather.replay) and link.recorded.get(receiver):
+            again, then = self._rng.choice(link.recorded[receiver])
+            self.carry(link, sender, receiver, again, latency(), then)
+        if self._strikes(self.weather.replay):
+            # In the name of another peer, to which the receiver has a session of its own.
+            other = self._rng.choice(self.links_of(receiver))
+            self.carry(other, other.peer(receiver), receiver, frame, 0, sealed)
+        if (sender, receiver) in self.weather.reflected:
+            self.carry(link, receiver, sender, frame, 0)
+        if self.weather.replay:
+            link.recorded.setdefault(receiver, deque(maxlen=RECORDED)).append((frame, sealed))
+
+    def _corrupted(self, frame: bytes) -> bytes:
+        at = self._rng.randrange(len(frame))
+        return frame[:at] + bytes([frame[at] ^ (1 << self._rng.randrange(8))]) + frame[at + 1 :]
+
+    def carry(
+        self,
+        link: Link,
+        sender: NodeId,
+        receiver: NodeId,
+        frame: bytes,
+        delay_ms: int,
+        sealed: Sealed | None = None,
+    ) -> None:
+        """Bytes on the wire; an attacker may call this with bytes of its own."""
+        generation = link.generation
+
+        def arrive() -> None:
+            session = link.sessions.get(receiver)
+            if link.generation != generation or session is None:
+                return
+            before = session.received
+            opened = session.open(frame)
+            self._scheduler.note(frame[:20] + receiver.encode())
+            if isinstance(opened, Refusal):
+                self.refused[opened] += 1
+            else:
+                self._verify(sender, receiver, [message for message, _ in opened], sealed)
+                if self.on_lost is not None and session.received > before + 1:
+                    self.on_lost(receiver, sender)
+                self._nodes[receiver].receive(sender, opened)
+
+        self._scheduler.after(delay_ms, arrive)
+
+    def _verify(
+        self,
+        sender: NodeId,
+        receiver: NodeId,
+        messages: Sequence[AnyMessage],
+        sealed: Sealed | None,
+    ) -> None:
+        """Compare what a session has taken with what its peer sealed: the very same, and once."""
+        if sealed is None or sealed.sender != sender:
+            self.on_breach(receiver, sender, "takes a packet that its peer did not send")
+        elif sealed.taken:
+            self.on_breach(receiver, sender, "takes a packet twice")
+        elif self.weather.corruption and sealed.messages != [
+            encode_parcel(message)[0] for message in messages
+        ]:
+            self.on_breach(receiver, sender, "takes a packet with other messages in it")
+        else:
+            sealed.taken = True
+
+    def forge(self, sender: NodeId, receiver: NodeId, parcels: list[Parcel]) -> None:
+        """A packet in another's name, by an attacker who has none of the keys."""
+        link = self._links.get((sender, receiver))
+        session = link.sessions.get(receiver) if link is not None else None
+        if link is None or session is None:
+            return
+        forger = Session(_no_mac, _no_mac)
+        # Sequence numbers are there for everybody on the wire to read.
+        forger._sent = session._received
+        self.carry(link, sender, receiver, forger.seal(parcels), 0)
+
+    def impersonate(self, stolen: Keyring, broker: NodeId, parcels: list[Parcel]) -> None:
+        """Somebody with the keys of an old epoch calls a broker in their owner's name."""
+        keyring, name = self._keyrings[broker], stolen.identity.name
+        nonces = self._rng.randbytes(NONCE_SIZE), self._rng.randbytes(NONCE_SIZE)
+        hello = Hello(PROTOCOL, keyring.cell, keyring.epoch, name, broker, nonces[0])
+        thief = self._session(stolen, broker, hello, nonces[1], True)
+        link = self._links[name, broker] = Link(name, broker)
+        link.sessions[broker] = self._session(keyring, name, hello, nonces[1], False)
+        self._nodes[broker].connected(name)
+        self.carry(link, name, broker, thief.seal(parcels), 1)
+
+    def link(self, a: NodeId, b: NodeId) -> Link | None:
+        """The link between two nodes, if they have one."""
+        return self._links.get((a, b))
+
+
+def _no_mac(data: bytes) -> bytes:
+    return b"\0" * MAC_SIZE

@@ -1,0 +1,318 @@
+"""The driver of one simulated node: events into the machine, effects out into the world.
+
+It is the twin of the asyncio driver in `runtime/`: effects are carried out in the order given,
+messages for one peer wait in an outbox and leave as one sealed packet, timers are values, what
+must wait for the disk waits inside `Persist.then`. A fault, if the node has one, sees every list
+of effects before it is carried out.
+
+A node may run two *copies* of its machine behind one identity (the adversary "twin"): each peer
+talks to one of the two, neither knows of the other, and both are honest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from quorumcast.core.ids import Millis, NodeId
+from quorumcast.core.machine import (
+    Adopt,
+    CancelTimer,
+    Connected,
+    Disconnected,
+    Effect,
+    Event,
+    Forget,
+    Machine,
+    Persist,
+    Persisted,
+    Receive,
+    Restored,
+    Send,
+    SetTimer,
+    Timer,
+    TimerFired,
+)
+from quorumcast.crypto.session import Opened, Parcel, encode_parcel
+from quorumcast.faults.contract import Fault, Later
+from quorumcast.sim.kernel.disk import Disk
+from quorumcast.sim.kernel.scheduler import Scheduler
+
+#: Messages that a liar remembers of those that it heard.
+HEARD = 48
+
+
+class Wire(Protocol):
+    """What a node needs of the network."""
+
+    def transmit(self, sender: NodeId, receiver: NodeId, parcels: list[Parcel]) -> None:
+        """Seal these messages into one packet and send it, if there is a session."""
+        ...
+
+
+class Watcher(Protocol):
+    """Whoever looks on: checkers and counters, outside the machines."""
+
+    def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
+        """A machine is about to take this event."""
+        ...
+
+    def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
+        """A node has carried out this effect."""
+        ...
+
+
+class Node:
+    """One node of the world."""
+
+    __slots__ = (
+        "_copies",
+        "_factory",
+        "_flushing",
+        "_held",
+        "_life",
+        "_outbox",
+        "_scheduler",
+        "_settings",
+        "_side",
+        "_timers",
+        "_watchers",
+        "_wire",
+        "coalesce_ms",
+        "disk",
+        "fault",
+        "heard",
+        "id",
+        "left",
+        "on_adopt",
+        "up",
+    )
+
+    def __init__(
+        self,
+        name: NodeId,
+        factory: Callable[[], Machine],
+        scheduler: Scheduler,
+        wire: Wire,
+        watchers: Sequence[Watcher],
+        *,
+        sync_ms: int = 2,
+        coalesce_ms: int = 0,
+    ) -> None:
+        self.id = name
+        self.up = True
+        #: Whether it has ended for good, because it is no longer in the cell.
+        self.left = False
+        #: Whoever sees to it that this node goes by another manifest.
+        self.on_adopt: Callable[[Adopt], None] | None = None
+        self.fault: Fault | None = None
+        #: What it was told lately, if it lies.
+        self.heard: deque[Receive] = deque(maxlen=HEARD)
+        self.disk = Disk(scheduler, sync_ms)
+        self.coalesce_ms = coalesce_ms
+        self._factory = factory
+        self._scheduler = scheduler
+        self._wire = wire
+        self._watchers = watchers
+        #: The machines behind this identity: one, or two for a twin.
+        self._copies: list[Machine] = [factory()]
+        #: Which copy a peer talks to; absent: the first.
+        self._side: dict[NodeId, int] = {}
+        #: The latest setting of each timer, by copy; a firing of an older one is stale.
+        self._timers: dict[tuple[int, Timer], int] = {}
+        self._settings = 0
+        #: Messages that wait for each peer, in the order of first use.
+        self._outbox: dict[NodeId, list[Parcel]] = {}
+        self._flushing = False
+        #: Grows with every crash: what an earlier life had scheduled is void.
+        self._life = 0
+        #: What has to wait until a paused process goes on; None: it runs.
+        self._held: list[Callable[[], None]] | None = None
+
+    @property
+    def machine(self) -> Machine:
+        """The machine (the first copy of a twin)."""
+        return self._copies[0]
+
+    # ------------------------------------------------------------- life
+
+    def split(self, second_side: Sequence[NodeId]) -> None:
+        """Become a twin: a second honest copy serves these peers from now on."""
+        self._copies.append(self._factory())
+        self._side = dict.fromkeys(second_side, 1)
+
+    def crash(self, *, wipe: bool = False, tear: int = 0, corrupt: bool = False) -> None:
+        """Stop at once; memory is lost, and of the disk what `Disk.crash` says."""
+        self.up = False
+        self._life += 1
+        self._timers.clear()
+        self._outbox.clear()
+        self._flushing = False
+        self._held = None
+        self.disk.crash(wipe=wipe, tear=tear, corrupt=corrupt)
+
+    def leave(self) -> None:
+        """End for good: the cell has let this node go."""
+        self.crash()
+        self.left = True
+
+    def restart(self) -> None:
+        """Start again with what the disk holds."""
+        if self.left:
+            return
+        self.up = True
+        self._copies = [self._factory()]
+        self._side = {}
+        for record in self.disk.load():
+            self.feed(Restored(record))
+
+    def pause(self) -> None:
+        """Stand still (SIGSTOP): links stay, time passes, nothing is done about either."""
+        if self.up and self._held is None:
+            self._held = []
+
+    def resume(self) -> None:
+        """Go on: everything that came meanwhile is done at once."""
+        held, self._held = self._held, None
+        for act in held or ():
+            act()
+
+    def in_turn(self, act: Callable[[], None]) -> None:
+        """Do this, once a process that stands still comes to it."""
+        if not self._waits(act):
+            act()
+
+    def _waits(self, act: Callable[[], None]) -> bool:
+        """Whether this process stands still; it then does this later."""
+        if self._held is None:
+            return False
+        self._held.append(act)
+        return True
+
+    # ----------------------------------------------------------- events
+
+    def feed(self, event: Event, copy: int = 0) -> None:
+        """Give an event to a machine and carry out what it asks for."""
+        if not self.up or self._waits(lambda: self.feed(event, copy)):
+            return
+        if self.fault is not None and type(event) is Receive:
+            self.heard.append(event)
+        now = self._scheduler.now
+        for watcher in self._watchers:
+            watcher.on_event(self.id, event, now)
+        self.carry_out(self._copies[copy].handle(event, now), copy)
+
+    def connected(self, peer: NodeId) -> None:
+        """A session with a peer has begun."""
+        self._outbox.pop(peer, None)
+        self.feed(Connected(peer), self._side.get(peer, 0))
+
+    def disconnected(self, peer: NodeId) -> None:
+        """The session with a peer has ended."""
+        self._outbox.pop(peer, None)
+        self.feed(Disconnected(peer), self._side.get(peer, 0))
+
+    def receive(self, sender: NodeId, opened: Opened) -> None:
+        """Messages of an authenticated packet, in order."""
+        copy = self._side.get(sender, 0)
+        for message, bodies in opened:
+            self.feed(Receive(sender, message, bodies), copy)
+
+    # ---------------------------------------------------------- effects
+
+    def carry_out(self, effects: list[Effect], copy: int = 0) -> None:
+        """Do what the machine asks for, or what its fault makes of it."""
+        if self.fault is None:
+            for effect in effects:
+                self._do(effect, copy)
+            return
+        for tampered in self.fault.tamper(effects, self._scheduler.now):
+            if isinstance(tampered, Later):
+                self._later(tampered.after_ms, tampered.effect, copy)
+            else:
+                self._do(tampered, copy)
+
+    def _later(self, after_ms: int, effect: Effect, copy: int) -> None:
+        life = self._life
+
+        def due() -> None:
+            if life == self._life and not self._waits(due):
+                self._do(effect, copy)
+
+        self._scheduler.after(after_ms, due)
+
+    def _do(self, effect: Effect, copy: int) -> None:
+        if isinstance(effect, Send):
+            self._send(effect, copy)
+        elif isinstance(effect, SetTimer):
+            self._set_timer(effect, copy)
+        elif isinstance(effect, CancelTimer):
+            self._timers.pop((copy, effect.timer), None)
+        elif isinstance(effect, Persist):
+            self._persist(effect, copy)
+        elif isinstance(effect, Adopt):
+            self._adopt(effect)
+        elif isinstance(effect, Forget):
+            self.disk.forget(effect.kind, effect.owner, effect.below, effect.since)
+        else:
+            self._scheduler.note(self.id.encode() + msgspec.msgpack.encode(effect))
+        for watcher in self._watchers:
+            watcher.on_effect(self.id, effect, self._scheduler.now)
+
+    def _adopt(self, effect: Adopt) -> None:
+        life = self._life
+
+        def adopt() -> None:
+            if life == self._life and not self._waits(adopt) and self.on_adopt is not None:
+                self.on_adopt(effect)
+
+        # What came in one packet with this still belongs to the epoch before.
+        self._scheduler.after(0, adopt)
+
+    def _send(self, send: Send, copy: int) -> None:
+        parcel = encode_parcel(send.message, send.bodies)
+        for peer in send.to:
+            # A copy of a twin has sessions with its own peers only.
+            if len(self._copies) == 1 or self._side.get(peer, 0) == copy:
+                self._outbox.setdefault(peer, []).append(parcel)
+        if self._outbox and not self._flushing:
+            self._flushing = True
+            life = self._life
+            self._scheduler.after(self.coalesce_ms, lambda: self._flush(life))
+
+    def _flush(self, life: int) -> None:
+        if life != self._life or self._waits(lambda: self._flush(life)):
+            return
+        self._flushing = False
+        outbox, self._outbox = self._outbox, {}
+        for peer, parcels in outbox.items():
+            self._wire.transmit(self.id, peer, parcels)
+
+    def _set_timer(self, effect: SetTimer, copy: int) -> None:
+        key = (copy, effect.timer)
+        # Settings only count upwards, so a cancelled and newly set timer is never mistaken for
+        # the old one.
+        self._settings += 1
+        setting = self._timers[key] = self._settings
+        life = self._life
+
+        def fire() -> None:
+            if life != self._life or self._waits(fire):
+                return
+            if self._timers.get(key) == setting:
+                del self._timers[key]
+                self.feed(TimerFired(effect.timer), copy)
+
+        self._scheduler.after(effect.after_ms, fire)
+
+    def _persist(self, effect: Persist, copy: int) -> None:
+        def done() -> None:
+            if self._waits(done):
+                return
+            self.carry_out(list(effect.then), copy)
+            self.feed(Persisted(effect.record), copy)
+
+        self.disk.write(effect.record, done)

@@ -1,0 +1,437 @@
+"""Where a subscriber begins, which streams it believes in, and what it gives up. n = 4, f = 1."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.cells import (
+    AB,
+    ALICE,
+    B1,
+    B2,
+    B3,
+    B4,
+    BOB,
+    CAROL,
+    LANE,
+    ORDERS,
+    STREAM,
+    Cell,
+    limited,
+)
+
+from quorumcast.cell.subscribing.interest import DOUBTFUL_TICKS, PATIENT_TICKS, Interest
+from quorumcast.cell.subscribing.reports import FRESH_ROUNDS
+from quorumcast.core.ids import Channel, NodeId, Stream, total_order
+from quorumcast.core.limits import MAX_STREAMS_NAMED
+from quorumcast.core.machine import Effect, Gap
+from quorumcast.core.messages import Cursor, Position, Positions, Subscribe
+from quorumcast.manifest.policy import Policy
+
+
+def interest(
+    policy: Policy = AB, n: int = 4, f: int = 1, start: int | None = None, since: int = 0
+) -> Interest:
+    cell = Cell(policy, n=n, f=f, publishers=(ALICE, CAROL))
+    return Interest(cell.manifest, cell.manifest.channels[0], cell.keyring(BOB), start, since)
+
+
+def say(
+    to: Interest, broker: NodeId, next_: int, base: int = 1, stream: Stream = STREAM
+) -> tuple[bool, list[object]]:
+    anew, effects = to.on_positions(broker, Positions(ORDERS, (Position(stream, base, next_),)))
+    return anew, list(effects)
+
+
+def begun(policy: Policy = AB) -> Interest:
+    made = interest(policy)
+    for broker in (B1, B2, B3):
+        made.on_positions(broker, Positions(ORDERS, ()))
+    return made
+
+
+# --------------------------------------------------------------- beginning
+
+
+def test_interest_begins_at_n_minus_f_answers_and_not_before() -> None:
+    made = interest()
+    assert say(made, B1, 10) == (False, [])
+    assert say(made, B1, 10) == (False, [])
+    assert say(made, B2, 10) == (False, [])
+    assert not made.begun
+    assert say(made, B3, 10) == (True, [])
+    assert made.begun
+
+
+def test_interest_start_is_the_f_plus_1th_largest_answer() -> None:
+    made = interest()
+    for broker, next_ in ((B1, 7), (B2, 9), (B3, 8)):
+        say(made, broker, next_)
+    assert made.acceptors[STREAM].next == 8
+
+
+def test_interest_liar_cannot_push_the_start_up() -> None:
+    made = interest()
+    for broker, next_ in ((B4, 2**61), (B2, 9), (B3, 8)):
+        say(made, broker, next_)
+    assert made.acceptors[STREAM].next == 9
+
+
+def test_interest_asks_for_a_time_until_it_has_begun() -> None:
+    made = interest(start=0, since=1234)
+    assert made.subscribe_to(B1) == Subscribe(ORDERS, (), False, 1234)
+    for broker, base in ((B1, 5), (B2, 5), (B3, 4)):
+        made.on_positions(broker, Positions(ORDERS, (Position(STREAM, base, 10, 1),)))
+    assert made.acceptors[STREAM].next == 5
+    assert made.ends == {STREAM: 10}
+    assert made.subscribe_to(B1).since == 0
+
+
+@pytest.mark.parametrize(("bases", "first"), [((1, 1, 7), 1), ((1, 7, 7), 7), ((2**61, 7, 7), 7)])
+def test_interest_brokers_that_looked_less_far_for_a_time_have_lost_nothing(
+    bases: tuple[int, ...], first: int
+) -> None:
+    made = interest(start=0, since=1234)
+    said: list[Effect] = []
+    for broker, base in zip((B1, B2, B3), bases, strict=True):
+        position = Position(STREAM, base, 10, 1)
+        said += made.on_positions(broker, Positions(ORDERS, (position,)))[1]
+    assert (said, made.acceptors[STREAM].next) == ([], first)
+
+
+def test_interest_what_too_few_hold_of_a_time_is_a_gap() -> None:
+    made = interest(start=0, since=1234)
+    said: list[Effect] = []
+    for broker, base, oldest in ((B1, 3, 1), (B2, 3, 1), (B3, 7, 7), (B4, 7, 7)):
+        position = Position(STREAM, base, 10, oldest)
+        said += made.on_positions(broker, Positions(ORDERS, (position,)))[1]
+    assert (said, made.acceptors[STREAM].next) == ([Gap(STREAM, 3, 6)], 7)
+
+
+def doubtful() -> Interest:
+    """Three have answered, and one of them claims to have lost everything."""
+    made = interest(start=0)
+    say(made, B4, 2**61 + 1, 2**61)
+    assert say(made, B2, 10) == say(made, B3, 10) == (False, [])
+    return made
+
+
+def test_interest_liar_about_its_oldest_hides_nothing_that_the_last_broker_holds() -> None:
+    made = doubtful()
+    assert say(made, B1, 10) == (True, [])
+    assert made.acceptors[STREAM].next == 1
+
+
+def test_interest_where_one_word_is_enough_waits_for_who_may_hold_what_another_has_lost() -> None:
+    made = interest(Policy.named("direct-crash"), n=2, start=0)
+    assert say(made, B1, 7, base=4) == (False, [])
+    assert say(made, B2, 4)[0]
+    assert made.acceptors[STREAM].next == 1
+
+
+def test_interest_liar_about_its_oldest_hides_no_stream_that_a_broker_is_to_hear_of() -> None:
+    made = interest(start=0)
+    made.on_positions(B1, Positions(ORDERS, ()))
+    say(made, B2, 2**61, base=2**61)
+    say(made, B3, 3)
+    assert say(made, B4, 3) == (True, [])
+    assert made.acceptors[STREAM].next == 1
+
+
+def test_interest_liar_about_its_oldest_cannot_keep_us_from_what_comes() -> None:
+    made = doubtful()
+    for _ in range(DOUBTFUL_TICKS - 1):
+        assert made.wait_no_longer() == (False, [])
+    # B1 is down: two of those that may lie or not are too few to accept from, and we say so.
+    assert made.wait_no_longer() == (True, [Gap(STREAM, 1, 9)])
+    assert made.acceptors[STREAM].next == 10
+
+
+def test_interest_of_two_that_answer_one_may_be_a_liar_and_the_third_is_waited_for() -> None:
+    """In a smallest cell nothing tells them apart, and numbers would be passed over in silence."""
+    made = interest(Policy.named("direct"), n=3, start=0)
+    assert say(made, B2, 2**61, 2**61) == say(made, B1, 6) == (False, [])
+    assert say(made, B3, 6) == (True, [])
+    assert made.acceptors[STREAM].next == 1
+
+
+def test_interest_what_one_of_two_may_hold_is_a_gap_if_the_third_does_not_answer() -> None:
+    made = interest(Policy.named("direct"), n=3, start=0)
+    assert say(made, B2, 2**61, 2**61) == say(made, B1, 6) == (False, [])
+    for _ in range(DOUBTFUL_TICKS - 1):
+        assert made.wait_no_longer() == (False, [])
+    assert made.wait_no_longer() == (True, [Gap(STREAM, 1, 5)])
+    assert made.acceptors[STREAM].next == 6
+
+
+@pytest.mark.parametrize("policy", ["ab+history", "brb", "total"])
+def test_interest_broker_that_lost_its_past_and_a_liar_hide_nothing_that_two_others_hold(
+    policy: str,
+) -> None:
+    made = interest(Policy.named(policy), start=0)
+    stream = total_order(ORDERS) if policy == "total" else STREAM
+    doubts = policy != "brb"  # there three of four must hold it, and two have not
+    for broker, base in ((B1, 1), (B2, 50), (B4, 50)):
+        assert say(made, broker, 60, base, stream)[0] is (broker == B4 and not doubts)
+    said = say(made, B3, 60, 1, stream)[1]
+    assert (said, made.acceptors[stream].next) == (([], 1) if doubts else ([], 50))
+
+
+def test_interest_who_wants_what_all_hold_waits_for_nobody() -> None:
+    made = interest(Policy.named("total"), start=55)
+    stream = total_order(ORDERS)
+    assert say(made, B1, 60, 1, stream) == say(made, B2, 60, 50, stream) == (False, [])
+    assert say(made, B4, 60, 50, stream) == (True, [])
+    assert made.acceptors[stream].next == 55
+
+
+def test_interest_one_broker_cannot_have_us_begin_long_before_a_time() -> None:
+    made = interest(Policy.named("total"), start=0, since=1234)
+    stream = total_order(ORDERS)
+    for broker, base in ((B4, 1), (B1, 50), (B2, 50)):
+        made.on_positions(broker, Positions(ORDERS, (Position(stream, base, 60, 1),)))
+    assert made.acceptors[stream].next == 50
+
+
+def test_interest_brokers_that_forgot_one_number_more_than_others_raise_no_doubts() -> None:
+    made = interest(Policy.named("brb"), start=0)
+    assert say(made, B1, 200, 100) == say(made, B2, 200, 101) == (False, [])
+    assert say(made, B3, 200, 101) == (True, [])
+    assert made.acceptors[STREAM].next == 101
+
+
+def test_interest_that_begins_with_what_comes_has_no_doubts_about_the_past() -> None:
+    made = interest()
+    say(made, B4, 10, 9)
+    say(made, B2, 10)
+    assert say(made, B3, 10) == (True, [])
+
+
+def test_interest_liar_cannot_pull_the_start_down() -> None:
+    made = interest()
+    for broker, next_ in ((B4, 1), (B2, 9), (B3, 8)):
+        say(made, broker, next_)
+    assert made.acceptors[STREAM].next == 8
+
+
+def test_interest_broker_that_does_not_know_the_stream_counts_as_at_its_beginning() -> None:
+    made = interest()
+    made.on_positions(B1, Positions(ORDERS, ()))
+    for broker, next_ in ((B2, 9), (B3, 8)):
+        say(made, broker, next_)
+    assert made.acceptors[STREAM].next == 8
+
+
+def test_interest_stream_named_by_f_brokers_is_not_followed() -> None:
+    made = interest()
+    made.on_positions(B1, Positions(ORDERS, ()))
+    made.on_positions(B2, Positions(ORDERS, ()))
+    say(made, B4, 9)
+    assert made.begun
+    assert made.acceptors == {}
+
+
+def test_interest_with_crash_protection_believes_one_broker() -> None:
+    made = interest(Policy.named("direct-crash"), n=2)
+    say(made, B1, 5)
+    assert made.acceptors[STREAM].next == 5
+
+
+def test_interest_larger_cell_needs_more_answers() -> None:
+    made = interest(n=7, f=2)
+    for i, next_ in enumerate((2**61, 2**60, 5, 4, 3), start=3):
+        say(made, NodeId(f"b{i}"), next_)
+    assert made.acceptors[STREAM].next == 5, "two liars, and 5 is what a correct broker said"
+
+
+# ------------------------------------------------------------ later streams
+
+
+def test_interest_stream_that_turns_up_later_begins_at_1() -> None:
+    made = begun()
+    assert not made.name(B1, STREAM)
+    assert made.name(B2, STREAM)
+    assert made.acceptors[STREAM].next == 1
+    assert not made.name(B3, STREAM), "it is followed already"
+
+
+def test_interest_same_broker_twice_is_one_broker() -> None:
+    made = begun()
+    made.name(B1, STREAM)
+    assert not made.name(B1, STREAM)
+
+
+def test_interest_stream_without_right_or_of_another_channel_is_never_followed() -> None:
+    made = begun()
+    for stream in (Stream(ORDERS, BOB, 1), Stream(Channel("news"), ALICE, 1), LANE):
+        for broker in (B1, B2, B3):
+            assert not made.name(broker, stream)
+    assert made.sizes()["named"] == 0
+
+
+def test_interest_history_lane_is_followed_where_there_are_histories() -> None:
+    made = begun(limited("ab+history"))
+    made.name(B1, STREAM)
+    made.name(B2, LANE)
+    assert set(made.acceptors) == {STREAM, LANE}
+
+
+def test_interest_old_incarnations_give_way_and_do_not_come_back() -> None:
+    made = begun(limited("ab", streams_per_publisher=2))
+    for incarnation in range(1, 6):
+        stream = Stream(ORDERS, ALICE, incarnation)
+        made.name(B1, stream)
+        made.name(B2, stream)
+    assert [s.incarnation for s in made.acceptors] == [4, 5]
+    assert set(made.archives) == set(made.acceptors)
+    for broker in (B1, B2, B3):
+        assert not made.name(broker, Stream(ORDERS, ALICE, 2))
+
+
+def test_interest_life_that_brokers_gave_up_is_announced_as_a_gap() -> None:
+    """It came and went while the subscriber was away."""
+    made, life = begun(), Stream(ORDERS, ALICE, 7)
+    over = Positions(ORDERS, (Position(life, 5, 5, 5),))
+    assert made.on_positions(B1, over) == (False, [])
+    fresh, effects = made.on_positions(B2, over)
+    assert fresh
+    _, more = made.on_positions(B3, over)
+    assert effects + more == [Gap(life, 1, 4)]
+
+
+def test_interest_life_that_gives_way_to_later_ones_is_announced_if_it_is_lacking() -> None:
+    made = begun(limited("ab", streams_per_publisher=2))
+    lives = [Stream(ORDERS, ALICE, n) for n in (2, 4, 6)]
+    for broker in (B1, B2):
+        made.on_positions(broker, Positions(ORDERS, tuple(Position(s, 1, 3) for s in lives)))
+    assert made.take_lost() == [Gap(lives[0], 1, 2)]
+
+
+def test_interest_streams_that_a_liar_invents_are_bounded() -> None:
+    made = begun()
+    for incarnation in range(5000):
+        made.name(B4, Stream(ORDERS, ALICE, incarnation))
+    assert made.sizes()["named"] <= MAX_STREAMS_NAMED
+
+
+def test_interest_inventions_of_a_publisher_do_not_keep_others_streams_out() -> None:
+    """carol opens each of thousands of streams at one correct broker only."""
+    made = begun()
+    for incarnation in range(MAX_STREAMS_NAMED):
+        for i, broker in enumerate((B1, B2, B3, B4)):
+            made.name(broker, Stream(ORDERS, CAROL, 4 * incarnation + i))
+    made.name(B1, STREAM)
+    assert made.name(B2, STREAM)
+
+
+# -------------------------------------------------------------------- gaps
+
+
+def following() -> Interest:
+    made = interest()
+    for broker in (B1, B2, B3):
+        say(made, broker, 5)
+    say(made, B4, 5)
+    return made
+
+
+def test_interest_gap_is_announced_when_too_few_hold_what_is_next() -> None:
+    made = following()
+    assert say(made, B1, 20, base=9) == (False, [])
+    anew, effects = say(made, B2, 20, base=8)
+    assert effects == [Gap(STREAM, 5, 7)]
+    assert made.acceptors[STREAM].next == 8
+    assert not anew
+
+
+def test_interest_liar_cannot_announce_a_gap() -> None:
+    made = following()
+    assert say(made, B4, 2**61, base=2**61) == (False, [])
+    assert made.acceptors[STREAM].next == 5
+
+
+def test_interest_no_gap_as_long_as_a_broker_not_heard_may_hold_the_numbers() -> None:
+    """Trusted publishers, n = 3: one of two answers is a broker's that lost its memory."""
+    made = interest(Policy.named("direct"), n=3)
+    assert say(made, B1, 5)[0] is False
+    say(made, B2, 5)
+    assert made.acceptors[STREAM].next == 5
+    assert say(made, B2, 20, base=16) == (False, [])
+    assert say(made, B3, 20, base=16)[1] == [Gap(STREAM, 5, 15)]
+
+
+def crash_cell() -> Interest:
+    """Three brokers of which one word is enough; the third has answered once."""
+    made = interest(Policy.named("direct-crash"), n=3)
+    for broker in (B1, B2, B3):
+        say(made, broker, 5)
+    return made
+
+
+def wait(made: Interest, refreshes: int, *brokers: NodeId) -> list[object]:
+    """These brokers answer every refresh: they no longer hold what comes next."""
+    news: list[object] = []
+    for _ in range(refreshes):
+        made.note_progress()
+        made.asked_again()
+        for broker in brokers:
+            news += say(made, broker, 40, base=20)[1]
+    return news
+
+
+def test_interest_waits_for_a_broker_that_is_dead_only_so_long() -> None:
+    made = crash_cell()
+    assert wait(made, PATIENT_TICKS, B1, B2) == []
+    assert wait(made, FRESH_ROUNDS + 1, B1, B2) == [Gap(STREAM, 5, 19)]
+
+
+def test_interest_does_not_give_up_what_a_broker_that_answers_holds() -> None:
+    made = crash_cell()
+    for _ in range(3 * PATIENT_TICKS):
+        assert wait(made, 1, B1, B2) == []
+        assert say(made, B3, 8)[1] == []
+
+
+def test_interest_liar_cannot_announce_a_gap_while_a_correct_broker_is_away() -> None:
+    made = following()
+    for _ in range(3 * PATIENT_TICKS):
+        made.note_progress()
+        made.asked_again()
+        assert say(made, B1, 8)[1] == say(made, B2, 8)[1] == []
+        assert say(made, B4, 2**61, base=2**61)[1] == []
+
+
+def test_interest_gap_is_announced_once() -> None:
+    made = following()
+    for broker in (B1, B2):
+        say(made, broker, 20, base=9)
+    assert say(made, B2, 20, base=9) == (False, [])
+
+
+# ----------------------------------------------------------------- cursors
+
+
+def test_interest_cursors_say_what_is_wanted_and_bodies_from_the_source_alone() -> None:
+    made = following()
+    made.source = B2
+    cursors = (Cursor(STREAM, 5),)
+    assert made.subscribe_to(B1) == Subscribe(ORDERS, cursors, False)
+    assert made.subscribe_to(B2) == Subscribe(ORDERS, cursors, True)
+
+
+def test_interest_is_behind_when_a_replay_is_used_up_and_more_is_held() -> None:
+    made = following()
+    replay = made.entry.policy.limits.replay
+    made.requested = {STREAM: 5}
+    for broker in (B1, B2):
+        say(made, broker, 5 + 2 * replay)
+    assert not made.behind(STREAM)
+    made.acceptors[STREAM].skip_to(5 + replay // 2)
+    assert made.behind(STREAM)
+
+
+def test_interest_what_one_liar_claims_to_hold_does_not_make_it_behind() -> None:
+    made = following()
+    made.requested = {STREAM: 5}
+    say(made, B4, 2**61)
+    made.acceptors[STREAM].skip_to(5000)
+    assert not made.behind(STREAM)

@@ -1,0 +1,117 @@
+"""Retention by time: an idle broker lets go of what is old, and never of what it still needs."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.support.cells import (
+    ALICE,
+    B1,
+    B2,
+    BOB,
+    CHAIN,
+    ORDERS,
+    STREAM,
+    T0,
+    Cell,
+    bodies,
+    limited,
+    messages,
+    publish,
+)
+
+from quorumcast.cell.serving.broker import Broker
+from quorumcast.cell.serving.retention import LONGEST_MS, Sweep
+from quorumcast.core.ids import Millis
+from quorumcast.core.limits import Limits
+from quorumcast.core.machine import Connected, Effect, Receive, SetTimer, TimerFired
+from quorumcast.core.messages import Attest, Checkpoint, Position, Positions, Subscribe
+from quorumcast.manifest.policy import Policy
+
+SPAN = 8_000
+
+
+def sweeps(effects: list[Effect]) -> list[int]:
+    return [e.after_ms for e in effects if isinstance(e, SetTimer) and e.timer == Sweep()]
+
+
+def pass_time(broker: Broker, since: int, until: int) -> None:
+    for now in range(since, until + 1, SPAN // 8):
+        assert sweeps(broker.handle(TimerFired(Sweep()), Millis(now))) == [SPAN // 8]
+
+
+def base(broker: Broker) -> int:
+    return broker.streams()[STREAM][0]
+
+
+def test_broker_without_a_time_limit_sets_no_timer() -> None:
+    made = Cell(Policy.named("ab")).broker()
+    assert sweeps(made.handle(Connected(B2), T0)) == []
+
+
+def test_broker_with_a_time_limit_looks_now_and_then_with_one_timer() -> None:
+    made = Cell(limited("ab", retained_ms=SPAN)).broker()
+    assert sweeps(made.handle(Connected(B2), T0)) == [SPAN // 8]
+    assert sweeps(made.handle(Connected(ALICE), T0)) == []
+    rarely = Cell(limited("ab", retained_ms=10**9)).broker()
+    assert sweeps(rarely.handle(Connected(B2), T0)) == [LONGEST_MS]
+
+
+def test_broker_that_is_idle_lets_go_of_what_is_old_and_says_so_to_subscribers() -> None:
+    made = Cell(limited("ab", retained_ms=SPAN)).broker()
+    made.handle(publish(1, *bodies(1, 3)), T0)
+    pass_time(made, 0, SPAN - SPAN // 8)
+    assert base(made) == 1
+    pass_time(made, SPAN, SPAN)
+    assert base(made) == 4
+    (told,) = messages(made.handle(Receive(BOB, Subscribe(ORDERS, (), True)), T0), Positions)
+    assert told == Positions(ORDERS, (Position(STREAM, 4, 4),))
+
+
+def test_broker_with_histories_keeps_what_none_has_settled() -> None:
+    made = Cell(limited("ab+history", retained_ms=SPAN)).broker()
+    made.handle(publish(1, *bodies(1, 3)), T0)
+    pass_time(made, 0, 4 * SPAN)
+    assert base(made) == 1
+
+
+def test_broker_of_a_bare_chain_keeps_a_window_that_others_may_lack() -> None:
+    limits = Limits(retained_ms=SPAN, window=4)
+    assert CHAIN.limits != limits
+    chain = msgspec.structs.replace(CHAIN, limits=limits)
+    made = Cell(chain).broker(B1)
+    desk = made._desks.open(STREAM, made._manifest.channels[0], ALICE)
+    assert desk is not None
+    for body in bodies(1, 10):
+        desk.carrier.ledger.append(made._manifest.hash(body), body)
+    pass_time(made, 0, 4 * SPAN)
+    assert base(made) == 7
+
+
+def test_broker_takes_another_time_limit_with_the_next_epoch() -> None:
+    cell = Cell(limited("ab"))
+    made = cell.broker()
+    made.handle(publish(1, *bodies(1, 3)), T0)
+    entry = cell.manifest.channels[0]
+    shorter = msgspec.structs.replace(entry, policy=limited("ab", retained_ms=SPAN))
+    following = msgspec.structs.replace(cell.manifest, epoch=2, channels=(shorter,))
+    effects = made.adopt(following, cell.keyring(B1))
+    assert sweeps(effects) == [SPAN // 8]
+    pass_time(made, 0, SPAN)
+    assert base(made) == 4
+
+
+def test_broker_that_lost_the_beginning_of_a_segment_signs_for_a_number_alone() -> None:
+    made = Cell(limited("direct", retained_ms=SPAN)).broker()
+    made.handle(publish(1, *bodies(1, 3)), T0)
+    pass_time(made, 0, SPAN)
+    made.handle(publish(4, *bodies(4, 2)), T0)
+    whole = made.handle(Receive(BOB, Attest(STREAM, 5, 1)), Millis(SPAN))
+    alone = made.handle(Receive(BOB, Attest(STREAM, 5, 5)), Millis(SPAN))
+    assert (len(messages(whole, Checkpoint)), len(messages(alone, Checkpoint))) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["ab", "brb", "chain+history", "total"])
+def test_policy_with_a_time_too_short_is_refused(name: str) -> None:
+    with pytest.raises(Exception, match="too short for what is under way"):
+        Policy.named(name, limits=Limits(retained_ms=999))
