@@ -55,7 +55,8 @@ test: lint ## everything CI checks: lint, types, tests
 	$(BIN)/pytest -n $(WORKERS) $(ARGS); tests=$$?; \
 	wait $$types && exit $$tests
 
-lint: install ## ruff: rules and format
+lint: install ## ruff: rules and format; the form of new commits
+	@$(BIN)/python tests/house/commits.py
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet || { echo "lint: some files are not formatted; run 'make format'."; exit 1; }
 
