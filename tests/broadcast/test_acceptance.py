@@ -21,9 +21,10 @@ from tests.support.cells import (
 )
 
 from quorumcast.broadcast.acceptance import Acceptor, rule_for
+from quorumcast.broadcast.application import Deliver
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import Limits
-from quorumcast.core.machine import Deliver, Drop, DropReason, Effect, Suspect, Suspicion
+from quorumcast.core.machine import Drop, DropReason, Effect, Suspect, Suspicion
 from quorumcast.core.quorum import Broadcast, Protection, Quorums
 from quorumcast.crypto.digest import hasher
 

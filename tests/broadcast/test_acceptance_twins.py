@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from tests.broadcast.plain_acceptance import PlainAcceptor
 
 from quorumcast.broadcast.acceptance import Acceptor, rule_for
+from quorumcast.broadcast.application import Deliver
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.limits import Limits
-from quorumcast.core.machine import Deliver, Effect, Suspect
+from quorumcast.core.machine import Effect, Suspect
 from quorumcast.core.quorum import Broadcast, Protection, Quorums
 from quorumcast.crypto.digest import hasher
 

@@ -19,8 +19,9 @@ from tests.support.cells import (
 )
 
 from quorumcast.broadcast.authenticated import Relay
-from quorumcast.core.machine import Drop, DropReason, Receive, Send, Suspect, Suspicion, Vouch
-from quorumcast.core.messages import Contents, Open, Publish, Pull, Ready
+from quorumcast.broadcast.contract import Vouch
+from quorumcast.broadcast.messages import Contents, Open, Publish, Pull, Ready
+from quorumcast.core.machine import Drop, DropReason, Receive, Send, Suspect, Suspicion
 
 CELL = Cell(AB)
 

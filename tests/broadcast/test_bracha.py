@@ -31,6 +31,8 @@ from tests.support.cells import (
 )
 
 from quorumcast.broadcast.bracha import RETRY_MS, Bracha, BrachaRetry
+from quorumcast.broadcast.contract import Vouch
+from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Open, Publish, Pull, Ready
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import (
@@ -43,9 +45,7 @@ from quorumcast.core.machine import (
     Suspect,
     Suspicion,
     TimerFired,
-    Vouch,
 )
-from quorumcast.core.messages import ChainRun, Contents, Echo, Open, Publish, Pull, Ready
 from quorumcast.crypto.digest import root
 from quorumcast.manifest.policy import Policy
 

@@ -29,10 +29,12 @@ from tests.support.cells import (
 )
 
 from quorumcast.broadcast.chain import Chain, is_chain, last_of_chain, predecessors
+from quorumcast.broadcast.contract import Vouch
+from quorumcast.broadcast.messages import ChainRun, Open, Pull, Voucher
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import MAX_CHAIN, MAX_VOUCHERS
-from quorumcast.core.machine import Drop, DropReason, Receive, Send, Suspect, Suspicion, Vouch
-from quorumcast.core.messages import AnyMessage, ChainRun, Open, Pull, Voucher
+from quorumcast.core.machine import Drop, DropReason, Receive, Send, Suspect, Suspicion
+from quorumcast.core.message import Message
 from quorumcast.core.quorum import Quorums
 
 CELL = Cell(CHAIN)
@@ -60,7 +62,7 @@ def passed_on(effects: list[object]) -> ChainRun:
     return send.message
 
 
-def is_sendable(message: AnyMessage) -> bool:
+def is_sendable(message: Message) -> bool:
     """Whether the reader's decoder would take it."""
     wire = msgspec.msgpack.encode(message)
     try:

@@ -29,7 +29,9 @@ from tests.support.cells import (
 )
 
 from quorumcast.broadcast.authenticated import Relay
+from quorumcast.broadcast.contract import Vouch
 from quorumcast.broadcast.history import FETCH_MS, WAITING, History, HistoryFetch
+from quorumcast.broadcast.messages import Contents, Echo, Open, Publish, Pull, Ready
 from quorumcast.broadcast.signed_history import REMEMBERED, end_of, history_body, read_history
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import MAX_RUN
@@ -43,9 +45,7 @@ from quorumcast.core.machine import (
     Suspect,
     Suspicion,
     TimerFired,
-    Vouch,
 )
-from quorumcast.core.messages import Contents, Echo, Open, Publish, Pull, Ready
 from quorumcast.core.statements import EvidenceKind, HistoryStatement, Signed, canonical
 from quorumcast.crypto.digest import root
 

@@ -13,8 +13,8 @@ import pytest
 from tests.support.cells import B2, B3, B4, B5, B6, LANE, STREAM, T0, Cell
 
 from quorumcast.broadcast.bracha import Bracha
+from quorumcast.broadcast.messages import Echo
 from quorumcast.core.machine import Receive
-from quorumcast.core.messages import Echo
 from quorumcast.core.quorum import Quorums
 from quorumcast.manifest.policy import Policy
 

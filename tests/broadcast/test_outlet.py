@@ -21,7 +21,9 @@ from tests.support.cells import (
     suspects,
 )
 
+from quorumcast.broadcast.application import Acknowledged
 from quorumcast.broadcast.chain_outlet import ChainOut
+from quorumcast.broadcast.messages import Ack, ChainRun, Open, Publish
 from quorumcast.broadcast.outlet import (
     PATIENCE,
     REPEAT_BURST,
@@ -31,8 +33,7 @@ from quorumcast.broadcast.outlet import (
     HistoryOut,
 )
 from quorumcast.core.ids import NodeId
-from quorumcast.core.machine import Acknowledged, Effect, Send, Suspect, Suspicion
-from quorumcast.core.messages import Ack, ChainRun, Open, Publish
+from quorumcast.core.machine import Effect, Send, Suspect, Suspicion
 from quorumcast.manifest.policy import Policy
 
 BROKERS = (B1, B2, B3, B4)

@@ -20,32 +20,16 @@ from tests.support.cells import (
 )
 from tests.support.ordering import offer
 
+from quorumcast.broadcast.application import Join, Leave, Refused, Submit
+from quorumcast.broadcast.messages import Ack, Open
+from quorumcast.cell.messages import Finish, Positions, Refuse, Subscribe, Unsubscribe
 from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.subscribing.subscriber import Subscriber
 from quorumcast.core.ids import Millis, NodeId, Stream, at_seat
 from quorumcast.core.limits import MAX_SEATS
-from quorumcast.core.machine import (
-    Connected,
-    Disconnected,
-    DropReason,
-    Effect,
-    Join,
-    Leave,
-    Receive,
-    Refused,
-    Submit,
-)
-from quorumcast.core.messages import (
-    Ack,
-    Finish,
-    Offer,
-    Open,
-    Positions,
-    Refuse,
-    Subscribe,
-    Unsubscribe,
-)
+from quorumcast.core.machine import Connected, Disconnected, DropReason, Effect, Receive
+from quorumcast.ordering.messages import Offer
 
 BROKERS = (B1, B2, B3, NodeId("b4"))
 FULL = (

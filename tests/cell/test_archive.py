@@ -20,11 +20,12 @@ from tests.support.cells import (
 )
 
 from quorumcast.broadcast.acceptance import Acceptor, rule_for
+from quorumcast.broadcast.application import Proven
 from quorumcast.cell.subscribing import archive as keeping
 from quorumcast.cell.subscribing.archive import MAX_PENDING, PATIENCE, RANGES, Archive
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.limits import Limits
-from quorumcast.core.machine import DropReason, Effect, Proven
+from quorumcast.core.machine import DropReason, Effect
 from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.core.statements import Basis, Evidence, EvidenceKind
 

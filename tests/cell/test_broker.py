@@ -36,6 +36,32 @@ from tests.support.cells import (
     suspects,
 )
 
+from quorumcast.broadcast.messages import (
+    Ack,
+    ChainRun,
+    Contents,
+    Cursor,
+    Echo,
+    Open,
+    Outlived,
+    Publish,
+    Pull,
+    Ready,
+)
+from quorumcast.cell.messages import (
+    Attest,
+    Checkpoint,
+    Missed,
+    Position,
+    Positions,
+    Refuse,
+    Regain,
+    Regained,
+    Subscribe,
+    Survey,
+    Unsubscribe,
+    Vote,
+)
 from quorumcast.cell.serving.audience import REPLAYS, REPLAYS_MS
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.pledges import Settled, Vouched
@@ -59,30 +85,6 @@ from quorumcast.core.machine import (
     Suspicion,
     Timer,
     TimerFired,
-)
-from quorumcast.core.messages import (
-    Ack,
-    Attest,
-    ChainRun,
-    Checkpoint,
-    Contents,
-    Cursor,
-    Echo,
-    Missed,
-    Open,
-    Outlived,
-    Position,
-    Positions,
-    Publish,
-    Pull,
-    Ready,
-    Refuse,
-    Regain,
-    Regained,
-    Subscribe,
-    Survey,
-    Unsubscribe,
-    Vote,
 )
 from quorumcast.core.statements import Basis, SegmentStatement, parse_statement
 from quorumcast.crypto.digest import root

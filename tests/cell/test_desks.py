@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 from tests.support.cells import ALICE, STREAM, T0, Cell, digests
 
+from quorumcast.broadcast.messages import Open, Publish
 from quorumcast.core.machine import Drop, DropReason, Receive
-from quorumcast.core.messages import Open, Publish
 from quorumcast.manifest.policy import Policy
 
 

@@ -23,6 +23,9 @@ from tests.support.cells import (
     vote,
 )
 
+from quorumcast.broadcast.application import Deliver, Gap, Join, Leave
+from quorumcast.broadcast.messages import Cursor
+from quorumcast.cell.messages import Position, Positions, Subscribe, Vote
 from quorumcast.cell.serving.audience import EXCERPT_BYTES
 from quorumcast.cell.subscribing.excerpt import (
     FIRST_SPAN,
@@ -34,19 +37,7 @@ from quorumcast.cell.subscribing.excerpt import (
 )
 from quorumcast.cell.subscribing.subscriber import Refresh, Subscriber
 from quorumcast.core.ids import NodeId, total_order
-from quorumcast.core.machine import (
-    Connected,
-    Deliver,
-    Disconnected,
-    Effect,
-    Gap,
-    Join,
-    Leave,
-    Receive,
-    SetTimer,
-    TimerFired,
-)
-from quorumcast.core.messages import Cursor, Position, Positions, Subscribe, Vote
+from quorumcast.core.machine import Connected, Disconnected, Effect, Receive, SetTimer, TimerFired
 
 BROKERS = (B1, B2, B3, B4)
 TOTAL = limited("total")

@@ -20,6 +20,8 @@ from tests.support.cells import (
     vote,
 )
 
+from quorumcast.broadcast.messages import Pull
+from quorumcast.cell.messages import Subscribe
 from quorumcast.cell.subscribing.fetching import (
     LATE_LOOKS,
     PULL_MS,
@@ -31,7 +33,6 @@ from quorumcast.cell.subscribing.fetching import (
 from quorumcast.cell.subscribing.subscriber import Subscriber
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Effect, SetTimer
-from quorumcast.core.messages import Pull, Subscribe
 
 OTHERS = (B1, B2, B3)
 
@@ -42,7 +43,7 @@ def votes_alone(made: Subscriber, number: int, *bodies: bytes) -> list[Effect]:
 
 
 def sources(effects: list[Effect]) -> list[NodeId]:
-    return [s.to[0] for s in sent(effects, Subscribe) if s.message.bodies]  # type: ignore[union-attr]
+    return [s.to[0] for s in sent(effects, Subscribe) if s.message.bodies]  # type: ignore[attr-defined]
 
 
 def test_first_source_subscribers_are_spread_over_the_brokers() -> None:

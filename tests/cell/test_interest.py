@@ -19,12 +19,14 @@ from tests.support.cells import (
     limited,
 )
 
+from quorumcast.broadcast.application import Gap
+from quorumcast.broadcast.messages import Cursor
+from quorumcast.cell.messages import Position, Positions, Subscribe
 from quorumcast.cell.subscribing.interest import DOUBTFUL_TICKS, PATIENT_TICKS, Interest
 from quorumcast.cell.subscribing.reports import FRESH_ROUNDS
 from quorumcast.core.ids import Channel, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED
-from quorumcast.core.machine import Effect, Gap
-from quorumcast.core.messages import Cursor, Position, Positions, Subscribe
+from quorumcast.core.machine import Effect
 from quorumcast.manifest.policy import Policy
 
 

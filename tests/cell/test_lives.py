@@ -20,6 +20,8 @@ from tests.support.cells import (
     reasons,
 )
 
+from quorumcast.broadcast.messages import Ack, Echo, Ready
+from quorumcast.cell.messages import Position, Positions, Regain, Regained
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.desks import UNCLAIMED
 from quorumcast.cell.serving.outpaced import GRACE
@@ -35,7 +37,6 @@ from quorumcast.core.machine import (
     Restored,
     TimerFired,
 )
-from quorumcast.core.messages import Ack, Echo, Position, Positions, Ready, Regain, Regained
 from quorumcast.crypto.digest import root
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.kernel.disk import Disk

@@ -8,22 +8,11 @@ import msgspec
 import pytest
 from tests.support.cells import B1, B2, B3, B4, T0, Cell
 
+from quorumcast.cell.messages import Taken
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.membership import REMIND_MS, Remind
+from quorumcast.cell.serving.membership import REMIND_MS, Adopt, Passage, Remind, Renewal
 from quorumcast.core.ids import NodeId
-from quorumcast.core.machine import (
-    Adopt,
-    Connected,
-    Drop,
-    DropReason,
-    Passage,
-    Receive,
-    Renewal,
-    Send,
-    SetTimer,
-    TimerFired,
-)
-from quorumcast.core.messages import Taken
+from quorumcast.core.machine import Connected, Drop, DropReason, Receive, Send, SetTimer, TimerFired
 from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import EpochStatement, Signed, canonical
 from quorumcast.crypto.identity import Identity

@@ -6,11 +6,12 @@ import pytest
 from tests.cell.test_interest import begun
 from tests.support.cells import ALICE, B1, B2, BOB, CAROL, ORDERS, T0, Cell, messages, publish
 
+from quorumcast.broadcast.messages import Cursor
 from quorumcast.cell import naming
+from quorumcast.cell.messages import Positions, Subscribe, Survey
 from quorumcast.cell.naming import name_in_turn
 from quorumcast.core.ids import NodeId, Stream, at_seat
 from quorumcast.core.machine import Receive
-from quorumcast.core.messages import Cursor, Positions, Subscribe, Survey
 from quorumcast.manifest.policy import Policy
 
 HONEST = Stream(ORDERS, CAROL, 2)

@@ -17,9 +17,9 @@ from tests.support.cells import (
 )
 
 from quorumcast.broadcast.authenticated import Relay
+from quorumcast.broadcast.messages import Open
 from quorumcast.cell.serving.notary import Notary, segment_start
 from quorumcast.core.machine import Receive
-from quorumcast.core.messages import Open
 from quorumcast.core.statements import Basis, SegmentStatement, Signed, parse_statement
 from quorumcast.crypto.digest import root
 

@@ -25,7 +25,10 @@ from tests.support.cells import (
     sent,
 )
 
+from quorumcast.broadcast.application import Acknowledged, Refused, Renewed, Submit
+from quorumcast.broadcast.messages import Ack, ChainRun, Open, Outlived, Publish
 from quorumcast.broadcast.signed_history import read_history
+from quorumcast.cell.messages import Finish, Refuse, Unsubscribe
 from quorumcast.cell.publishing.line import (
     MAX_REST_BYTES,
     MAX_RUN_BYTES,
@@ -39,29 +42,15 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import LAST_INCARNATION, Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import (
-    Acknowledged,
     Connected,
     Disconnected,
     Drop,
     DropReason,
     Effect,
     Receive,
-    Refused,
-    Renewed,
     Send,
     SetTimer,
-    Submit,
     TimerFired,
-)
-from quorumcast.core.messages import (
-    Ack,
-    ChainRun,
-    Finish,
-    Open,
-    Outlived,
-    Publish,
-    Refuse,
-    Unsubscribe,
 )
 from quorumcast.core.statements import HistoryStatement
 from quorumcast.manifest.policy import Policy

@@ -9,6 +9,9 @@ import msgspec
 import pytest
 from tests.support.cells import B1, B2, B3, B4, BOB, ORDERS, T0, Cell, digests, messages, sent
 
+from quorumcast.broadcast.application import Join, Leave, Recall, Recalled, Waive
+from quorumcast.broadcast.messages import Contents, Pull
+from quorumcast.cell.messages import Position, Positions, Subscribe
 from quorumcast.cell.subscribing.recalling import MAX_RECALLED, PATIENT_TRIES, RECALL_MS, RecallDue
 from quorumcast.cell.subscribing.subscriber import Subscriber
 from quorumcast.core.ids import NodeId, Stream, total_order
@@ -19,18 +22,12 @@ from quorumcast.core.machine import (
     Drop,
     DropReason,
     Effect,
-    Join,
-    Leave,
-    Recall,
-    Recalled,
     Receive,
     SetTimer,
     Suspect,
     Suspicion,
     TimerFired,
-    Waive,
 )
-from quorumcast.core.messages import Contents, Position, Positions, Pull, Subscribe
 from quorumcast.manifest.policy import Policy
 
 BROKERS = (B1, B2, B3, B4)

@@ -29,6 +29,8 @@ from tests.support.cells import (
     suspects,
 )
 
+from quorumcast.broadcast.messages import Cursor, Open, Ready
+from quorumcast.cell.messages import Position, Positions, Regain, Regained, Subscribe, Survey, Vote
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.holdings import Holdings
 from quorumcast.cell.serving.outpaced import GRACE, MOVING_GRACE, UNANSWERED
@@ -57,18 +59,6 @@ from quorumcast.core.machine import (
     Send,
     SetTimer,
     TimerFired,
-)
-from quorumcast.core.messages import (
-    Cursor,
-    Open,
-    Position,
-    Positions,
-    Ready,
-    Regain,
-    Regained,
-    Subscribe,
-    Survey,
-    Vote,
 )
 from quorumcast.crypto.digest import root
 from quorumcast.manifest.manifest import ChannelEntry

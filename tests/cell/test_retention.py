@@ -20,12 +20,12 @@ from tests.support.cells import (
     publish,
 )
 
+from quorumcast.cell.messages import Attest, Checkpoint, Position, Positions, Subscribe
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.retention import LONGEST_MS, Sweep
 from quorumcast.core.ids import Millis
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Connected, Effect, Receive, SetTimer, TimerFired
-from quorumcast.core.messages import Attest, Checkpoint, Position, Positions, Subscribe
 from quorumcast.manifest.policy import Policy
 
 SPAN = 8_000

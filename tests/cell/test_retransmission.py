@@ -27,7 +27,9 @@ from tests.support.cells import (
     sent,
 )
 
+from quorumcast.broadcast.application import Submit
 from quorumcast.broadcast.bracha import RETRY_BURST
+from quorumcast.broadcast.messages import ChainRun, Echo, Pull, Ready
 from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.retransmission import ANSWERED, REPEATED, TICK_MS
@@ -40,11 +42,9 @@ from quorumcast.core.machine import (
     Receive,
     Send,
     SetTimer,
-    Submit,
     Timer,
     TimerFired,
 )
-from quorumcast.core.messages import ChainRun, Echo, Pull, Ready
 from quorumcast.crypto.digest import root
 
 BROKERS = (B1, B2, B3, B4)

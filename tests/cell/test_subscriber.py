@@ -35,6 +35,19 @@ from tests.support.cells import (
     vote,
 )
 
+from quorumcast.broadcast.application import Deliver, Gap, Join, Leave, Prove, Proven, Refused
+from quorumcast.broadcast.messages import Cursor, Open, Pull, Voucher
+from quorumcast.cell.messages import (
+    Attest,
+    Checkpoint,
+    Missed,
+    Position,
+    Positions,
+    Refuse,
+    Subscribe,
+    Unsubscribe,
+    Vote,
+)
 from quorumcast.cell.subscribing.archive import MAX_PENDING
 from quorumcast.cell.subscribing.fetching import PULL_MS, PULLS_BEFORE_CHANGE, PullDue
 from quorumcast.cell.subscribing.interest import QUIET_TICKS
@@ -45,38 +58,16 @@ from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.machine import (
     CancelTimer,
     Connected,
-    Deliver,
     Disconnected,
     Drop,
     DropReason,
     Effect,
-    Gap,
-    Join,
-    Leave,
-    Prove,
-    Proven,
     Receive,
-    Refused,
     Send,
     SetTimer,
     Suspect,
     Suspicion,
     TimerFired,
-)
-from quorumcast.core.messages import (
-    Attest,
-    Checkpoint,
-    Cursor,
-    Missed,
-    Open,
-    Position,
-    Positions,
-    Pull,
-    Refuse,
-    Subscribe,
-    Unsubscribe,
-    Vote,
-    Voucher,
 )
 from quorumcast.core.statements import EvidenceKind
 from quorumcast.manifest.policy import Policy
@@ -230,7 +221,7 @@ def test_subscriber_new_stream_is_followed_once_f_plus_1_brokers_vote_on_it() ->
     effects = made.handle(vote(B2, 1, b"a", stream=new), T0)
     asked = messages(effects, Subscribe)
     assert len(asked) == 4
-    assert Cursor(new, 1) in asked[0].cursors  # type: ignore[union-attr]
+    assert Cursor(new, 1) in asked[0].cursors  # type: ignore[attr-defined]
 
 
 def test_subscriber_message_of_another_protocol_is_unexpected() -> None:
@@ -328,7 +319,7 @@ def test_subscriber_source_that_withholds_bodies_is_suspected_and_replaced() -> 
     made.handle(vote(B4, 1, b"a", b"b"), T0)
     effects = [e for _ in range(PULLS_BEFORE_CHANGE) for e in made.handle(DUE, T0)]
     assert Suspect(B4, Suspicion.WITHHOLDS, STREAM, 1) in effects
-    asked = {s.to[0]: s.message.bodies for s in sent(effects, Subscribe)}  # type: ignore[union-attr]
+    asked = {s.to[0]: s.message.bodies for s in sent(effects, Subscribe)}  # type: ignore[attr-defined]
     assert asked == {B4: False, B1: True}
 
 
@@ -350,7 +341,7 @@ def test_subscriber_source_that_has_not_voted_yet_is_replaced_without_suspicion(
     made = lacking()
     effects = [e for _ in range(PULLS_BEFORE_CHANGE) for e in made.handle(DUE, T0)]
     assert suspects(effects) == []
-    asked = {s.to[0]: s.message.bodies for s in sent(effects, Subscribe)}  # type: ignore[union-attr]
+    asked = {s.to[0]: s.message.bodies for s in sent(effects, Subscribe)}  # type: ignore[attr-defined]
     assert asked == {B4: False, B1: True}
 
 
@@ -365,7 +356,7 @@ def test_subscriber_bodies_that_keep_coming_are_not_pulled() -> None:
 
 def test_subscriber_source_that_disconnects_is_replaced() -> None:
     effects = subscriber().handle(Disconnected(B4), T0)
-    assert [(s.to, s.message.bodies) for s in sent(effects, Subscribe)] == [  # type: ignore[union-attr]
+    assert [(s.to, s.message.bodies) for s in sent(effects, Subscribe)] == [  # type: ignore[attr-defined]
         ((B1,), True)
     ]
 
@@ -375,7 +366,7 @@ def test_subscriber_last_broker_gone_and_back_is_the_source_again() -> None:
     for broker in BROKERS:
         made.handle(Disconnected(broker), T0)
     (again,) = sent(made.handle(Connected(B2), T0), Subscribe)
-    assert (again.to, again.message.bodies) == ((B2,), True)  # type: ignore[union-attr]
+    assert (again.to, again.message.bodies) == ((B2,), True)  # type: ignore[attr-defined]
 
 
 def test_subscriber_contents_of_an_unknown_stream_are_dropped() -> None:

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quorumcast.broadcast.application import Deliver
 from quorumcast.client import backlog
 from quorumcast.client.backlog import Backlog
 from quorumcast.client.events import Gap, GapReason
 from quorumcast.core.ids import Channel, Digest, NodeId, Stream, total_order
 from quorumcast.core.limits import Overflow
-from quorumcast.core.machine import Deliver
 
 CHANNEL = Channel("c")
 ALICE, BOB = Stream(CHANNEL, NodeId("alice"), 2), Stream(CHANNEL, NodeId("bob"), 4)

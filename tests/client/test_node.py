@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 from tests.runtime.world import run, until
 
+from quorumcast.broadcast import application
+from quorumcast.broadcast.application import Deliver
 from quorumcast.client import Event, Gap, GapError, Node
 from quorumcast.client.reach import refused_for_good
-from quorumcast.core import machine
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.limits import Limits
-from quorumcast.core.machine import Deliver
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.runtime.links.contract import Trouble
@@ -164,7 +164,7 @@ def test_items_gap_is_an_item() -> None:
         bob = await cell.connect("bob")
         async with bob.subscribe("events") as sub:
             stream = Stream(Channel("events"), NodeId("alice"), 1)
-            sub.gap(machine.Gap(stream, 3, 5))
+            sub.gap(application.Gap(stream, 3, 5))
             async for item in sub.items():
                 assert item == Gap(stream, 3, 5)
                 break

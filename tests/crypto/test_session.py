@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quorumcast.broadcast.messages import Open, Publish
+from quorumcast.cell.messages import CELL_FAMILY, Unsubscribe
 from quorumcast.core import limits
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.machine import Bodies
-from quorumcast.core.messages import AnyMessage, Open, Publish, Unsubscribe
+from quorumcast.core.message import Message
 from quorumcast.crypto.mac import MAC_SIZE, MACS, mac_factory
 from quorumcast.crypto.session import (
     NONCE_SIZE,
@@ -32,7 +34,7 @@ HELLO = Hello(PROTOCOL, "demo", 1, NodeId("alice"), NodeId("b1"), b"n" * NONCE_S
 NONCE = b"m" * NONCE_SIZE
 PREFIX = 4 + MAC_SIZE
 
-MAIL: list[tuple[AnyMessage, Bodies]] = [
+MAIL: list[tuple[Message, Bodies]] = [
     (Open(STREAM, 1, 1), ()),
     (Publish(STREAM, 1, b"d" * 64), (b"first body", b"")),
     (Publish(STREAM, 3, b"e" * 32), (b"third body",)),
@@ -44,11 +46,11 @@ def pair(
 ) -> tuple[Session, Session]:
     """Both ends of a session: the caller's and the called's."""
     factory = mac_factory(mac)
-    caller = make_session(secret, factory, hello, nonce, caller=True)
-    return caller, make_session(secret, factory, hello, nonce, caller=False)
+    caller = make_session(secret, factory, hello, nonce, CELL_FAMILY, caller=True)
+    return caller, make_session(secret, factory, hello, nonce, CELL_FAMILY, caller=False)
 
 
-def sealed(session: Session, mail: list[tuple[AnyMessage, Bodies]] = MAIL) -> bytes:
+def sealed(session: Session, mail: list[tuple[Message, Bodies]] = MAIL) -> bytes:
     return session.seal([encode_parcel(message, bodies) for message, bodies in mail])
 
 
@@ -70,7 +72,7 @@ def test_session_sealed_mail_opens_with_its_bodies_in_both_directions(mac: str) 
 @given(st.lists(st.lists(st.binary(max_size=50), max_size=3), max_size=4))
 def test_session_any_bodies_open_as_they_were_sealed(bodies: list[list[bytes]]) -> None:
     caller, called = pair()
-    mail: list[tuple[AnyMessage, Bodies]] = [
+    mail: list[tuple[Message, Bodies]] = [
         (Unsubscribe(Channel("c")), tuple(each)) for each in bodies
     ]
     assert called.open(sealed(caller, mail)) == mail

@@ -9,39 +9,22 @@ import random
 import msgspec
 import pytest
 
+from quorumcast.broadcast.application import Deliver
+from quorumcast.broadcast.messages import (
+    Ack,
+    ChainRun,
+    Contents,
+    Echo,
+    Open,
+    Publish,
+    Ready,
+    Voucher,
+)
+from quorumcast.cell.messages import CellMessage, Checkpoint, Position, Positions, Subscribe, Vote
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.labels import label
-from quorumcast.core.machine import Deliver, Effect, Send
-from quorumcast.core.messages import (
-    Accept,
-    Ack,
-    AnyMessage,
-    ChainRun,
-    Checkpoint,
-    Chunk,
-    Contents,
-    Echo,
-    Fetched,
-    Item,
-    LogPart,
-    Offer,
-    Open,
-    Position,
-    Positions,
-    Propose,
-    Publish,
-    Ready,
-    Standing,
-    StateHead,
-    Stop,
-    StopData,
-    Subscribe,
-    Sync,
-    Vote,
-    Voucher,
-    Write,
-)
+from quorumcast.core.machine import Effect, Send
 from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import (
     Basis,
@@ -57,6 +40,21 @@ from quorumcast.faults.catalogue import CATALOGUE, make_fault, names
 from quorumcast.faults.contract import Fault, FaultContext, Later, Role
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.consensus import value_of
+from quorumcast.ordering.messages import (
+    Accept,
+    Chunk,
+    Fetched,
+    Item,
+    LogPart,
+    Offer,
+    Propose,
+    Standing,
+    StateHead,
+    Stop,
+    StopData,
+    Sync,
+    Write,
+)
 from quorumcast.ordering.offers import offer_holds, sign_offer
 from quorumcast.ordering.regency import sign_word
 from quorumcast.sim.cell.cells import Cell, channel_entry, make_simulated_cell
@@ -159,7 +157,7 @@ def ordering_words(cell: Cell) -> list[Send]:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_fault_everything_sent_stays_decodable(name: str, cell: Cell) -> None:
     fault = make_fault(name, context(cell, CATALOGUE[name].role))
-    decoder = msgspec.msgpack.Decoder(AnyMessage)
+    decoder = msgspec.msgpack.Decoder(CellMessage)
     for _ in range(20):
         for effect in fault.tamper(list(words(cell)), Millis(0)):
             inner = effect.effect if isinstance(effect, Later) else effect

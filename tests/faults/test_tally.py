@@ -3,9 +3,9 @@
 import pytest
 from tests.support.cells import ALICE, B1, B2, B3, ORDERS, STREAM, digests
 
+from quorumcast.cell.messages import Subscribe, Vote
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import Subscribe, Vote
 from quorumcast.faults.contract import Later
 from quorumcast.faults.tally import MAX_DEEDS, TalliedDeed, Tally
 

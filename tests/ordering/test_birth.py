@@ -9,12 +9,12 @@ from tests.support.ordering import TOTAL, TOTAL_CRASH, Hall, agree, item, publis
 
 from quorumcast.core.ids import BIRTH, DIGEST_SIZE, NodeId
 from quorumcast.core.machine import Drop, DropReason, Receive
-from quorumcast.core.messages import Item, Propose, Sync, Write
 from quorumcast.core.quorum import OrderQuorums
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.birth import Birth, Lived, birth_item
 from quorumcast.ordering.catchup import CatchUp
 from quorumcast.ordering.consensus import value_of
+from quorumcast.ordering.messages import Item, Propose, Sync, Write
 from quorumcast.ordering.state import birth_of
 
 FOUR = (B1, B2, B3, B4)

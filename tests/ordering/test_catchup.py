@@ -7,15 +7,6 @@ from tests.support.ordering import TOTAL, batch
 
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Drop, DropReason, Effect, Send, Suspect, Suspicion
-from quorumcast.core.messages import (
-    Batch,
-    Chunk,
-    ChunkQuery,
-    LogPart,
-    LogQuery,
-    Standing,
-    StateHead,
-)
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.ordering.catchup import (
     HEADS_KEPT,
@@ -26,6 +17,15 @@ from quorumcast.ordering.catchup import (
     Checkpoint,
 )
 from quorumcast.ordering.consensus import Consensus, value_of
+from quorumcast.ordering.messages import (
+    Batch,
+    Chunk,
+    ChunkQuery,
+    LogPart,
+    LogQuery,
+    Standing,
+    StateHead,
+)
 from quorumcast.ordering.state import CHUNK_BYTES
 
 BYZANTINE, CRASH = Protection.BYZANTINE, Protection.CRASH

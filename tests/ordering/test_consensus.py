@@ -10,19 +10,11 @@ from tests.support.cells import B1, B2, B3, B4, B5, BOB, Cell, reasons, sent, su
 from tests.support.ordering import TOTAL, batch
 
 from quorumcast.core.ids import NodeId
-from quorumcast.core.machine import (
-    Drop,
-    DropReason,
-    Effect,
-    Persist,
-    Send,
-    Suspect,
-    Suspicion,
-)
-from quorumcast.core.messages import Accept, Batch, Propose, Write
+from quorumcast.core.machine import Drop, DropReason, Effect, Persist, Send, Suspect, Suspicion
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Claim
 from quorumcast.ordering.consensus import Consensus, Slot, Voted, value_of
+from quorumcast.ordering.messages import Accept, Batch, Propose, Write
 from quorumcast.ordering.regency import KEPT_VALUES, Conclusion
 
 BYZANTINE, CRASH = Protection.BYZANTINE, Protection.CRASH

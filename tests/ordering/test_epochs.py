@@ -8,10 +8,10 @@ from tests.support.ordering import Hall, publish
 
 from quorumcast.core.ids import EPOCHS, Digest, NodeId
 from quorumcast.core.machine import DropReason
-from quorumcast.core.messages import Accept, Item, Offer, Propose
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.ordering.epochs import Epochs, first_regency, within_epoch
 from quorumcast.ordering.execution import Decided
+from quorumcast.ordering.messages import Accept, Item, Offer, Propose
 
 SECOND = b"2"
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from tests.support.cells import B2, ORDERS, STREAM, T0, Cell, digests, life_of, messages, sent
 from tests.support.ordering import BOBS, TOTAL, begun, item, labelled, offer
 
+from quorumcast.broadcast.contract import Vouch
+from quorumcast.broadcast.messages import Ack
 from quorumcast.core.ids import Stream, total_order
 from quorumcast.core.limits import Limits
-from quorumcast.core.machine import Effect, Forget, Persist, Record, Vouch
-from quorumcast.core.messages import Ack, Batch
+from quorumcast.core.machine import Effect, Forget, Persist, Record
 from quorumcast.core.quorum import Protection
 from quorumcast.ordering.catchup import Checkpoint
 from quorumcast.ordering.consensus import Voted
 from quorumcast.ordering.execution import Decided, Execution, Snapshot, Surroundings
 from quorumcast.ordering.log import OrderedLog
+from quorumcast.ordering.messages import Batch
 from quorumcast.ordering.offers import Stored
 
 BYZANTINE = Protection.BYZANTINE

@@ -5,17 +5,10 @@ from __future__ import annotations
 from tests.support.cells import ALICE, B2, BOB, ORDERS, STREAM, T0, Cell, digests, limited, reasons
 from tests.support.ordering import BOBS, begun, item, labelled, offer
 
+from quorumcast.broadcast.contract import Vouch
+from quorumcast.broadcast.messages import Contents, Cursor, Open, Pull
 from quorumcast.core.ids import Stream, total_order
-from quorumcast.core.machine import (
-    DropReason,
-    Effect,
-    Forget,
-    Receive,
-    Send,
-    TimerFired,
-    Vouch,
-)
-from quorumcast.core.messages import Contents, Cursor, Open, Pull
+from quorumcast.core.machine import DropReason, Effect, Forget, Receive, Send, TimerFired
 from quorumcast.core.quorum import Protection
 from quorumcast.ordering.log import PATIENCE, WANTED, Backfill, OrderedLog
 from quorumcast.ordering.offers import Stored

@@ -13,7 +13,7 @@ from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.labels import label, unlabel
 from quorumcast.core.limits import MAX_BATCH, Limits
 from quorumcast.core.machine import Bodies, DropReason
-from quorumcast.core.messages import Batch, Item, Offer
+from quorumcast.ordering.messages import Batch, Item, Offer
 from quorumcast.ordering.offers import BATCH_PUBLICATIONS, Held, Offers, Stored, offer_holds
 
 CELL = Cell(TOTAL)

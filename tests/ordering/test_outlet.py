@@ -6,11 +6,13 @@ import pytest
 from tests.support.cells import ALICE, B1, B2, B3, B4, STREAM, Cell, digests, sent
 from tests.support.ordering import TOTAL, TOTAL_CRASH, labelled
 
+from quorumcast.broadcast.application import Acknowledged
+from quorumcast.broadcast.messages import Ack, Open
 from quorumcast.core.ids import NodeId
 from quorumcast.core.labels import label
-from quorumcast.core.machine import Acknowledged, Send
-from quorumcast.core.messages import Ack, Offer, Open
+from quorumcast.core.machine import Send
 from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.messages import Offer
 from quorumcast.ordering.offers import offer_holds
 from quorumcast.ordering.outlet import OfferOut
 

@@ -26,12 +26,11 @@ from tests.support.ordering import (
     said,
 )
 
-from quorumcast.core.machine import (
-    Persist,
-    Receive,
-    Suspect,
-)
-from quorumcast.core.messages import (
+from quorumcast.core.machine import Persist, Receive, Suspect
+from quorumcast.core.quorum import Protection
+from quorumcast.ordering.consensus import Voted
+from quorumcast.ordering.execution import Decided, Snapshot
+from quorumcast.ordering.messages import (
     Accept,
     Chunk,
     Fetch,
@@ -44,9 +43,6 @@ from quorumcast.core.messages import (
     StopData,
     Write,
 )
-from quorumcast.core.quorum import Protection
-from quorumcast.ordering.consensus import Voted
-from quorumcast.ordering.execution import Decided, Snapshot
 from quorumcast.ordering.offers import Stored
 
 BYZANTINE = Protection.BYZANTINE

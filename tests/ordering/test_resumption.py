@@ -9,21 +9,14 @@ from hypothesis import strategies as st
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, ORDERS, STREAM, Cell, sent
 from tests.support.ordering import TOTAL, TOTAL_CRASH, Hall, agree, begun, item, offer, publish
 
+from quorumcast.broadcast.application import Acknowledged, Concluded, Contradicted
+from quorumcast.broadcast.messages import Ack, Open
 from quorumcast.core.ids import MAX_LINE, MAX_LINE_EPOCH, NodeId, Stream, at_seat, resumable
-from quorumcast.core.machine import (
-    Acknowledged,
-    Concluded,
-    Contradicted,
-    Drop,
-    DropReason,
-    Effect,
-    Receive,
-    Send,
-)
-from quorumcast.core.messages import Ack, Batch, Offer, Open
+from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Send
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering import state as states
 from quorumcast.ordering.execution import STREAMS_OF_A_SEAT, Voices
+from quorumcast.ordering.messages import Batch, Offer
 from quorumcast.ordering.outlet import ResumedOut
 from quorumcast.ordering.state import LINES_KEPT, STREAMS_KEPT, State, chained, extent_root
 

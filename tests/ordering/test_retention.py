@@ -8,9 +8,9 @@ from tests.support.ordering import Disk, Hall, agree, offer
 from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Forget, Receive
-from quorumcast.core.messages import LogQuery
 from quorumcast.core.quorum import Protection
 from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.messages import LogQuery
 from quorumcast.ordering.offers import OFFERED_STREAMS, Stored
 
 BROKERS = (B1, B2, B3, B4)

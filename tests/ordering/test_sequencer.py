@@ -36,6 +36,8 @@ from tests.support.ordering import (
     said,
 )
 
+from quorumcast.broadcast.messages import Ack, Open, Outlived
+from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.machine import (
     Connected,
@@ -47,21 +49,8 @@ from quorumcast.core.machine import (
     Suspect,
     Suspicion,
 )
-from quorumcast.core.messages import (
-    Accept,
-    Ack,
-    Fetch,
-    Offer,
-    Open,
-    Outlived,
-    Propose,
-    Standing,
-    Stop,
-    Sync,
-    Vote,
-    Write,
-)
 from quorumcast.core.quorum import Protection
+from quorumcast.ordering.messages import Accept, Fetch, Offer, Propose, Standing, Stop, Sync, Write
 from quorumcast.ordering.sequencer import IDLE_TICK_MS, TICK_MS, Tick
 
 BYZANTINE = Protection.BYZANTINE

@@ -10,7 +10,7 @@ from tests.support.cells import ALICE, ORDERS, STREAM
 from tests.support.ordering import BOBS, begun, item
 
 from quorumcast.core.ids import Channel, Stream
-from quorumcast.core.messages import Batch
+from quorumcast.ordering.messages import Batch
 from quorumcast.ordering.state import (
     CHUNK_BYTES,
     STREAMS_KEPT,

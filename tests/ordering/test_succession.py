@@ -12,11 +12,20 @@ from tests.support.ordering import TOTAL, TOTAL_CRASH, accepted, batch, word
 
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Drop, DropReason, Effect, Persist, Send, Suspect, Suspicion
-from quorumcast.core.messages import Accept, Fetch, Propose, Standing, Stop, StopData, Sync, Write
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Signed, StopStatement, canonical, parse_stop
 from quorumcast.ordering.birth import Birth
 from quorumcast.ordering.consensus import Consensus, value_of
+from quorumcast.ordering.messages import (
+    Accept,
+    Fetch,
+    Propose,
+    Standing,
+    Stop,
+    StopData,
+    Sync,
+    Write,
+)
 from quorumcast.ordering.regency import Conclusion
 from quorumcast.ordering.succession import Moved, Succession
 

@@ -14,15 +14,7 @@ from tests.runtime.world import PATIENCE_S, RawPeer, keyring, plan, run, until
 from quorumcast.cell.serving.pledges import Vouched
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
-from quorumcast.core.machine import (
-    Accuse,
-    Effect,
-    Event,
-    Persist,
-    Persisted,
-    Storage,
-    TimerFired,
-)
+from quorumcast.core.machine import Accuse, Effect, Event, Persist, Persisted, Storage, TimerFired
 from quorumcast.core.statements import Evidence, EvidenceKind
 from quorumcast.crypto.session import Farewell
 from quorumcast.manifest.files import sign_manifest, write_manifest

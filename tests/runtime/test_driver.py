@@ -8,10 +8,11 @@ import pytest
 from tests.runtime.world import run, until
 from tests.support.cells import BOB, Cell
 
+from quorumcast.broadcast.application import Acknowledged, Join, Submit
+from quorumcast.cell.messages import Refuse
 from quorumcast.core.errors import InvariantError, UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import (
-    Acknowledged,
     Bodies,
     CancelTimer,
     Connected,
@@ -20,7 +21,6 @@ from quorumcast.core.machine import (
     Effect,
     Event,
     Forget,
-    Join,
     Persist,
     Persisted,
     Receive,
@@ -29,13 +29,12 @@ from quorumcast.core.machine import (
     Send,
     SetTimer,
     Storage,
-    Submit,
     Suspect,
     Suspicion,
     Timer,
     TimerFired,
 )
-from quorumcast.core.messages import AnyMessage, Refuse
+from quorumcast.core.message import Message
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.faults.contract import Later
 from quorumcast.manifest.manifest import Manifest
@@ -75,9 +74,9 @@ class Wires:
     """Links that write down what is sent."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[tuple[NodeId, ...], AnyMessage, Bodies]] = []
+        self.sent: list[tuple[tuple[NodeId, ...], Message, Bodies]] = []
 
-    def send(self, to: tuple[NodeId, ...], message: AnyMessage, bodies: Bodies) -> None:
+    def send(self, to: tuple[NodeId, ...], message: Message, bodies: Bodies) -> None:
         self.sent.append((to, message, bodies))
 
     def peers(self) -> list[NodeId]:

@@ -11,9 +11,10 @@ import psutil
 import pytest
 from tests.runtime.world import PATIENCE_S, RawPeer, eventually
 
+from quorumcast.broadcast.messages import Publish
+from quorumcast.cell.messages import Vote
 from quorumcast.core import limits
 from quorumcast.core.ids import DIGEST_SIZE, Channel, NodeId, Stream
-from quorumcast.core.messages import Publish, Vote
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.mac import Mac

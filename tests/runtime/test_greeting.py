@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from tests.runtime.world import keyring
 
+from quorumcast.cell.messages import CELL_FAMILY, Refuse
 from quorumcast.core.ids import Channel, NodeId
-from quorumcast.core.messages import Refuse
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Farewell, Hello, Welcome, encode_parcel
 from quorumcast.manifest.build import next_epoch
@@ -22,7 +22,7 @@ BROKER = NodeId("broker-1")
 
 
 def greeter(name: str) -> Greeter:
-    return Greeter(keyring(CELL, name))
+    return Greeter(keyring(CELL, name), CELL_FAMILY)
 
 
 def test_greeting_both_honest_sessions_open_each_others_packets() -> None:
@@ -71,7 +71,7 @@ def test_conclude_answer_of_another_node_gives_no_session() -> None:
         CELL.manifest.directory(),
         keyring(CELL, "alice").factory,
     )
-    impostor = Greeter(thief)
+    impostor = Greeter(thief, CELL_FAMILY)
     answer = impostor.answer(msgspec.structs.replace(hello, to=NodeId("broker-2")))
     assert not isinstance(answer, Farewell)
     assert alice.conclude(hello, answer[0]) is None
@@ -82,7 +82,7 @@ def test_conclude_other_epoch_gives_no_session() -> None:
     later = next_epoch(CELL.manifest).keyring(CELL.identities[BROKER])
     alice = greeter("alice")
     hello = alice.hello(BROKER)
-    answer = Greeter(later).answer(msgspec.structs.replace(hello, epoch=2))
+    answer = Greeter(later, CELL_FAMILY).answer(msgspec.structs.replace(hello, epoch=2))
     assert not isinstance(answer, Farewell)
     assert alice.conclude(hello, answer[0]) is None
 

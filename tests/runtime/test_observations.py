@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from tests.support.cells import B1, B2, B3, B4, BOB, ORDERS, STREAM, Cell, digests
 
+from quorumcast.broadcast.application import Deliver
+from quorumcast.cell.messages import Positions, Vote
 from quorumcast.core.ids import Digest, Millis
-from quorumcast.core.machine import Connected, Deliver, Effect, Receive
-from quorumcast.core.messages import Positions, Vote
+from quorumcast.core.machine import Connected, Effect, Receive
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.attention import LONGEST_MS as LONGEST_PAUSE_MS
 from quorumcast.runtime.observations import LONGEST_MS, ObservationLog

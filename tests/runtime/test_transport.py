@@ -11,15 +11,18 @@ import pytest
 from msgspec.structs import replace
 from tests.runtime.world import PATIENCE_S, Heard, RawPeer, keyring, plan, run, until
 
+from quorumcast.broadcast.messages import Echo, Pull
+from quorumcast.cell.messages import CELL_FAMILY, Positions, Refuse
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream, at_seat
-from quorumcast.core.messages import AnyMessage, Echo, Positions, Pull, Refuse, Standing
+from quorumcast.core.message import Message
 from quorumcast.core.quorum import Protection
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened, encode_parcel
 from quorumcast.manifest.build import add_client
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.ordering.messages import Standing
 from quorumcast.runtime.links import fairness
 from quorumcast.runtime.links.dialer import Pauses, connect
 from quorumcast.runtime.links.greeting import Greeter
@@ -54,6 +57,7 @@ def transport(
     return Transport(
         manifest or cell.manifest,
         (manifest or cell.manifest).keyring(cell.identities[NodeId(name)]),
+        CELL_FAMILY,
         heard,
         limits=limits,
         fair=fair,
@@ -566,7 +570,7 @@ def test_call_that_is_cancelled_when_it_has_just_been_answered_leaves_no_link_be
         broker = await listening(cell, Heard())
         heard = Heard()
         alice = transport(cell, "alice", heard)
-        greeter = Greeter(keyring(cell, "alice"))
+        greeter = Greeter(keyring(cell, "alice"), CELL_FAMILY)
         link = Answered(alice, greeter, heard.receive, BROKER)
         link.caller = asyncio.create_task(connect(link, cell.manifest.brokers[0], None))
         with pytest.raises(asyncio.CancelledError):
@@ -618,10 +622,10 @@ def test_farewell_reason_and_newer_epoch_reach_the_caller() -> None:
 
     async def main() -> None:
         heard, at_alice = Heard(), Heard()
-        broker = Transport(later, later.keyring(cell.identities[BROKER]), heard)
+        broker = Transport(later, later.keyring(cell.identities[BROKER]), CELL_FAMILY, heard)
         await broker.listen("127.0.0.1", later.brokers[0].port)
         alice = Transport(
-            cell.manifest, keyring(cell, "alice"), at_alice,
+            cell.manifest, keyring(cell, "alice"), CELL_FAMILY, at_alice,
             limits=QUICK, on_other_epoch=epochs.append,
         )  # fmt: skip
         alice.call_peers()
@@ -726,7 +730,7 @@ def test_pause_reading_nothing_is_heard_until_resumed() -> None:
     run(main())
 
 
-def hearsay(count: int) -> list[AnyMessage]:
+def hearsay(count: int) -> list[Message]:
     return [Echo(Stream(Channel("c"), ALICE, n), 1, bytes(32)) for n in range(count)]
 
 
@@ -742,7 +746,7 @@ def hearsay(count: int) -> list[AnyMessage]:
     ids=["streams", "reports", "standings", "pulls", "echoes"],
 )
 def test_broker_that_says_rare_things_without_end_has_a_budget_for_it(
-    words: list[AnyMessage], is_flood: bool
+    words: list[Message], is_flood: bool
 ) -> None:
     """A message takes a millisecond, so that far more waits than a turn can take."""
     cell = plan(4)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from quorumcast.cell.messages import CELL_FAMILY
 from quorumcast.core.ids import NodeId
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Farewell, Hello, Opened, Session, Welcome
@@ -86,7 +87,7 @@ class RawPeer:
 
     def __init__(self, port: int, keys: Keyring) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
-        self.greeter = Greeter(keys)
+        self.greeter = Greeter(keys, CELL_FAMILY)
         self.session: Session | None = None
 
     def send_frame(self, frame: bytes) -> None:

@@ -2,9 +2,10 @@
 
 import pytest
 
+from quorumcast.broadcast.messages import Pull
+from quorumcast.cell.messages import Regain
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Send
-from quorumcast.core.messages import Pull, Regain
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
 from quorumcast.sim.cell.judges.asking import MOST_ASKED, Questions

@@ -4,15 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream, total_order
-from quorumcast.core.labels import label
-from quorumcast.core.limits import Limits
-from quorumcast.core.machine import (
-    Accuse,
+from quorumcast.broadcast.application import (
     Acknowledged,
     Deliver,
-    Effect,
-    Event,
     Gap,
     Join,
     Leave,
@@ -20,26 +14,15 @@ from quorumcast.core.machine import (
     Proven,
     Recall,
     Recalled,
-    Send,
     Submit,
-    Suspect,
-    Suspicion,
 )
-from quorumcast.core.messages import (
-    Accept,
-    Ack,
-    AnyMessage,
-    Checkpoint,
-    Contents,
-    Echo,
-    Item,
-    Offer,
-    Positions,
-    Propose,
-    Ready,
-    Regained,
-    Vote,
-)
+from quorumcast.broadcast.messages import Ack, Contents, Echo, Ready
+from quorumcast.cell.messages import Checkpoint, Positions, Regained, Vote
+from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream, total_order
+from quorumcast.core.labels import label
+from quorumcast.core.limits import Limits
+from quorumcast.core.machine import Accuse, Effect, Event, Send, Suspect, Suspicion
+from quorumcast.core.message import Message
 from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import (
     Basis,
@@ -54,6 +37,7 @@ from quorumcast.core.statements import (
 )
 from quorumcast.crypto.digest import root
 from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.messages import Accept, Item, Offer, Propose
 from quorumcast.sim.cell.cells import (
     Cell,
     broker_names,
@@ -190,7 +174,7 @@ def test_relevance_history_handed_to_the_application_is_reported() -> None:
     ],
 )
 def test_rights_what_somebody_obtains_without_them_is_reported(
-    to: NodeId, message: AnyMessage, broken: list[str]
+    to: NodeId, message: Message, broken: list[str]
 ) -> None:
     assert play(lambda stage: stage.does(B1, Send((to,), message))) == broken
 
@@ -263,7 +247,7 @@ def test_fifo_announced_gap_where_allowed_is_silent() -> None:
     ],
     ids=["echo", "ready", "vote", "accept", "propose"],
 )  # fmt: skip
-def test_story_told_in_two_ways_is_reported(one: AnyMessage, other: AnyMessage) -> None:
+def test_story_told_in_two_ways_is_reported(one: Message, other: Message) -> None:
     def script(stage: Stage) -> None:
         stage.does(B1, Send((B2,), one))
         stage.does(B1, Send((B3,), one))

@@ -14,12 +14,13 @@ from itertools import combinations
 import msgspec
 import pytest
 
+from quorumcast.broadcast.application import Prove, Proven, Submit
+from quorumcast.cell.messages import Checkpoint
 from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.core.ids import CELL, Channel, NodeId, Stream, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.limits import Limits
-from quorumcast.core.machine import Accuse, Effect, Prove, Proven, Send, Submit
-from quorumcast.core.messages import Checkpoint
+from quorumcast.core.machine import Accuse, Effect, Send
 from quorumcast.core.statements import (
     Evidence,
     EvidenceKind,

@@ -9,33 +9,17 @@ import msgspec
 import pytest
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, STREAM, Cell, digests
 
+from quorumcast.broadcast.messages import Ack, ChainRun, Contents, Echo, Open, Publish, Pull, Ready
+from quorumcast.cell.messages import Attest, Missed, Positions, Survey, Vote
 from quorumcast.cell.serving.desks import MAX_UNUSED
 from quorumcast.core.ids import NodeId
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import (
-    Ack,
-    Attest,
-    ChainRun,
-    Contents,
-    Echo,
-    Item,
-    Missed,
-    Offer,
-    Open,
-    Positions,
-    Propose,
-    Publish,
-    Pull,
-    Ready,
-    Survey,
-    Vote,
-    Write,
-)
 from quorumcast.core.quorum import Protection
 from quorumcast.faults.contract import Later
 from quorumcast.faults.diagnosis import Model, diagnose
 from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.messages import Item, Offer, Propose, Write
 from quorumcast.pipeline.audit.labels import ideal_clauses, statuses
 from quorumcast.sim.cell.labels.deeds import Deed, Deeds
 from quorumcast.sim.cell.labels.observed import ObservedRun

@@ -7,15 +7,7 @@ import pytest
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Millis, NodeId
-from quorumcast.core.machine import (
-    Effect,
-    Event,
-    Forget,
-    Persist,
-    Persisted,
-    Record,
-    Restored,
-)
+from quorumcast.core.machine import Effect, Event, Forget, Persist, Persisted, Record, Restored
 from quorumcast.crypto.session import Parcel
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from quorumcast.broadcast.messages import Publish
+from quorumcast.cell.messages import Checkpoint, Vote
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Send
-from quorumcast.core.messages import Checkpoint, Offer, Publish, Vote
 from quorumcast.core.quorum import OrderQuorums, Quorums
 from quorumcast.core.statements import Basis, SegmentStatement, canonical
 from quorumcast.crypto.evidence import Court
@@ -18,6 +19,7 @@ from quorumcast.faults.contract import FaultContext
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.named.state import State
+from quorumcast.ordering.messages import Offer
 from quorumcast.sim.cell.cells import channel_entry, identity_of, make_simulated_cell, operator_of
 from quorumcast.sim.cell.consumers import examine_subscriptions
 from quorumcast.sim.cell.judges import documents

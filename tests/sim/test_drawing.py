@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from quorumcast.cell.messages import Unsubscribe
 from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import Unsubscribe
 from quorumcast.faults.contract import Later
 from quorumcast.ordering.patience import SILENCE_MS
 from quorumcast.sim.cell.adversary import Combined

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from quorumcast.core.ids import Millis
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import Propose
 from quorumcast.faults.base import Tampering
 from quorumcast.faults.contract import Later
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering import sequencer
 from quorumcast.ordering.epochs import epoch_item
+from quorumcast.ordering.messages import Propose
 from quorumcast.sim.cell.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
 from quorumcast.sim.cell.known_bad.attacks import attack
 from quorumcast.sim.cell.known_bad.contract import Patch, mistaken

@@ -2,14 +2,17 @@
 
 import pytest
 
+from quorumcast.broadcast.messages import Ack, Echo
+from quorumcast.cell.messages import Regained, Vote
 from quorumcast.cell.serving.pledges import Attested, Vouched
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Record, Send
-from quorumcast.core.messages import Accept, Ack, AnyMessage, Echo, Regained, Vote, Write
+from quorumcast.core.message import Message
 from quorumcast.core.quorum import Protection
 from quorumcast.crypto.digest import root
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.consensus import Voted
+from quorumcast.ordering.messages import Accept, Write
 from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
 from quorumcast.sim.cell.judges.journaling import Journaled
 from quorumcast.sim.cell.world import World
@@ -23,7 +26,7 @@ VOTED = Voted(LOG, 3, 1, (1, ONE), ((ONE, 1),), ())
 
 
 def says(
-    message: AnyMessage, *disk: Record, policy: str = "brb", journal: bool = True, settled: int = 0
+    message: Message, *disk: Record, policy: str = "brb", journal: bool = True, settled: int = 0
 ) -> list[str]:
     """What the checker says if a broker with this on its disk sends a message."""
     rules = Policy.named(policy, journal=journal)
@@ -50,7 +53,7 @@ def says(
     ],
 )
 def test_word_that_the_disk_does_not_hold_is_reported(
-    message: AnyMessage, record: Record, policy: str
+    message: Message, record: Record, policy: str
 ) -> None:
     assert says(message, policy=policy) == ["Journal"]
     assert says(message, record, policy=policy) == []

@@ -3,10 +3,13 @@
 import pytest
 from msgspec.structs import replace
 
+from quorumcast.broadcast.messages import ChainRun, Publish
+from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Suspect, Suspicion
-from quorumcast.core.messages import AnyMessage, ChainRun, Offer, Publish, Vote
+from quorumcast.core.message import Message
 from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.messages import Offer
 from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
 from quorumcast.sim.cell.judges.refusing import Justified, Refusal
 from quorumcast.sim.cell.world import World
@@ -22,7 +25,7 @@ VOTE = Vote(STREAM, 1, bytes(32))
 def judged(
     node: NodeId,
     sender: NodeId,
-    message: AnyMessage,
+    message: Message,
     *effects: Effect,
     corruption: int = 0,
 ) -> list[str]:
@@ -56,7 +59,7 @@ def judged(
     ids=["run", "offer", "vote", "again", "of-liar", "by-liar", "lie-passed-on", "chain-of-liar"],
 )
 def test_refusal_of_what_a_correct_node_said_is_reported(
-    node: NodeId, sender: NodeId, message: AnyMessage, reason: DropReason, broken: list[str]
+    node: NodeId, sender: NodeId, message: Message, reason: DropReason, broken: list[str]
 ) -> None:
     assert judged(node, sender, message, Drop(reason, sender)) == broken
 

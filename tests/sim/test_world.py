@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from quorumcast.broadcast.application import Submit
+from quorumcast.cell.messages import CELL_FAMILY, Unsubscribe
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.core.machine import (
@@ -19,11 +21,9 @@ from quorumcast.core.machine import (
     Restored,
     Send,
     SetTimer,
-    Submit,
     Timer,
     TimerFired,
 )
-from quorumcast.core.messages import Unsubscribe
 from quorumcast.crypto.session import Refusal, Session, encode_parcel
 from quorumcast.faults.contract import Later
 from quorumcast.manifest.policy import Policy
@@ -69,7 +69,7 @@ class Little:
     ) -> None:
         cell = make_simulated_cell(4, 1, ())
         self.scheduler = Scheduler(7)
-        self.network = Network(self.scheduler, cell.keyrings, weather)
+        self.network = Network(self.scheduler, cell.keyrings, CELL_FAMILY, weather)
         self.breaches: list[tuple[NodeId, NodeId, str]] = []
         self.network.on_breach = lambda *said: self.breaches.append(said)
         self.machines: list[Toy] = []

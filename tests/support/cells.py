@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import cache
 
 import msgspec
 
+from quorumcast.broadcast.application import Deliver
 from quorumcast.broadcast.contract import Surroundings
+from quorumcast.broadcast.messages import ChainRun, Contents, Publish, Voucher
 from quorumcast.broadcast.signed_history import history_body
+from quorumcast.cell.messages import CellMessage, Vote
 from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.subscribing.subscriber import Subscriber
 from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream
 from quorumcast.core.limits import Limits
-from quorumcast.core.machine import (
-    Accuse,
-    Deliver,
-    Drop,
-    DropReason,
-    Effect,
-    Receive,
-    Send,
-    Suspect,
-)
-from quorumcast.core.messages import AnyMessage, ChainRun, Contents, Publish, Vote, Voucher
+from quorumcast.core.machine import Accuse, Drop, Effect, Receive, Send, Suspect
+from quorumcast.core.message import Message
 from quorumcast.core.statements import (
     Basis,
     Evidence,
@@ -271,11 +266,11 @@ def sent(effects: Sequence[Effect], kind: type | None = None) -> list[Send]:
     ]
 
 
-def messages(effects: Sequence[Effect], kind: type) -> list[AnyMessage]:
+def messages(effects: Sequence[Effect], kind: type) -> list[Message]:
     return [send.message for send in sent(effects, kind)]
 
 
-def reasons(effects: Sequence[Effect]) -> list[DropReason]:
+def reasons(effects: Sequence[Effect]) -> list[enum.Enum]:
     return [e.reason for e in effects if isinstance(e, Drop)]
 
 
@@ -298,10 +293,10 @@ def feed(
     return [effect for event in events for effect in handle(event, Millis(now))]
 
 
-def is_sendable(message: AnyMessage) -> bool:
+def is_sendable(message: Message) -> bool:
     """Whether the reader's decoder would take it."""
     try:
-        msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=AnyMessage)
+        msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=CellMessage)
     except msgspec.ValidationError:
         return False
     return True

@@ -25,46 +25,27 @@ from pathlib import Path
 from tests.support.cells import LANE, ORDERS, STREAM, Cell, digest, digests
 from tests.support.network import Loss, Network
 
-from quorumcast.broadcast.signed_history import read_history
-from quorumcast.core.ids import NodeId, Stream, split_digests
-from quorumcast.core.machine import (
-    Accuse,
+from quorumcast.broadcast.application import (
     Acknowledged,
-    Adopt,
-    CancelTimer,
     Concluded,
     Contradicted,
     Deliver,
-    Drop,
-    Effect,
-    Forget,
     Gap,
     Join,
-    Persist,
     Proven,
     Recalled,
     Refused,
     Renewed,
-    Send,
-    SetTimer,
     Submit,
-    Suspect,
-    Vouch,
 )
-from quorumcast.core.messages import (
-    Ack,
-    AnyMessage,
+from quorumcast.broadcast.contract import Vouch
+from quorumcast.broadcast.messages import Ack, ChainRun, Contents, Echo, Open, Publish, Pull, Ready
+from quorumcast.broadcast.signed_history import read_history
+from quorumcast.cell.messages import (
     Attest,
-    ChainRun,
     Checkpoint,
-    Contents,
-    Echo,
     Missed,
-    Open,
     Positions,
-    Publish,
-    Pull,
-    Ready,
     Refuse,
     Regain,
     Regained,
@@ -73,6 +54,20 @@ from quorumcast.core.messages import (
     Taken,
     Vote,
 )
+from quorumcast.cell.serving.membership import Adopt
+from quorumcast.core.ids import NodeId, Stream, split_digests
+from quorumcast.core.machine import (
+    Accuse,
+    CancelTimer,
+    Drop,
+    Effect,
+    Forget,
+    Persist,
+    Send,
+    SetTimer,
+    Suspect,
+)
+from quorumcast.core.message import Message
 from quorumcast.core.statements import SegmentStatement, parse_statement
 from quorumcast.crypto.digest import root
 from quorumcast.manifest.policy import Policy
@@ -243,6 +238,8 @@ class Scene:
                 return f"{node} RECALLS {position}"
             case SetTimer() | CancelTimer() | Persist() | Vouch() | Forget():
                 return ""
+            case _:
+                raise AssertionError(f"nothing is said about {type(effect).__name__}")
 
 
 class Names:
@@ -272,13 +269,13 @@ class Names:
                 return f"[{name}]"
         return self._names.get(run, "[?]")
 
-    def message(self, message: AnyMessage) -> str:
+    def message(self, message: Message) -> str:
         """One line for a message."""
         stream: Stream | None = getattr(message, "stream", None)
         lane = "/history" if stream is not None and stream == LANE else ""
         return f"{type(message).__name__}{lane}{self._details(message)}"
 
-    def _details(self, message: AnyMessage) -> str:
+    def _details(self, message: Message) -> str:
         match message:
             case Open(base=base, fresh=fresh):
                 return f" base={base} fresh={fresh}"

@@ -13,6 +13,7 @@ from typing import cast
 from tests.support.cells import BOB, ORDERS, STREAM, Cell, digests, life_of
 from tests.support.network import Network
 
+from quorumcast.broadcast.contract import Vouch
 from quorumcast.core.ids import BIRTH, NodeId, Stream, split_digests, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.limits import Limits
@@ -27,14 +28,13 @@ from quorumcast.core.machine import (
     Restored,
     Send,
     Suspect,
-    Vouch,
 )
-from quorumcast.core.messages import Batch, Item, Offer
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Claim, StopStatement
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.execution import Surroundings
 from quorumcast.ordering.log import OrderedLog
+from quorumcast.ordering.messages import Batch, Item, Offer
 from quorumcast.ordering.offers import sign_offer
 from quorumcast.ordering.sequencer import Sequencer
 from quorumcast.ordering.state import State

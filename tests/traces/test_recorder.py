@@ -7,11 +7,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from quorumcast.broadcast.application import Deliver
+from quorumcast.broadcast.messages import Ack, ChainRun, Publish
+from quorumcast.cell.messages import Vote
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Digest, Lane, NodeId, Stream
-from quorumcast.core.machine import Deliver, Send
-from quorumcast.core.messages import Ack, ChainRun, Offer, Publish, Vote
+from quorumcast.core.machine import Send
 from quorumcast.crypto.session import encode_parcel
+from quorumcast.ordering.messages import Offer
 from quorumcast.traces.form import COLUMNS, Header, place_for, read_header, run_of, write_header
 from quorumcast.traces.recorder import OLDEST_NS, TraceWriter, watch_effect
 

@@ -6,10 +6,22 @@ import msgspec
 import pytest
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, ORDERS, STREAM, Cell, digests
 
+from quorumcast.broadcast.application import Deliver
+from quorumcast.broadcast.messages import Ack, Contents, Open, Publish, Ready
+from quorumcast.cell.messages import (
+    Checkpoint,
+    Missed,
+    Position,
+    Positions,
+    Refuse,
+    Subscribe,
+    Survey,
+    Unsubscribe,
+    Vote,
+)
 from quorumcast.core.ids import Channel, Digest, Millis, NodeId, Stream, resumable
 from quorumcast.core.machine import (
     Connected,
-    Deliver,
     Disconnected,
     Drop,
     DropReason,
@@ -20,35 +32,21 @@ from quorumcast.core.machine import (
     Suspect,
     Suspicion,
 )
-from quorumcast.core.messages import (
-    Accept,
-    Ack,
-    Checkpoint,
-    Contents,
-    Item,
-    LogPart,
-    Missed,
-    Offer,
-    Open,
-    Position,
-    Positions,
-    Propose,
-    Publish,
-    Ready,
-    Refuse,
-    Standing,
-    StateHead,
-    Stop,
-    Subscribe,
-    Survey,
-    Unsubscribe,
-    Vote,
-    Write,
-)
 from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import Evidence, EvidenceKind
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.epochs import first_regency
+from quorumcast.ordering.messages import (
+    Accept,
+    Item,
+    LogPart,
+    Offer,
+    Propose,
+    Standing,
+    StateHead,
+    Stop,
+    Write,
+)
 from quorumcast.ordering.offers import sign_offer
 from quorumcast.ordering.state import root_of
 from quorumcast.pipeline.audit.proofs import find_proofs, read_signed

@@ -23,9 +23,10 @@ from tests.support.cells import (
     is_sendable,
 )
 
+from quorumcast.cell.messages import CellMessage
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Receive
-from quorumcast.core.messages import AnyMessage
+from quorumcast.core.message import Message
 from quorumcast.manifest.policy import Policy
 from quorumcast.watch.observer import Observer
 
@@ -61,7 +62,7 @@ def anything(of: Any) -> st.SearchStrategy[Any]:
     return st.builds(of, **{name: anything(hint) for name, hint in hints.items()})
 
 
-MESSAGES = {kind.__name__: anything(kind) for kind in typing.get_args(AnyMessage)}
+MESSAGES = {kind.__name__: anything(kind) for kind in typing.get_args(CellMessage)}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ MESSAGES = {kind.__name__: anything(kind) for kind in typing.get_args(AnyMessage
     )
 )
 def test_observer_survives_whatever_is_sent(
-    policy: str, me: NodeId, role: str, mail: list[tuple[NodeId, AnyMessage, tuple[bytes, ...]]]
+    policy: str, me: NodeId, role: str, mail: list[tuple[NodeId, Message, tuple[bytes, ...]]]
 ) -> None:
     observer = Observer(Cell(Policy.parse(policy)).manifest, me, role)
     now = 0

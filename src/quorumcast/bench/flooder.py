@@ -22,22 +22,16 @@ import msgspec
 from quorumcast.bench.board import Board, Signal
 from quorumcast.bench.plan import Plan, WorkerResult
 from quorumcast.bench.worker import end_with
+from quorumcast.broadcast.messages import Cursor, Open, Pull
+from quorumcast.cell.messages import CELL_FAMILY, Attest, Positions, Subscribe
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.labels import label
-from quorumcast.core.messages import (
-    Attest,
-    Cursor,
-    Offer,
-    Open,
-    Positions,
-    Pull,
-    Subscribe,
-)
 from quorumcast.crypto.digest import Hasher, hasher
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.session import Parcel, Refusal, Session, Welcome, encode_parcel
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import BrokerEntry, Manifest
+from quorumcast.ordering.messages import Offer
 from quorumcast.runtime.links.greeting import Greeter, decode_greeting, encode_greeting
 
 #: Messages in one packet.
@@ -113,7 +107,7 @@ class Target:
     def __init__(self, entry: BrokerEntry, manifest: Manifest, identity: Identity) -> None:
         self._entry = entry
         self._manifest = manifest
-        self._greeter = Greeter(manifest.keyring(identity))
+        self._greeter = Greeter(manifest.keyring(identity), CELL_FAMILY)
         self.socket: socket.socket | None = None
         self._words: Iterator[Parcel] | None = None
         self._session: Session | None = None

@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
+from quorumcast.broadcast.application import Deliver
 from quorumcast.broadcast.boxes import Box, Boxes, Value, part_of
 from quorumcast.broadcast.chain import last_of_chain
 from quorumcast.core.ids import DIGEST_SIZE, Digest, Lane, NodeId, Stream, split_digests
 from quorumcast.core.limits import Limits
-from quorumcast.core.machine import Deliver, Drop, DropReason, Effect, Suspect, Suspicion
+from quorumcast.core.machine import Drop, DropReason, Effect, Suspect, Suspicion
 from quorumcast.core.quorum import Broadcast, Protection, Quorums, accept_votes
 from quorumcast.core.tally import Ballot, Tally
 from quorumcast.crypto.digest import Hasher

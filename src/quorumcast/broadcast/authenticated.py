@@ -14,9 +14,10 @@ and a subscriber takes the bodies from one broker and digests from the others.
 
 from __future__ import annotations
 
-from quorumcast.broadcast.contract import check_run, dropped, publisher_of
+from quorumcast.broadcast.contract import Vouch, check_run, dropped, publisher_of
 from quorumcast.broadcast.forwarding import Forwarder
 from quorumcast.broadcast.ledger import Taken
+from quorumcast.broadcast.messages import Publish
 from quorumcast.core.ids import Digest, Millis
 from quorumcast.core.machine import (
     Drop,
@@ -26,9 +27,7 @@ from quorumcast.core.machine import (
     Suspect,
     Suspicion,
     TimerFired,
-    Vouch,
 )
-from quorumcast.core.messages import Publish
 
 
 class Relay(Forwarder):

@@ -28,9 +28,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from quorumcast.broadcast.contract import Surroundings, check_run, dropped, publisher_of
+from quorumcast.broadcast.contract import Surroundings, Vouch, check_run, dropped, publisher_of
 from quorumcast.broadcast.instance import Instance
 from quorumcast.broadcast.ledger import Ledger
+from quorumcast.broadcast.messages import Contents, Echo, Open, Publish, Pull, Ready
 from quorumcast.broadcast.outlet import RUNS_UNDER_WAY
 from quorumcast.core.ids import Digest, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES, MAX_RUN
@@ -45,9 +46,7 @@ from quorumcast.core.machine import (
     Suspicion,
     Timer,
     TimerFired,
-    Vouch,
 )
-from quorumcast.core.messages import Contents, Echo, Open, Publish, Pull, Ready
 from quorumcast.core.quorum import Broadcast
 from quorumcast.core.tally import Ballot
 from quorumcast.crypto.digest import root

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quorumcast.broadcast.contract import Surroundings, check_run, dropped
+from quorumcast.broadcast.contract import Surroundings, Vouch, check_run, dropped
 from quorumcast.broadcast.forwarding import Forwarder
+from quorumcast.broadcast.messages import ChainRun, Voucher
 from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_VOUCHERS
 from quorumcast.core.machine import (
@@ -36,9 +37,7 @@ from quorumcast.core.machine import (
     Suspect,
     Suspicion,
     TimerFired,
-    Vouch,
 )
-from quorumcast.core.messages import ChainRun, Voucher
 from quorumcast.core.quorum import Quorums
 
 

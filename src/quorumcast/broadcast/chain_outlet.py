@@ -7,6 +7,7 @@ stand aside (BChain's idea): after a few changes those are the faulty ones.
 
 from __future__ import annotations
 
+from quorumcast.broadcast.messages import Ack, ChainRun, Voucher
 from quorumcast.broadcast.outlet import (
     REPEAT_BURST,
     REPEAT_BYTES,
@@ -17,7 +18,7 @@ from quorumcast.broadcast.outlet import (
 )
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.machine import Effect, Send, Suspect, Suspicion
-from quorumcast.core.messages import Ack, AnyMessage, ChainRun, Voucher
+from quorumcast.core.message import Message
 from quorumcast.core.quorum import Quorums
 from quorumcast.crypto.digest import Hasher
 from quorumcast.crypto.keyring import Keyring
@@ -108,7 +109,7 @@ class ChainOut(FanOut):
     def _chain_credit(self) -> int:
         return min(self._progress[broker].credit for broker in self._order)
 
-    def _message(self, run: OutRun) -> AnyMessage:
+    def _message(self, run: OutRun) -> Message:
         vouchers = tuple(
             Voucher(
                 self._keyring.identity.name,

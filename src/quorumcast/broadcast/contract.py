@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from quorumcast.broadcast.ledger import Ledger
+from quorumcast.broadcast.messages import Contents, Pull
 from quorumcast.core.ids import (
     DIGEST_SIZE,
     Channel,
@@ -25,11 +26,19 @@ from quorumcast.core.ids import (
 )
 from quorumcast.core.limits import MAX_FRAME_BYTES
 from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Receive, Send, TimerFired
-from quorumcast.core.messages import Contents, Pull
 from quorumcast.core.quorum import Quorums
 from quorumcast.crypto.digest import Hasher
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.policy import Policy
+
+
+class Vouch(Effect, frozen=True):
+    """A broadcast machine's word to its broker: these publications may be vouched for."""
+
+    stream: Stream
+    first: int
+    digests: bytes
+    order: tuple[NodeId, ...] = ()
 
 
 class Surroundings(msgspec.Struct, frozen=True):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from quorumcast.broadcast.contract import Surroundings, answer_pull, dropped, publisher_of
 from quorumcast.broadcast.ledger import Ledger
+from quorumcast.broadcast.messages import Open, Pull
 from quorumcast.core.ids import Digest, Millis, Stream
 from quorumcast.core.machine import Bodies, DropReason, Effect, Receive, TimerFired
-from quorumcast.core.messages import Open, Pull
 
 
 class Forwarder:

@@ -27,8 +27,9 @@ from __future__ import annotations
 from itertools import takewhile
 
 from quorumcast.broadcast.bracha import Bracha
-from quorumcast.broadcast.contract import Carrier, Surroundings, dropped, publisher_of
+from quorumcast.broadcast.contract import Carrier, Surroundings, Vouch, dropped, publisher_of
 from quorumcast.broadcast.ledger import Ledger
+from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Open, Publish, Pull
 from quorumcast.broadcast.signed_history import (
     REMEMBERED,
     Known,
@@ -50,9 +51,7 @@ from quorumcast.core.machine import (
     Suspicion,
     Timer,
     TimerFired,
-    Vouch,
 )
-from quorumcast.core.messages import ChainRun, Contents, Echo, Open, Publish, Pull
 from quorumcast.core.quorum import Broadcast
 from quorumcast.core.statements import HistoryStatement, Signed
 from quorumcast.crypto.digest import root
@@ -257,7 +256,7 @@ class History:
         message = event.message
         if isinstance(message, Open):
             return self._on_open(event, message, now)
-        if message.stream.lane is Lane.HISTORY:  # type: ignore[union-attr]
+        if message.stream.lane is Lane.HISTORY:  # type: ignore[attr-defined]
             return self._on_history_lane(event, now)
         return self._on_data_lane(event, now)
 

@@ -17,9 +17,11 @@ from collections import deque
 
 import msgspec
 
+from quorumcast.broadcast.application import Acknowledged
+from quorumcast.broadcast.messages import Ack, Open, Publish
 from quorumcast.core.ids import Lane, NodeId, Stream
-from quorumcast.core.machine import Acknowledged, Bodies, Effect, Send
-from quorumcast.core.messages import Ack, AnyMessage, Open, Publish
+from quorumcast.core.machine import Bodies, Effect, Send
+from quorumcast.core.message import Message
 from quorumcast.core.quorum import Broadcast, Quorums
 from quorumcast.crypto.digest import Hasher
 from quorumcast.manifest.policy import Policy
@@ -263,7 +265,7 @@ class FanOut:
     def _seal(self, first: int, digests: bytes) -> bytes:
         return b""
 
-    def _message(self, run: OutRun) -> AnyMessage:
+    def _message(self, run: OutRun) -> Message:
         return Publish(self.stream, run.first, run.digests)
 
     def _pump(self, broker: NodeId, progress: Progress, burst: int) -> list[Effect]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from quorumcast.broadcast.application import Refused
+from quorumcast.cell.messages import Refuse
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId
-from quorumcast.core.machine import Drop, DropReason, Effect, Refused
-from quorumcast.core.messages import Refuse
+from quorumcast.core.machine import Drop, DropReason, Effect
 from quorumcast.core.tally import Ballot, Tally
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 

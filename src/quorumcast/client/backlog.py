@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from collections import deque
 
+from quorumcast.broadcast.application import Deliver
 from quorumcast.client.events import Gap, GapReason
 from quorumcast.core.ids import Stream
 from quorumcast.core.limits import Overflow
-from quorumcast.core.machine import Deliver
 
 #: Gaps that may wait for one application.
 MAX_NOTICES = 1024

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quorumcast.broadcast.application import Deliver
 from quorumcast.core.envelope import Envelope, time_of
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Digest, NodeId, Stream
-from quorumcast.core.machine import Deliver
 from quorumcast.core.statements import Receipt
 
 if TYPE_CHECKING:

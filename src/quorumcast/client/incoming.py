@@ -18,14 +18,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from quorumcast.cell.subscribing import subscriber as agent
-from quorumcast.cell.subscribing.recalling import RecallDue
-from quorumcast.client.outgoing import MakeDriver
-from quorumcast.client.rights import matching_channels
-from quorumcast.client.subscription import Subscription
-from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel, NodeId, Stream
-from quorumcast.core.machine import (
+from quorumcast.broadcast.application import (
     Deliver,
     Gap,
     Join,
@@ -37,7 +30,15 @@ from quorumcast.core.machine import (
     Refused,
     Waive,
 )
-from quorumcast.core.messages import Checkpoint, Contents, Positions
+from quorumcast.broadcast.messages import Contents
+from quorumcast.cell.messages import Checkpoint, Positions
+from quorumcast.cell.subscribing import subscriber as agent
+from quorumcast.cell.subscribing.recalling import RecallDue
+from quorumcast.client.outgoing import MakeDriver
+from quorumcast.client.rights import matching_channels
+from quorumcast.client.subscription import Subscription
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.statements import Receipt
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened

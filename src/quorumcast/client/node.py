@@ -18,6 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from quorumcast.broadcast.application import Deliver, Refused
+from quorumcast.broadcast.messages import Ack
+from quorumcast.cell.messages import CELL_FAMILY, Refuse
 from quorumcast.client.arguments import LATEST, Start, check_overflow, check_start, check_until
 from quorumcast.client.incoming import Incoming
 from quorumcast.client.named.subscription import MANUAL, NamedSubscription
@@ -32,8 +35,7 @@ from quorumcast.client.watching import Watching
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import Overflow
-from quorumcast.core.machine import Accuse, Deliver, Machine, Refused, Suspect
-from quorumcast.core.messages import Ack, Refuse
+from quorumcast.core.machine import Accuse, Machine, Suspect
 from quorumcast.core.statements import Evidence
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.session import Opened
@@ -94,6 +96,7 @@ class Node:
         transport = Transport(
             self.manifest,
             self._keyring,
+            CELL_FAMILY,
             self,
             telemetry=self.telemetry,
             on_other_epoch=lambda epoch: self.read_manifest(),

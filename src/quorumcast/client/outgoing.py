@@ -10,21 +10,21 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+from quorumcast.broadcast.application import (
+    Acknowledged,
+    Concluded,
+    Contradicted,
+    Refused,
+    Renewed,
+    Submit,
+)
 from quorumcast.cell.publishing import publisher as agent
 from quorumcast.client.packing import Clock
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.resuming import ResumedPublisher
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import MAX_INCARNATION, Channel, Stream
-from quorumcast.core.machine import (
-    Acknowledged,
-    Concluded,
-    Contradicted,
-    Machine,
-    Refused,
-    Renewed,
-    Submit,
-)
+from quorumcast.core.machine import Machine
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver

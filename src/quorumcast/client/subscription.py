@@ -24,11 +24,11 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
 
+from quorumcast.broadcast import application
 from quorumcast.client.arguments import check_counts, check_timeout
 from quorumcast.client.backlog import Backlog
 from quorumcast.client.events import Batch, Event, Gap, GapError, Prover
 from quorumcast.client.packing import Clock, Packer, wall_us
-from quorumcast.core import machine
 from quorumcast.core.envelope import read_envelope
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Stream, total_order
@@ -50,7 +50,7 @@ class Inlet(Protocol):
         """Its application listens no more."""
         ...
 
-    def undecodable(self, delivered: machine.Deliver) -> None:
+    def undecodable(self, delivered: application.Deliver) -> None:
         """A publisher sent nonsense."""
         ...
 
@@ -68,7 +68,7 @@ class Inlet(Protocol):
 
     async def recall(
         self, channel: Channel, positions: Iterable[int]
-    ) -> Sequence[machine.Recalled]:
+    ) -> Sequence[application.Recalled]:
         """Positions of the past, once more."""
         ...
 
@@ -137,7 +137,7 @@ class Subscription:
 
     # --------------------------------------------------------- what the node says
 
-    def deliver(self, delivered: machine.Deliver) -> None:
+    def deliver(self, delivered: application.Deliver) -> None:
         """Queue an accepted publication."""
         if self.since_us and self._too_early(delivered):
             return
@@ -150,7 +150,7 @@ class Subscription:
         if self._waiter is not None:
             self._wake()
 
-    def _too_early(self, delivered: machine.Deliver) -> bool:
+    def _too_early(self, delivered: application.Deliver) -> bool:
         """Whether its stream has not reached the time that the application wants to begin with.
 
         Brokers begin there or a little before. What comes after the first publication of that time
@@ -169,7 +169,7 @@ class Subscription:
         self._wake()
         return True
 
-    def gap(self, effect: machine.Gap) -> None:
+    def gap(self, effect: application.Gap) -> None:
         """Queue the news of a loss."""
         full = self._backlog.full
         self._backlog.announce(Gap(effect.stream, effect.first, effect.upto))
@@ -347,7 +347,7 @@ class Subscription:
             self._passed(*item.place)
         return self._open(item)
 
-    def _open(self, item: machine.Deliver) -> Batch | None:
+    def _open(self, item: application.Deliver) -> Batch | None:
         """What the application gets of a publication; None if it is nonsense or has expired."""
         envelope = read_envelope(item.body)
         expired = False

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -24,7 +26,7 @@ from msgspec import Meta
 from quorumcast.core import limits
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Bodies
-from quorumcast.core.messages import AnyMessage
+from quorumcast.core.message import Displaced, Message
 from quorumcast.crypto.identity import derive
 from quorumcast.crypto.mac import MAC_SIZE, Mac, same
 
@@ -72,12 +74,15 @@ class Farewell(msgspec.Struct, frozen=True, array_like=True, tag=True):
     proof: bytes = b""
 
 
-class Packet(msgspec.Struct, frozen=True, array_like=True):
+Said = TypeVar("Said")
+
+
+class Packet(msgspec.Struct, Generic[Said], frozen=True, array_like=True):
     """The authenticated part of a frame."""
 
     sequence: int
     # Counted before anything is built: four million empty lists fit into a header.
-    messages: Annotated[list[AnyMessage], Meta(max_length=limits.MAX_MESSAGES)]
+    messages: Annotated[list[Said], Meta(max_length=limits.MAX_MESSAGES)]
     sizes: Annotated[
         list[Annotated[list[int], Meta(max_length=limits.MAX_RUN)]],
         Meta(max_length=limits.MAX_MESSAGES),
@@ -88,12 +93,29 @@ class Packet(msgspec.Struct, frozen=True, array_like=True):
 Parcel = tuple[msgspec.Raw, Bodies]
 
 _encoder = msgspec.msgpack.Encoder()
-_packets = msgspec.msgpack.Decoder(Packet)
 _NO_SIZES: list[int] = []
-Opened = list[tuple[AnyMessage, Bodies]]
+Opened = list[tuple[Message, Bodies]]
 
 
-def encode_parcel(message: AnyMessage, bodies: Bodies = ()) -> Parcel:
+class Family:
+    """The messages of one system: a packet that holds anything else is malformed."""
+
+    __slots__ = ("decode", "kinds", "name")
+
+    def __init__(self, name: str, *kinds: type[Message]) -> None:
+        self.name = name
+        self.kinds = kinds
+        # Links displace one another in every system.
+        spoken: Any = reduce(or_, kinds, Displaced)
+        decoder = msgspec.msgpack.Decoder(Packet[spoken])
+        self.decode: Callable[[bytes], Packet[Message]] = decoder.decode
+
+
+#: For sessions in which nothing is said.
+NO_MESSAGES = Family("none")
+
+
+def encode_parcel(message: Message, bodies: Bodies = ()) -> Parcel:
     """Encode a message once, for any number of sessions."""
     return msgspec.Raw(_encoder.encode(message)), bodies
 
@@ -101,11 +123,12 @@ def encode_parcel(message: AnyMessage, bodies: Bodies = ()) -> Parcel:
 class Session:
     """One direction-keyed pair of MACs and sequence counters, shared by nobody else."""
 
-    __slots__ = ("_incoming", "_outgoing", "_received", "_sent")
+    __slots__ = ("_decode", "_incoming", "_outgoing", "_received", "_sent")
 
-    def __init__(self, outgoing: Mac, incoming: Mac) -> None:
+    def __init__(self, outgoing: Mac, incoming: Mac, family: Family) -> None:
         self._outgoing = outgoing
         self._incoming = incoming
+        self._decode = family.decode
         #: Sequence number of the last packet sent; grows by one.
         self._sent = 0
         #: Highest sequence number received; only higher ones are accepted.
@@ -157,7 +180,7 @@ class Session:
         if not self._authentic(bytes(frame[4:_PREFIX]), header):
             return Refusal.BAD_MAC
         try:
-            packet = _packets.decode(header)
+            packet = self._decode(header)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return Refusal.MALFORMED
         if packet.sequence <= self._received:
@@ -168,7 +191,9 @@ class Session:
     def _authentic(self, mac: bytes, header: bytes) -> bool:
         return same(mac, self._incoming(header))
 
-    def _unpack(self, packet: Packet, frame: bytes | memoryview, offset: int) -> Opened | Refusal:
+    def _unpack(
+        self, packet: Packet[Message], frame: bytes | memoryview, offset: int
+    ) -> Opened | Refusal:
         if len(packet.messages) != len(packet.sizes) or len(packet.messages) > limits.MAX_MESSAGES:
             return Refusal.MALFORMED
         opened: Opened = []
@@ -191,10 +216,16 @@ def welcome_mac(hello: Hello, nonce: bytes, mac: Mac) -> bytes:
 
 
 def make_session(
-    secret: bytes, factory: Callable[[bytes], Mac], hello: Hello, nonce: bytes, *, caller: bool
+    secret: bytes,
+    factory: Callable[[bytes], Mac],
+    hello: Hello,
+    nonce: bytes,
+    family: Family,
+    *,
+    caller: bool,
 ) -> Session:
     """The session that follows from a greeting, as seen by the caller or by the called."""
     transcript = _encoder.encode(hello) + nonce
     forth = factory(derive(secret, b"quorumcast session forth" + transcript))
     back = factory(derive(secret, b"quorumcast session back" + transcript))
-    return Session(forth, back) if caller else Session(back, forth)
+    return Session(forth, back, family) if caller else Session(back, forth, family)

@@ -11,25 +11,21 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from quorumcast.core.ids import DIGEST_SIZE, Channel, Digest, Millis, NodeId, Stream
-from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import (
+from quorumcast.broadcast.messages import (
     Ack,
-    AnyMessage,
-    Attest,
     ChainRun,
-    Checkpoint,
     Contents,
     Echo,
-    Missed,
     Open,
     Publish,
     Pull,
     Ready,
-    Regained,
-    Vote,
     Voucher,
 )
+from quorumcast.cell.messages import Attest, Checkpoint, Missed, Regained, Vote
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Digest, Millis, NodeId, Stream
+from quorumcast.core.machine import Effect, Send
+from quorumcast.core.message import Message
 from quorumcast.core.statements import parse_statement
 from quorumcast.faults.contract import FaultContext, Later
 
@@ -69,12 +65,12 @@ class Tampering:
         return [replace(send, to=to)] if to else []
 
 
-def stream_of(message: AnyMessage) -> Stream | None:
+def stream_of(message: Message) -> Stream | None:
     """The stream that a message speaks of, if it is one."""
     return message.stream if isinstance(message, STREAMED) else None
 
 
-def channel_of(message: AnyMessage) -> Channel | None:
+def channel_of(message: Message) -> Channel | None:
     """The channel that a message speaks of."""
     if isinstance(message, STREAMED):
         return message.stream.channel
@@ -100,7 +96,7 @@ def with_other_digests(message: Run, salt: bytes = b"") -> Run:
     return replace(message, digests=first + message.digests[DIGEST_SIZE:])
 
 
-def on_stream(message: AnyMessage, stream: Stream) -> AnyMessage:
+def on_stream(message: Message, stream: Stream) -> Message:
     """The same words about another stream."""
     return replace(message, stream=stream) if isinstance(message, STREAMED) else message
 

@@ -13,24 +13,20 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from quorumcast.core.ids import Channel, Digest, Lane, Millis, NodeId, Stream, split_digests
-from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import (
-    AnyMessage,
-    Attest,
+from quorumcast.broadcast.messages import (
     ChainRun,
-    Checkpoint,
     Cursor,
     Echo,
-    Missed,
     Open,
     Publish,
     Pull,
     Ready,
-    Subscribe,
-    Vote,
     Voucher,
 )
+from quorumcast.cell.messages import Attest, Checkpoint, Missed, Subscribe, Vote
+from quorumcast.core.ids import Channel, Digest, Lane, Millis, NodeId, Stream, split_digests
+from quorumcast.core.machine import Effect, Send
+from quorumcast.core.message import Message
 from quorumcast.core.statements import HistoryStatement, Signed, canonical, parse_statement
 from quorumcast.crypto.digest import root
 from quorumcast.faults.base import Tampering, digests_of, other_body, stream_of
@@ -81,7 +77,7 @@ class EquivocatingPublisher(Tampering):
         bodies, digests = self._other(message, send.bodies)
         if digests == message.digests:
             return [send]
-        lie: AnyMessage
+        lie: Message
         if isinstance(message, ChainRun):
             lie = replace(message, digests=digests, vouchers=self._vouchers(message, digests))
         else:
@@ -308,7 +304,7 @@ class Impersonate(Tampering):
         body = b"impersonated"
         digest = self.context.manifest.hash(body)
         forged = Signed(rng.choice(self.context.manifest.broker_ids), b"nothing", b"\0" * 64)
-        words: list[AnyMessage] = [
+        words: list[Message] = [
             Open(stream, 1, 1),
             Publish(stream, rng.choice((1, self._number)), digest),
             Vote(stream, 1, digest),

@@ -12,23 +12,20 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
-from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import (
+from quorumcast.broadcast.messages import (
     Ack,
-    AnyMessage,
     ChainRun,
-    Checkpoint,
     Contents,
     Echo,
-    Position,
-    Positions,
     Publish,
     Pull,
     Ready,
-    Vote,
     Voucher,
 )
+from quorumcast.cell.messages import Checkpoint, Position, Positions, Vote
+from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
+from quorumcast.core.machine import Effect, Send
+from quorumcast.core.message import Message
 from quorumcast.crypto.digest import root
 from quorumcast.faults.base import (
     RUNS,
@@ -47,7 +44,7 @@ from quorumcast.faults.statements import lying_checkpoint
 FIELDS = ("number", "publisher", "channel", "contents", "vouchers", "incarnation")
 
 
-def altered(message: AnyMessage, field: str, context: FaultContext) -> AnyMessage:
+def altered(message: Message, field: str, context: FaultContext) -> Message:
     """The message with one field changed, as far as it has that field."""
     if isinstance(message, Checkpoint):
         return lying_checkpoint(message, context)
@@ -135,7 +132,7 @@ class Equivocate(Tampering):
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         message = send.message
-        lie: AnyMessage
+        lie: Message
         match message:
             case Echo() | Ready():
                 lie = replace(message, run=other_digest(message.run))
@@ -301,7 +298,7 @@ class Flood(Tampering):
             result.append(Send(send.to, self._nonsense(rng.choice(self.context.channels()))))
         return result
 
-    def _nonsense(self, channel: Channel) -> AnyMessage:
+    def _nonsense(self, channel: Channel) -> Message:
         rng = self.context.rng
         names = [client.id for client in self.context.manifest.clients]
         stream = Stream(channel, rng.choice(names), self._count, Lane(rng.randrange(2)))

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from quorumcast.broadcast.messages import Open
 from quorumcast.core.ids import DIGEST_SIZE, Millis, NodeId
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Bodies, Effect, Send
-from quorumcast.core.messages import Offer, Open
 from quorumcast.faults.base import Tampering, digests_of, other_body
 from quorumcast.faults.contract import FaultContext, Later
+from quorumcast.ordering.messages import Offer
 from quorumcast.ordering.offers import sign_offer
 
 #: Streams that a flooding publisher opens.

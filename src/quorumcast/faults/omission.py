@@ -9,20 +9,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from quorumcast.broadcast.messages import Ack, ChainRun, Contents, Echo, Publish, Pull, Ready
+from quorumcast.cell.messages import Checkpoint, Positions, Vote
 from quorumcast.core.ids import Lane, Millis
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import (
-    Ack,
-    ChainRun,
-    Checkpoint,
-    Contents,
-    Echo,
-    Positions,
-    Publish,
-    Pull,
-    Ready,
-    Vote,
-)
 from quorumcast.faults.base import Tampering, channel_of
 from quorumcast.faults.contract import FaultContext, Later
 

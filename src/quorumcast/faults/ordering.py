@@ -16,35 +16,31 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from quorumcast.broadcast.messages import Ack, Contents
+from quorumcast.cell.messages import Checkpoint, Position, Positions, Vote
 from quorumcast.core.ids import BIRTH, DIGEST_SIZE, Digest, Millis, NodeId
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import (
+from quorumcast.core.statements import Claim, Signed, StopStatement, canonical, parse_stop
+from quorumcast.faults.base import Tampering, other_body, other_digest, with_other_digests
+from quorumcast.faults.contract import FaultContext, Later
+from quorumcast.faults.statements import lying_checkpoint
+from quorumcast.ordering.consensus import value_of
+from quorumcast.ordering.messages import (
     Accept,
-    Ack,
     Batch,
-    Checkpoint,
     Chunk,
-    Contents,
     Fetched,
     Item,
     LogPart,
     Offer,
-    Position,
-    Positions,
     Propose,
     Standing,
     StateHead,
     Stop,
     StopData,
     Sync,
-    Vote,
     Write,
 )
-from quorumcast.core.statements import Claim, Signed, StopStatement, canonical, parse_stop
-from quorumcast.faults.base import Tampering, other_body, other_digest, with_other_digests
-from quorumcast.faults.contract import FaultContext, Later
-from quorumcast.faults.statements import lying_checkpoint
-from quorumcast.ordering.consensus import value_of
 
 #: Lies about batches that a liar keeps up; older ones are long decided.
 KEPT_UP = 256

@@ -12,17 +12,11 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Ready
+from quorumcast.cell.messages import Checkpoint, Vote
 from quorumcast.core.ids import Millis, split_digests
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import (
-    AnyMessage,
-    ChainRun,
-    Checkpoint,
-    Contents,
-    Echo,
-    Ready,
-    Vote,
-)
+from quorumcast.core.message import Message
 from quorumcast.core.statements import SegmentStatement, Signed, canonical, parse_statement
 from quorumcast.faults.base import Tampering, other_digest, revouched
 from quorumcast.faults.contract import FaultContext, Later
@@ -81,7 +75,7 @@ class TwoFaced(Tampering):
         bodies = tuple(self.context.shared.get(body, body) for body in send.bodies)
         return [*self.without(send, misled), Send(misled, lie, bodies)]
 
-    def _other(self, message: AnyMessage) -> AnyMessage:
+    def _other(self, message: Message) -> Message:
         shared = self.context.shared
         match message:
             case Echo() | Ready():

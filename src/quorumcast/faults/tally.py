@@ -13,21 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from quorumcast.broadcast.messages import Pull
+from quorumcast.cell.messages import Attest, Missed, Regain, Subscribe, Survey
 from quorumcast.core.ids import Lane, NodeId, Stream
 from quorumcast.core.machine import Bodies, Effect, Send
-from quorumcast.core.messages import (
-    AnyMessage,
-    Attest,
-    ChunkQuery,
-    Fetch,
-    LogQuery,
-    Missed,
-    Pull,
-    Regain,
-    Subscribe,
-    Survey,
-)
+from quorumcast.core.message import Message
 from quorumcast.faults.contract import Later
+from quorumcast.ordering.messages import ChunkQuery, Fetch, LogQuery
 
 #: What is asked, and who does not ask, or not now, need not want to know.
 REQUESTS = (Attest, ChunkQuery, Fetch, LogQuery, Missed, Pull, Regain, Subscribe, Survey)
@@ -40,7 +32,7 @@ SLIGHT = 3
 MAX_DEEDS = 4096
 
 #: What was said to somebody.
-Word = tuple[AnyMessage, Bodies]
+Word = tuple[Message, Bodies]
 
 
 class TalliedDeed(msgspec.Struct, frozen=True):
@@ -69,7 +61,7 @@ class Tally:
             for message, _ in (*(before for before, _ in change.altered), *change.added):
                 self._add(message, change.peer)
 
-    def _add(self, message: AnyMessage, peer: NodeId) -> None:
+    def _add(self, message: Message, peer: NodeId) -> None:
         deed = TalliedDeed(type(message).__name__, peer)
         stream = getattr(message, "stream", None)
         if isinstance(stream, Stream):

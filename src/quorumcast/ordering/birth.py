@@ -25,12 +25,12 @@ f+1 correct brokers can tell it to everybody, and whoever gives its word can kno
 from __future__ import annotations
 
 from quorumcast.core.ids import BIRTH, DIGEST_SIZE
-from quorumcast.core.messages import Batch, Item
 from quorumcast.core.quorum import OrderQuorums
 from quorumcast.core.statements import StopStatement
 from quorumcast.ordering.catchup import CatchUp
 from quorumcast.ordering.consensus import LogRecord
 from quorumcast.ordering.execution import Execution, Surroundings
+from quorumcast.ordering.messages import Batch, Item
 
 #: The entry of a broker whose life the leader does not know.
 _UNKNOWN = bytes(DIGEST_SIZE)

@@ -23,7 +23,10 @@ from collections.abc import Callable
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import MAX_HEADER_BYTES
 from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Send, Suspect, Suspicion
-from quorumcast.core.messages import (
+from quorumcast.core.quorum import OrderQuorums
+from quorumcast.crypto.digest import Hasher
+from quorumcast.ordering.consensus import Consensus, value_of
+from quorumcast.ordering.messages import (
     Batch,
     Chunk,
     ChunkQuery,
@@ -32,9 +35,6 @@ from quorumcast.core.messages import (
     Standing,
     StateHead,
 )
-from quorumcast.core.quorum import OrderQuorums
-from quorumcast.crypto.digest import Hasher
-from quorumcast.ordering.consensus import Consensus, value_of
 from quorumcast.ordering.state import cut, digest_of, root_of
 
 #: Instances that one answer covers at most, and how far ahead reports are kept.

@@ -25,11 +25,11 @@ from __future__ import annotations
 
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.limits import MAX_NUMBER
-from quorumcast.core.messages import Standing
 from quorumcast.core.quorum import OrderQuorums
 from quorumcast.ordering.catchup import CatchUp
 from quorumcast.ordering.consensus import Consensus
 from quorumcast.ordering.execution import Surroundings
+from quorumcast.ordering.messages import Standing
 
 #: How long nothing may be decided before a blind broker takes part.
 RELENT_MS = 3000

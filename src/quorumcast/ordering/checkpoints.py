@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Effect, Record, Send, Suspect, Suspicion
-from quorumcast.core.messages import LogQuery, Standing
 from quorumcast.core.quorum import OrderQuorums
 from quorumcast.ordering.catchup import CatchUp, Checkpoint
 from quorumcast.ordering.consensus import Consensus
 from quorumcast.ordering.execution import Decided, Execution, Snapshot, Surroundings
+from quorumcast.ordering.messages import LogQuery, Standing
 from quorumcast.ordering.succession import Succession
 
 

@@ -34,10 +34,10 @@ from quorumcast.core.machine import (
     Suspect,
     Suspicion,
 )
-from quorumcast.core.messages import Accept, Batch, Item, Offer, Propose, Write
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Claim
 from quorumcast.crypto.digest import Hasher
+from quorumcast.ordering.messages import Accept, Batch, Item, Offer, Propose, Write
 from quorumcast.ordering.regency import KEPT_VALUES, Conclusion
 
 #: A vote: in which regency, and for which value.

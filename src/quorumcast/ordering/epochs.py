@@ -18,8 +18,8 @@ from collections.abc import Callable
 from quorumcast.core.ids import EPOCHS, Millis
 from quorumcast.core.limits import MAX_MANIFEST_BYTES
 from quorumcast.core.machine import Bodies, DropReason
-from quorumcast.core.messages import Batch, Item, Offer
 from quorumcast.crypto.digest import Hasher
+from quorumcast.ordering.messages import Batch, Item, Offer
 
 #: Manifests that are kept for what follows: the operator may be faster than the cell, but should
 #: never sign two for one epoch. Those that a leader or the log names find room beyond.

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from quorumcast.broadcast.messages import Ack
 from quorumcast.core.ids import BIRTH, CELL, EPOCHS, Channel, Millis, NodeId, Stream, total_order
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Bodies, Effect, Forget, Persist, Send
-from quorumcast.core.messages import Ack, Batch, Item, Offer
 from quorumcast.core.quorum import Protection
 from quorumcast.crypto.digest import Hasher
 from quorumcast.crypto.keyring import Keyring
@@ -20,6 +20,7 @@ from quorumcast.ordering.catchup import Checkpoint
 from quorumcast.ordering.consensus import LogRecord, Voted
 from quorumcast.ordering.epochs import Epochs, epoch_item
 from quorumcast.ordering.log import Backfill, OrderedLog
+from quorumcast.ordering.messages import Batch, Item, Offer
 from quorumcast.ordering.offers import Offers, Stored
 from quorumcast.ordering.state import State
 

@@ -6,12 +6,13 @@ everything in it, and whoever is asked in vain is not the last.
 
 from __future__ import annotations
 
+from quorumcast.broadcast.messages import Cursor
 from quorumcast.core.ids import EPOCHS, NodeId
 from quorumcast.core.limits import MAX_FETCH
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import Batch, Cursor, Fetch, Fetched, Item, Offer
 from quorumcast.ordering.consensus import Consensus, value_of
 from quorumcast.ordering.execution import Execution, Surroundings
+from quorumcast.ordering.messages import Batch, Fetch, Fetched, Item, Offer
 from quorumcast.ordering.succession import Succession
 
 #: Offers given to whoever asks at a time, and decisions looked ahead when asking.

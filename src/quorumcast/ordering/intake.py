@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from quorumcast.broadcast.messages import Open, Outlived
 from quorumcast.core.ids import BIRTH, EPOCHS, Lane, Millis, NodeId
 from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Send, Suspect, Suspicion
-from quorumcast.core.messages import Offer, Open, Outlived, Propose
 from quorumcast.ordering.birth import Birth
 from quorumcast.ordering.consensus import Consensus, value_of
 from quorumcast.ordering.epochs import epoch_item
 from quorumcast.ordering.execution import Execution, Surroundings
 from quorumcast.ordering.fetching import Fetching
+from quorumcast.ordering.messages import Offer, Propose
 
 
 class Rights:

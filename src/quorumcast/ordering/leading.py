@@ -5,12 +5,12 @@ from __future__ import annotations
 from quorumcast.core.ids import BIRTH, Millis
 from quorumcast.core.limits import MAX_BATCH
 from quorumcast.core.machine import Effect
-from quorumcast.core.messages import Batch
 from quorumcast.ordering.birth import Birth
 from quorumcast.ordering.caution import Caution
 from quorumcast.ordering.consensus import Consensus
 from quorumcast.ordering.epochs import epoch_item
 from quorumcast.ordering.execution import Execution
+from quorumcast.ordering.messages import Batch
 
 
 class Leading:

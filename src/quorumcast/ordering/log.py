@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from quorumcast.broadcast.contract import Surroundings, answer_pull, dropped
+from quorumcast.broadcast.contract import Surroundings, Vouch, answer_pull, dropped
 from quorumcast.broadcast.ledger import Ledger
+from quorumcast.broadcast.messages import Cursor, Pull
 from quorumcast.core.ids import Millis, Stream, split_digests
-from quorumcast.core.machine import Bodies, DropReason, Effect, Forget, Receive, TimerFired, Vouch
-from quorumcast.core.messages import Cursor, Offer, Pull
+from quorumcast.core.machine import Bodies, DropReason, Effect, Forget, Receive, TimerFired
+from quorumcast.ordering.messages import Offer
 from quorumcast.ordering.offers import Stored
 from quorumcast.ordering.state import Extent, extent_root
 

@@ -19,10 +19,10 @@ from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, split
 from quorumcast.core.labels import label
 from quorumcast.core.limits import MAX_BATCH, Limits
 from quorumcast.core.machine import Bodies, DropReason, Record
-from quorumcast.core.messages import Batch, Item, Offer
 from quorumcast.core.statements import OfferStatement, Signed, canonical
 from quorumcast.crypto.digest import Hasher
 from quorumcast.crypto.keyring import Keyring
+from quorumcast.ordering.messages import Batch, Item, Offer
 
 #: Publications and bytes that one batch holds at most, or one run more.
 BATCH_PUBLICATIONS = 4096

@@ -6,15 +6,18 @@ correct, so a quorum stands by it, and on a durable channel has it on disk.
 
 from __future__ import annotations
 
+from quorumcast.broadcast.application import Concluded, Contradicted
+from quorumcast.broadcast.messages import Ack
 from quorumcast.broadcast.outlet import FanOut, OutRun, Progress
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.labels import label, unlabel
-from quorumcast.core.machine import Bodies, Concluded, Contradicted, Effect
-from quorumcast.core.messages import Ack, AnyMessage, Offer
+from quorumcast.core.machine import Bodies, Effect
+from quorumcast.core.message import Message
 from quorumcast.core.quorum import OrderQuorums, Protection, Quorums
 from quorumcast.crypto.digest import Hasher
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.messages import Offer
 from quorumcast.ordering.offers import sign_offer
 from quorumcast.ordering.state import chained, extent_root
 
@@ -53,7 +56,7 @@ class OfferOut(FanOut):
     def _seal(self, first: int, digests: bytes) -> bytes:
         return sign_offer(self._keyring, self.stream, first, digests) if self._signed else b""
 
-    def _message(self, run: OutRun) -> AnyMessage:
+    def _message(self, run: OutRun) -> Message:
         return Offer(self.stream, run.first, run.digests, run.seal)
 
 

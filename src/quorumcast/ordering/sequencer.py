@@ -6,6 +6,7 @@ execute, when to say something again, and how to go on with what the disk held.
 
 from __future__ import annotations
 
+from quorumcast.broadcast.messages import Open
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import (
     Connected,
@@ -23,25 +24,7 @@ from quorumcast.core.machine import (
     Timer,
     TimerFired,
 )
-from quorumcast.core.messages import (
-    Accept,
-    AnyMessage,
-    Chunk,
-    ChunkQuery,
-    Fetch,
-    Fetched,
-    LogPart,
-    LogQuery,
-    Offer,
-    Open,
-    Propose,
-    Standing,
-    StateHead,
-    Stop,
-    StopData,
-    Sync,
-    Write,
-)
+from quorumcast.core.message import Message
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.ordering.birth import Birth, Lived
 from quorumcast.ordering.catchup import LOG_REACH, CatchUp
@@ -53,6 +36,23 @@ from quorumcast.ordering.execution import Decided, Execution, Snapshot, Surround
 from quorumcast.ordering.fetching import Fetching
 from quorumcast.ordering.intake import Intake, Rights
 from quorumcast.ordering.leading import Leading
+from quorumcast.ordering.messages import (
+    Accept,
+    Chunk,
+    ChunkQuery,
+    Fetch,
+    Fetched,
+    LogPart,
+    LogQuery,
+    Offer,
+    Propose,
+    Standing,
+    StateHead,
+    Stop,
+    StopData,
+    Sync,
+    Write,
+)
 from quorumcast.ordering.offers import Stored
 from quorumcast.ordering.patience import Patience
 from quorumcast.ordering.state import State
@@ -290,7 +290,7 @@ class Sequencer:
         return effects + self._go_on(now)
 
     def _receive(
-        self, event: Receive, sender: NodeId, message: AnyMessage, now: Millis
+        self, event: Receive, sender: NodeId, message: Message, now: Millis
     ) -> list[Effect]:
         match message:
             case Offer():

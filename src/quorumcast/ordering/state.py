@@ -24,7 +24,7 @@ from collections.abc import Callable
 import msgspec
 
 from quorumcast.core.ids import BIRTH, CELL, DIGEST_SIZE, Channel, NodeId, Stream
-from quorumcast.core.messages import Item
+from quorumcast.ordering.messages import Item
 
 #: Incarnations of a publisher on a channel that are told apart.
 STREAMS_KEPT = 4

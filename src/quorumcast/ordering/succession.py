@@ -11,21 +11,13 @@ with different conclusions would not take one another's proposals.
 from __future__ import annotations
 
 from quorumcast.core.ids import Millis, NodeId
-from quorumcast.core.machine import (
-    Drop,
-    DropReason,
-    Effect,
-    Persist,
-    Send,
-    Suspect,
-    Suspicion,
-)
-from quorumcast.core.messages import Fetch, Standing, Stop, StopData, Sync
+from quorumcast.core.machine import Drop, DropReason, Effect, Persist, Send, Suspect, Suspicion
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Signed, StopStatement
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.ordering.birth import Birth
 from quorumcast.ordering.consensus import Consensus, LogRecord
+from quorumcast.ordering.messages import Fetch, Standing, Stop, StopData, Sync
 from quorumcast.ordering.regency import Conclusion, conclude, read_word, sign_word
 
 

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from quorumcast.cell.messages import Vote
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import DIGEST_SIZE, Millis, NodeId
 from quorumcast.core.machine import (
@@ -39,7 +40,6 @@ from quorumcast.core.machine import (
     Timer,
     TimerFired,
 )
-from quorumcast.core.messages import Vote
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened
 from quorumcast.faults.contract import Fault, Later

@@ -9,8 +9,9 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from quorumcast.broadcast.application import Deliver
 from quorumcast.core.ids import NodeId
-from quorumcast.core.machine import Deliver, Send
+from quorumcast.core.machine import Send
 from quorumcast.runtime.driver import Driver
 from quorumcast.traces.form import run_of
 from quorumcast.traces.recorder import NodeRecorder, Recorder, TraceWriter, watch_effect

@@ -22,7 +22,7 @@ from quorumcast.client.sync import Closes, LoopThread, SyncNode
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import DIGEST_SIZE, NodeId
 from quorumcast.core.machine import Bodies
-from quorumcast.core.messages import AnyMessage
+from quorumcast.core.message import Message
 from quorumcast.crypto.session import Opened
 from quorumcast.faults.catalogue import make_fault
 from quorumcast.faults.contract import FaultContext
@@ -44,19 +44,19 @@ class MemoryLinks:
         self._network = network
         self._me = me
         self.listener = listener
-        self._inbox: list[tuple[NodeId, AnyMessage, Bodies]] = []
+        self._inbox: list[tuple[NodeId, Message, Bodies]] = []
         self._scheduled = False
         self._paused = False
         #: Peers that can be reached.
         self.up: dict[NodeId, None] = {}
 
-    def send(self, to: tuple[NodeId, ...], message: AnyMessage, bodies: Bodies) -> None:
+    def send(self, to: tuple[NodeId, ...], message: Message, bodies: Bodies) -> None:
         """Into each peer's inbox."""
         for peer in to:
             if peer in self.up:
                 self._network.links[peer].arrive(self._me, message, bodies)
 
-    def arrive(self, sender: NodeId, message: AnyMessage, bodies: Bodies) -> None:
+    def arrive(self, sender: NodeId, message: Message, bodies: Bodies) -> None:
         """From a peer; read with the next turn of the loop."""
         if len(self._inbox) < MAX_INBOX:
             self._inbox.append((sender, message, bodies))

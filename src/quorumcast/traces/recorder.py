@@ -13,10 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quorumcast.broadcast.application import Deliver
+from quorumcast.broadcast.messages import ChainRun, Publish
+from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import DIGEST_SIZE, Channel, NodeId, Stream
-from quorumcast.core.machine import Deliver, Send
-from quorumcast.core.messages import ChainRun, Offer, Publish, Vote
+from quorumcast.core.machine import Send
 from quorumcast.crypto.session import encode_parcel
+from quorumcast.ordering.messages import Offer
 from quorumcast.traces.drafts import replacing
 from quorumcast.traces.form import COLUMNS
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from quorumcast.cell.messages import Positions
 from quorumcast.core.ids import Millis, NodeId, Stream
-from quorumcast.core.messages import Positions
 from quorumcast.watch.observation import Kind, Notes, remember
 
 #: Nobody is so far ahead of everybody else.

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from quorumcast.broadcast.messages import Ack, Open
+from quorumcast.cell.messages import Positions, Refuse, Subscribe, Survey
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
-from quorumcast.core.messages import Ack, AnyMessage, Open, Positions, Refuse, Subscribe, Survey
+from quorumcast.core.message import Message
 from quorumcast.watch.observation import Kind, Notes, remember
 from quorumcast.watch.turnout import PATIENCE_MS, Links, bucket_of
 
@@ -31,7 +33,7 @@ class Inquiries:
         #: Requests that count as unanswered: a late answer is one, too.
         self._overdue: OrderedDict[_Request, int] = OrderedDict()
 
-    def asked(self, now: Millis, peers: tuple[NodeId, ...], message: AnyMessage) -> None:
+    def asked(self, now: Millis, peers: tuple[NodeId, ...], message: Message) -> None:
         """A message was sent; perhaps it is a request."""
         match message:
             case Subscribe(channel=channel) | Survey(channel=channel):
@@ -45,7 +47,7 @@ class Inquiries:
                 since, often = self._pending.get((peer, channel), (now, 0))
                 remember(self._pending, (peer, channel), (since, often + 1))
 
-    def told(self, now: Millis, peer: NodeId, message: AnyMessage) -> None:
+    def told(self, now: Millis, peer: NodeId, message: Message) -> None:
         """A message came; perhaps it is an answer."""
         match message:
             case Positions(channel=channel) | Refuse(channel=channel):

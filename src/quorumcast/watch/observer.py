@@ -17,41 +17,27 @@ from collections import OrderedDict
 
 import msgspec
 
+from quorumcast.broadcast.application import Acknowledged, Deliver, Proven
+from quorumcast.broadcast.messages import Ack, ChainRun, Contents, Echo, Publish, Ready
 from quorumcast.broadcast.signed_history import read_history
+from quorumcast.cell.messages import Checkpoint, Missed, Positions, Subscribe, Unsubscribe, Vote
 from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, split_digests
 from quorumcast.core.machine import (
     Accuse,
-    Acknowledged,
     Connected,
-    Deliver,
     Disconnected,
     Drop,
     Effect,
     Event,
     Persist,
-    Proven,
     Receive,
     Send,
     Suspect,
 )
-from quorumcast.core.messages import (
-    Ack,
-    ChainRun,
-    Checkpoint,
-    Contents,
-    Echo,
-    Missed,
-    Offer,
-    Positions,
-    Publish,
-    Ready,
-    Subscribe,
-    Unsubscribe,
-    Vote,
-)
 from quorumcast.core.quorum import Broadcast
 from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.ordering.messages import Offer
 from quorumcast.watch.claims import FAR_AHEAD, Claims
 from quorumcast.watch.inquiries import Inquiries
 from quorumcast.watch.observation import (

@@ -6,9 +6,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from quorumcast.core.ids import Millis, NodeId, Stream, holder
-from quorumcast.core.messages import (
+from quorumcast.core.message import Message
+from quorumcast.core.quorum import Protection
+from quorumcast.core.statements import OfferStatement, Signed, canonical
+from quorumcast.crypto.identity import signature_holds
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.ordering.epochs import first_regency, within_epoch
+from quorumcast.ordering.messages import (
     Accept,
-    AnyMessage,
     Batch,
     Fetched,
     Item,
@@ -20,11 +25,6 @@ from quorumcast.core.messages import (
     Stop,
     Write,
 )
-from quorumcast.core.quorum import Protection
-from quorumcast.core.statements import OfferStatement, Signed, canonical
-from quorumcast.crypto.identity import signature_holds
-from quorumcast.manifest.manifest import Manifest
-from quorumcast.ordering.epochs import first_regency, within_epoch
 from quorumcast.watch.observation import MAX_REMEMBERED, Kind, Notes, remember
 from quorumcast.watch.sequences import Sequences
 from quorumcast.watch.standings import LogParts, Standings, log_stream
@@ -74,7 +74,7 @@ class OrderingWatch:
         self._standings = Standings(manifest.f, links, notes)
         self._parts = LogParts(manifest, notes)
 
-    def on_message(self, sender: NodeId, message: AnyMessage, now: Millis) -> None:
+    def on_message(self, sender: NodeId, message: Message, now: Millis) -> None:
         """Something of another broker or of a publisher."""
         if sender not in self._members and not isinstance(message, Offer):
             return
@@ -150,7 +150,7 @@ class OrderingWatch:
         key = self._keys.get(holder(signed.signer))
         return key is not None and signature_holds(signed, key.verify_key)
 
-    def on_own(self, message: AnyMessage, now: Millis) -> None:
+    def on_own(self, message: Message, now: Millis) -> None:
         """Something that this node sends."""
         match message:
             case Propose(batch=batch):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from quorumcast.broadcast.messages import Ack
 from quorumcast.core.ids import Millis, NodeId, Stream
-from quorumcast.core.messages import Ack, Propose
+from quorumcast.ordering.messages import Propose
 from quorumcast.watch.observation import Kind, Notes, remember
 
 #: The reason of proposals with nothing in them.

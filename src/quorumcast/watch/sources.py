@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import Channel, Millis, NodeId
-from quorumcast.core.messages import Vote
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.watch.observation import Kind, Notes
 from quorumcast.watch.turnout import BUCKETS, PATIENCE_MS, Links

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream
-from quorumcast.core.messages import LogPart, Standing, StateHead, Stop
 from quorumcast.core.quorum import Protection
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.consensus import value_of
+from quorumcast.ordering.messages import LogPart, Standing, StateHead, Stop
 from quorumcast.ordering.state import root_of
 from quorumcast.watch.claims import FAR_AHEAD
 from quorumcast.watch.observation import Kind, Notes, remember

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
+from quorumcast.broadcast.messages import Echo, Ready
 from quorumcast.core.ids import Millis, NodeId, Stream
-from quorumcast.core.messages import Echo, Ready
 from quorumcast.crypto.digest import root
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.watch.observation import Kind, Notes, remember

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 
+from quorumcast.broadcast.application import Acknowledged
 from quorumcast.broadcast.chain_outlet import ChainOut
+from quorumcast.broadcast.messages import Ack
 from quorumcast.broadcast.outlet import FanOut, HistoryOut
 from quorumcast.broadcast.signed_history import history_body
 from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, holder
 from quorumcast.core.limits import MAX_RUN
-from quorumcast.core.machine import (
-    Acknowledged,
-    Drop,
-    DropReason,
-    Effect,
-    SetTimer,
-    Timer,
-)
-from quorumcast.core.messages import Ack
+from quorumcast.core.machine import Drop, DropReason, Effect, SetTimer, Timer
 from quorumcast.core.quorum import Broadcast
 from quorumcast.core.statements import HistoryStatement, canonical
 from quorumcast.crypto.keyring import Keyring

@@ -24,6 +24,9 @@ under an incarnation that the application chose; it goes when it is released.
 
 from __future__ import annotations
 
+from quorumcast.broadcast.application import Refused, Renewed, Submit
+from quorumcast.broadcast.messages import Ack, Outlived
+from quorumcast.cell.messages import Finish, Refuse
 from quorumcast.cell.publishing.line import TAIL_MS, Line, Retransmit, TailHistory
 from quorumcast.cell.refusals import Refusals, channel_entry
 from quorumcast.core.ids import (
@@ -42,13 +45,9 @@ from quorumcast.core.machine import (
     Effect,
     Event,
     Receive,
-    Refused,
-    Renewed,
     Send,
-    Submit,
     TimerFired,
 )
-from quorumcast.core.messages import Ack, Finish, Outlived, Refuse
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.outlet import ResumedOut

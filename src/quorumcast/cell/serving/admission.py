@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from quorumcast.broadcast.messages import Open
+from quorumcast.cell.messages import Refuse
 from quorumcast.cell.serving.audience import Audience
 from quorumcast.core.ids import Channel, NodeId, holder
 from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Send
-from quorumcast.core.messages import Offer, Open, Refuse
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.ordering.messages import Offer
 
 
 class Admission:

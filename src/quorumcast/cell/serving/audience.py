@@ -8,12 +8,13 @@ repaired, and are served only `REPLAYS` times per `REPLAYS_MS`, so that nobody h
 from __future__ import annotations
 
 from quorumcast.broadcast.chain import Chain
+from quorumcast.broadcast.contract import Vouch
 from quorumcast.broadcast.ledger import Held
-from quorumcast.cell.serving.desks import Desk
+from quorumcast.cell.messages import Subscribe, Vote
+from quorumcast.cell.serving.desk import Desk
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES
-from quorumcast.core.machine import Bodies, Effect, Send, Vouch
-from quorumcast.core.messages import Subscribe, Vote
+from quorumcast.core.machine import Bodies, Effect, Send
 
 #: So many requests of a subscriber for replays are served in so many milliseconds. Joining takes
 #: two in quick succession: where are the streams, and then from there on.

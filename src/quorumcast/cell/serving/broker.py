@@ -9,10 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from quorumcast.broadcast.bracha import Bracha, BrachaRetry
-from quorumcast.broadcast.contract import answer_pull
+from quorumcast.broadcast.contract import Vouch, answer_pull
+from quorumcast.broadcast.messages import (
+    ChainRun,
+    Contents,
+    Echo,
+    Open,
+    Outlived,
+    Publish,
+    Pull,
+    Ready,
+)
+from quorumcast.cell.messages import (
+    Attest,
+    Checkpoint,
+    Finish,
+    Missed,
+    Positions,
+    Regain,
+    Regained,
+    Subscribe,
+    Survey,
+    Taken,
+    Unsubscribe,
+)
 from quorumcast.cell.serving.admission import Admission
 from quorumcast.cell.serving.audience import ATTESTS, PULLS, Audience
-from quorumcast.cell.serving.desks import Desk, Desks
+from quorumcast.cell.serving.desk import Desk
+from quorumcast.cell.serving.desks import Desks
 from quorumcast.cell.serving.holdings import desk_of, testify
 from quorumcast.cell.serving.membership import Membership
 from quorumcast.cell.serving.pledges import (
@@ -49,30 +73,8 @@ from quorumcast.core.machine import (
     Suspect,
     Suspicion,
     TimerFired,
-    Vouch,
 )
-from quorumcast.core.messages import (
-    AnyMessage,
-    Attest,
-    ChainRun,
-    Checkpoint,
-    Contents,
-    Echo,
-    Finish,
-    Missed,
-    Open,
-    Outlived,
-    Positions,
-    Publish,
-    Pull,
-    Ready,
-    Regain,
-    Regained,
-    Subscribe,
-    Survey,
-    Taken,
-    Unsubscribe,
-)
+from quorumcast.core.message import Message
 from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
 from quorumcast.crypto.keyring import Keyring
@@ -341,7 +343,7 @@ class Broker:
     def _on_stream(self, event: Receive, now: Millis) -> list[Effect]:
         """A message of publisher or brokers about a stream: its carrier knows what to do."""
         message, sender = event.message, event.sender
-        stream: Stream = message.stream  # type: ignore[union-attr]
+        stream: Stream = message.stream  # type: ignore[attr-defined]
         data = stream.data
         own = sender == data.publisher
         if not own and sender not in self._manifest.broker_ids:
@@ -622,7 +624,7 @@ class Broker:
         return self._pledge(desk, Attested(desk.stream, statement.first, digests), (testimony,))
 
 
-def _would_vouch(desk: Desk, message: AnyMessage) -> bool:
+def _would_vouch(desk: Desk, message: Message) -> bool:
     """Whether a broker would vouch for what a message brings on the word of its sender.
 
     Contents that another broker passes on are echoed; not those of a run that the cell decided.
@@ -633,7 +635,7 @@ def _would_vouch(desk: Desk, message: AnyMessage) -> bool:
     return isinstance(message, Publish | ChainRun)
 
 
-def _highest(message: AnyMessage) -> int:
+def _highest(message: Message) -> int:
     """The highest number that a message about a stream names."""
     match message:
         case Open(base=base, fresh=fresh):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quorumcast.cell.messages import Position, Positions, Regain, Regained, Survey
 from quorumcast.cell.naming import name_in_turn
-from quorumcast.cell.serving.desks import Desk, Desks
+from quorumcast.cell.serving.desk import Desk
+from quorumcast.cell.serving.desks import Desks
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES
 from quorumcast.core.machine import Drop, DropReason, Effect, Send
-from quorumcast.core.messages import Position, Positions, Regain, Regained, Survey
 from quorumcast.core.quorum import Broadcast, Protection, accept_votes
 from quorumcast.core.statements import Basis
 from quorumcast.manifest.manifest import ChannelEntry, Manifest

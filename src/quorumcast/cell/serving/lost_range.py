@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quorumcast.broadcast.bracha import Bracha
-from quorumcast.cell.serving.desks import Desk
+from quorumcast.cell.serving.desk import Desk
 from quorumcast.cell.serving.pledges import Pledges
 from quorumcast.core.ids import Stream
 from quorumcast.core.machine import Bodies

@@ -22,25 +22,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from quorumcast.cell.messages import Taken
 from quorumcast.cell.serving.sequencers import Sequencers, anchored
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import (
-    Adopt,
     Connected,
     Drop,
     DropReason,
     Effect,
     Event,
-    Passage,
     Receive,
-    Renewal,
     Send,
     SetTimer,
     Timer,
     TimerFired,
 )
-from quorumcast.core.messages import Taken
 from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import EpochStatement, Signed, canonical, parse_epoch
 from quorumcast.crypto.identity import signature_holds
@@ -50,6 +47,29 @@ from quorumcast.manifest.manifest import Manifest
 
 #: How often a broker that waits to move on says so.
 REMIND_MS = 300
+
+
+class Renewal(Event, frozen=True):
+    """The operator's manifest file has a newer epoch; the driver has read and checked it."""
+
+    data: bytes
+
+
+class Passage(Event, frozen=True):
+    """Somebody shows a manifest and the words of brokers that go by it; nothing is checked yet."""
+
+    data: bytes
+    words: tuple[Signed, ...]
+
+
+class Adopt(Effect, frozen=True):
+    """The time has come to go by this manifest: `adopt` it, and greet everybody anew.
+
+    `words` prove to others that it was decided; none where nothing has to be.
+    """
+
+    data: bytes
+    words: tuple[Signed, ...] = ()
 
 
 class Remind(Timer, frozen=True, tag=True):

@@ -18,11 +18,11 @@ from __future__ import annotations
 import msgspec
 
 from quorumcast.broadcast.ledger import Ledger
+from quorumcast.broadcast.messages import ChainRun, Contents, Publish
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, NodeId, Stream, split_digests
 from quorumcast.core.limits import MAX_ENDED, MAX_NUMBER
 from quorumcast.core.machine import Effect, Forget, Receive, Record
-from quorumcast.core.messages import ChainRun, Contents, Publish
 from quorumcast.crypto.digest import root
 
 

@@ -39,10 +39,13 @@ from collections import deque
 from collections.abc import Iterable
 
 from quorumcast.broadcast.bracha import Bracha
-from quorumcast.broadcast.contract import match
+from quorumcast.broadcast.contract import Vouch, match
 from quorumcast.broadcast.forwarding import Forwarder
 from quorumcast.broadcast.history import History
-from quorumcast.cell.serving.desks import Desk, Desks
+from quorumcast.broadcast.messages import Open
+from quorumcast.cell.messages import Positions, Regain, Regained, Survey
+from quorumcast.cell.serving.desk import Desk
+from quorumcast.cell.serving.desks import Desks
 from quorumcast.cell.serving.holdings import Holdings, recoverable
 from quorumcast.cell.serving.lost_range import Job, borders, front, is_after, own_words
 from quorumcast.cell.serving.outpaced import GRACE, UNANSWERED, Outpaced, Pace
@@ -59,9 +62,7 @@ from quorumcast.core.machine import (
     Suspect,
     Suspicion,
     Timer,
-    Vouch,
 )
-from quorumcast.core.messages import Open, Positions, Regain, Regained, Survey
 from quorumcast.core.statements import Basis
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 

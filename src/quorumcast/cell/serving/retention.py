@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import AGES
-from quorumcast.cell.serving.desks import Desk, Desks
+from quorumcast.cell.serving.desk import Desk
+from quorumcast.cell.serving.desks import Desks
 from quorumcast.core.ids import Millis
 from quorumcast.core.limits import FOREVER_MS
 from quorumcast.core.machine import Effect, SetTimer, Timer

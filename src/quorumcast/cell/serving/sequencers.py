@@ -22,7 +22,7 @@ from quorumcast.core.machine import (
     Restored,
     TimerFired,
 )
-from quorumcast.core.messages import AnyMessage, Offer
+from quorumcast.core.message import Message
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.files import parse_manifest
@@ -31,6 +31,7 @@ from quorumcast.manifest.successor import check_successor
 from quorumcast.ordering.epochs import within_epoch
 from quorumcast.ordering.execution import Surroundings
 from quorumcast.ordering.log import OrderedLog
+from quorumcast.ordering.messages import Offer
 from quorumcast.ordering.offers import Stored
 from quorumcast.ordering.sequencer import Sequencer
 
@@ -243,7 +244,7 @@ class Sequencers:
     def _to_all(self, event: Event, now: Millis) -> list[Effect]:
         return [e for sequencer in self._by_log.values() for e in sequencer.handle(event, now)]
 
-    def _log_of_message(self, message: AnyMessage) -> Protection | None:
+    def _log_of_message(self, message: Message) -> Protection | None:
         named: Protection | None = getattr(message, "log", None)
         if named is not None:
             return named

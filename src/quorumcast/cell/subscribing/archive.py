@@ -10,19 +10,12 @@ from __future__ import annotations
 import msgspec
 
 from quorumcast.broadcast.acceptance import Acceptor
+from quorumcast.broadcast.application import Proven
+from quorumcast.cell.messages import Attest
 from quorumcast.cell.serving.notary import segment_start
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.limits import Limits
-from quorumcast.core.machine import (
-    Accuse,
-    Drop,
-    DropReason,
-    Effect,
-    Proven,
-    Suspect,
-    Suspicion,
-)
-from quorumcast.core.messages import Attest
+from quorumcast.core.machine import Accuse, Drop, DropReason, Effect, Suspect, Suspicion
 from quorumcast.core.quorum import Quorums
 from quorumcast.core.statements import (
     Basis,

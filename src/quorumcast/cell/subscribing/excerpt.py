@@ -19,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quorumcast.broadcast.acceptance import Acceptor
+from quorumcast.broadcast.application import Deliver
 from quorumcast.core.ids import Channel, NodeId
 from quorumcast.core.limits import Limits
-from quorumcast.core.machine import Deliver, Effect, Timer
+from quorumcast.core.machine import Effect, Timer
 
 SPAN_BYTES = 4 * 1024 * 1024
 #: Publications of the first span: nothing is known of their size.

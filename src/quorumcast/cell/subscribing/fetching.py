@@ -18,12 +18,12 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from quorumcast.broadcast.acceptance import Acceptor
+from quorumcast.broadcast.messages import Pull
 from quorumcast.cell.subscribing import excerpt
 from quorumcast.cell.subscribing.interest import Interest
 from quorumcast.core.ids import Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import Effect, Send, SetTimer, Suspect, Suspicion, Timer
-from quorumcast.core.messages import Pull
 
 PULL_MS = 40
 #: Pulls in a row, with nothing in between that came by itself, after which another broker is made

@@ -17,6 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quorumcast.broadcast.acceptance import Acceptor, rules_for
+from quorumcast.broadcast.application import Gap, Refused
+from quorumcast.broadcast.messages import Cursor
+from quorumcast.cell.messages import Positions, Subscribe
 from quorumcast.cell.naming import name_in_turn
 from quorumcast.cell.subscribing.archive import Archive
 from quorumcast.cell.subscribing.excerpt import Excerpt
@@ -24,8 +27,7 @@ from quorumcast.cell.subscribing.reports import Reports
 from quorumcast.cell.subscribing.silence import Silence, Tardiness
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_ENDED
-from quorumcast.core.machine import Effect, Gap, Refused
-from quorumcast.core.messages import Cursor, Positions, Subscribe
+from quorumcast.core.machine import Effect
 from quorumcast.core.quorum import Broadcast, Protection, Quorums
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import ChannelEntry, Manifest

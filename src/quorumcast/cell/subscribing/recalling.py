@@ -18,6 +18,8 @@ from collections.abc import Collection
 
 import msgspec
 
+from quorumcast.broadcast.application import Deliver, Recall, Recalled, Waive
+from quorumcast.broadcast.messages import Contents, Pull
 from quorumcast.cell.subscribing.fetching import RANGES_AT_ONCE, number_ranges
 from quorumcast.cell.subscribing.interest import Interest
 from quorumcast.core.ids import (
@@ -34,20 +36,15 @@ from quorumcast.core.labels import unlabel
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import (
     CancelTimer,
-    Deliver,
     Drop,
     DropReason,
     Effect,
-    Recall,
-    Recalled,
     Send,
     SetTimer,
     Suspect,
     Suspicion,
     Timer,
-    Waive,
 )
-from quorumcast.core.messages import Contents, Pull
 from quorumcast.core.tally import Tally
 from quorumcast.crypto.digest import Hasher
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from quorumcast.broadcast.application import Prove
+from quorumcast.cell.messages import Checkpoint
 from quorumcast.cell.subscribing.interest import Interest
 from quorumcast.core.ids import NodeId
-from quorumcast.core.machine import Drop, DropReason, Effect, Prove, Send
-from quorumcast.core.messages import Checkpoint
+from quorumcast.core.machine import Drop, DropReason, Effect, Send
 from quorumcast.core.quorum import Quorums, receipt_votes
 from quorumcast.core.statements import SegmentStatement
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from quorumcast.cell.messages import Position
 from quorumcast.core.ids import Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_NUMBER
-from quorumcast.core.messages import Position
 from quorumcast.core.quorum import Broadcast, Protection, accept_votes
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy

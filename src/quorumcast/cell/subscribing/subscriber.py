@@ -11,8 +11,19 @@ decide is settled by them, pulled, and reported to the brokers as missed.
 from __future__ import annotations
 
 from quorumcast.broadcast.acceptance import Acceptor
+from quorumcast.broadcast.application import Deliver, Gap, Join, Leave, Prove, Recall, Waive
 from quorumcast.broadcast.chain import is_chain
+from quorumcast.broadcast.messages import Contents, Cursor
 from quorumcast.broadcast.signed_history import read_history
+from quorumcast.cell.messages import (
+    Checkpoint,
+    Missed,
+    Positions,
+    Refuse,
+    Subscribe,
+    Unsubscribe,
+    Vote,
+)
 from quorumcast.cell.refusals import Refusals, channel_entry
 from quorumcast.cell.subscribing.excerpt import HEAR_MS, Excerpt, HearDue, Patience
 from quorumcast.cell.subscribing.fetching import Fetcher, PullDue
@@ -31,17 +42,11 @@ from quorumcast.core.ids import (
 from quorumcast.core.machine import (
     CancelTimer,
     Connected,
-    Deliver,
     Disconnected,
     Drop,
     DropReason,
     Effect,
     Event,
-    Gap,
-    Join,
-    Leave,
-    Prove,
-    Recall,
     Receive,
     Send,
     SetTimer,
@@ -49,18 +54,6 @@ from quorumcast.core.machine import (
     Suspicion,
     Timer,
     TimerFired,
-    Waive,
-)
-from quorumcast.core.messages import (
-    Checkpoint,
-    Contents,
-    Cursor,
-    Missed,
-    Positions,
-    Refuse,
-    Subscribe,
-    Unsubscribe,
-    Vote,
 )
 from quorumcast.core.statements import SegmentStatement, parse_statement
 from quorumcast.crypto.keyring import Keyring

@@ -15,11 +15,11 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from quorumcast.broadcast.application import Deliver
 from quorumcast.client.events import Batch, Gap
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.envelope import read_envelope
 from quorumcast.core.errors import UsageError
-from quorumcast.core.machine import Deliver
 from quorumcast.core.statements import Receipt
 from quorumcast.pipeline.streams.lines import LINES, Line
 from quorumcast.pipeline.streams.options import SourceOptions, Tamper

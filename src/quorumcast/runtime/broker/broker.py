@@ -23,10 +23,12 @@ from typing import Any
 
 import msgspec
 
+from quorumcast.cell.messages import CELL_FAMILY
 from quorumcast.cell.serving.broker import RECORDS, Broker
+from quorumcast.cell.serving.membership import Adopt, Renewal
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import DIGEST_SIZE, NodeId
-from quorumcast.core.machine import Accuse, Adopt, Renewal, Suspect
+from quorumcast.core.machine import Accuse, Suspect
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened
@@ -133,6 +135,7 @@ class BrokerNode:
         self.transport = Transport(
             manifest,
             self.keyring,
+            CELL_FAMILY,
             self,
             limits=settings.limits,
             fair=True,

@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from quorumcast.cell.serving.membership import Passage
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import MAX_CHAIN, MAX_MANIFEST_BYTES
-from quorumcast.core.machine import Passage
 from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import Signed
 from quorumcast.manifest.files import parse_manifest

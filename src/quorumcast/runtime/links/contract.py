@@ -8,7 +8,7 @@ import msgspec
 
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Bodies
-from quorumcast.core.messages import AnyMessage
+from quorumcast.core.message import Message
 from quorumcast.crypto.session import Opened
 
 
@@ -40,7 +40,7 @@ class Trouble(msgspec.Struct, frozen=True):
 class Links(Protocol):
     """The way to the peers of one node."""
 
-    def send(self, to: tuple[NodeId, ...], message: AnyMessage, bodies: Bodies) -> None:
+    def send(self, to: tuple[NodeId, ...], message: Message, bodies: Bodies) -> None:
         """Put a message into each peer's outbox; it leaves with the end of this loop turn."""
         ...
 

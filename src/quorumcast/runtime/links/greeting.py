@@ -24,6 +24,7 @@ from quorumcast.crypto.mac import Mac, same
 from quorumcast.crypto.session import (
     NONCE_SIZE,
     PROTOCOL,
+    Family,
     Farewell,
     Hello,
     Session,
@@ -67,16 +68,18 @@ def sentence_of(farewell: Farewell) -> str:
 class Greeter:
     """Greets and judges greetings for one node in one epoch."""
 
-    __slots__ = ("_barred", "_keyring", "_left", "_nonce", "_shown")
+    __slots__ = ("_barred", "_family", "_keyring", "_left", "_nonce", "_shown")
 
     def __init__(
         self,
         keyring: Keyring,
+        family: Family,
         nonce: Callable[[], bytes] = lambda: secrets.token_bytes(NONCE_SIZE),
         proof: Callable[[], bytes] = lambda: b"",
         barred: Callable[[NodeId], str] = lambda peer: "",
     ) -> None:
         self._keyring = keyring
+        self._family = family
         #: Why a node of the manifest is kept out for now; empty if it is not.
         self._barred = barred
         self._nonce = nonce
@@ -113,7 +116,7 @@ class Greeter:
             return Farewell(refusal, epoch, self._shown() if late else b"")
         secret = self._keyring.secret(hello.sender)
         nonce = self._nonce()
-        session = make_session(secret, self._keyring.factory, hello, nonce, caller=False)
+        session = self._session(secret, hello, nonce, caller=False)
         return Welcome(nonce, welcome_mac(hello, nonce, self._proof(secret))), session
 
     def conclude(self, hello: Hello, welcome: Welcome) -> Session | None:
@@ -122,7 +125,11 @@ class Greeter:
         expected = welcome_mac(hello, welcome.nonce, self._proof(secret))
         if len(welcome.nonce) != NONCE_SIZE or not same(welcome.mac, expected):
             return None
-        return make_session(secret, self._keyring.factory, hello, welcome.nonce, caller=True)
+        return self._session(secret, hello, welcome.nonce, caller=True)
+
+    def _session(self, secret: bytes, hello: Hello, nonce: bytes, *, caller: bool) -> Session:
+        factory = self._keyring.factory
+        return make_session(secret, factory, hello, nonce, self._family, caller=caller)
 
     def _proof(self, secret: bytes) -> Mac:
         return self._keyring.factory(derive(secret, b"quorumcast greeting"))

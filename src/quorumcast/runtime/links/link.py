@@ -33,8 +33,9 @@ from typing import Protocol, cast
 
 from quorumcast.core import limits
 from quorumcast.core.ids import NodeId
-from quorumcast.core.messages import Displaced
+from quorumcast.core.message import Displaced
 from quorumcast.crypto.session import (
+    NO_MESSAGES,
     Farewell,
     Hello,
     Opened,
@@ -71,7 +72,7 @@ CLOSE_GRACE_S = 2.0
 
 _LENGTH = struct.Struct(">I")
 #: Opens and proves nothing; a real session takes its place when the peers have greeted.
-_NO_SESSION = Session(lambda data: b"", lambda data: b"none")
+_NO_SESSION = Session(lambda data: b"", lambda data: b"none", NO_MESSAGES)
 
 
 def _ignore(frame: memoryview) -> None:

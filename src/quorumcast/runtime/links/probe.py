@@ -11,7 +11,7 @@ import contextlib
 import ssl
 
 from quorumcast.crypto.keyring import Keyring
-from quorumcast.crypto.session import Farewell, Welcome
+from quorumcast.crypto.session import NO_MESSAGES, Farewell, Welcome
 from quorumcast.manifest.manifest import BrokerEntry
 from quorumcast.runtime.links.dialer import why
 from quorumcast.runtime.links.greeting import (
@@ -49,7 +49,9 @@ async def _probe(entry: BrokerEntry, keyring: Keyring | None) -> str:
         entry.host, entry.port, ssl=tls, server_hostname="quorumcast" if tls else None
     )
     try:
-        return "" if keyring is None else await _greet(entry, Greeter(keyring), reader, writer)
+        if keyring is None:
+            return ""
+        return await _greet(entry, Greeter(keyring, NO_MESSAGES), reader, writer)
     finally:
         writer.close()
         with contextlib.suppress(OSError):

@@ -28,9 +28,9 @@ from collections.abc import Callable, Mapping
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId, holder
 from quorumcast.core.machine import Bodies
-from quorumcast.core.messages import AnyMessage
+from quorumcast.core.message import Message
 from quorumcast.crypto.keyring import Keyring
-from quorumcast.crypto.session import encode_parcel
+from quorumcast.crypto.session import Family, encode_parcel
 from quorumcast.manifest.manifest import BrokerEntry, Manifest
 from quorumcast.runtime.links.contract import Listener, Trouble
 from quorumcast.runtime.links.dialer import Dialer, connect
@@ -60,6 +60,7 @@ class Transport:
         self,
         manifest: Manifest,
         keyring: Keyring,
+        family: Family,
         listener: Listener,
         *,
         limits: TransportLimits | None = None,
@@ -72,6 +73,7 @@ class Transport:
     ) -> None:
         self._manifest = manifest
         self._keyring = keyring
+        self._family = family
         self._proof = proof
         self._listener = listener
         self._limits = limits or TransportLimits()
@@ -101,7 +103,9 @@ class Transport:
         self._closing = False
 
     def _make_greeter(self) -> Greeter:
-        return Greeter(self._keyring, proof=self._proof, barred=self._fairness.refusal)
+        return Greeter(
+            self._keyring, self._family, proof=self._proof, barred=self._fairness.refusal
+        )
 
     def _is_broker(self, node: NodeId) -> bool:
         return self._manifest.broker(node) is not None
@@ -140,7 +144,7 @@ class Transport:
 
     # ------------------------------------------------------------------ sending
 
-    def send(self, to: tuple[NodeId, ...], message: AnyMessage, bodies: Bodies) -> None:
+    def send(self, to: tuple[NodeId, ...], message: Message, bodies: Bodies) -> None:
         """Encode once, put into each peer's outbox, flush at the end of this turn."""
         raw, _ = parcel = encode_parcel(message, bodies)
         size = len(raw)

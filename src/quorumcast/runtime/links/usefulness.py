@@ -6,26 +6,18 @@ lying broker can ask without end, say without end what is rarely needed, or inve
 
 from __future__ import annotations
 
-from quorumcast.core.messages import (
-    AnyMessage,
-    ChainRun,
+from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Publish, Pull, Ready
+from quorumcast.cell.messages import Positions, Regain, Survey, Taken
+from quorumcast.core.message import Message
+from quorumcast.ordering.messages import (
     ChunkQuery,
-    Contents,
-    Echo,
     Fetch,
     LogQuery,
     Offer,
-    Positions,
-    Publish,
-    Pull,
-    Ready,
-    Regain,
     Standing,
     Stop,
     StopData,
-    Survey,
     Sync,
-    Taken,
 )
 
 #: What clients send that is of use to others.
@@ -50,20 +42,20 @@ class Usefulness:
         #: STREAMS_REMEMBERED.
         self._streams: dict[tuple[str, str, int], None] = {}
 
-    def is_work_of_a_client(self, message: AnyMessage) -> bool:
+    def is_work_of_a_client(self, message: Message) -> bool:
         """Whether this is a publication on a stream that the peer has used before."""
         return type(message) in PUBLICATIONS and self._knows_stream(message)
 
-    def is_work_of_a_broker(self, message: AnyMessage) -> bool:
+    def is_work_of_a_broker(self, message: Message) -> bool:
         """Whether this helps to deliver something; the first word on a stream may not."""
         kind = type(message)
         if kind in ASKED_BY_BROKERS or kind in RARE:
             return False
         return kind not in HEARSAY or self._knows_stream(message)
 
-    def _knows_stream(self, message: AnyMessage) -> bool:
+    def _knows_stream(self, message: Message) -> bool:
         """Whether the peer has spoken of a stream before; from now on it has."""
-        stream = message.stream  # type: ignore[union-attr]
+        stream = message.stream  # type: ignore[attr-defined]
         key = (stream.channel, stream.publisher, stream.incarnation)
         streams = self._streams
         if key in streams:

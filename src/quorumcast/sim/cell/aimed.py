@@ -12,34 +12,27 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from quorumcast.broadcast.messages import Cursor, Open, Publish, Pull
+from quorumcast.cell.messages import Attest, Missed, Regain, Subscribe, Survey
 from quorumcast.core.ids import Lane, Millis, NodeId, Stream, total_order
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import (
-    Accept,
-    AnyMessage,
-    Attest,
-    ChunkQuery,
-    Cursor,
-    Fetch,
-    LogQuery,
-    Missed,
-    Open,
-    Propose,
-    Publish,
-    Pull,
-    Regain,
-    Standing,
-    Stop,
-    StopData,
-    Subscribe,
-    Survey,
-    Sync,
-    Write,
-)
+from quorumcast.core.message import Message
 from quorumcast.faults.base import Tampering
 from quorumcast.faults.catalogue import ALL, CRASH_LIVE, TOTAL
 from quorumcast.faults.clients import EquivocatingPublisher
 from quorumcast.faults.contract import Entry, FaultContext, Later, Role, Trace
+from quorumcast.ordering.messages import (
+    Accept,
+    ChunkQuery,
+    Fetch,
+    LogQuery,
+    Propose,
+    Standing,
+    Stop,
+    StopData,
+    Sync,
+    Write,
+)
 from quorumcast.sim.cell.mangling import Mangle
 
 #: Runs that a publisher with a second story remembers, of each lane.
@@ -176,7 +169,7 @@ class Trespass(Tampering):
         if channel.policy.total:
             stream = rng.choice((stream, total_order(channel.name), total_order(channel.name)))
         first, log = rng.randrange(1, 20), channel.policy.protection
-        questions: list[AnyMessage] = [
+        questions: list[Message] = [
             Subscribe(channel.name, (Cursor(stream, 1),), bodies=True),
             Subscribe(channel.name, (), bodies=True),
             Subscribe(rng.choice(manifest.channels).name, (Cursor(stream, 1),), bodies=True),

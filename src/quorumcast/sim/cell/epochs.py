@@ -8,11 +8,11 @@ client.
 
 from __future__ import annotations
 
+from quorumcast.broadcast.messages import Open, Publish
 from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.subscribing.subscriber import Subscriber
 from quorumcast.core.ids import Channel, NodeId, Stream
-from quorumcast.core.messages import Open, Publish
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import encode_parcel

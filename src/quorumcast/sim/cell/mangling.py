@@ -19,9 +19,11 @@ from typing import Any, get_args
 import msgspec
 from msgspec.structs import replace
 
+from quorumcast.broadcast.messages import ChainRun
+from quorumcast.cell.messages import CellMessage, Vote
 from quorumcast.core.ids import CELL, DIGEST_SIZE, Millis
 from quorumcast.core.machine import Bodies, Effect, Send
-from quorumcast.core.messages import AnyMessage, ChainRun, Offer, Vote
+from quorumcast.core.message import Message
 from quorumcast.core.statements import (
     Signed,
     canonical,
@@ -33,13 +35,14 @@ from quorumcast.core.statements import (
 from quorumcast.crypto.session import encode_parcel
 from quorumcast.faults.base import Tampering, digests_of, revouched
 from quorumcast.faults.contract import FaultContext, Later
+from quorumcast.ordering.messages import Offer
 from quorumcast.ordering.offers import sign_offer
 
 #: Altered messages of each kind, and one in how many of what is said is altered.
 PER_KIND, ONE_IN = 12, 3
 
-_KINDS: tuple[type[msgspec.Struct], ...] = get_args(AnyMessage)
-_messages: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+_KINDS: tuple[type[msgspec.Struct], ...] = get_args(CellMessage)
+_messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(CellMessage)
 _signed: msgspec.msgpack.Decoder[Signed] = msgspec.msgpack.Decoder(Signed)
 
 
@@ -55,7 +58,7 @@ class Mangle(Tampering):
         super().__init__(name, context)
         self._altered: Counter[type] = Counter()
         #: The last message of each kind that it said or heard.
-        self._known: dict[type, tuple[AnyMessage, Bodies]] = {}
+        self._known: dict[type, tuple[Message, Bodies]] = {}
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         rng, kind = self.context.rng, type(send.message)
@@ -81,7 +84,7 @@ class Mangle(Tampering):
         return Send(tuple(to), *alter(message, bodies, context))
 
 
-def alter(message: AnyMessage, bodies: Bodies, context: FaultContext) -> tuple[AnyMessage, Bodies]:
+def alter(message: Message, bodies: Bodies, context: FaultContext) -> tuple[Message, Bodies]:
     """A message that differs in one thing; now and then in nothing, for it is said by another."""
     rng = context.rng
     for _ in range(8):
@@ -99,7 +102,7 @@ def alter(message: AnyMessage, bodies: Bodies, context: FaultContext) -> tuple[A
     return message, bodies
 
 
-def _is_well_formed(message: AnyMessage, bodies: Bodies) -> bool:
+def _is_well_formed(message: Message, bodies: Bodies) -> bool:
     try:
         _messages.decode(encode_parcel(message, bodies)[0])
     except (msgspec.MsgspecError, ValueError, OverflowError):
@@ -107,7 +110,7 @@ def _is_well_formed(message: AnyMessage, bodies: Bodies) -> bool:
     return True
 
 
-def _of_another_kind(message: AnyMessage, rng: random.Random) -> AnyMessage:
+def _of_another_kind(message: Message, rng: random.Random) -> Message:
     """The same fields under the name of another message that has them."""
     fields: dict[str, Any] = msgspec.structs.asdict(message)
     kinds = [
@@ -120,7 +123,7 @@ def _of_another_kind(message: AnyMessage, rng: random.Random) -> AnyMessage:
     return made  # type: ignore[no-any-return]
 
 
-def _made_consistent(message: AnyMessage, bodies: Bodies, context: FaultContext) -> AnyMessage:
+def _made_consistent(message: Message, bodies: Bodies, context: FaultContext) -> Message:
     """The same message with digests, signatures and MACs that go with what it says."""
     if bodies and hasattr(message, "digests"):
         message = replace(message, digests=digests_of(bodies, context))

@@ -16,10 +16,10 @@ import msgspec
 
 from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.cell.serving.broker import Broker
+from quorumcast.cell.serving.membership import Adopt, Passage, Renewal
 from quorumcast.cell.subscribing.subscriber import Subscriber
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
-from quorumcast.core.machine import Adopt, Passage, Renewal
 from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import Signed
 from quorumcast.manifest.build import add_broker, remove_broker

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import Channel, NodeId
-from quorumcast.core.messages import Vote
 from quorumcast.crypto.session import encode_parcel
 from quorumcast.faults.contract import Role
 from quorumcast.sim.cell.cells import broker_names, make_simulated_cell, operator_of

@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from quorumcast import __version__
+from quorumcast.broadcast.application import Deliver
 from quorumcast.core.ids import Millis, NodeId
-from quorumcast.core.machine import Deliver, Effect, Event, Send
+from quorumcast.core.machine import Effect, Event, Send
 from quorumcast.sim.cell.plan import Plan
 from quorumcast.sim.cell.world import World
 from quorumcast.traces.form import SIMULATOR, Header, Listening, place_for, write_header

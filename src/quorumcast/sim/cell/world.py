@@ -8,33 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from quorumcast.cell.publishing.publisher import Publisher
-from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.subscribing.subscriber import Subscriber
-from quorumcast.core.ids import Channel, Millis, NodeId, Stream, resumable, total_order
-from quorumcast.core.labels import label
-from quorumcast.core.machine import (
-    Accuse,
+from quorumcast.broadcast.application import (
     Acknowledged,
-    Adopt,
     Deliver,
-    Effect,
-    Event,
     Gap,
     Join,
     Leave,
-    Machine,
     Prove,
     Proven,
     Recall,
     Recalled,
-    Receive,
     Renewed,
-    Send,
     Submit,
-    Suspect,
 )
-from quorumcast.core.messages import Ack, Checkpoint, Positions
+from quorumcast.broadcast.messages import Ack
+from quorumcast.cell.messages import CELL_FAMILY, Checkpoint, Positions
+from quorumcast.cell.publishing.publisher import Publisher
+from quorumcast.cell.serving.broker import Broker
+from quorumcast.cell.serving.membership import Adopt
+from quorumcast.cell.subscribing.subscriber import Subscriber
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream, resumable, total_order
+from quorumcast.core.labels import label
+from quorumcast.core.machine import Accuse, Effect, Event, Machine, Receive, Send, Suspect
 from quorumcast.sim.cell.adversary import Adversary
 from quorumcast.sim.cell.cells import Cell, life_of
 from quorumcast.sim.cell.judges.blame import Lies
@@ -111,7 +106,7 @@ class World:
     ) -> None:
         self.cell = cell
         self.scheduler = Scheduler(seed)
-        self.network = Network(self.scheduler, cell.keyrings, weather)
+        self.network = Network(self.scheduler, cell.keyrings, CELL_FAMILY, weather)
         self.nodes: dict[NodeId, Node] = {}
         self.adversary = Adversary(cell, self.scheduler, self.network, self.nodes)
         self.facts = Facts(cell.manifest, self.adversary)

@@ -16,8 +16,8 @@ from typing import get_args
 
 import msgspec
 
+from quorumcast.cell.messages import CellMessage
 from quorumcast.core.machine import DropReason, Suspicion
-from quorumcast.core.messages import AnyMessage
 from quorumcast.manifest.policy import POLICY_NAMES
 from quorumcast.sim.coverage.transitions import Transition
 
@@ -78,7 +78,7 @@ TIMERS: dict[str, tuple[str, ...]] = {"TailHistory": HISTORY}
 EFFECTS = (
     "Gap", "Proven", "Recalled", "Refused", "Concluded", "Contradicted", "Accuse", "Adopt",
 )  # fmt: skip
-_KINDS = frozenset(kind.__name__ for kind in get_args(AnyMessage))
+_KINDS = frozenset(kind.__name__ for kind in get_args(CellMessage))
 
 
 class State(msgspec.Struct, frozen=True, order=True):

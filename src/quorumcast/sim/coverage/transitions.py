@@ -26,7 +26,7 @@ from quorumcast.core.machine import (
     Suspect,
     TimerFired,
 )
-from quorumcast.core.messages import AnyMessage
+from quorumcast.core.message import Message
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Role
 from quorumcast.sim.cell.plan import Plan
@@ -62,7 +62,7 @@ def harm_of(plan: Plan) -> str:
     return "brokers and clients lie" if Role.BROKER in roles else "clients lie"
 
 
-def said(message: AnyMessage) -> str:
+def said(message: Message) -> str:
     """The kind of a message, and its lane where that is not the usual one."""
     stream: Stream | None = getattr(message, "stream", None)
     lane = "/history" if stream is not None and stream.lane is Lane.HISTORY else ""

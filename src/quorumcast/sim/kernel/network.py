@@ -20,12 +20,13 @@ from functools import partial
 import msgspec
 
 from quorumcast.core.ids import NodeId
-from quorumcast.core.messages import AnyMessage
+from quorumcast.core.message import Message
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.mac import MAC_SIZE
 from quorumcast.crypto.session import (
     NONCE_SIZE,
     PROTOCOL,
+    Family,
     Hello,
     Parcel,
     Refusal,
@@ -126,9 +127,14 @@ class Network:
     """All links of the world."""
 
     def __init__(
-        self, scheduler: Scheduler, keyrings: Mapping[NodeId, Keyring], weather: Weather
+        self,
+        scheduler: Scheduler,
+        keyrings: Mapping[NodeId, Keyring],
+        family: Family,
+        weather: Weather,
     ) -> None:
         self._scheduler = scheduler
+        self._family = family
         self._rng = scheduler.fork("network")
         self._keyrings = keyrings
         self.weather = weather
@@ -232,7 +238,9 @@ class Network:
     def _session(
         self, keyring: Keyring, peer: NodeId, hello: Hello, nonce: bytes, is_caller: bool
     ) -> Session:
-        return make_session(keyring.secret(peer), keyring.factory, hello, nonce, caller=is_caller)
+        secret = keyring.secret(peer)
+        factory, family = keyring.factory, self._family
+        return make_session(secret, factory, hello, nonce, family, caller=is_caller)
 
     def _replay_greeting(self, link: Link, hello: Hello, nonce: bytes) -> None:
         """An attacker repeats the greeting before this one, or its answer, and what was said then.
@@ -390,7 +398,7 @@ class Network:
         self,
         sender: NodeId,
         receiver: NodeId,
-        messages: Sequence[AnyMessage],
+        messages: Sequence[Message],
         sealed: Sealed | None,
     ) -> None:
         """Compare what a session has taken with what its peer sealed: the very same, and once."""
@@ -411,7 +419,7 @@ class Network:
         session = link.sessions.get(receiver) if link is not None else None
         if link is None or session is None:
             return
-        forger = Session(_no_mac, _no_mac)
+        forger = Session(_no_mac, _no_mac, self._family)
         # Sequence numbers are there for everybody on the wire to read.
         forger._sent = session._received
         self.carry(link, sender, receiver, forger.seal(parcels), 0)

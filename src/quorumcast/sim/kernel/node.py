@@ -17,9 +17,9 @@ from typing import Protocol
 
 import msgspec
 
+from quorumcast.cell.serving.membership import Adopt
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import (
-    Adopt,
     CancelTimer,
     Connected,
     Disconnected,

@@ -7,9 +7,10 @@ brokers do not understand, or the answer one that the node does not take, and it
 
 from __future__ import annotations
 
+from quorumcast.broadcast.messages import Pull
+from quorumcast.cell.messages import Regain
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import Pull, Regain
 from quorumcast.sim.cell.judges.facts import Facts
 
 #: So often the same is asked of brokers that hold the answer: links may be slow.

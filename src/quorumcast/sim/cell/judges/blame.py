@@ -9,9 +9,10 @@ counts, since a packet may be lost before.
 
 from __future__ import annotations
 
+from quorumcast.broadcast.messages import Contents
+from quorumcast.cell.messages import Checkpoint, Vote
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.machine import Send
-from quorumcast.core.messages import Checkpoint, Contents, Vote
 from quorumcast.core.statements import Basis, SegmentStatement, parse_statement
 from quorumcast.sim.cell.judges.facts import Facts
 

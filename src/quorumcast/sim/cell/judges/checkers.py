@@ -12,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from quorumcast.broadcast.application import Acknowledged, Contradicted, Deliver, Gap, Proven
+from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Publish, Ready
+from quorumcast.cell.messages import Checkpoint, Positions, Regained, Vote
 from quorumcast.core.ids import (
     CELL,
     DIGEST_SIZE,
@@ -23,36 +26,8 @@ from quorumcast.core.ids import (
     total_order,
 )
 from quorumcast.core.labels import label, unlabel
-from quorumcast.core.machine import (
-    Accuse,
-    Acknowledged,
-    Contradicted,
-    Deliver,
-    Effect,
-    Gap,
-    Proven,
-    Send,
-)
-from quorumcast.core.messages import (
-    Accept,
-    AnyMessage,
-    ChainRun,
-    Checkpoint,
-    Chunk,
-    Contents,
-    Echo,
-    Fetched,
-    LogPart,
-    Offer,
-    Positions,
-    Propose,
-    Publish,
-    Ready,
-    Regained,
-    StateHead,
-    Vote,
-    Write,
-)
+from quorumcast.core.machine import Accuse, Effect, Send
+from quorumcast.core.message import Message
 from quorumcast.core.quorum import Broadcast, OrderQuorums, Protection
 from quorumcast.core.statements import (
     Basis,
@@ -69,6 +44,16 @@ from quorumcast.crypto.digest import root
 from quorumcast.crypto.identity import signature_holds
 from quorumcast.faults.base import channel_of
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.ordering.messages import (
+    Accept,
+    Chunk,
+    Fetched,
+    LogPart,
+    Offer,
+    Propose,
+    StateHead,
+    Write,
+)
 from quorumcast.sim.cell.judges.asking import Questions
 from quorumcast.sim.cell.judges.facts import Facts, may_publish, may_subscribe
 from quorumcast.sim.cell.judges.journaling import Journaled
@@ -328,7 +313,7 @@ class OneStory(Watching):
                 facts.violate(self.name, f"{node} says {what} twice about {place}, and differently")
 
     def _places(
-        self, facts: Facts, message: AnyMessage
+        self, facts: Facts, message: Message
     ) -> Iterator[tuple[tuple[object, ...], object]]:
         match message:
             case Echo(stream=stream, first=first, run=run) | Ready(stream, first, run):

@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from quorumcast.broadcast.application import Proven
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
-from quorumcast.core.machine import Accuse, Effect, Proven
+from quorumcast.core.machine import Accuse, Effect
 from quorumcast.core.quorum import Broadcast, OrderQuorums, Protection, Quorums, receipt_votes
 from quorumcast.core.statements import Evidence, Receipt
 from quorumcast.crypto.evidence import Court

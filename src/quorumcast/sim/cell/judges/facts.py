@@ -12,14 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from quorumcast.core.ids import CELL, Channel, Digest, Millis, NodeId, Stream, total_order
-from quorumcast.core.limits import MAX_NUMBER
-from quorumcast.core.machine import (
-    Accuse,
+from quorumcast.broadcast.application import (
     Acknowledged,
     Deliver,
-    Effect,
-    Event,
     Gap,
     Join,
     Leave,
@@ -27,12 +22,13 @@ from quorumcast.core.machine import (
     Proven,
     Recall,
     Recalled,
-    Record,
     Renewed,
     Submit,
-    Suspect,
 )
-from quorumcast.core.messages import Ack
+from quorumcast.broadcast.messages import Ack
+from quorumcast.core.ids import CELL, Channel, Digest, Millis, NodeId, Stream, total_order
+from quorumcast.core.limits import MAX_NUMBER
+from quorumcast.core.machine import Accuse, Effect, Event, Record, Suspect
 from quorumcast.core.quorum import Protection, accept_votes
 from quorumcast.core.statements import Basis, Signed, parse_statement
 from quorumcast.manifest.manifest import EVERYONE, Manifest

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from quorumcast.broadcast.messages import ChainRun, Echo
+from quorumcast.cell.messages import Checkpoint, Regained, Vote
 from quorumcast.cell.serving.pledges import Attested, Vouched
 from quorumcast.core.ids import NodeId, Stream, split_digests
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import Accept, ChainRun, Checkpoint, Echo, Regained, Vote, Write
 from quorumcast.core.statements import SegmentStatement, parse_statement
 from quorumcast.crypto.digest import root
 from quorumcast.ordering.consensus import Voted
+from quorumcast.ordering.messages import Accept, Write
 from quorumcast.sim.cell.judges.facts import Facts
 
 

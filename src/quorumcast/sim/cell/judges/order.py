@@ -7,8 +7,9 @@ of the channel's own stream.
 
 from __future__ import annotations
 
+from quorumcast.broadcast.application import Deliver, Gap, Recalled
 from quorumcast.core.ids import CELL, Channel, Digest, NodeId, Stream, total_order
-from quorumcast.core.machine import Deliver, Effect, Gap, Recalled
+from quorumcast.core.machine import Effect
 from quorumcast.sim.cell.judges.facts import Facts, Reader
 
 

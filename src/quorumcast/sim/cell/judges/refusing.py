@@ -17,10 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from quorumcast.broadcast.messages import ChainRun
+from quorumcast.cell.messages import Checkpoint, Vote
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Suspect, Suspicion
-from quorumcast.core.messages import AnyMessage, ChainRun, Checkpoint, Offer, Propose, Vote
+from quorumcast.core.message import Message
 from quorumcast.faults.base import stream_of
+from quorumcast.ordering.messages import Offer, Propose
 from quorumcast.sim.cell.judges.facts import Facts
 
 #: Reasons to ignore a message that tell of a fault; with the others it came too late or too early.
@@ -100,7 +103,7 @@ def _may_be_altered(facts: Facts) -> bool:
     return facts.wire_tapped and isinstance(facts.cause, Receive) and bool(facts.cause.bodies)
 
 
-def _of_another_epoch(facts: Facts, drop: Drop, message: AnyMessage) -> bool:
+def _of_another_epoch(facts: Facts, drop: Drop, message: Message) -> bool:
     """Whether sender and receiver may go by different epochs."""
     if drop.reason is DropReason.WRONG_SENDER:
         known = {manifest.broker(drop.sender) is None for manifest in facts.manifests.values()}
@@ -109,7 +112,7 @@ def _of_another_epoch(facts: Facts, drop: Drop, message: AnyMessage) -> bool:
     return len(facts.manifests) > 1 and (bound or isinstance(message, Checkpoint))
 
 
-def _quoted(message: AnyMessage) -> Iterator[NodeId]:
+def _quoted(message: Message) -> Iterator[NodeId]:
     """Nodes whose words a message passes on."""
     stream = message.stream if isinstance(message, Offer) else stream_of(message)
     if stream is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.desks import Desk
+from quorumcast.cell.serving.desk import Desk
 from quorumcast.cell.serving.holdings import Holdings, recoverable
 from quorumcast.cell.serving.pledges import Attested, Vouched
 from quorumcast.core.ids import NodeId, Stream, split_digests

@@ -12,17 +12,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Open, Publish, Ready
+from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import (
-    ChainRun,
-    Contents,
-    Echo,
-    Open,
-    Publish,
-    Ready,
-    Vote,
-)
 from quorumcast.core.statements import HistoryStatement, Signed, canonical
 from quorumcast.crypto.identity import Identity
 from quorumcast.faults.base import Tampering, digests_of, other_body, revouched, stream_of

@@ -18,6 +18,7 @@ from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.chain import Chain
 from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import Taken
+from quorumcast.broadcast.messages import Echo
 from quorumcast.broadcast.outlet import FanOut
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.subscribing import receipts
@@ -26,13 +27,12 @@ from quorumcast.cell.subscribing.reports import Reports
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Persist, Send
-from quorumcast.core.messages import Echo
 from quorumcast.core.quorum import Quorums
 from quorumcast.core.tally import Ballot, Tally
 from quorumcast.crypto.identity import derive
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.mac import chain_bytes
-from quorumcast.crypto.session import Session
+from quorumcast.crypto.session import Family, Session
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.cells import (
     PUBLISHERS,
@@ -139,9 +139,11 @@ def _covered(**forgotten: Any) -> Callable[..., bytes]:
     return covered
 
 
-def _undirected(secret: bytes, factory: Any, hello: Any, nonce: bytes, *, caller: bool) -> Session:
+def _undirected(
+    secret: bytes, factory: Any, hello: Any, nonce: bytes, family: Family, *, caller: bool
+) -> Session:
     key = factory(derive(secret, b"quorumcast session" + hello.nonce + nonce))
-    return Session(key, key)
+    return Session(key, key, family)
 
 
 def _count_words(self: Any, member: Any, value: Any) -> Ballot:

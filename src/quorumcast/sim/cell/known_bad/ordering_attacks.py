@@ -9,14 +9,21 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from quorumcast.broadcast.messages import Contents
+from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import BIRTH, Millis, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Persist, Send
-from quorumcast.core.messages import (
+from quorumcast.core.statements import Claim, canonical, parse_stop
+from quorumcast.faults.base import Tampering
+from quorumcast.faults.contract import FaultContext, Later
+from quorumcast.faults.ordering import FAR, EquivocatingLeader, Proposing, false_word
+from quorumcast.ordering.consensus import value_of
+from quorumcast.ordering.execution import Snapshot
+from quorumcast.ordering.messages import (
     Accept,
     Batch,
     Chunk,
-    Contents,
     Fetched,
     Item,
     LogPart,
@@ -26,15 +33,8 @@ from quorumcast.core.messages import (
     StateHead,
     StopData,
     Sync,
-    Vote,
     Write,
 )
-from quorumcast.core.statements import Claim, canonical, parse_stop
-from quorumcast.faults.base import Tampering
-from quorumcast.faults.contract import FaultContext, Later
-from quorumcast.faults.ordering import FAR, EquivocatingLeader, Proposing, false_word
-from quorumcast.ordering.consensus import value_of
-from quorumcast.ordering.execution import Snapshot
 from quorumcast.ordering.state import Head, State, cut, digest_of
 from quorumcast.sim.cell.cells import life_of
 

@@ -8,6 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from quorumcast.broadcast.ledger import Ledger
+from quorumcast.broadcast.messages import Contents
+from quorumcast.cell.messages import Regained, Vote
 from quorumcast.cell.serving import broker
 from quorumcast.cell.serving.holdings import Holdings
 from quorumcast.cell.serving.pledges import Pledges, shorten
@@ -15,7 +17,6 @@ from quorumcast.cell.serving.recovery import Recovery
 from quorumcast.cell.subscribing.excerpt import Excerpt
 from quorumcast.core.ids import DIGEST_SIZE, Millis
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import Contents, Regained, Vote
 from quorumcast.faults.base import Tampering, digests_of
 from quorumcast.faults.contract import Later
 from quorumcast.manifest.policy import Policy

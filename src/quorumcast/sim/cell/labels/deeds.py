@@ -25,34 +25,20 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from quorumcast.broadcast.messages import Ack, ChainRun, Contents, Echo, Open, Publish, Ready
 from quorumcast.broadcast.signed_history import read_history
+from quorumcast.cell.messages import Checkpoint, Positions, Vote
 from quorumcast.cell.serving.desks import MAX_UNUSED
 from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Send
-from quorumcast.core.messages import (
-    Accept,
-    Ack,
-    AnyMessage,
-    ChainRun,
-    Checkpoint,
-    Contents,
-    Echo,
-    Offer,
-    Open,
-    Positions,
-    Propose,
-    Publish,
-    Ready,
-    Standing,
-    Vote,
-    Write,
-)
+from quorumcast.core.message import Message
 from quorumcast.core.statements import parse_statement
 from quorumcast.faults.base import stream_of
 from quorumcast.faults.contract import Fault, Later
 from quorumcast.faults.tally import REQUESTS, Word, by_peer, changes, later
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.ordering.messages import Accept, Offer, Propose, Standing, Write
 from quorumcast.sim.cell.labels.hearsay import Hearsay, Run
 from quorumcast.watch.turnout import PATIENCE_MS
 
@@ -97,7 +83,7 @@ class Difference(msgspec.Struct, frozen=True):
 #: Who showed what: the kind of message, the stream or log and regency, and the number.
 _Place = tuple[NodeId, str, object, int]
 #: When something was done, to which word, about which run, and on which channel it is awaited.
-_Done = tuple[int, AnyMessage, Run | None, Channel | None]
+_Done = tuple[int, Message, Run | None, Channel | None]
 #: Messages by which publishers show their runs.
 _SHOWN = (Publish, ChainRun, Offer)
 #: What is said once of one thing, and again only if it may have got lost.
@@ -144,7 +130,7 @@ class Deeds:
         #: The runs that each leader proposed, and so has.
         self._proposed: set[tuple[NodeId, Stream, int]] = set()
         #: When each node said to each peer how far it is.
-        self._said: dict[tuple[NodeId, NodeId, type], list[tuple[int, AnyMessage]]] = {}
+        self._said: dict[tuple[NodeId, NodeId, type], list[tuple[int, Message]]] = {}
         #: What reached whom.
         self.heard = Hearsay()
         #: What is put off: until when, what, and about what.
@@ -218,7 +204,7 @@ class Deeds:
             place = (node, kind, stream, number)
             self._versions.setdefault(place, {}).setdefault(said, {})[peer] = None
 
-    def _before_on_chain(self, node: NodeId, message: AnyMessage) -> str:
+    def _before_on_chain(self, node: NodeId, message: Message) -> str:
         """Who hands a node what it passes on, if it does so on a chain."""
         if not isinstance(message, ChainRun | Vote) or node not in message.order:
             return ""
@@ -226,7 +212,7 @@ class Deeds:
         self._before[node, message.stream.data] = before
         return before
 
-    def _led(self, node: NodeId, message: AnyMessage) -> _Place | None:
+    def _led(self, node: NodeId, message: Message) -> _Place | None:
         """What a leader says of an instance."""
         if not isinstance(message, Propose | Write):
             return None
@@ -347,15 +333,13 @@ class Deeds:
         awaited = channel if deed is Deed.DROPPED else None
         self._done.setdefault(key, []).append((now, message, run, awaited))
 
-    def _must_have(self, node: NodeId, message: AnyMessage) -> bool:
+    def _must_have(self, node: NodeId, message: Message) -> bool:
         """Whether the others can know that a node has what it does not hand over."""
         if isinstance(message, Offer) and message.stream.publisher != node:
             return (node, message.stream, message.first) in self._proposed
         return not isinstance(message, Contents)
 
-    def _channel_for(
-        self, message: AnyMessage, about: Stream | None, peer: NodeId
-    ) -> Channel | None:
+    def _channel_for(self, message: Message, about: Stream | None, peer: NodeId) -> Channel | None:
         """The channel that a subscriber must listen to for this to be for it."""
         if not isinstance(message, _TO_LISTENERS) or peer in self._manifest.broker_ids:
             return None
@@ -397,7 +381,7 @@ class Deeds:
             yield key, never
             yield msgspec.structs.replace(key, deed=Deed.DELAYED), late
 
-    def _is_included(self, key: DeedKey, at: int, message: AnyMessage) -> bool:
+    def _is_included(self, key: DeedKey, at: int, message: Message) -> bool:
         """Whether a node soon says as much again to the same peer."""
         said = self._said.get((key.node, key.towards, type(message)), [])
         begin = bisect_right(said, at, key=lambda one: one[0])
@@ -430,7 +414,7 @@ class _Recorded:
         return done
 
 
-def _about(message: AnyMessage) -> Stream | None:
+def _about(message: Message) -> Stream | None:
     """The stream that a message speaks of."""
     stream = stream_of(message) or getattr(message, "stream", None)
     if isinstance(message, Checkpoint):
@@ -439,12 +423,12 @@ def _about(message: AnyMessage) -> Stream | None:
     return stream if isinstance(stream, Stream) else None
 
 
-def _says_less(message: AnyMessage, than: AnyMessage) -> bool:
+def _says_less(message: Message, than: Message) -> bool:
     """Whether it can be told that it comes too late: equal acknowledgements have no order."""
     return not isinstance(message, Ack) or not isinstance(than, Ack) or message.upto < than.upto
 
 
-def _includes(later: AnyMessage, message: AnyMessage) -> bool:
+def _includes(later: Message, message: Message) -> bool:
     """Whether a later word says as much of the same stream, channel or log."""
     match later, message:
         case Ack(), Ack():

@@ -9,8 +9,10 @@ leaves before it would come cannot tell whether it would.
 
 from __future__ import annotations
 
+from quorumcast.broadcast.messages import ChainRun, Echo, Publish, Ready
 from quorumcast.core.ids import Channel, NodeId, Stream
-from quorumcast.core.messages import AnyMessage, ChainRun, Echo, Offer, Propose, Publish, Ready
+from quorumcast.core.message import Message
+from quorumcast.ordering.messages import Offer, Propose
 from quorumcast.watch.turnout import PATIENCE_MS, SETTLED_MS
 
 #: What is held back so shortly after or before packets got lost on the same link, or a session
@@ -55,7 +57,7 @@ class Hearsay:
         """Whether it matters to a node what becomes of a channel's publications."""
         return (node, channel) in self._joined
 
-    def told(self, node: NodeId, sender: NodeId, message: AnyMessage, now: int) -> None:
+    def told(self, node: NodeId, sender: NodeId, message: Message, now: int) -> None:
         """A node gets to know which runs there are."""
         runs: list[Run] = []
         match message:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from quorumcast.broadcast.application import Join, Leave
 from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.core.ids import Millis, NodeId
-from quorumcast.core.machine import Connected, Effect, Event, Join, Leave, Receive
+from quorumcast.core.machine import Connected, Effect, Event, Receive
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.cell.labels.deeds import DeedKey, Deeds, Difference
 from quorumcast.sim.cell.plan import Act, Outcome, Plan

@@ -9,55 +9,59 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorumcast.core import limits
-from quorumcast.core.ids import DIGEST_SIZE, Channel, Digest, Lane, NodeId, Stream, split_digests
-from quorumcast.core.messages import (
-    Accept,
+from quorumcast.broadcast.messages import (
     Ack,
-    AnyMessage,
-    Attest,
     ChainRun,
-    Checkpoint,
-    Chunk,
-    ChunkQuery,
     Contents,
     Cursor,
-    Displaced,
     Echo,
-    Fetch,
-    Fetched,
-    Finish,
-    Item,
-    LogPart,
-    LogQuery,
-    Missed,
-    Offer,
     Open,
     Outlived,
-    Position,
-    Positions,
-    Propose,
     Publish,
     Pull,
     Ready,
+    Voucher,
+)
+from quorumcast.cell.messages import (
+    Attest,
+    CellMessage,
+    Checkpoint,
+    Finish,
+    Missed,
+    Position,
+    Positions,
     Refuse,
     Regain,
     Regained,
+    Subscribe,
+    Survey,
+    Taken,
+    Unsubscribe,
+    Vote,
+)
+from quorumcast.core import limits
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Digest, Lane, NodeId, Stream, split_digests
+from quorumcast.core.message import Displaced, Message
+from quorumcast.core.quorum import Protection
+from quorumcast.core.statements import Signed
+from quorumcast.ordering.messages import (
+    Accept,
+    Chunk,
+    ChunkQuery,
+    Fetch,
+    Fetched,
+    Item,
+    LogPart,
+    LogQuery,
+    Offer,
+    Propose,
     Standing,
     StateHead,
     Stop,
     StopData,
-    Subscribe,
-    Survey,
     Sync,
-    Taken,
-    Unsubscribe,
-    Vote,
-    Voucher,
     Write,
 )
-from quorumcast.core.quorum import Protection
-from quorumcast.core.statements import Signed
 
 STREAM = Stream(Channel("orders"), NodeId("alice"), 7)
 ONE = bytes(range(DIGEST_SIZE))
@@ -67,7 +71,7 @@ LOG = Protection.BYZANTINE
 ITEM = Item(STREAM, 4, ONE * 2)
 SIGNED = Signed(NodeId("b1"), b"payload", b"s" * 64)
 
-EXAMPLES: list[AnyMessage] = [
+EXAMPLES: list[Message] = [
     Open(STREAM, 1, 1),
     Publish(STREAM, 1, ONE * 3),
     ChainRun(STREAM, 1, ONE, ORDER, (VOUCHER,)),
@@ -108,10 +112,10 @@ EXAMPLES: list[AnyMessage] = [
     Taken(SIGNED),
 ]
 
-decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(CellMessage)
 
 
-def kind(message: AnyMessage) -> str:
+def kind(message: Message) -> str:
     return type(message).__name__
 
 
@@ -121,16 +125,16 @@ def on_wire(message: object, **changes: object) -> bytes:
 
 
 def test_examples_of_this_module_cover_every_message() -> None:
-    assert {type(example) for example in EXAMPLES} == set(get_args(AnyMessage))
+    assert {type(example) for example in EXAMPLES} == set(get_args(CellMessage))
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=kind)
-def test_message_encoded_decodes_to_itself(message: AnyMessage) -> None:
+def test_message_encoded_decodes_to_itself(message: Message) -> None:
     assert decoder.decode(msgspec.msgpack.encode(message)) == message
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=kind)
-def test_message_truncated_anywhere_is_refused(message: AnyMessage) -> None:
+def test_message_truncated_anywhere_is_refused(message: Message) -> None:
     wire = msgspec.msgpack.encode(message)
     for end in range(len(wire)):
         with pytest.raises(msgspec.DecodeError):
@@ -198,7 +202,7 @@ TOO_MUCH = [
 
 
 @pytest.mark.parametrize(("message", "changes"), TOO_MUCH)
-def test_message_beyond_a_bound_is_refused(message: AnyMessage, changes: dict[str, Any]) -> None:
+def test_message_beyond_a_bound_is_refused(message: Message, changes: dict[str, Any]) -> None:
     assert decoder.decode(on_wire(message)) == message
     with pytest.raises(msgspec.ValidationError):
         decoder.decode(on_wire(message, **changes))

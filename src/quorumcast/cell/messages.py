@@ -1,0 +1,180 @@
+"""The messages of a cell beside those of its protocols, and the family of all of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, get_args
+
+import msgspec
+from msgspec import Meta
+
+from quorumcast.broadcast.messages import (
+    Ack,
+    ChainRun,
+    Contents,
+    Cursor,
+    Echo,
+    Open,
+    Outlived,
+    Publish,
+    Pull,
+    Ready,
+    Voucher,
+)
+from quorumcast.core import limits
+from quorumcast.core.ids import DIGEST_SIZE, Count, Positive, Stream
+from quorumcast.core.message import ChannelName, Digests, Displaced, Message, Order
+from quorumcast.core.statements import Signed
+from quorumcast.crypto.session import Family
+from quorumcast.ordering.messages import (
+    Accept,
+    Chunk,
+    ChunkQuery,
+    Fetch,
+    Fetched,
+    LogPart,
+    LogQuery,
+    Offer,
+    Propose,
+    Standing,
+    StateHead,
+    Stop,
+    StopData,
+    Sync,
+    Write,
+)
+
+
+class Finish(Message, frozen=True, array_like=True):
+    """I publish nothing more on this channel for now: somebody else may have my place."""
+
+    channel: ChannelName
+
+
+class Refuse(Message, frozen=True, array_like=True):
+    """I will not serve you on this channel, and why.
+
+    `listening` says whether it is about listening or about publishing; None: about both.
+    """
+
+    channel: ChannelName
+    reason: Annotated[str, Meta(max_length=200)]
+    listening: bool | None = None
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """What a broker holds of a stream: base … next-1; if asked for a time, oldest … next-1.
+
+    Of a stream that is `over` the broker will never hold `next`, nor anything after it.
+    """
+
+    stream: Stream
+    base: Positive
+    next: Positive
+    oldest: Count = 0
+    over: bool = False
+
+
+class Subscribe(Message, frozen=True, array_like=True):
+    """Send me votes on this channel, from these cursors on; repeated whenever in doubt.
+
+    Asked for a time (microseconds), `Position.base` is the first number of it, or one before it.
+    With `until`: only numbers before that one, once.
+    """
+
+    channel: ChannelName
+    cursors: Annotated[tuple[Cursor, ...], Meta(max_length=limits.MAX_STREAMS_NAMED)]
+    bodies: bool
+    since: Count = 0
+    until: Count = 0
+
+
+class Unsubscribe(Message, frozen=True, array_like=True):
+    """Send me nothing more on this channel."""
+
+    channel: ChannelName
+
+
+class Positions(Message, frozen=True, array_like=True):
+    """The answer to a subscription: every stream of the channel that this broker knows."""
+
+    channel: ChannelName
+    positions: Annotated[tuple[Position, ...], Meta(max_length=limits.MAX_STREAMS_NAMED)]
+
+
+class Vote(Message, frozen=True, array_like=True):
+    """This broker vouches for a run (READY in Bracha); with bodies for those who asked for them.
+
+    On a chain, `order` names the chain and `vouchers` carry the MACs of the other last brokers.
+    """
+
+    stream: Stream
+    first: Positive
+    digests: Digests
+    order: Order = ()
+    vouchers: Annotated[tuple[Voucher, ...], Meta(max_length=limits.MAX_CHAIN)] = ()
+
+
+class Missed(Message, frozen=True, array_like=True):
+    """History taught me these publications; the fast path did not bring them."""
+
+    stream: Stream
+    first: Positive
+    count: Positive
+
+
+class Attest(Message, frozen=True, array_like=True):
+    """Sign for the segment that holds this number, up to it; I know it from `first` on."""
+
+    stream: Stream
+    number: Positive
+    first: Positive = 1
+
+
+class Checkpoint(Message, frozen=True, array_like=True):
+    """A signed statement about a segment."""
+
+    statement: Signed
+
+
+class Survey(Message, frozen=True, array_like=True):
+    """Of which publications on this channel are you sure? (Answered with `Positions`.)
+
+    I am in this life: what I said in an earlier one I may have forgotten.
+    """
+
+    channel: ChannelName
+    life: Annotated[bytes, Meta(max_length=DIGEST_SIZE)] = b""
+
+
+class Regain(Message, frozen=True, array_like=True):
+    """What are these publications? Their digests, or their contents as well."""
+
+    stream: Stream
+    first: Positive
+    count: Annotated[int, Meta(ge=1, le=limits.MAX_RUN)]
+    bodies: bool = False
+
+
+class Regained(Message, frozen=True, array_like=True):
+    """My final word on publications, perhaps with their bodies."""
+
+    stream: Stream
+    first: Positive
+    digests: Digests
+
+
+class Taken(Message, frozen=True, array_like=True):
+    """An epoch has been decided, and I go by it: signed, so that others can show it."""
+
+    statement: Signed
+
+
+CellMessage = (
+    Open | Finish | Publish | ChainRun | Ack | Outlived | Refuse | Echo | Ready | Subscribe
+    | Unsubscribe | Positions | Vote | Pull | Contents | Missed | Attest | Checkpoint | Survey
+    | Regain | Regained | Displaced | Offer | Propose | Write | Accept | Stop | StopData | Sync
+    | Standing | Fetch | Fetched | LogQuery | LogPart | StateHead | ChunkQuery | Chunk | Taken
+)  # fmt: skip
+
+#: Everything that the nodes of a cell say to one another.
+CELL_FAMILY = Family("cell", *get_args(CellMessage))

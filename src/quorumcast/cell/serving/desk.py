@@ -1,0 +1,249 @@
+"""A desk: what a broker keeps for one stream, around the carrier of the channel's protocol."""
+
+from __future__ import annotations
+
+from quorumcast.broadcast.bracha import Bracha
+from quorumcast.broadcast.contract import Carrier
+from quorumcast.broadcast.forwarding import Forwarder
+from quorumcast.broadcast.history import History
+from quorumcast.broadcast.ledger import Ledger
+from quorumcast.broadcast.messages import Ack, Echo, Ready
+from quorumcast.broadcast.signed_history import read_history
+from quorumcast.cell.serving.notary import Notary
+from quorumcast.cell.serving.pledges import Attested, Pledge, Vouched
+from quorumcast.core.ids import Digest, Lane, NodeId, Stream
+from quorumcast.core.limits import MAX_RUN
+from quorumcast.core.machine import Effect, Send
+from quorumcast.manifest.manifest import ChannelEntry
+
+#: So often a subscriber is believed at once that it missed something: more often than it takes to
+#: put f faulty brokers aside.
+COMPLAINTS = 8
+
+
+class Desk:
+    """What a broker keeps for one stream."""
+
+    __slots__ = (
+        "_acked",
+        "_acked_histories",
+        "_complaints",
+        "_journaled",
+        "_quarter",
+        "_unsynced",
+        "carrier",
+        "closed",
+        "entry",
+        "from_peers",
+        "introducer",
+        "missed",
+        "missed_upto",
+        "notary",
+        "over",
+        "settled",
+        "stream",
+    )
+
+    def __init__(
+        self, stream: Stream, entry: ChannelEntry, carrier: Carrier, notary: Notary
+    ) -> None:
+        self.stream = stream
+        self.entry = entry
+        self.carrier = carrier
+        self.notary = notary
+        #: Whether peers have ended this stream, so that nothing more of it will come.
+        self.over = False
+        #: Who first spoke of this stream; the publisher takes over as soon as it speaks itself.
+        self.introducer: NodeId | None = None
+        #: Whether it began by the word of other brokers, and whether it goes on only by that.
+        self.from_peers = False
+        self.closed = False
+        #: How many publications subscribers said the fast path did not bring them.
+        self.missed = 0
+        self.missed_upto = 0
+        #: How often each subscriber was believed, and from which number on it will be again; only
+        #: those with the right to subscribe.
+        self._complaints: dict[NodeId, tuple[int, int]] = {}
+        #: What was acknowledged last, on either lane.
+        self._acked: tuple[int, ...] = ()
+        self._acked_histories: tuple[int, ...] = ()
+        self._quarter = max(1, entry.policy.limits.window // 4)
+        #: Writes of a run that are under way, by lane and first number; at most a window of them.
+        self._unsynced: dict[tuple[Lane, int], int] = {}
+        #: Where each lane begins according to the journal, and up to where it is settled.
+        self._journaled = {lane: self.ledger(lane).floor for lane in Lane}
+        self.settled = dict.fromkeys(Lane, 0)
+
+    @property
+    def fast(self) -> Carrier:
+        """The carrier of the publications themselves."""
+        return self.carrier.fast if isinstance(self.carrier, History) else self.carrier
+
+    def lane(self, lane: Lane) -> Carrier:
+        """The carrier of a lane."""
+        if lane is Lane.HISTORY and isinstance(self.carrier, History):
+            return self.carrier.history_carrier
+        return self.carrier
+
+    def lanes(self) -> list[tuple[Stream, Carrier]]:
+        """Both lanes of the stream, or the only one."""
+        lanes: list[tuple[Stream, Carrier]] = [(self.stream, self.carrier)]
+        if isinstance(self.carrier, History):
+            lanes.append((self.stream.history, self.carrier.history_carrier))
+        return lanes
+
+    def recover(
+        self, lane: Lane, first: int, digests: list[Digest], bodies: tuple[bytes, ...]
+    ) -> bool:
+        """Write what enough peers vouch for, right before or right after what is held."""
+        carrier = self.carrier
+        if lane is Lane.HISTORY:
+            return isinstance(carrier, History) and carrier.recover_histories(
+                first, digests, bodies
+            )
+        return isinstance(carrier, Forwarder | Bracha | History) and carrier.recover(
+            first, digests, bodies
+        )
+
+    @property
+    def genuine(self) -> bool:
+        """Whether the publisher itself opened this stream, or the protocol vouched for part of it.
+
+        A lying broker can speak of streams that do not exist; they are not passed on as hearsay.
+        """
+        return self.introducer == self.stream.publisher or self.carrier.ledger.next > 1
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether brokers settle this stream together, and have settled nothing of it so far."""
+        ledger = self.carrier.ledger
+        known = self.from_peers or ledger.kept > 0 or ledger.floor > ledger.start
+        return self.entry.policy.settles and not known
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is held that waits to be settled."""
+        return any(
+            carrier.ledger.unsettled or carrier.sizes().get("instance_bytes")
+            for _, carrier in self.lanes()
+        )
+
+    def close(self) -> None:
+        """Give up what is not settled; the rest of the stream can only come from other brokers."""
+        self.closed = True
+        if isinstance(self.carrier, History | Bracha):
+            self.carrier.give_up()
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was published on this stream, and no word said about it."""
+        return self.carrier.ledger.next == 1 and not any(self.carrier.sizes().values())
+
+    def ledger(self, lane: Lane) -> Ledger:
+        """What is held of a lane."""
+        return self.lane(lane).ledger
+
+    def echoed(self, word: Echo | Ready) -> list[Pledge]:
+        """The pledges that an echo of ours makes: its run, and the numbers that a history names."""
+        carrier = self.lane(word.stream.lane)
+        run = carrier.echoed(word.first) if isinstance(carrier, Bracha) else None
+        if run is None:
+            return []
+        pledges: list[Pledge] = [Vouched(word.stream, word.first, run[0])]
+        if word.stream.lane is Lane.HISTORY and (found := read_history(run[1][0], self.stream)):
+            pledges.append(Attested(self.stream, found[1].first, found[1].digests))
+        return pledges
+
+    def writing(self, record: Pledge) -> None:
+        """The journal is about to hold this."""
+        if isinstance(record, Vouched):
+            key = (record.stream.lane, record.first)
+            self._unsynced[key] = self._unsynced.get(key, 0) + 1
+
+    def written(self, record: Vouched) -> None:
+        """The journal holds this."""
+        key = (record.stream.lane, record.first)
+        left = self._unsynced.pop(key, 1) - 1
+        if left:
+            self._unsynced[key] = left
+
+    def sayable(self, lane: Lane) -> int:
+        """Before this number, the journal holds everything that repeating our word binds us to."""
+        return min(
+            (first for unsynced, first in self._unsynced if unsynced is lane),
+            default=self.ledger(lane).next,
+        )
+
+    def released(self) -> list[tuple[Stream, int]]:
+        """Lanes of which so much was let go of that the journal should know, and where they begin.
+
+        Not with every publication: a journal that is a little longer than the ledger costs less.
+        """
+        limits = self.entry.policy.limits
+        step = max(1, min(limits.retained_publications // 4, MAX_RUN))
+        found: list[tuple[Stream, int]] = []
+        for stream, carrier in self.lanes():
+            floor = carrier.ledger.floor
+            if floor - self._journaled[stream.lane] >= step:
+                self._journaled[stream.lane] = floor
+                found.append((stream, floor))
+        return found
+
+    @property
+    def complaints(self) -> int:
+        """How many subscribers ever missed something."""
+        return len(self._complaints)
+
+    def note_missed(self, reader: NodeId, first: int, last: int) -> bool:
+        """A subscriber says that the fast path did not bring it these; False if not believed.
+
+        Nobody can check it, and it makes the publisher change its chain and lower α: a subscriber
+        that lies could keep every publisher busy with that for ever. So each is believed a few
+        times at once, and then only after twice as many publications as the time before: its
+        influence dies away, and nobody else's with it. An honest one loses speed at worst, as
+        histories bring it everything all the same. What several miss counts once.
+        """
+        if not self.missed_upto < last < self.carrier.ledger.next:
+            return True
+        times, after = self._complaints.get(reader, (0, 0))
+        if last < after:
+            return False
+        pause = 0 if times + 1 < COMPLAINTS else self._quarter << min(times + 1 - COMPLAINTS, 60)
+        self._complaints[reader] = (times + 1, last + pause)
+        self.missed += last - max(self.missed_upto, first - 1)
+        self.missed_upto = last
+        return True
+
+    def ack(self, lane: Lane, *, told: bool) -> list[Effect]:
+        """Acknowledgements that are due: always to a publisher that spoke, else upon progress."""
+        carrier = self.carrier
+        sends: list[Effect] = []
+        if self.closed:
+            return sends
+        if isinstance(carrier, History):
+            sends += self._ack_histories(carrier.history_carrier, told and lane is Lane.HISTORY)
+        progress = (
+            carrier.upto,
+            carrier.settled,
+            self.missed,
+            carrier.ledger.next // self._quarter,
+        )
+        if told or progress != self._acked:
+            self._acked = progress
+            answer = Ack(
+                self.stream,
+                carrier.upto,
+                max(0, carrier.credit),
+                carrier.settled,
+                self.missed,
+            )
+            sends.append(Send((self.stream.publisher,), answer))
+        return sends
+
+    def _ack_histories(self, carrier: Carrier, told: bool) -> list[Effect]:
+        progress = (carrier.upto, carrier.settled)
+        if not told and progress == self._acked_histories:
+            return []
+        self._acked_histories = progress
+        answer = Ack(self.stream.history, carrier.upto, carrier.credit, carrier.settled)
+        return [Send((self.stream.publisher,), answer)]

@@ -1,0 +1,173 @@
+"""The messages of total order: offers by publishers, consensus among brokers, catching up."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from quorumcast.broadcast.messages import Cursor
+from quorumcast.core import limits
+from quorumcast.core.ids import DIGEST_SIZE, Count, Positive, Stream
+from quorumcast.core.message import Digests, Message, NodeName, RunDigest
+from quorumcast.core.quorum import Protection
+from quorumcast.core.statements import Signed
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True):
+    """A run by name: part of a batch."""
+
+    stream: Stream
+    first: Positive
+    digests: Digests
+
+    @property
+    def last(self) -> int:
+        """The number of its last publication."""
+        return self.first + len(self.digests) // DIGEST_SIZE - 1
+
+
+class Offer(Message, frozen=True, array_like=True):
+    """A run to be ordered, with its bodies; signed where brokers may lie, for it is passed on."""
+
+    stream: Stream
+    first: Positive
+    digests: Digests
+    signature: Annotated[bytes, Meta(max_length=64)] = b""
+
+    @property
+    def item(self) -> Item:
+        """Its name in a batch."""
+        return Item(self.stream, self.first, self.digests)
+
+
+Batch = Annotated[tuple[Item, ...], Meta(max_length=limits.MAX_BATCH)]
+
+
+class Propose(Message, frozen=True, array_like=True):
+    """The leader of a regency: let this batch be decided in this instance."""
+
+    log: Protection
+    regency: Count
+    instance: Positive
+    batch: Batch
+
+
+class Write(Message, frozen=True, array_like=True):
+    """I hold what the leader proposed, and was told of no other value in this regency."""
+
+    log: Protection
+    regency: Count
+    instance: Positive
+    value: RunDigest
+
+
+class Accept(Message, frozen=True, array_like=True):
+    """A quorum wrote this value (crash: the leader proposed it); I will stand by it."""
+
+    log: Protection
+    regency: Count
+    instance: Positive
+    value: RunDigest
+
+
+class Stop(Message, frozen=True, array_like=True):
+    """I have lost patience with the leaders before this regency."""
+
+    log: Protection
+    regency: Positive
+
+
+class StopData(Message, frozen=True, array_like=True):
+    """What I stand by, signed, for the leader of a new regency."""
+
+    log: Protection
+    statement: Signed
+
+
+class Sync(Message, frozen=True, array_like=True):
+    """The new leader: these are the words on which my first proposals rest."""
+
+    log: Protection
+    regency: Positive
+    statements: Annotated[tuple[Signed, ...], Meta(max_length=limits.MAX_CHAIN)]
+
+
+class Standing(Message, frozen=True, array_like=True):
+    """How far I am; said now and then, so that nobody stays behind unnoticed."""
+
+    log: Protection
+    regency: Count
+    decided: Count
+    #: The highest instance of which I have heard.
+    heard: Count
+    #: Whether I know on what the proposals of this regency rest.
+    synced: bool = True
+    #: Whether I still listen, because I may have forgotten what I did.
+    fresh: bool = False
+    #: The newest checkpoint that I made, and the digest of the state there.
+    checkpoint: Count = 0
+    root: Annotated[bytes, Meta(max_length=DIGEST_SIZE)] = b""
+    #: Members that were past listening when I heard from them: who of them listens now forgot.
+    awake: Annotated[tuple[NodeName, ...], Meta(max_length=limits.MAX_CHAIN)] = ()
+    #: The life of this broker as far as the log goes: its disk keeps it, if there is one …
+    life: Annotated[bytes, Meta(max_length=DIGEST_SIZE)] = b""
+    #: … and the life that began when it was started.
+    started: Annotated[bytes, Meta(max_length=DIGEST_SIZE)] = b""
+
+
+class Fetch(Message, frozen=True, array_like=True):
+    """Send me the batches with these values, and these offers."""
+
+    log: Protection
+    values: Annotated[tuple[RunDigest, ...], Meta(max_length=limits.MAX_FETCH)] = ()
+    offers: Annotated[tuple[Cursor, ...], Meta(max_length=limits.MAX_FETCH)] = ()
+
+
+class Fetched(Message, frozen=True, array_like=True):
+    """A batch that was asked for."""
+
+    log: Protection
+    batch: Batch
+
+
+class LogQuery(Message, frozen=True, array_like=True):
+    """What was decided from this instance on?"""
+
+    log: Protection
+    first: Positive
+    #: I get no further with the log: a state would help.
+    stuck: bool = False
+
+
+class LogPart(Message, frozen=True, array_like=True):
+    """What I know to be decided from an instance on."""
+
+    log: Protection
+    first: Positive
+    batches: Annotated[tuple[Batch, ...], Meta(max_length=limits.MAX_BATCH)]
+
+
+class StateHead(Message, frozen=True, array_like=True):
+    """I no longer hold the log that you ask for; here is the state at a checkpoint, by digests."""
+
+    log: Protection
+    checkpoint: Positive
+    chunks: Annotated[tuple[RunDigest, ...], Meta(max_length=limits.MAX_CHUNKS)]
+
+
+class ChunkQuery(Message, frozen=True, array_like=True):
+    """Send me this chunk of the state at that checkpoint."""
+
+    log: Protection
+    checkpoint: Positive
+    index: Count
+
+
+class Chunk(Message, frozen=True, array_like=True):
+    """A chunk of the state, as the one body of this message."""
+
+    log: Protection
+    checkpoint: Positive
+    index: Count
