@@ -28,7 +28,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from quorumcast.broadcast.contract import Surroundings, Vouch, check_run, dropped, publisher_of
+from quorumcast.broadcast.contract import (
+    Carrier,
+    Surroundings,
+    Vouch,
+    check_run,
+    dropped,
+    publisher_of,
+)
 from quorumcast.broadcast.instance import Instance
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.messages import Contents, Echo, Open, Publish, Pull, Ready
@@ -36,6 +43,7 @@ from quorumcast.broadcast.outlet import RUNS_UNDER_WAY
 from quorumcast.core.ids import Digest, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES, MAX_RUN
 from quorumcast.core.machine import (
+    Bodies,
     Drop,
     DropReason,
     Effect,
@@ -64,7 +72,7 @@ class BrachaRetry(Timer, frozen=True, tag=True):
     stream: Stream
 
 
-class Bracha:
+class Bracha(Carrier):
     """The broker side of Bracha's broadcast for one stream."""
 
     __slots__ = (
@@ -81,8 +89,6 @@ class Bracha:
         "_taken_ms",
         "_tries",
         "_vouched",
-        "ledger",
-        "stream",
     )
 
     def __init__(self, stream: Stream, around: Surroundings) -> None:
@@ -129,10 +135,6 @@ class Bracha:
         return min(self._delivered, self.ledger.next - 1)
 
     @property
-    def final_from(self) -> int:
-        return self.ledger.base
-
-    @property
     def spare(self) -> int:
         return self.settled + 1
 
@@ -176,8 +178,7 @@ class Bracha:
             effects.append(SetTimer(retry, min(pause_ms, LONGEST_RETRY_MS)))
         return effects
 
-    def echoed(self, first: int) -> tuple[bytes, tuple[bytes, ...]] | None:
-        """The run at a number that this broker echoes, with its bodies."""
+    def echoed(self, first: int) -> tuple[bytes, Bodies] | None:
         if first in self._done:
             # Contents that came last: it was echoed, and delivered in the same turn.
             held = self.ledger.read(first, self._done[first][1], MAX_FRAME_BYTES)
@@ -194,17 +195,21 @@ class Bracha:
         enough = self._around.quorums.one_correct
         return any(i.echoes.leader(enough) is not None for i in self._instances.values())
 
-    def begin_at(self, number: int) -> None:
-        """Begin where an earlier life retained the stream from."""
-        self.ledger.begin_at(number)
+    def begin_at(self, number: int, history: int = 1) -> None:
+        super().begin_at(number)
         self._go_on()
+
+    @property
+    def front(self) -> int:
+        # After what it knows to be delivered. Peers that have restarted since do not repeat their
+        # readies, and it would wait for ever for those of numbers that it holds.
+        return max(self.final + 1, self.ledger.base)
 
     def resume(self, number: int) -> None:
-        """Go on where others have delivered everything: what lies before comes from them."""
-        self.ledger.skip_to(number)
+        super().resume(number)
         self._go_on()
 
-    def recover(self, first: int, digests: list[Digest], bodies: tuple[bytes, ...]) -> bool:
+    def recover(self, first: int, digests: list[Digest], bodies: Bodies) -> bool:
         """Write what others delivered, right before what is held or from what is delivered on."""
         if first > self.final and first <= self.ledger.next:
             known = min(len(digests), self.ledger.next - first)
@@ -380,13 +385,12 @@ class Bracha:
         )
 
     def is_done(self, first: int) -> bool:
-        """Whether the run at a number was delivered lately, and stragglers are told so."""
         return first in self._done
 
-    def is_ready(self, first: int) -> bool:
-        """Whether this broker knows which run at a number will be delivered."""
+    def would_echo_contents(self, first: int) -> bool:
+        # Not of a run that the cell has decided.
         instance = self._instances.get(first)
-        return instance is not None and instance.ready is not None
+        return instance is None or instance.ready is None
 
     def _on_pull(self, event: Receive, pull: Pull) -> list[Effect]:
         """Another broker asks for the run that starts here, and how it ended."""
@@ -541,7 +545,7 @@ class Bracha:
         self.ledger.quota.pending_bytes += size
 
     def give_up(self) -> None:
-        """Give up what is not delivered, for good: nothing is echoed here any more."""
+        # Nothing is echoed here any more.
         for first in list(self._instances):
             self._forget(first)
         self.ledger.cut(self._delivered)

@@ -75,7 +75,6 @@ class Chain(Forwarder):
         self._vouchers: tuple[Voucher, ...] = ()
 
     def vouchers_for(self, reader: NodeId) -> tuple[Voucher, ...]:
-        """The other last brokers' MACs for a subscriber, over the run vouched for just now."""
         return tuple(voucher for voucher in self._vouchers if voucher.reader == reader)
 
     def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:

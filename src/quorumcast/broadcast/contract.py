@@ -7,14 +7,14 @@ vouches for a run, and the broker turns it into votes for whoever subscribes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from operator import eq
-from typing import Protocol
 
 import msgspec
 
 from quorumcast.broadcast.ledger import Ledger
-from quorumcast.broadcast.messages import Contents, Pull
+from quorumcast.broadcast.messages import Contents, Pull, Voucher
 from quorumcast.core.ids import (
     DIGEST_SIZE,
     Channel,
@@ -59,52 +59,129 @@ class Surroundings(msgspec.Struct, frozen=True):
         return tuple(broker for broker in self.brokers if broker != self.me)
 
 
-class Carrier(Protocol):
-    """The broker side of a broadcast protocol for one stream."""
+class Carrier(ABC):
+    """The broker side of a broadcast protocol for one stream: all that a broker asks of it.
+
+    What is not abstract is right for a protocol that settles nothing among brokers, sends no word
+    that binds it before it vouches, and leaves it to others to bring back what a broker lost.
+    """
+
+    __slots__ = ("ledger", "stream")
 
     ledger: Ledger
+    stream: Stream
+    #: The birth of the log that the numbers are positions of; b"" if it is no log.
+    birth: bytes = b""
+
+    @abstractmethod
+    def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
+        """Take one event that concerns this stream."""
+
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+
+    def adopt(self, around: Surroundings) -> list[Effect]:
+        """Go on in a new epoch, perhaps with a broker more or less; its votes go with it."""
+        return []
+
+    # ---------------------------------------------------------------- progress
 
     @property
     def upto(self) -> int:
         """Every number up to this one has reached this broker."""
-        ...
+        return self.ledger.next - 1
 
     @property
     def settled(self) -> int:
         """Every number up to this one is known to correct brokers alike (0 if not promised)."""
-        ...
+        return 0
 
     @property
     def final(self) -> int:
         """Up to this number this broker's word will not change: it may be signed."""
-        ...
+        return self.upto
 
     @property
     def final_from(self) -> int:
         """Where the numbers begin of which that is true."""
-        ...
+        return self.ledger.base
+
+    @property
+    @abstractmethod
+    def credit(self) -> int:
+        """The publisher may send numbers up to this one."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the cell may be about to settle more than this broker holds."""
+        return False
+
+    # ------------------------------------------------------------------- lanes
+
+    @property
+    def fast(self) -> Carrier:
+        """The carrier of the publications themselves."""
+        return self
+
+    @property
+    def histories(self) -> Carrier | None:
+        """The carrier of the history lane, if there is one."""
+        return None
+
+    # ---------------------------------------------------------- what it binds to
+
+    def echoed(self, first: int) -> tuple[bytes, Bodies] | None:
+        """The run at a number that this broker echoes: its digests and its bodies."""
+        return None
+
+    def would_echo_contents(self, first: int) -> bool:
+        """Whether contents at a number would be echoed on the word of the broker that sent them."""
+        return False
+
+    def is_done(self, first: int) -> bool:
+        """Whether the run at a number was delivered lately, and stragglers are told so."""
+        return False
+
+    def vouchers_for(self, reader: NodeId) -> tuple[Voucher, ...]:
+        """MACs of other brokers for a subscriber, over the run vouched for just now."""
+        return ()
+
+    # --------------------------------------------------- retention and recovery
 
     @property
     def spare(self) -> int:
         """What lies below this number the protocol itself needs no longer: age may end it."""
-        ...
+        return self.ledger.next
+
+    def expire(self, now: Millis, retained_ms: int) -> list[Effect]:
+        """Let go of what is too old."""
+        self.ledger.expire(now, retained_ms, self.spare)
+        return []
+
+    def give_up(self) -> None:  # noqa: B027 - most protocols have nothing to give up
+        """Give up what is not settled, for good."""
+
+    def begin_at(self, number: int, history: int = 1) -> None:
+        """Begin where an earlier life retained the stream, and its histories, from."""
+        self.ledger.begin_at(number)
 
     @property
-    def credit(self) -> int:
-        """The publisher may send numbers up to this one."""
-        ...
+    def front(self) -> int:
+        """The number from which on this carrier goes on by the word of its peers."""
+        return self.ledger.next
 
-    def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
-        """Take one event that concerns this stream."""
-        ...
+    def resume(self, number: int) -> None:
+        """Go on at a number up to which enough others are: what lies before comes from them."""
+        self.ledger.skip_to(number)
 
-    def sizes(self) -> dict[str, int]:
-        """How much each container fed by peers holds."""
-        ...
+    def recover(self, first: int, digests: list[Digest], bodies: Bodies) -> bool:
+        """Write what enough others vouch for, right before or right after what is held."""
+        return False
 
-    def adopt(self, around: Surroundings) -> list[Effect]:
-        """Go on in a new epoch, perhaps with a broker more or less; its votes go with it."""
-        ...
+    def recover_histories(self, first: int, digests: list[Digest], bodies: Bodies) -> bool:
+        """The same for histories."""
+        return False
 
 
 def check_run(

@@ -6,43 +6,23 @@ they take as much beyond what they hold as the window allows.
 
 from __future__ import annotations
 
-from quorumcast.broadcast.contract import Surroundings, answer_pull, dropped, publisher_of
+from quorumcast.broadcast.contract import Carrier, Surroundings, answer_pull, dropped, publisher_of
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.messages import Open, Pull
 from quorumcast.core.ids import Digest, Millis, Stream
 from quorumcast.core.machine import Bodies, DropReason, Effect, Receive, TimerFired
 
 
-class Forwarder:
+class Forwarder(Carrier):
     """The broker side of a protocol that forwards runs; a protocol adds how it takes them."""
 
-    __slots__ = ("_around", "ledger", "stream")
+    __slots__ = ("_around",)
 
     def __init__(self, stream: Stream, around: Surroundings) -> None:
         self.stream = stream
         self._around = around
         #: Every number below ledger.next was forwarded, with exactly one digest.
         self.ledger = Ledger(around.policy.limits)
-
-    @property
-    def upto(self) -> int:
-        return self.ledger.next - 1
-
-    @property
-    def settled(self) -> int:
-        return 0
-
-    @property
-    def final(self) -> int:
-        return self.upto
-
-    @property
-    def final_from(self) -> int:
-        return self.ledger.base
-
-    @property
-    def spare(self) -> int:
-        return self.ledger.next
 
     @property
     def credit(self) -> int:
@@ -67,16 +47,7 @@ class Forwarder:
         is_new = first + len(bodies) > self.ledger.next
         return is_new and self.ledger.quota.refuses(len(bodies), sum(map(len, bodies)))
 
-    def begin_at(self, number: int) -> None:
-        """Begin where an earlier life retained the stream from."""
-        self.ledger.begin_at(number)
-
-    def resume(self, number: int) -> None:
-        """Go on at a number up to which enough others are: what lies before comes from them."""
-        self.ledger.skip_to(number)
-
     def recover(self, first: int, digests: list[Digest], bodies: Bodies) -> bool:
-        """Write what others vouch for, right before or right after what is held."""
         if first == self.ledger.next:
             self.ledger.extend(digests, bodies)
             return True

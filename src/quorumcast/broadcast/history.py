@@ -28,7 +28,6 @@ from itertools import takewhile
 
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.contract import Carrier, Surroundings, Vouch, dropped, publisher_of
-from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Open, Publish, Pull
 from quorumcast.broadcast.signed_history import (
     REMEMBERED,
@@ -41,6 +40,7 @@ from quorumcast.broadcast.signed_history import (
 from quorumcast.core.ids import DIGEST_SIZE, Digest, Lane, Millis, Stream, split_digests
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import (
+    Bodies,
     Drop,
     DropReason,
     Effect,
@@ -70,7 +70,7 @@ class HistoryFetch(Timer, frozen=True, tag=True):
     stream: Stream
 
 
-class History:
+class History(Carrier):
     """A fast carrier together with Bracha for its histories, for one stream."""
 
     __slots__ = (
@@ -85,8 +85,6 @@ class History:
         "_learned",
         "_seen",
         "_waiting",
-        "ledger",
-        "stream",
     )
 
     def __init__(self, stream: Stream, around: Surroundings, fast: Carrier) -> None:
@@ -94,7 +92,7 @@ class History:
         self._around = around
         self._fast = fast
         self._bracha = Bracha(stream.history, around)
-        self.ledger: Ledger = fast.ledger
+        self.ledger = fast.ledger
         self.ledger.wait_for_settling()
         #: Histories not echoed yet because publications are lacking, by index; at most WAITING.
         self._waiting: dict[int, tuple[Receive, HistoryStatement]] = {}
@@ -114,19 +112,12 @@ class History:
         self._fetching = False
 
     @property
-    def history_ledger(self) -> Ledger:
-        """The histories themselves, for replays and pulls."""
-        return self._bracha.ledger
-
-    @property
-    def history_carrier(self) -> Bracha:
-        """What carries the histories."""
-        return self._bracha
-
-    @property
     def fast(self) -> Carrier:
-        """What carries the publications."""
         return self._fast
+
+    @property
+    def histories(self) -> Carrier:
+        return self._bracha
 
     @property
     def upto(self) -> int:
@@ -168,18 +159,14 @@ class History:
             effects.append(SetTimer(HistoryFetch(self.stream), FETCH_MS))
         return effects
 
-    def begin_at(self, number: int, history: int) -> None:
-        """Begin both lanes where an earlier life retained them from."""
-        self._fast.ledger.begin_at(number)
+    def begin_at(self, number: int, history: int = 1) -> None:
+        super().begin_at(number)
         self._raise_floor(number - 1)
         self._known.begin(number)
         self._bracha.begin_at(history)
 
     def resume(self, number: int) -> None:
-        """Go on where others have settled everything: what lies before comes from them.
-
-        It may hold that already, and perhaps not what was settled.
-        """
+        # It may hold what lies before already, and perhaps not what was settled.
         if number > min(self.ledger.next, self.settled + 1):
             self.ledger.skip_to(number)
             self._raise_floor(number - 1)
@@ -187,7 +174,6 @@ class History:
             self._forget_gone()
 
     def give_up(self) -> None:
-        """Give up what is not settled, for good."""
         self._waiting.clear()
         self.ledger.cut(self.final)
         self._learned.clear()
@@ -198,7 +184,7 @@ class History:
         self._floor = max(self._floor, number)
         self.ledger.settle(self._floor)
 
-    def recover(self, first: int, digests: list[Digest], bodies: tuple[bytes, ...]) -> bool:
+    def recover(self, first: int, digests: list[Digest], bodies: Bodies) -> bool:
         """Write what others have settled, after what is held, or right before what is settled here.
 
         It may hold some of the latter by the fast path already, and perhaps not what was settled.
@@ -224,9 +210,7 @@ class History:
         self._forget_learned(range(first, first + len(digests)))
         return True
 
-    def recover_histories(
-        self, first: int, digests: list[Digest], bodies: tuple[bytes, ...]
-    ) -> bool:
+    def recover_histories(self, first: int, digests: list[Digest], bodies: Bodies) -> bool:
         """Write histories that others delivered, and learn what they name."""
         after = first > self._bracha.final
         if not self._bracha.recover(first, digests, bodies):
@@ -236,6 +220,9 @@ class History:
                 self._learn(Vouch(self.stream.history, index, digest))
             self._raise_floor(self.settled)
         return True
+
+    def expire(self, now: Millis, retained_ms: int) -> list[Effect]:
+        return super().expire(now, retained_ms) + self._bracha.expire(now, retained_ms)
 
     def sizes(self) -> dict[str, int]:
         return {
@@ -425,7 +412,7 @@ class History:
 
     def _learn(self, vouch: Vouch) -> None:
         """A history will be delivered: note what it names and this broker has not got."""
-        held = self.history_ledger.read(vouch.first, 1, 1)
+        held = self._bracha.ledger.read(vouch.first, 1, 1)
         found = None if held is None else read_history(held.bodies[0], self.stream)
         if found is None:
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from quorumcast.broadcast.contract import Surroundings, Vouch, answer_pull, dropped
+from quorumcast.broadcast.contract import Carrier, Surroundings, Vouch, answer_pull, dropped
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.messages import Cursor, Pull
 from quorumcast.core.ids import Millis, Stream, split_digests
@@ -20,10 +20,14 @@ from quorumcast.ordering.offers import Stored
 from quorumcast.ordering.state import Extent, extent_root
 
 
-class OrderedLog:
+class OrderedLog(Carrier):
     """The broker side of a channel with total order: what was decided, by position."""
 
-    __slots__ = ("_extents", "_offers", "birth", "ledger", "spare", "stream")
+    __slots__ = ("_extents", "_offers", "birth", "spare")
+
+    #: Where the last stable checkpoint ends. Whoever comes late executes what was ordered since
+    #: and needs the contents, whatever their age.
+    spare: int
 
     def __init__(self, stream: Stream, around: Surroundings) -> None:
         self.stream = stream
@@ -32,10 +36,8 @@ class OrderedLog:
         self._extents: deque[Extent] = deque()
         #: The offers that they are parts of, for brokers that lack them.
         self._offers: dict[tuple[Stream, int], tuple[Offer, Bodies]] = {}
-        #: The birth of the log that the positions are of; b"" while there are none.
+        #: b"" while there are no positions.
         self.birth = b""
-        #: Where the last stable checkpoint ends. Whoever comes late executes what was ordered since
-        #: and needs the contents, whatever their age.
         self.spare = 1
 
     def append(self, extent: Extent, offer: Offer, bodies: Bodies) -> list[Effect]:
@@ -56,9 +58,8 @@ class OrderedLog:
         return effects
 
     def expire(self, now: Millis, retained_ms: int) -> list[Effect]:
-        """Let go of what is too old, on disk as well: no restart executes it again."""
-        self.ledger.expire(now, retained_ms, self.spare)
-        return self._let_go()
+        # On disk as well: no restart executes it again.
+        return super().expire(now, retained_ms) + self._let_go()
 
     def skip_to(self, position: int) -> None:
         """Go on at a later position: what lies before has been ordered without this broker."""
@@ -93,28 +94,12 @@ class OrderedLog:
     # ------------------------------------------------- what a broker asks of a carrier
 
     @property
-    def upto(self) -> int:
-        return self.ledger.next - 1
-
-    @property
     def settled(self) -> int:
         return self.upto
 
     @property
-    def final(self) -> int:
-        return self.upto
-
-    @property
-    def final_from(self) -> int:
-        return self.ledger.base
-
-    @property
     def credit(self) -> int:
         return 0
-
-    @property
-    def history_wanted(self) -> bool:
-        return False
 
     def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
         match event:
@@ -124,9 +109,6 @@ class OrderedLog:
                 return dropped(event, DropReason.UNEXPECTED)
             case _:
                 return []
-
-    def adopt(self, around: Surroundings) -> list[Effect]:
-        return []
 
     def sizes(self) -> dict[str, int]:
         return {"ledger": len(self.ledger), "extents": len(self._extents)}

@@ -7,14 +7,14 @@ repaired, and are served only `REPLAYS` times per `REPLAYS_MS`, so that nobody h
 
 from __future__ import annotations
 
-from quorumcast.broadcast.chain import Chain
-from quorumcast.broadcast.contract import Vouch
+from quorumcast.broadcast.contract import Carrier, Vouch
 from quorumcast.broadcast.ledger import Held
 from quorumcast.cell.messages import Subscribe, Vote
 from quorumcast.cell.serving.desk import Desk
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES
 from quorumcast.core.machine import Bodies, Effect, Send
+from quorumcast.core.quorum import Broadcast
 
 #: So many requests of a subscriber for replays are served in so many milliseconds. Joining takes
 #: two in quick succession: where are the streams, and then from there on.
@@ -92,9 +92,8 @@ class Audience:
         count = len(vouch.digests) // DIGEST_SIZE
         held = desk.ledger(vouch.stream.lane).read(vouch.first, count, MAX_FRAME_BYTES // 2)
         bodies = held.bodies if held is not None and held.digests == vouch.digests else ()
-        fast = desk.fast
-        if vouch.order and isinstance(fast, Chain):
-            return self._chain_votes(fast, vouch, readers, bodies)
+        if vouch.order:
+            return self._chain_votes(desk.carrier.fast, vouch, readers, bodies)
         vote = Vote(vouch.stream, vouch.first, vouch.digests)
         full = tuple([reader for reader, wants in readers.items() if wants])
         bare = tuple([reader for reader, wants in readers.items() if not wants])
@@ -106,7 +105,7 @@ class Audience:
         return effects
 
     def _chain_votes(
-        self, chain: Chain, vouch: Vouch, readers: dict[NodeId, bool], bodies: Bodies
+        self, chain: Carrier, vouch: Vouch, readers: dict[NodeId, bool], bodies: Bodies
     ) -> list[Effect]:
         # Only the last broker of a chain speaks to subscribers, so it always sends the bodies.
         stream, first, digests, order = vouch.stream, vouch.first, vouch.digests, vouch.order
@@ -140,7 +139,7 @@ class Audience:
         return effects
 
     def _vote_again(self, desk: Desk, stream: Stream, held: Held) -> Vote | None:
-        if stream.lane is Lane.HISTORY or not isinstance(desk.fast, Chain):
+        if stream.lane is Lane.HISTORY or desk.entry.policy.broadcast is not Broadcast.CHAIN:
             return Vote(stream, held.first, held.digests)
         # Of what a history settled nobody says by which chain it came.
         return Vote(stream, held.first, held.digests, held.order) if held.order else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from quorumcast.broadcast.bracha import Bracha, BrachaRetry
+from quorumcast.broadcast.bracha import BrachaRetry
 from quorumcast.broadcast.contract import Vouch, answer_pull
 from quorumcast.broadcast.messages import (
     ChainRun,
@@ -404,9 +404,7 @@ class Broker:
             word.first + len(word.digests) // DIGEST_SIZE > carrier.ledger.next
         ):
             return True
-        if isinstance(word, Echo) and not (
-            isinstance(carrier, Bracha) and carrier.is_done(word.first)
-        ):
+        if isinstance(word, Echo) and not carrier.is_done(word.first):
             return True
         return self._retransmission.may_answer(event.sender, now)
 
@@ -625,13 +623,9 @@ class Broker:
 
 
 def _would_vouch(desk: Desk, message: Message) -> bool:
-    """Whether a broker would vouch for what a message brings on the word of its sender.
-
-    Contents that another broker passes on are echoed; not those of a run that the cell decided.
-    """
+    """Whether a broker would vouch for what a message brings on the word of its sender."""
     if isinstance(message, Contents):
-        carrier = desk.carrier
-        return isinstance(carrier, Bracha) and not carrier.is_ready(message.first)
+        return desk.carrier.would_echo_contents(message.first)
     return isinstance(message, Publish | ChainRun)
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.contract import Carrier
-from quorumcast.broadcast.forwarding import Forwarder
-from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.messages import Ack, Echo, Ready
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.cell.serving.notary import Notary
 from quorumcast.cell.serving.pledges import Attested, Pledge, Vouched
-from quorumcast.core.ids import Digest, Lane, NodeId, Stream
+from quorumcast.core.ids import Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import Effect, Send
 from quorumcast.manifest.manifest import ChannelEntry
@@ -74,36 +71,16 @@ class Desk:
         self._journaled = {lane: self.ledger(lane).floor for lane in Lane}
         self.settled = dict.fromkeys(Lane, 0)
 
-    @property
-    def fast(self) -> Carrier:
-        """The carrier of the publications themselves."""
-        return self.carrier.fast if isinstance(self.carrier, History) else self.carrier
-
     def lane(self, lane: Lane) -> Carrier:
         """The carrier of a lane."""
-        if lane is Lane.HISTORY and isinstance(self.carrier, History):
-            return self.carrier.history_carrier
-        return self.carrier
+        histories = self.carrier.histories if lane is Lane.HISTORY else None
+        return self.carrier if histories is None else histories
 
     def lanes(self) -> list[tuple[Stream, Carrier]]:
         """Both lanes of the stream, or the only one."""
-        lanes: list[tuple[Stream, Carrier]] = [(self.stream, self.carrier)]
-        if isinstance(self.carrier, History):
-            lanes.append((self.stream.history, self.carrier.history_carrier))
-        return lanes
-
-    def recover(
-        self, lane: Lane, first: int, digests: list[Digest], bodies: tuple[bytes, ...]
-    ) -> bool:
-        """Write what enough peers vouch for, right before or right after what is held."""
-        carrier = self.carrier
-        if lane is Lane.HISTORY:
-            return isinstance(carrier, History) and carrier.recover_histories(
-                first, digests, bodies
-            )
-        return isinstance(carrier, Forwarder | Bracha | History) and carrier.recover(
-            first, digests, bodies
-        )
+        histories = self.carrier.histories
+        lanes = [(self.stream, self.carrier)]
+        return lanes if histories is None else [*lanes, (self.stream.history, histories)]
 
     @property
     def genuine(self) -> bool:
@@ -131,8 +108,7 @@ class Desk:
     def close(self) -> None:
         """Give up what is not settled; the rest of the stream can only come from other brokers."""
         self.closed = True
-        if isinstance(self.carrier, History | Bracha):
-            self.carrier.give_up()
+        self.carrier.give_up()
 
     @property
     def untouched(self) -> bool:
@@ -145,8 +121,7 @@ class Desk:
 
     def echoed(self, word: Echo | Ready) -> list[Pledge]:
         """The pledges that an echo of ours makes: its run, and the numbers that a history names."""
-        carrier = self.lane(word.stream.lane)
-        run = carrier.echoed(word.first) if isinstance(carrier, Bracha) else None
+        run = self.lane(word.stream.lane).echoed(word.first)
         if run is None:
             return []
         pledges: list[Pledge] = [Vouched(word.stream, word.first, run[0])]
@@ -220,8 +195,8 @@ class Desk:
         sends: list[Effect] = []
         if self.closed:
             return sends
-        if isinstance(carrier, History):
-            sends += self._ack_histories(carrier.history_carrier, told and lane is Lane.HISTORY)
+        if (histories := carrier.histories) is not None:
+            sends += self._ack_histories(histories, told and lane is Lane.HISTORY)
         progress = (
             carrier.upto,
             carrier.settled,

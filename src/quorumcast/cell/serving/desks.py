@@ -14,7 +14,6 @@ from quorumcast.broadcast.authenticated import Relay
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.chain import Chain
 from quorumcast.broadcast.contract import Carrier, Surroundings
-from quorumcast.broadcast.forwarding import Forwarder
 from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.quota import Quota
@@ -196,11 +195,7 @@ class Desks:
         carrier = type(self).carriers[entry.policy.broadcast](data, around)
         if entry.policy.has_history:
             carrier = type(self).history(data, around, carrier)
-        first, history = self._released(data), self._released(data.history)
-        if isinstance(carrier, History):
-            carrier.begin_at(first, history)
-        elif isinstance(carrier, Forwarder | Bracha):
-            carrier.begin_at(first)
+        carrier.begin_at(self._released(data), self._released(data.history))
         return carrier
 
     # ------------------------------------------------------------- endings
@@ -323,8 +318,7 @@ class Desks:
                 break
             if desk.untouched or desk.unsettled:
                 continue
-            carrier, ledger = desk.carrier, desk.carrier.ledger
-            if not ledger.exhausted or (isinstance(carrier, Bracha) and carrier.is_under_way):
+            if not desk.carrier.ledger.exhausted or desk.carrier.is_under_way:
                 break  # the cell may be about to deliver it
             self._remove(desk.stream)
             self._end(desk)
@@ -398,7 +392,8 @@ class Desks:
             oldest, end = ledger.base, ledger.next
             if ledger.base > ledger.floor and expects(data):
                 oldest = ledger.floor
-            if isinstance(carrier, History):
+            histories = carrier.histories
+            if histories is not None:
                 # Who begins with the next history must not wait for what those before it name.
                 end = max(end, carrier.settled + 1)
             if since_us:
@@ -408,10 +403,10 @@ class Desks:
                 found.append(Position(data, base, end, oldest, desk.over))
             else:
                 found.append(Position(data, oldest, end, over=desk.over))
-            if isinstance(carrier, History):
-                histories = carrier.history_ledger
-                upto = min(histories.next, carrier.history_carrier.settled + 1)
-                expected = histories.base > histories.floor and expects(data.history)
-                oldest = histories.floor if expected else histories.base
-                found.append(Position(data.history, oldest, max(histories.base, upto)))
+            if histories is not None:
+                ledger = histories.ledger
+                upto = min(ledger.next, histories.settled + 1)
+                expected = ledger.base > ledger.floor and expects(data.history)
+                oldest = ledger.floor if expected else ledger.base
+                found.append(Position(data.history, oldest, max(ledger.base, upto)))
         return name_in_turn(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from quorumcast.broadcast.bracha import Bracha
 from quorumcast.cell.serving.desk import Desk
 from quorumcast.cell.serving.pledges import Pledges
 from quorumcast.core.ids import Stream
@@ -36,18 +35,8 @@ class Job:
 
 
 def front(desk: Desk | None, stream: Stream) -> int:
-    """From where on a broker goes on by the word of its peers.
-
-    After what it holds; but where brokers deliver runs together, after what it knows to be
-    delivered. Peers that have restarted since do not repeat their readies, and it would wait for
-    those of numbers that it holds for ever.
-    """
-    if desk is None:
-        return 1
-    carrier = desk.lane(stream.lane)
-    if isinstance(carrier, Bracha):
-        return max(carrier.final + 1, carrier.ledger.base)
-    return carrier.ledger.next
+    """From where on a broker goes on by the word of its peers."""
+    return 1 if desk is None else desk.lane(stream.lane).front
 
 
 def borders(job: Job, desk: Desk | None) -> bool:

@@ -21,7 +21,6 @@ from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.statements import Basis, SegmentStatement, Signed, canonical
 from quorumcast.crypto.digest import root
 from quorumcast.crypto.keyring import Keyring
-from quorumcast.ordering.log import OrderedLog
 
 
 def segment_start(number: int, segment: int) -> int:
@@ -133,7 +132,7 @@ class Notary:
             root=root(first, digests),
             basis=self._basis,
             life=self._life,
-            birth=carrier.birth if isinstance(carrier, OrderedLog) else b"",
+            birth=carrier.birth,
             peers=tuple(sorted(self.peers.items())),
         )
         return self._keyring.identity.sign(canonical(statement))

@@ -38,10 +38,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.contract import Vouch, match
-from quorumcast.broadcast.forwarding import Forwarder
-from quorumcast.broadcast.history import History
 from quorumcast.broadcast.messages import Open
 from quorumcast.cell.messages import Positions, Regain, Regained, Survey
 from quorumcast.cell.serving.desk import Desk
@@ -321,9 +318,11 @@ class Recovery:
         lacked = 0 if after else max(0, min(job.count, ledger.base - job.first))
         cut = lacked - ledger.fitting(bodies[:lacked])
         run = split_digests(digests)[cut:]
-        if not run or not desk.recover(job.stream.lane, job.first + cut, run, bodies[cut:]):
+        is_history, carrier = job.stream.lane is Lane.HISTORY, desk.carrier
+        recover = carrier.recover_histories if is_history else carrier.recover
+        if not run or not recover(job.first + cut, run, bodies[cut:]):
             self._done[job.stream, after] = None
-        elif after and (recoverable(desk.entry) or job.stream.lane is Lane.HISTORY):
+        elif after and (recoverable(desk.entry) or is_history):
             vouch = Vouch(job.stream, job.first, digests)
             return [vouch, *self._ask_for_more(job.stream), *self._next()]
         return self._ask_for_more(job.stream) + self._next() if after else self._next()
@@ -501,9 +500,8 @@ class Recovery:
             return
         data = stream.data
         desk = self._desks.get(data) or self._desks.open(data, entry, self._me)
-        carrier = None if desk is None else desk.lane(stream.lane)
-        if desk is not None and isinstance(carrier, Forwarder | Bracha | History):
-            carrier.resume(number)
+        if desk is not None:
+            desk.lane(stream.lane).resume(number)
             # It is no hearsay any more, and may be one too many.
             self._desks.open(data, entry, desk.introducer or self._me)
 

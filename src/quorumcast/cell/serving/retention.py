@@ -10,15 +10,12 @@ What a protocol still needs stays whatever its age (`Carrier.spare`).
 
 from __future__ import annotations
 
-from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import AGES
-from quorumcast.cell.serving.desk import Desk
 from quorumcast.cell.serving.desks import Desks
 from quorumcast.core.ids import Millis
 from quorumcast.core.limits import FOREVER_MS
 from quorumcast.core.machine import Effect, SetTimer, Timer
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.ordering.log import OrderedLog
 
 #: The longest pause between two looks.
 LONGEST_MS = 60_000
@@ -55,15 +52,5 @@ class Retention:
             entry = manifest.channel(desk.stream.channel)
             span = FOREVER_MS if entry is None else entry.policy.limits.retained_ms
             if span < FOREVER_MS:
-                effects += _expire(desk, now, span)
+                effects += desk.carrier.expire(now, span)
         return effects + self.watch(manifest)
-
-
-def _expire(desk: Desk, now: Millis, span: int) -> list[Effect]:
-    carrier = desk.carrier
-    if isinstance(carrier, OrderedLog):
-        return carrier.expire(now, span)
-    carrier.ledger.expire(now, span, carrier.spare)
-    if isinstance(carrier, History):
-        carrier.history_ledger.expire(now, span, carrier.history_carrier.spare)
-    return []
