@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, ORDERS, STREAM, Cell
-from tests.support.ordering import Disk, Hall, agree, offer
+from tests.support.network import Disk
+from tests.support.ordering import Hall, agree, offer
 
 from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.limits import Limits

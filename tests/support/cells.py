@@ -89,8 +89,8 @@ class Cell:
             self._keyrings[name] = self.manifest.keyring(identity_of(name))
         return self._keyrings[name]
 
-    def broker(self, name: NodeId = B1) -> Broker:
-        return Broker(self.manifest, self.keyring(name), life=life_of(name))
+    def broker(self, name: NodeId = B1, life: int = 1) -> Broker:
+        return Broker(self.manifest, self.keyring(name), life=life_of(name, life))
 
     def publisher(self, name: NodeId = ALICE, incarnation: int = 1) -> Publisher:
         return Publisher(self.manifest, self.keyring(name), incarnation)

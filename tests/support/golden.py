@@ -1,29 +1,45 @@
 """Golden scripts: a few machines on a perfect network, and every word they say, line by line.
 
 A script is a text file of blocks, as in etcd/raft's data-driven tests: commands, a line of dashes,
-and what they made the machines say. `pytest --rewrite` writes the second half anew; the difference
-is reviewed like code.
+and what they made the machines say (`transcript` says how to read it). `pytest --rewrite` writes
+the second half anew; the difference is reviewed like code.
 
-    cell policy=ab [n=4] [f=1] [alpha=2]   brokers b1 … bn, connected to one another
-    publisher NAME                         a publisher, connected to every broker
-    subscriber NAME                        a subscriber of "orders", connected to every broker
+    cell policy=ab [n=4] [f=1] [alpha=2] [LIMIT=NUMBER]   brokers b1 … bn, linked to one another;
+                                           "total+durable" and the like have disks
+    publisher NAME [incarnation=1] [idle]  a publisher, linked to every broker; an idle one opens
+                                           no stream by itself
+    subscriber NAME                        a subscriber of "orders", linked to every broker
     publish NAME TEXT…                     one publication per word
+    resume NAME line=1 epoch=1             open a stream that an earlier life may have begun
+    publish NAME TEXT… line=1 epoch=1      publish on it
+    conclude NAME line=1 epoch=1           everything has been published on it
+    prove NAME NUMBER                      ask for a receipt of what NAME has delivered
     lie NAME to=b1,b2 publish 1 TEXT…      send a run as only a faulty publisher would
     lie NAME to=b1 history 1 1 TEXT…       send a history (index, first number, contents)
+    fault BROKER NAME                      a broker misbehaves by a name of the fault catalogue
     lose from=b2 to=bob kind=Vote lane=data    lose such messages (any part may be left out)
     heal                                   lose nothing any longer
-    disconnect NAME NAME, connect …        cut a link, mend it
-    restart BROKER                         a broker without its memory, connected again
+    disconnect NAME [NAME], connect …      cut a link, or all links of a node; mend them
+    stop NAME, start BROKER [wiped]        a process dies; it starts with its disk, or a new one
+    epoch add=b5 | remove=b4 [to=b1,b2]    the operator signs the next epoch; brokers read the file
+    hide KIND…, show KIND…                 count such messages alone; print them. `show disk`
+                                           prints what is written to disk as well
+    quiet, loud                            count everything alone; print it again
     run MS                                 let time pass
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import random
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.cells import LANE, ORDERS, STREAM, Cell, digest, digests
-from tests.support.network import Loss, Network
+import msgspec
+from tests.support.cells import LANE, ORDERS, STREAM, Cell, digests, identity_of
+from tests.support.golden_named import NamedScene
+from tests.support.network import Loss
+from tests.support.stage import Stage
+from tests.support.transcript import BACKGROUND, Names, Transcript, stream_name
 
 from quorumcast.broadcast.application import (
     Acknowledged,
@@ -32,6 +48,7 @@ from quorumcast.broadcast.application import (
     Deliver,
     Gap,
     Join,
+    Prove,
     Proven,
     Recalled,
     Refused,
@@ -39,23 +56,12 @@ from quorumcast.broadcast.application import (
     Submit,
 )
 from quorumcast.broadcast.contract import Vouch
-from quorumcast.broadcast.messages import Ack, ChainRun, Contents, Echo, Open, Publish, Pull, Ready
-from quorumcast.broadcast.signed_history import read_history
-from quorumcast.cell.messages import (
-    Attest,
-    Checkpoint,
-    Missed,
-    Positions,
-    Refuse,
-    Regain,
-    Regained,
-    Subscribe,
-    Survey,
-    Taken,
-    Vote,
-)
+from quorumcast.broadcast.messages import Publish
+from quorumcast.cell.messages import Positions, Survey
+from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.cell.serving.membership import Adopt
-from quorumcast.core.ids import NodeId, Stream, split_digests
+from quorumcast.core.ids import NodeId, Stream, resumable
+from quorumcast.core.limits import Limits
 from quorumcast.core.machine import (
     Accuse,
     CancelTimer,
@@ -67,27 +73,28 @@ from quorumcast.core.machine import (
     SetTimer,
     Suspect,
 )
-from quorumcast.core.message import Message
-from quorumcast.core.statements import SegmentStatement, parse_statement
-from quorumcast.crypto.digest import root
+from quorumcast.core.statements import Evidence, Receipt
+from quorumcast.faults.catalogue import make_fault
+from quorumcast.faults.contract import FaultContext
+from quorumcast.manifest.build import add_broker, remove_broker
+from quorumcast.manifest.files import parse_manifest
 from quorumcast.manifest.policy import Policy
 
 RULE = "----"
+CLIENTS = ("alice", "bob", "carol", "dave")
+
+Options = dict[str, str]
 
 
 def rewritten(script: str) -> str:
     """The script with what its commands really make the machines say."""
-    scene = Scene()
+    scene = NamedScene() if "\ngroup " in script else Scene()
     blocks = []
     for block in script.strip().split("\n\n"):
         commands = block.partition(f"\n{RULE}")[0].splitlines()
-        said = [
-            line
-            for command in commands
-            if not command.startswith("#")
-            for line in scene.do(command)
-        ]
-        blocks.append("\n".join([*commands, RULE, *(said or ["(silence)"])]))
+        said = scene.play([command for command in commands if not command.startswith("#")])
+        blocks.append("\n".join([*commands, RULE, *said]))
+    scene.end()
     return "\n\n".join(blocks) + "\n"
 
 
@@ -95,237 +102,278 @@ class Scene:
     """The machines of one script."""
 
     def __init__(self) -> None:
-        self._network = Network(self._watch)
-        self._said: list[str] = []
         self._names = Names()
-        self._cell = Cell(Policy.named("ab"))
+        self._hidden = set(BACKGROUND)
+        self._shows_disk = False
+        self._quiet = False
+        self._use(Cell(Policy.named("ab")))
+        #: What subscribers have delivered, by name and number or position.
+        self._delivered: dict[tuple[NodeId, int], Deliver] = {}
 
-    def do(self, command: str) -> list[str]:
-        """Carry out one command; what was said meanwhile."""
-        self._said = []
-        verb, *words = command.split()
-        options = dict(word.split("=", 1) for word in words if "=" in word)
-        plain = [word for word in words if "=" not in word]
-        act: Callable[[list[str], dict[str, str]], None] = getattr(self, f"_do_{verb}")
-        act(plain, options)
-        return self._said
+    def _use(self, cell: Cell) -> None:
+        self._cell = cell
+        self._stage = Stage(cell, self._watch, self._note)
+        self._transcript = Transcript(self._others_of)
 
-    # ------------------------------------------------------------- commands
+    def play(self, commands: list[str]) -> list[str]:
+        """Carry out the commands of one block; what was said meanwhile."""
+        self._transcript = Transcript(self._others_of)
+        for command in commands:
+            verb, *words = command.split()
+            options = dict(word.split("=", 1) for word in words if "=" in word)
+            plain = [word for word in words if "=" not in word]
+            act: Callable[[list[str], Options], None] = getattr(self, f"_do_{verb}")
+            act(plain, options)
+        return self._transcript.lines()
 
-    def _do_cell(self, _: list[str], options: dict[str, str]) -> None:
-        policy = Policy.named(options["policy"], alpha=int(options.get("alpha", 2)))
-        self._cell = Cell(policy, int(options.get("n", 4)), int(options.get("f", 1)))
-        brokers = self._brokers
-        for broker in brokers:
-            self._network.machines[broker] = self._cell.broker(broker)
-        for place, one in enumerate(brokers):
-            for other in brokers[place + 1 :]:
-                self._network.connect(one, other)
+    def end(self) -> None:
+        """Nothing has to be stopped."""
 
-    def _do_publisher(self, words: list[str], _: dict[str, str]) -> None:
+    def _others_of(self, node: NodeId) -> list[NodeId]:
+        return [broker for broker in self._stage.manifest_of(node).broker_ids if broker != node]
+
+    # ----------------------------------------------------------------- nodes
+
+    def _do_cell(self, _: list[str], options: Options) -> None:
+        limits = {key: int(options[key]) for key in Limits.__struct_fields__ if key in options}
+        policy = Policy.parse(options["policy"], alpha=int(options.get("alpha", 2)))
+        policy = msgspec.structs.replace(policy, limits=Limits(**limits))
+        policy.check()
+        n, f = int(options.get("n", 4)), int(options.get("f", 1))
+        self._use(Cell(policy, n, f, clients=CLIENTS))
+        for broker in self._cell.manifest.broker_ids:
+            self._stage.start_broker(broker)
+
+    def _do_publisher(self, words: list[str], options: Options) -> None:
         name = NodeId(words[0])
-        publisher = self._network.machines[name] = self._cell.publisher(name)
-        self._connect_all(name)
-        self._network.carry_out(name, publisher.open(ORDERS))
+        incarnation = int(options.get("incarnation", 1))
+        publisher = self._cell.publisher(name, incarnation)
+        self._stage.enter(name, publisher)
+        if "idle" not in words:
+            self._stage.carry_out(name, publisher.open(ORDERS))
 
-    def _do_subscriber(self, words: list[str], _: dict[str, str]) -> None:
+    def _do_subscriber(self, words: list[str], _: Options) -> None:
         name = NodeId(words[0])
-        self._network.machines[name] = self._cell.subscriber(name)
-        self._connect_all(name)
-        self._network.happen(name, Join(ORDERS))
+        self._stage.enter(name, self._cell.subscriber(name))
+        self._stage.happen(name, Join(ORDERS))
 
-    def _do_publish(self, words: list[str], _: dict[str, str]) -> None:
+    def _do_publish(self, words: list[str], options: Options) -> None:
         contents = tuple(word.encode() for word in words[1:])
-        self._names.learn(contents)
-        self._network.happen(NodeId(words[0]), Submit(ORDERS, contents))
+        event = Submit(ORDERS, contents, resumed=_resumed(options))
+        self._stage.happen(NodeId(words[0]), event)
 
-    def _do_lie(self, words: list[str], options: dict[str, str]) -> None:
+    def _do_resume(self, words: list[str], options: Options) -> None:
+        name, machine = self._publisher(words)
+        self._stage.carry_out(name, machine.open(ORDERS, resumed=_resumed(options)))
+
+    def _do_conclude(self, words: list[str], options: Options) -> None:
+        name, machine = self._publisher(words)
+        self._stage.carry_out(name, machine.conclude(ORDERS, _resumed(options)))
+
+    def _publisher(self, words: list[str]) -> tuple[NodeId, Publisher]:
+        machine = self._stage.machines[NodeId(words[0])]
+        assert isinstance(machine, Publisher)
+        return NodeId(words[0]), machine
+
+    def _do_prove(self, words: list[str], _: Options) -> None:
+        name = NodeId(words[0])
+        delivered = self._delivered[name, int(words[1])]
+        self._stage.happen(name, Prove(*delivered.provable))
+
+    # ----------------------------------------------------------------- lies
+
+    def _do_lie(self, words: list[str], options: Options) -> None:
         name, kind, first, *texts = words
-        to = tuple(NodeId(reader) for reader in options["to"].split(","))
         contents = tuple(text.encode() for text in texts)
         stream = STREAM
         if kind == "history":
-            self._names.learn(contents[1:])
+            self._names.learn(STREAM, contents[1:])
             contents = (self._cell.history(int(first), int(texts[0]), *contents[1:]),)
             stream = LANE
-        self._names.learn(contents)
         message = Publish(stream, int(first), digests(*contents))
-        self._network.carry_out(NodeId(name), [Send(to, message, contents)])
+        self._stage.carry_out(NodeId(name), [Send(_listed(options["to"]), message, contents)])
 
-    def _do_lose(self, _: list[str], options: dict[str, str]) -> None:
-        self._network.losses.append(_loss(options))
-
-    def _do_heal(self, _: list[str], __: dict[str, str]) -> None:
-        self._network.losses.clear()
-
-    def _do_disconnect(self, words: list[str], _: dict[str, str]) -> None:
-        self._network.disconnect(NodeId(words[0]), NodeId(words[1]))
-
-    def _do_connect(self, words: list[str], _: dict[str, str]) -> None:
-        self._network.connect(NodeId(words[0]), NodeId(words[1]))
-
-    def _do_restart(self, words: list[str], _: dict[str, str]) -> None:
+    def _do_fault(self, words: list[str], options: Options) -> None:
         broker = NodeId(words[0])
-        peers = [peer for peer in self._network.machines if peer != broker]
-        for peer in peers:
-            self._network.disconnect(broker, peer)
-        self._network.machines[broker] = self._cell.broker(broker)
-        for peer in peers:
-            self._network.connect(broker, peer)
+        victims = _listed(options["victims"]) if "victims" in options else ()
+        context = FaultContext(
+            broker,
+            self._cell.manifest,
+            self._cell.keyring(broker),
+            random.Random(1),
+            victims=victims,
+        )
+        self._stage.faults[broker] = make_fault(words[1], context)
 
-    def _do_run(self, words: list[str], _: dict[str, str]) -> None:
-        self._network.run(int(words[0]))
+    # ---------------------------------------------------------------- world
 
-    @property
-    def _brokers(self) -> tuple[NodeId, ...]:
-        return self._cell.manifest.broker_ids
+    def _do_lose(self, _: list[str], options: Options) -> None:
+        self._stage.losses.append(_loss(options))
 
-    def _connect_all(self, name: NodeId) -> None:
-        for broker in self._brokers:
-            self._network.connect(name, broker)
+    def _do_heal(self, _: list[str], __: Options) -> None:
+        self._stage.losses.clear()
+
+    def _do_disconnect(self, words: list[str], _: Options) -> None:
+        for link in self._links(words):
+            self._stage.severed.add(link)
+            if link in self._stage.links:
+                self._stage.disconnect(*sorted(link))
+
+    def _do_connect(self, words: list[str], _: Options) -> None:
+        for link in self._links(words):
+            self._stage.severed.discard(link)
+            if link not in self._stage.links:
+                self._stage.greet(*sorted(link))
+
+    def _links(self, words: list[str]) -> list[frozenset[NodeId]]:
+        """The link between two nodes, or all that a broker has."""
+        node, *others = map(NodeId, words)
+        named = others or [other for other in self._stage.machines if other != node]
+        return [frozenset((node, other)) for other in named]
+
+    def _do_stop(self, words: list[str], _: Options) -> None:
+        for word in words:
+            self._stage.stop(NodeId(word))
+
+    def _do_start(self, words: list[str], _: Options) -> None:
+        for word in words:
+            if word != "wiped":
+                self._stage.start_broker(NodeId(word), wiped="wiped" in words)
+
+    def _do_epoch(self, _: list[str], options: Options) -> None:
+        present = self._stage.file
+        if "add" in options:
+            new = NodeId(options["add"])
+            following = add_broker(present, new, identity_of(new), "localhost", 7100)
+        else:
+            following = remove_broker(present, NodeId(options["remove"]))
+        self._stage.publish_epoch(following)
+        for broker in _listed(options["to"]) if "to" in options else present.broker_ids:
+            self._stage.show_file(broker)
+
+    def _do_run(self, words: list[str], _: Options) -> None:
+        self._stage.run(int(words[0]))
+
+    def _do_hide(self, words: list[str], _: Options) -> None:
+        self._hidden |= set(words)
+
+    def _do_show(self, words: list[str], _: Options) -> None:
+        self._hidden -= set(words)
+        self._shows_disk |= "disk" in words
+
+    def _do_quiet(self, _: list[str], __: Options) -> None:
+        self._quiet = True
+
+    def _do_loud(self, _: list[str], __: Options) -> None:
+        self._quiet = False
+
+    def _hides(self, kind: type) -> bool:
+        return self._quiet or kind.__name__ in self._hidden
 
     # -------------------------------------------------------------- the log
 
+    def _note(self, node: NodeId, text: str, *to: NodeId) -> None:
+        if to:
+            self._transcript.send(self._stage.now, node, to, text)
+        else:
+            self._transcript.act(self._stage.now, node, text)
+
     def _watch(self, now: int, node: NodeId, effect: Effect) -> None:
-        said = self._describe(node, effect)
-        if said:
-            self._said.append(f"{now:5} {said}")
+        if isinstance(effect, Send):
+            self._watch_send(now, node, effect)
+        elif said := self._describe(node, effect):
+            if self._hides(type(effect)):
+                self._transcript.hide(type(effect).__name__, 1)
+            else:
+                self._transcript.act(now, node, said)
+
+    def _watch_send(self, now: int, node: NodeId, send: Send) -> None:
+        kind = type(send.message)
+        stream: Stream | None = getattr(send.message, "stream", None)
+        if stream is not None:
+            self._names.learn(stream, send.bodies)
+        said = self._names.message(send.message)
+        # Brokers answer surveys with the message that subscribers get, too.
+        answer = kind is Positions and set(send.to) <= set(self._others_of(node))
+        if self._hides(Survey if answer else kind):
+            self._transcript.hide(kind.__name__, len(send.to))
+            return
+        lost = [to for to in send.to if not self._stage.reaches(node, to, send)]
+        fate = f"  (lost: {' '.join(lost)})" if lost else ""
+        bodies = " +bodies" if send.bodies else ""
+        self._transcript.send(now, node, send.to, f"{said}{bodies}{fate}")
 
     def _describe(self, node: NodeId, effect: Effect) -> str:
-        names = self._names
         match effect:
-            case Send(to=to, message=Survey() | Positions()) if set(to) <= set(self._brokers):
-                return ""  # brokers ask one another now and then what they hold
-            case Send(message=Taken()):
-                return ""  # said with every connection, and about no publication
-            case Send(to=to, message=message, bodies=contents):
-                names.learn(contents)
-                with_bodies = " +bodies" if contents else ""
-                lost = [
-                    r for r in to if any(lose(node, r, effect) for lose in self._network.losses)
-                ]
-                fate = f"  (lost: {' '.join(lost)})" if lost else ""
-                return f"{node} > {' '.join(to)}: {names.message(message)}{with_bodies}{fate}"
             case Deliver():
-                how = f"votes {' '.join(effect.votes) or 'none'}"
-                how += f", dissent {' '.join(effect.dissent)}" if effect.dissent else ""
-                how += ", by history" if effect.by_history else ""
-                return f"{node} DELIVERS {effect.number} {effect.body.decode()} ({how})"
-            case Acknowledged(upto=upto):
-                return f"{node} IS ACKNOWLEDGED up to {upto}"
-            case Renewed(stream=stream):
-                return f"{node} GOES ON as incarnation {stream.incarnation}"
+                self._delivered[node, effect.position or effect.number] = effect
+                return _delivery(effect)
+            case Acknowledged(stream=stream, upto=upto):
+                return f"IS ACKNOWLEDGED up to {upto} on {stream_name(stream)}"
+            case Renewed(stream=stream, former=former):
+                return f"GOES ON as {stream_name(stream)} instead of {stream_name(former)}"
             case Suspect(node=suspect, reason=reason, number=number):
-                return f"{node} suspects {suspect}: {reason.value} at {number}"
+                return f"suspects {suspect}: {reason.value}" + (f" at {number}" if number else "")
             case Accuse(evidence=evidence):
-                verdict = self._cell.court.why_evidence_fails(evidence) or "holds"
-                return f"{node} ACCUSES {evidence.accused}: {evidence.kind.value}; court: {verdict}"
-            case Adopt():
-                return f"{node} MOVES ON to another epoch"
+                return self._accusation(evidence)
+            case Adopt(data=data, words=words):
+                signers = " ".join(sorted(signed.signer for signed in words))
+                shown = f" on the words of {signers}" if words else ""
+                return f"TAKES EPOCH {parse_manifest(data).epoch}{shown}"
             case Drop(reason=why, sender=sender):
-                return f"{node} drops from {sender}: {why.value}"
-            case Gap(first=first, upto=upto):
-                return f"{node} ANNOUNCES A GAP {first}..{upto}"
+                return f"drops from {sender}: {why.value}"
+            case Gap(stream=stream, first=first, upto=upto):
+                return f"ANNOUNCES A GAP {stream_name(stream)} {first}..{upto}"
             case Refused(reason=why):
-                return f"{node} IS REFUSED: {why}"
-            case Concluded():
-                return f"{node} HAS CONCLUDED its stream"
-            case Contradicted(number=number):
-                return f"{node} IS CONTRADICTED about {number}"
+                return f"IS REFUSED: {why}"
+            case Concluded(stream=stream):
+                return f"HAS CONCLUDED {stream_name(stream)}"
+            case Contradicted(stream=stream, number=number):
+                return f"IS CONTRADICTED {stream_name(stream)} about {number}"
             case Proven(receipt=receipt):
-                return f"{node} HAS A RECEIPT for {receipt.number}"
+                return self._receipt(receipt)
             case Recalled(position=position):
-                return f"{node} RECALLS {position}"
-            case SetTimer() | CancelTimer() | Persist() | Vouch() | Forget():
+                return f"RECALLS {position}"
+            case Persist(record=record):
+                return f"writes {self._names.record(record)}" if self._shows_disk else ""
+            case SetTimer() | CancelTimer() | Vouch() | Forget():
                 return ""
             case _:
                 raise AssertionError(f"nothing is said about {type(effect).__name__}")
 
+    def _accusation(self, evidence: Evidence) -> str:
+        verdict = self._cell.court.why_evidence_fails(evidence) or "holds"
+        by = "".join(f" {signed.signer}" for signed in evidence.witnesses)
+        witnesses = f" by{by}" if by else ""
+        return f"ACCUSES {evidence.accused}: {evidence.kind.value}{witnesses}; court: {verdict}"
 
-class Names:
-    """Digests by the contents that people know."""
-
-    def __init__(self) -> None:
-        self._names: dict[bytes, str] = {}
-
-    def learn(self, contents: Iterable[bytes]) -> None:
-        """These contents will be spoken of by their digests."""
-        for body in contents:
-            history = read_history(body, STREAM)
-            if history is None:
-                self._names[digest(body)] = body.decode()
-            else:
-                statement = history[1]
-                named = self.run(statement.digests)
-                self._names[digest(body)] = f"H{statement.index}={statement.first}:{named}"
-
-    def run(self, run: bytes) -> str:
-        """The contents of a run."""
-        return "[" + " ".join(self._names[one] for one in split_digests(run)) + "]"
-
-    def _root(self, first: int, run: bytes) -> str:
-        for one, name in self._names.items():
-            if root(first, one) == run:
-                return f"[{name}]"
-        return self._names.get(run, "[?]")
-
-    def message(self, message: Message) -> str:
-        """One line for a message."""
-        stream: Stream | None = getattr(message, "stream", None)
-        lane = "/history" if stream is not None and stream == LANE else ""
-        return f"{type(message).__name__}{lane}{self._details(message)}"
-
-    def _details(self, message: Message) -> str:
-        match message:
-            case Open(base=base, fresh=fresh):
-                return f" base={base} fresh={fresh}"
-            case Publish(first=first, digests=run) | Contents(first=first, digests=run):
-                self._names[root(first, run)] = self.run(run)
-                return f" {first}:{self.run(run)}"
-            case ChainRun(first=first, digests=run, order=order, vouchers=vouchers):
-                macs = " ".join(f"{v.author}>{v.reader}" for v in vouchers)
-                return f" {first}:{self.run(run)} by {'-'.join(order)} macs {macs}"
-            case Vote(first=first, digests=run, order=order, vouchers=vouchers):
-                way = f" by {'-'.join(order)}" if order else ""
-                macs = " macs " + " ".join(v.author for v in vouchers) if vouchers else ""
-                return f" {first}:{self.run(run)}{way}{macs}"
-            case Echo(first=first, run=run) | Ready(first=first, run=run):
-                return f" {first}:{self._root(first, run)}"
-            case Ack():
-                return (
-                    f" upto={message.upto} credit={message.credit} settled={message.settled}"
-                    f" missed={message.missed}"
-                )
-            case Subscribe(cursors=cursors, bodies=wanted):
-                wants = "".join(f" {_lane(c.stream)}={c.next}" for c in cursors)
-                return wants + (" with bodies" if wanted else "")
-            case Positions(positions=positions):
-                return "".join(f" {_lane(p.stream)}={p.base}..{p.next - 1}" for p in positions)
-            case Regained(first=first, digests=run):
-                return f" {first}:{self.run(run)}"
-            case Regain(first=first, count=count, bodies=wanted):
-                return f" {first} count={count}" + (" with bodies" if wanted else "")
-            case Pull(first=first, count=count) | Missed(first=first, count=count):
-                return f" {first} count={count}"
-            case Attest(number=number):
-                return f" {number}"
-            case Checkpoint(statement=signed):
-                statement = parse_statement(signed.payload)
-                if not isinstance(statement, SegmentStatement):
-                    return " nonsense"
-                last = statement.first + statement.count - 1
-                return f" {statement.first}..{last} {statement.basis.value}"
-            case Refuse(reason=reason):
-                return f" {reason}"
-            case _:  # whatever has no details; no script has a total order
-                return ""
+    def _receipt(self, receipt: Receipt) -> str:
+        votes = self._cell.manifest.quorums.one_correct
+        verdict = self._cell.court.why_receipt_fails(receipt, votes) or "holds"
+        signers = " ".join(self._cell.court.receipt_signers(receipt))
+        about = f"{stream_name(receipt.stream)} {receipt.number}"
+        return f"HAS A RECEIPT for {about}, signed by {signers}; court: {verdict}"
 
 
-def _lane(stream: Stream) -> str:
-    return stream.lane.name.lower()
+def _delivery(deliver: Deliver) -> str:
+    what = f"{stream_name(deliver.stream)} {deliver.number}: {deliver.body.decode()}"
+    where = f"at position {deliver.position}, " if deliver.position else ""
+    how = f"votes {' '.join(deliver.votes) or 'none'}"
+    how += f", dissent {' '.join(deliver.dissent)}" if deliver.dissent else ""
+    how += ", by history" if deliver.by_history else ""
+    return f"DELIVERS {what} ({where}{how})"
 
 
-def _loss(options: dict[str, str]) -> Loss:
+def _listed(names: str) -> tuple[NodeId, ...]:
+    return tuple(NodeId(name) for name in names.split(","))
+
+
+def _resumed(options: Options) -> int:
+    """The incarnation of a stream that is resumed; 0 for the publisher's own."""
+    return resumable(int(options["line"]), int(options["epoch"])) if "line" in options else 0
+
+
+def _loss(options: Options) -> Loss:
     def listed(key: str, value: str) -> bool:
         return key not in options or value in options[key].split(",")
 
@@ -336,7 +384,7 @@ def _loss(options: dict[str, str]) -> Loss:
             listed("from", sender)
             and listed("to", reader)
             and listed("kind", kind)
-            and listed("lane", "" if stream is None else _lane(stream))
+            and listed("lane", "" if stream is None else stream.lane.name.lower())
         )
 
     return lost

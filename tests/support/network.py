@@ -1,12 +1,13 @@
-"""A perfect network in memory: machines, a clock, messages that all arrive after `HOP_MS`.
+"""A perfect network in memory: machines, their disks, a clock, messages that take `HOP_MS`.
 
 Deterministic: what is due at the same time happens in the order in which it was caused. Nothing is
-lost unless a test says so (`rules`); nothing is reordered.
+lost unless a test says so (`losses`); nothing is reordered. A disk keeps a record after `DISK_MS`.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 from quorumcast.core.ids import Millis, NodeId
@@ -16,9 +17,13 @@ from quorumcast.core.machine import (
     Disconnected,
     Effect,
     Event,
+    Forget,
     Machine,
     Persist,
+    Persisted,
     Receive,
+    Record,
+    Restored,
     Send,
     SetTimer,
     Timer,
@@ -26,9 +31,32 @@ from quorumcast.core.machine import (
 )
 
 HOP_MS = 10
+DISK_MS = 2
 
 #: Whether a message from a node to another is lost.
 Loss = Callable[[NodeId, NodeId, Send], bool]
+#: An event for a machine, or something that its surroundings do.
+Due = Event | Callable[[], None]
+
+
+class Disk:
+    """Records by address, in the order in which they were first written."""
+
+    def __init__(self) -> None:
+        self.records: dict[tuple[type[Record], str, int | None], Record] = {}
+
+    def keep(self, record: Record) -> None:
+        self.records[type(record), record.owner, record.place] = record
+
+    def forget(self, effect: Forget) -> None:
+        gone = [
+            (kind, owner, place)
+            for kind, owner, place in self.records
+            if (kind, owner) == (effect.kind, effect.owner)
+            and effect.since <= (place or 0) < effect.below
+        ]
+        for address in gone:
+            del self.records[address]
 
 
 class Network:
@@ -39,10 +67,16 @@ class Network:
         self.machines: dict[NodeId, Machine] = {}
         self.links: set[frozenset[NodeId]] = set()
         self.losses: list[Loss] = []
+        self.disks: defaultdict[NodeId, Disk] = defaultdict(Disk)
         self._watch = watch
-        self._queue: list[tuple[int, int, NodeId, Event, frozenset[NodeId] | None]] = []
+        #: What is due: when, in which order, at which node, what, and over which link.
+        self._queue: list[tuple[int, int, NodeId, Due, frozenset[NodeId] | None]] = []
         self._order = 0
         self._timers: dict[tuple[NodeId, Timer], int] = {}
+        #: Records on their way to each disk.
+        self._writing: defaultdict[NodeId, deque[Persist]] = defaultdict(deque)
+
+    # ----------------------------------------------------------------- links
 
     def connect(self, one: NodeId, other: NodeId) -> None:
         self.links.add(frozenset((one, other)))
@@ -57,8 +91,37 @@ class Network:
         self.happen(one, Disconnected(other))
         self.happen(other, Disconnected(one))
 
+    def cut_off(self, node: NodeId) -> None:
+        """Cut every link of a node."""
+        for other in list(self.machines):
+            if frozenset((node, other)) in self.links:
+                self.disconnect(node, other)
+
+    # ----------------------------------------------------------------- lives
+
+    def stop(self, node: NodeId) -> None:
+        """A node dies; what it had not written is lost."""
+        self.cut_off(node)
+        del self.machines[node]
+        self._writing[node].clear()
+        self._queue = [entry for entry in self._queue if entry[2] != node]
+        heapq.heapify(self._queue)
+        for key in [key for key in self._timers if key[0] == node]:
+            del self._timers[key]
+
+    def restore(self, node: NodeId) -> None:
+        """Give a new machine what its disk holds."""
+        for record in list(self.disks[node].records.values()):
+            self.happen(node, Restored(record))
+
+    # ---------------------------------------------------------------- events
+
     def happen(self, node: NodeId, event: Event) -> None:
         """Let a machine handle an event now."""
+        if isinstance(event, Persisted):
+            written = self._writing[node].popleft()
+            self.disks[node].keep(written.record)
+            self.carry_out(node, list(written.then))
         self.carry_out(node, self.machines[node].handle(event, Millis(self.now)))
 
     def carry_out(self, node: NodeId, effects: list[Effect]) -> None:
@@ -73,8 +136,11 @@ class Network:
                     )
                 case CancelTimer(timer=timer):
                     self._timers.pop((node, timer), None)
-                case Persist(then=then):
-                    self.carry_out(node, list(then))
+                case Persist(record=record):
+                    self._writing[node].append(effect)
+                    self._push(self.now + DISK_MS, node, Persisted(record), None)
+                case Forget():
+                    self.disks[node].forget(effect)
                 case _:
                     pass
 
@@ -88,17 +154,28 @@ class Network:
                 if self._timers.get((node, event.timer)) != order:
                     continue
                 del self._timers[node, event.timer]
-            self.happen(node, event)
+            if callable(event):
+                event()
+            else:
+                self.happen(node, event)
         self.now = until
+
+    def later(self, after_ms: int, node: NodeId, act: Callable[[], None]) -> None:
+        """Do something for a node after a while, unless it dies before."""
+        self._push(self.now + after_ms, node, act, None)
+
+    def reaches(self, node: NodeId, reader: NodeId, send: Send) -> bool:
+        """Whether a message arrives."""
+        linked = frozenset((node, reader)) in self.links
+        return linked and not any(lost(node, reader, send) for lost in self.losses)
 
     def _send(self, node: NodeId, send: Send) -> None:
         for reader in send.to:
-            link = frozenset((node, reader))
-            if link not in self.links or any(lost(node, reader, send) for lost in self.losses):
-                continue
-            self._push(self.now + HOP_MS, reader, Receive(node, send.message, send.bodies), link)
+            if self.reaches(node, reader, send):
+                event = Receive(node, send.message, send.bodies)
+                self._push(self.now + HOP_MS, reader, event, frozenset((node, reader)))
 
-    def _push(self, at: int, node: NodeId, event: Event, link: frozenset[NodeId] | None) -> int:
+    def _push(self, at: int, node: NodeId, event: Due, link: frozenset[NodeId] | None) -> int:
         self._order += 1
         heapq.heappush(self._queue, (at, self._order, node, event, link))
         return self._order

@@ -7,11 +7,10 @@ restarted from their disks, or replaced by new ones without a memory.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import cast
 
 from tests.support.cells import BOB, ORDERS, STREAM, Cell, digests, life_of
-from tests.support.network import Network
+from tests.support.network import Disk, Network
 
 from quorumcast.broadcast.contract import Vouch
 from quorumcast.core.ids import BIRTH, NodeId, Stream, split_digests, total_order
@@ -20,12 +19,7 @@ from quorumcast.core.limits import Limits
 from quorumcast.core.machine import (
     Bodies,
     Effect,
-    Forget,
-    Persist,
-    Persisted,
     Receive,
-    Record,
-    Restored,
     Send,
     Suspect,
 )
@@ -41,7 +35,6 @@ from quorumcast.ordering.state import State
 
 TOTAL = Policy.named("total")
 TOTAL_CRASH = Policy.named("total-crash")
-DISK_MS = 2
 
 BOBS = Stream(ORDERS, BOB, 1)
 
@@ -124,26 +117,6 @@ def wrote(value: bytes, regency: int = 0, instance: int = 1) -> Claim:
 # -------------------------------------------------------------------- hall
 
 
-class Disk:
-    """Records by address, in the order in which they were first written."""
-
-    def __init__(self) -> None:
-        self.records: dict[tuple[type[Record], str, int | None], Record] = {}
-
-    def keep(self, record: Record) -> None:
-        self.records[type(record), record.owner, record.place] = record
-
-    def forget(self, effect: Forget) -> None:
-        gone = [
-            (kind, owner, place)
-            for kind, owner, place in self.records
-            if (kind, owner) == (effect.kind, effect.owner)
-            and effect.since <= (place or 0) < effect.below
-        ]
-        for address in gone:
-            del self.records[address]
-
-
 class Hall(Network):
     """Sequencers of one log, connected in memory."""
 
@@ -164,7 +137,6 @@ class Hall(Network):
         self.members = self.cell.manifest.broker_ids
         #: Every effect of every broker, in order.
         self.seen: list[tuple[NodeId, Effect]] = []
-        self.disks = {member: Disk() for member in self.members}
         self.logs: dict[NodeId, OrderedLog] = {}
         self._kind = kind
         self._durable = durable
@@ -172,7 +144,6 @@ class Hall(Network):
         self._checkpoint = checkpoint
         #: How often each broker has started.
         self._lives: dict[NodeId, int] = {}
-        self._writing: dict[NodeId, deque[Persist]] = {}
         for member in self.members:
             self._found(member)
 
@@ -198,7 +169,6 @@ class Hall(Network):
             window=self._window,
             checkpoint=self._checkpoint,
         )
-        self._writing[me] = deque()
 
     def _limits(self, stream: Stream) -> Limits:
         return self.policy.limits
@@ -225,56 +195,18 @@ class Hall(Network):
             if member in self.machines:
                 self.happen(member, Receive(stream.publisher, message, bodies))
 
-    def cut_off(self, member: NodeId) -> None:
-        for other in self.members:
-            if other != member and frozenset((member, other)) in self.links:
-                self.disconnect(member, other)
-
     def rejoin(self, member: NodeId) -> None:
         for other in self.members:
             if other != member and other in self.machines:
                 self.connect(member, other)
-
-    def stop(self, member: NodeId) -> None:
-        """A broker dies; what it had not written is lost."""
-        self.cut_off(member)
-        del self.machines[member]
-        self._writing[member].clear()
-        self._queue = [entry for entry in self._queue if entry[2] != member]
-        self._queue.sort()
-        for key in [key for key in self._timers if key[0] == member]:
-            del self._timers[key]
 
     def start(self, member: NodeId, *, wiped: bool = False) -> None:
         """A broker comes back, with its disk or with a new one."""
         if wiped:
             self.disks[member] = Disk()
         self._found(member)
-        for record in list(self.disks[member].records.values()):
-            self.happen(member, Restored(record))
+        self.restore(member)
         self.rejoin(member)
-
-    # ----------------------------------------------------------------- disks
-
-    def carry_out(self, node: NodeId, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Persist(record=record):
-                    self._watch(self.now, node, effect)
-                    self._writing[node].append(effect)
-                    self._push(self.now + DISK_MS, node, Persisted(record), None)
-                case Forget():
-                    self._watch(self.now, node, effect)
-                    self.disks[node].forget(effect)
-                case _:
-                    super().carry_out(node, [effect])
-
-    def happen(self, node: NodeId, event: object) -> None:
-        if isinstance(event, Persisted):
-            written = self._writing[node].popleft()
-            self.disks[node].keep(written.record)
-            self.carry_out(node, list(written.then))
-        super().happen(node, event)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------- judgement
 
