@@ -230,6 +230,15 @@ def test_outlet_what_was_ordered_is_not_sent_again() -> None:
     assert sends == [[], [], [(3, BROKERS)]]
 
 
+def test_outlet_what_every_broker_has_ordered_is_not_sent_again() -> None:
+    """It is forgotten as soon as it is submitted, and must be passed over before that."""
+    made = outlet()
+    for broker in BROKERS:
+        made.on_ack(broker, word(b"a", b"b"))
+    sends = [offered(made.submit((body,))[1]) for body in (b"a", b"b", b"c")]
+    assert sends == [[], [], [(3, BROKERS)]]
+
+
 def test_outlet_sends_nothing_before_n_minus_f_brokers_have_answered() -> None:
     made = outlet()
     for body in (b"a", b"b"):

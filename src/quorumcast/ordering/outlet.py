@@ -137,8 +137,8 @@ class ResumedOut(OfferOut):
             if progress is not None and ack.upto >= run.last:
                 # It has been ordered; what it was will turn out where the broker's word ends.
                 progress.acked = max(progress.acked, run.last)
+        self._pass_over()  # before `_advance` forgets runs that every broker has acknowledged
         effects = [*self._advance(), *self._judge()]
-        self._pass_over()
         return [*effects, *super()._send_new(run)] if self._may_send else effects
 
     def _pump(self, broker: NodeId, progress: Progress, burst: int) -> list[Effect]:
