@@ -171,7 +171,8 @@ class World:
     def add_broker(self, name: NodeId, linked: Collection[NodeId]) -> None:
         """One broker, linked to these nodes, which call it."""
         node = self._add(name, lambda: self.make_broker(name))
-        node.on_adopt = lambda effect: self.take(name, effect)
+        # What came in one packet with this still belongs to the epoch before.
+        node.application[Adopt] = lambda effect: node.after(0, lambda: self.take(name, effect))
         for other in linked:
             self.network.connect(other, name)
 

@@ -2,8 +2,9 @@
 
 It is the twin of the asyncio driver in `runtime/`: effects are carried out in the order given,
 messages for one peer wait in an outbox and leave as one sealed packet, timers are values, what
-must wait for the disk waits inside `Persist.then`. A fault, if the node has one, sees every list
-of effects before it is carried out.
+must wait for the disk waits inside `Persist.then`. Effects of a system go to the callbacks that the
+system hands in (`application`), all others to watchers only. A fault, if the node has one, sees
+every list of effects before it is carried out.
 
 A node may run two *copies* of its machine behind one identity (the adversary "twin"): each peer
 talks to one of the two, neither knows of the other, and both are honest.
@@ -13,11 +14,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import msgspec
 
-from quorumcast.cell.serving.membership import Adopt
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import (
     CancelTimer,
@@ -81,13 +82,13 @@ class Node:
         "_timers",
         "_watchers",
         "_wire",
+        "application",
         "coalesce_ms",
         "disk",
         "fault",
         "heard",
         "id",
         "left",
-        "on_adopt",
         "up",
     )
 
@@ -104,10 +105,10 @@ class Node:
     ) -> None:
         self.id = name
         self.up = True
-        #: Whether it has ended for good, because it is no longer in the cell.
+        #: Whether it has ended for good, because the system has let it go.
         self.left = False
-        #: Whoever sees to it that this node goes by another manifest.
-        self.on_adopt: Callable[[Adopt], None] | None = None
+        #: What the system does about effects of its own, by type.
+        self.application: dict[type, Callable[[Any], None]] = {}
         self.fault: Fault | None = None
         #: What it was told lately, if it lies.
         self.heard: deque[Receive] = deque(maxlen=HEARD)
@@ -155,7 +156,7 @@ class Node:
         self.disk.crash(wipe=wipe, tear=tear, corrupt=corrupt)
 
     def leave(self) -> None:
-        """End for good: the cell has let this node go."""
+        """End for good: the system has let this node go."""
         self.crash()
         self.left = True
 
@@ -184,6 +185,16 @@ class Node:
         """Do this, once a process that stands still comes to it."""
         if not self._waits(act):
             act()
+
+    def after(self, delay_ms: int, act: Callable[[], None]) -> None:
+        """Do this after a while (0: after all that is due now), unless the node crashes before."""
+        life = self._life
+
+        def due() -> None:
+            if life == self._life and not self._waits(due):
+                act()
+
+        self._scheduler.after(delay_ms, due)
 
     def _waits(self, act: Callable[[], None]) -> bool:
         """Whether this process stands still; it then does this later."""
@@ -231,18 +242,9 @@ class Node:
             return
         for tampered in self.fault.tamper(effects, self._scheduler.now):
             if isinstance(tampered, Later):
-                self._later(tampered.after_ms, tampered.effect, copy)
+                self.after(tampered.after_ms, partial(self._do, tampered.effect, copy))
             else:
                 self._do(tampered, copy)
-
-    def _later(self, after_ms: int, effect: Effect, copy: int) -> None:
-        life = self._life
-
-        def due() -> None:
-            if life == self._life and not self._waits(due):
-                self._do(effect, copy)
-
-        self._scheduler.after(after_ms, due)
 
     def _do(self, effect: Effect, copy: int) -> None:
         if isinstance(effect, Send):
@@ -253,24 +255,14 @@ class Node:
             self._timers.pop((copy, effect.timer), None)
         elif isinstance(effect, Persist):
             self._persist(effect, copy)
-        elif isinstance(effect, Adopt):
-            self._adopt(effect)
         elif isinstance(effect, Forget):
             self.disk.forget(effect.kind, effect.owner, effect.below, effect.since)
+        elif (handler := self.application.get(type(effect))) is not None:
+            handler(effect)
         else:
             self._scheduler.note(self.id.encode() + msgspec.msgpack.encode(effect))
         for watcher in self._watchers:
             watcher.on_effect(self.id, effect, self._scheduler.now)
-
-    def _adopt(self, effect: Adopt) -> None:
-        life = self._life
-
-        def adopt() -> None:
-            if life == self._life and not self._waits(adopt) and self.on_adopt is not None:
-                self.on_adopt(effect)
-
-        # What came in one packet with this still belongs to the epoch before.
-        self._scheduler.after(0, adopt)
 
     def _send(self, send: Send, copy: int) -> None:
         parcel = encode_parcel(send.message, send.bodies)
@@ -280,12 +272,9 @@ class Node:
                 self._outbox.setdefault(peer, []).append(parcel)
         if self._outbox and not self._flushing:
             self._flushing = True
-            life = self._life
-            self._scheduler.after(self.coalesce_ms, lambda: self._flush(life))
+            self.after(self.coalesce_ms, self._flush)
 
-    def _flush(self, life: int) -> None:
-        if life != self._life or self._waits(lambda: self._flush(life)):
-            return
+    def _flush(self) -> None:
         self._flushing = False
         outbox, self._outbox = self._outbox, {}
         for peer, parcels in outbox.items():
@@ -297,16 +286,13 @@ class Node:
         # the old one.
         self._settings += 1
         setting = self._timers[key] = self._settings
-        life = self._life
 
         def fire() -> None:
-            if life != self._life or self._waits(fire):
-                return
             if self._timers.get(key) == setting:
                 del self._timers[key]
                 self.feed(TimerFired(effect.timer), copy)
 
-        self._scheduler.after(effect.after_ms, fire)
+        self.after(effect.after_ms, fire)
 
     def _persist(self, effect: Persist, copy: int) -> None:
         def done() -> None:
