@@ -110,10 +110,12 @@ def test_driver_effects_are_carried_out_in_order() -> None:
             Toy(lambda event: effects),
             wires,
             application={Acknowledged: lambda e: told.append((e, len(wires.sent)))},
+            publications=(Refuse, lambda refuse: int(refuse.reason)),
         )
         driver.receive(B, [(word("in"), (b"body",))])
         assert wires.sent == [((B,), word("1"), ()), ((A, B), word("2"), (b"x",))]
         assert told == [(Acknowledged(STREAM, 1), 1)]
+        assert driver.telemetry.publications == 3
         assert driver.telemetry.drops["duplicate"] == 1
         assert driver.telemetry.suspicions[B, "silent"] == 1
 

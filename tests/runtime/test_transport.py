@@ -23,6 +23,7 @@ from quorumcast.crypto.session import Opened, encode_parcel
 from quorumcast.manifest.build import add_client
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.messages import Standing
+from quorumcast.runtime.broker.usefulness import Usefulness
 from quorumcast.runtime.links import fairness
 from quorumcast.runtime.links.dialer import Pauses, connect
 from quorumcast.runtime.links.greeting import Greeter
@@ -54,13 +55,14 @@ def transport(
     *,
     fair: bool = False,
 ) -> Transport:
+    """A node's transport; a fair one measures what its peers ask for."""
     return Transport(
         manifest or cell.manifest,
         (manifest or cell.manifest).keyring(cell.identities[NodeId(name)]),
         CELL_FAMILY,
         heard,
         limits=limits,
-        fair=fair,
+        judge=Usefulness if fair else None,
         rng=random.Random(1),
     )
 

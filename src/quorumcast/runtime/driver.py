@@ -15,9 +15,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from quorumcast.cell.messages import Vote
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import DIGEST_SIZE, Millis, NodeId
+from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import (
     Accuse,
     CancelTimer,
@@ -40,16 +39,18 @@ from quorumcast.core.machine import (
     Timer,
     TimerFired,
 )
+from quorumcast.core.message import Message
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened
 from quorumcast.faults.contract import Fault, Later
 from quorumcast.faults.tally import Tally
-from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.links.contract import Links
 from quorumcast.runtime.telemetry import Telemetry
 
 #: Timers that ran out while a machine was held fire so long after its release.
 AFTER_HOLD_MS = 250
+#: For nodes that vouch for no publications: no message is of the base class itself.
+NONE_COUNTED: tuple[type[Message], Callable[[Any], int]] = (Message, lambda message: 0)
 #: With fewer armed handles than this, one whose timer was cancelled is left to run out.
 MOST_IDLE_HANDLES = 256
 
@@ -76,10 +77,10 @@ class Store(Protocol):
 
 @runtime_checkable
 class Adopting(Protocol):
-    """A machine that can go on in a new epoch of the manifest."""
+    """A machine that can go on in a new epoch of its system."""
 
-    def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
-        """Take new rights and keys; streams and subscriptions go on."""
+    def adopt(self, epoch: Any, keyring: Keyring, /) -> list[Effect]:
+        """Take a new epoch (a cell's manifest, say) and its keys; what is under way goes on."""
         ...
 
 
@@ -98,7 +99,7 @@ class Watcher(Protocol):
         """It hears again, first what has come meanwhile."""
         ...
 
-    def on_adopted(self, manifest: Manifest, effects: list[Effect], now: Millis) -> None:
+    def on_adopted(self, epoch: Any, effects: list[Effect], now: Millis, /) -> None:
         """It goes on in a new epoch, and asks for these effects."""
         ...
 
@@ -113,6 +114,7 @@ class Driver:
         *,
         telemetry: Telemetry | None = None,
         application: dict[type, Callable[[Any], None]] | None = None,
+        publications: tuple[type[Message], Callable[[Any], int]] = NONE_COUNTED,
         store: Store | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
@@ -123,6 +125,8 @@ class Driver:
         self._watchers: tuple[Watcher, ...] = ()
         #: Where what they do is counted, if anybody wants to know.
         self.tally: Tally | None = None
+        #: The kind of message with which this node vouches for publications, and for how many.
+        self._voucher, self._count = publications
         self._handle = machine.handle
         self._links = links
         self._send = links.send
@@ -264,8 +268,8 @@ class Driver:
 
     def _on_send(self, effect: Send) -> None:
         message = effect.message
-        if type(message) is Vote:
-            self.telemetry.publications += len(message.digests) // DIGEST_SIZE
+        if type(message) is self._voucher:
+            self.telemetry.publications += self._count(message)
         self._send(effect.to, message, effect.bodies)
 
     def _on_later(self, later: Later) -> None:
@@ -357,13 +361,13 @@ class Driver:
         for timer in postponed:
             self._on_set_timer(SetTimer(timer, AFTER_HOLD_MS))
 
-    def adopt(self, manifest: Manifest, keyring: Keyring) -> None:
+    def adopt(self, epoch: Any, keyring: Keyring) -> None:
         """Go on in a new epoch with the same machine."""
         if isinstance(self.machine, Adopting):
             try:
-                effects = self.machine.adopt(manifest, keyring)
+                effects = self.machine.adopt(epoch, keyring)
                 for watcher in self._watchers:
-                    watcher.on_adopted(manifest, effects, self.now())
+                    watcher.on_adopted(epoch, effects, self.now())
                 self.carry_out(effects)
             except Exception as error:
                 self._fail(error)

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from quorumcast.cell.messages import CELL_FAMILY
+from quorumcast.cell.messages import CELL_FAMILY, Vote
 from quorumcast.cell.serving.broker import RECORDS, Broker
 from quorumcast.cell.serving.membership import Adopt, Renewal
 from quorumcast.core.errors import UsageError
@@ -49,6 +49,7 @@ from quorumcast.runtime.broker.epochs import (
 )
 from quorumcast.runtime.broker.http import HttpServer
 from quorumcast.runtime.broker.identities import identity_for, settle_identity
+from quorumcast.runtime.broker.usefulness import Usefulness
 from quorumcast.runtime.broker.witness import Witness
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links.fairness import Load
@@ -138,7 +139,7 @@ class BrokerNode:
             CELL_FAMILY,
             self,
             limits=settings.limits,
-            fair=True,
+            judge=Usefulness,
             telemetry=self.telemetry,
             on_other_epoch=lambda epoch: self._read_soon(),
             on_proof=self._on_proof,
@@ -158,6 +159,7 @@ class BrokerNode:
             self.transport,
             telemetry=self.telemetry,
             application=application,
+            publications=(Vote, lambda vote: len(vote.digests) // DIGEST_SIZE),
             store=self._store,
             on_failure=self._fail,
         )

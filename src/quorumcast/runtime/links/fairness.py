@@ -44,6 +44,7 @@ from typing import Protocol
 import msgspec
 
 from quorumcast.core.ids import NodeId, holder
+from quorumcast.core.message import Message
 from quorumcast.runtime.links.inbox import Inbox
 from quorumcast.runtime.links.limits import TransportLimits
 from quorumcast.runtime.links.strain import waited_s
@@ -91,6 +92,22 @@ class Piece(enum.Enum):
     REQUEST = enum.auto()
     #: Something that the machine would not have.
     DROPPED = enum.auto()
+
+
+class Judge(Protocol):
+    """Tells publications from requests among the messages of one peer; each system has its own."""
+
+    def is_publication(self, message: Message) -> bool:
+        """Whether this is what the system is for."""
+        ...
+
+    def is_work_of_a_client(self, message: Message) -> bool:
+        """Whether others have use for what a client says; a request otherwise."""
+        ...
+
+    def is_work_of_a_broker(self, message: Message) -> bool:
+        """Whether others have use for what a broker says; a request otherwise."""
+        ...
 
 
 class Served(Protocol):

@@ -45,7 +45,7 @@ from quorumcast.crypto.session import (
     Welcome,
     encode_parcel,
 )
-from quorumcast.runtime.links.fairness import Account, Piece
+from quorumcast.runtime.links.fairness import Account, Judge, Piece
 from quorumcast.runtime.links.greeting import (
     MAX_ANSWER_BYTES,
     MAX_GREETING_BYTES,
@@ -54,7 +54,6 @@ from quorumcast.runtime.links.greeting import (
     encode_greeting,
     sentence_of,
 )
-from quorumcast.runtime.links.usefulness import PUBLICATIONS, Usefulness
 from quorumcast.runtime.telemetry import Telemetry
 
 #: Bytes read at once from a stranger, and from a proven peer.
@@ -174,8 +173,8 @@ class Link(asyncio.BufferedProtocol):
         self.asks = False
         #: Whose processor time and memory this link uses; None until the peer is proven.
         self.account: Account | None = None
-        #: Whether somebody measures what the peer costs.
-        self.is_measured = False
+        #: Tells what the peer asks for from what is of use to others; None: nobody measures it.
+        self.judge: Judge | None = None
         #: Whether the transport has this link on its list for the next flush.
         self.listed = False
         #: Since when the socket's buffer is full; None if it takes bytes.
@@ -201,8 +200,6 @@ class Link(asyncio.BufferedProtocol):
         #: Why nothing is read for now: what was read must be handled first, there is no room for
         #: the frame that has begun, or the whole node takes nothing.
         self._is_held = self._is_short = self._is_paused = False
-        #: Which of the peer's messages are of use to others.
-        self._usefulness = Usefulness()
 
     # ------------------------------------------------------------- the socket
 
@@ -271,8 +268,10 @@ class Link(asyncio.BufferedProtocol):
         self._take(self._view[start + 4 : end])
         if 0 < len(self._opened) <= PIECE_MESSAGES:
             return self._hand_on()  # most packets are small: one piece, measured once
-        is_broker = self.account is not None and self.account.is_broker
-        if is_broker or (self._opened and type(self._opened[0][0]) in PUBLICATIONS):
+        judge, account = self.judge, self.account
+        if (account is not None and account.is_broker) or (
+            self._opened and judge is not None and judge.is_publication(self._opened[0][0])
+        ):
             return Piece.WORK
         return Piece.REQUEST
 
@@ -280,11 +279,10 @@ class Link(asyncio.BufferedProtocol):
         """Give the machine the next messages: publications a few at a time, requests singly."""
         opened, first = self._opened, self._handed
         piece, count = Piece.WORK, min(len(opened) - first, PIECE_MESSAGES)
-        account = self.account
+        account, judge = self.account, self.judge
         is_broker = account is not None and account.is_broker
         # A broker that has said no more than a turn can take is not looked at more closely.
-        if account is not None and (self._is_held or not is_broker):
-            judge = self._usefulness
+        if judge is not None and (self._is_held or not is_broker):
             is_work = judge.is_work_of_a_broker if is_broker else judge.is_work_of_a_client
             for n in range(count):
                 if not is_work(opened[first + n][0]):
@@ -410,7 +408,7 @@ class Link(asyncio.BufferedProtocol):
 
     def _accept(self, opened: Opened) -> None:
         """Handle these messages, piece by piece where somebody watches what they cost."""
-        if self.is_measured:
+        if self.judge is not None:
             self._opened, self._handed = opened, 0
         elif opened:
             self._receive(self.peer, opened)

@@ -34,7 +34,7 @@ from quorumcast.crypto.session import Family, encode_parcel
 from quorumcast.manifest.manifest import BrokerEntry, Manifest
 from quorumcast.runtime.links.contract import Listener, Trouble
 from quorumcast.runtime.links.dialer import Dialer, connect
-from quorumcast.runtime.links.fairness import Account, Fairness, Load, Piece
+from quorumcast.runtime.links.fairness import Account, Fairness, Judge, Load, Piece
 from quorumcast.runtime.links.greeting import Greeter
 from quorumcast.runtime.links.limits import TransportLimits
 from quorumcast.runtime.links.link import Link, Lost, Phase
@@ -64,7 +64,7 @@ class Transport:
         listener: Listener,
         *,
         limits: TransportLimits | None = None,
-        fair: bool = False,
+        judge: Callable[[], Judge] | None = None,
         telemetry: Telemetry | None = None,
         rng: random.Random | None = None,
         on_other_epoch: Callable[[int], None] | None = None,
@@ -77,8 +77,8 @@ class Transport:
         self._proof = proof
         self._listener = listener
         self._limits = limits or TransportLimits()
-        #: Whether requests have a budget; a client has only brokers to hear.
-        self._is_fair = fair
+        #: Makes a judge for each link, where requests have a budget; a client hears only brokers.
+        self._judge = judge
         self._fairness = Fairness(self._disconnect, is_broker=self._is_broker, limits=self._limits)
         self._greeter = self._make_greeter()
         self.telemetry = telemetry or Telemetry()
@@ -242,7 +242,7 @@ class Transport:
 
     def arrived(self, link: Link) -> None:
         """A link has read something."""
-        if link.is_measured and link.account is not None:
+        if link.judge is not None and link.account is not None:
             self._fairness.arrived(link.account, link)
             return
         while link.work() is not Piece.NOTHING:
@@ -253,7 +253,7 @@ class Transport:
         """A peer is proven: its link replaces an older one."""
         self._strangers.leave(link)
         link.account = self._fairness.account(link.peer)
-        link.is_measured = self._is_fair
+        link.judge = None if self._judge is None else self._judge()
         older = self._open.get(link.peer)
         self._open[link.peer] = link
         if older is not None:

@@ -1,4 +1,6 @@
-"""Which messages are of use to others than their sender: the rest has a budget (`fairness`).
+"""Which messages of a cell are of use to others than their sender: the rest has a budget.
+
+The transport asks this judge (`runtime.links.fairness.Judge`) about every measured link.
 
 Publications are what a cell is for. Brokers say most of what they say in order to deliver them. A
 lying broker can ask without end, say without end what is rarely needed, or invent ever new streams.
@@ -33,7 +35,7 @@ STREAMS_REMEMBERED = 1024
 
 
 class Usefulness:
-    """Judges the messages of one peer."""
+    """Judges the messages of one peer of a broker."""
 
     __slots__ = ("_streams",)
 
@@ -41,6 +43,10 @@ class Usefulness:
         #: Streams on which the peer has published, or of which it has spoken; at most
         #: STREAMS_REMEMBERED.
         self._streams: dict[tuple[str, str, int], None] = {}
+
+    def is_publication(self, message: Message) -> bool:
+        """Whether this is what the system is for."""
+        return type(message) in PUBLICATIONS
 
     def is_work_of_a_client(self, message: Message) -> bool:
         """Whether this is a publication on a stream that the peer has used before."""
