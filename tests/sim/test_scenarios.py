@@ -10,7 +10,7 @@ import pytest
 from quorumcast.core.errors import UsageError
 from quorumcast.core.quorum import Quorums
 from quorumcast.faults.catalogue import CATALOGUE
-from quorumcast.manifest.policy import POLICY_NAMES
+from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.sim.campaign import replay_command, run_campaign
 from quorumcast.sim.cell.aimed import AIMED
 from quorumcast.sim.cell.harm import WORLD, applicable
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.sim
 
 
 def partners(adversary: str) -> list[str]:
-    return [policy for policy in POLICY_NAMES if applicable(adversary, policy)]
+    return [policy for policy in POLICY_NAMES if applicable(adversary, Policy.named(policy))]
 
 
 @pytest.mark.parametrize("adversary", ADVERSARIES)

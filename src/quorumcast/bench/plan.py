@@ -14,7 +14,7 @@ from quorumcast.cell.subscribing.fetching import first_source
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import Limits
-from quorumcast.core.quorum import Protection, largest_f
+from quorumcast.core.quorum import largest_f
 from quorumcast.crypto.digest import hasher
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Role
@@ -45,7 +45,7 @@ PROMISED_S, UNPROMISED_S = 60.0, 4.0
 
 def lie_of(policy: str) -> str:
     """The lie that is told of this policy's brokers; none where only crashes are feared."""
-    if Policy.named(policy).protection is Protection.CRASH:
+    if Policy.named(policy).crash_only:
         return ""
     return next((lie for lie in LIES if policy in CATALOGUE[lie].valid_under), "")
 
@@ -139,9 +139,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the policy promises that everything arrives although this goes wrong."""
         if not self.fault:
             return True
+        policy = self.channel_policy()
         if self.fault in CRASHES:
-            return self.policy != "chain"
-        if self.skips and self.policy in ("ab", "chain"):
+            return policy.live
+        if self.skips and policy.may_split and not policy.has_history:
             return False
         return self.policy in CATALOGUE[self.fault].valid_under
 

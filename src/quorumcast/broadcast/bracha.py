@@ -55,7 +55,6 @@ from quorumcast.core.machine import (
     Timer,
     TimerFired,
 )
-from quorumcast.core.quorum import Broadcast
 from quorumcast.core.tally import Ballot
 from quorumcast.crypto.digest import root
 
@@ -145,7 +144,7 @@ class Bracha(Carrier):
     @property
     def _echo_quorum(self) -> int:
         quorums, policy = self._around.quorums, self._around.policy
-        if self.stream.lane is Lane.HISTORY and policy.broadcast is Broadcast.CHAIN:
+        if self.stream.lane is Lane.HISTORY and policy.chained:
             return quorums.echo_over_chain
         return quorums.echo
 

@@ -52,7 +52,6 @@ from quorumcast.core.machine import (
     Timer,
     TimerFired,
 )
-from quorumcast.core.quorum import Broadcast
 from quorumcast.core.statements import HistoryStatement, Signed
 from quorumcast.crypto.digest import root
 
@@ -304,7 +303,7 @@ class History(Carrier):
                 self.ledger.correct(number, digest, body)
         self._forget_learned(range(run.first, run.first + len(event.bodies)))
         fetched = self.ledger.digests(before, self.ledger.next - before)
-        if fetched and self._around.policy.broadcast is not Broadcast.CHAIN:
+        if fetched and not self._around.policy.chained:
             # Whoever asks is told of it from now on, so the journal must hold it. On a chain nobody
             # vouches without the MACs that come with a number.
             effects.append(Vouch(self.stream, before, fetched))

@@ -19,10 +19,10 @@ import msgspec
 
 from quorumcast.broadcast.application import Acknowledged
 from quorumcast.broadcast.messages import Ack, Open, Publish
-from quorumcast.core.ids import Lane, NodeId, Stream
+from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.machine import Bodies, Effect, Send
 from quorumcast.core.message import Message
-from quorumcast.core.quorum import Broadcast, Quorums
+from quorumcast.core.quorum import Quorums
 from quorumcast.crypto.digest import Hasher
 from quorumcast.manifest.policy import Policy
 
@@ -120,14 +120,9 @@ class FanOut:
         self._quorum = self._acknowledging(quorums)
         self._one_correct = quorums.one_correct
         self._limits = policy.limits
-        self._settles = (
-            policy.has_history
-            or policy.broadcast is Broadcast.BRACHA
-            or stream.lane is Lane.HISTORY
-        )
-        is_bracha = policy.broadcast is Broadcast.BRACHA and stream.lane is Lane.DATA
+        self._settles = policy.has_history or policy.whole_runs
         #: Runs that one broker may be sent before it has settled the first; 0: any number.
-        self._most_flying = RUNS_UNDER_WAY if is_bracha else 0
+        self._most_flying = RUNS_UNDER_WAY if policy.whole_runs else 0
         self._hash = hash_
         #: Runs by first number, contiguous and in order; the newest ends at next-1.
         self._runs: dict[int, OutRun] = {}

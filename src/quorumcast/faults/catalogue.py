@@ -7,20 +7,32 @@ are done *to* a node by the world (or by kill -9), not by tampering with its eff
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from quorumcast.core.errors import UsageError
+from quorumcast.core.statements import Basis
 from quorumcast.faults import clients, commission, offering, omission, ordering, statements
 from quorumcast.faults.base import Tampering
 from quorumcast.faults.contract import Entry, Fault, FaultContext, Role, Trace
+from quorumcast.manifest.policy import POLICY_NAMES, Policy
 
-#: Policies whose brokers settle what they forward, so that one of them can be outvoted.
-SETTLING = ("ab+history", "brb", "chain+history", "direct", "total")
-#: With at most f lying brokers these deliver what a correct publisher sends.
-LIVE = ("direct", "ab", "ab+history", "brb", "chain+history", "total")
-#: … and with brokers that merely stop or dawdle these do, too.
-ALL = ("direct-crash", "total-crash", *LIVE, "chain")
-CRASH_LIVE = ("direct-crash", "total-crash", *LIVE)
+
+def _policies(fits: Callable[[Policy], bool]) -> tuple[str, ...]:
+    return tuple(name for name in POLICY_NAMES if fits(Policy.named(name)))
+
+
+ALL = POLICY_NAMES
+#: Policies that expect brokers to lie.
+DISTRUSTING = _policies(lambda policy: not policy.crash_only)
+#: With at most f brokers that merely stop or dawdle these deliver what a correct publisher sends …
+CRASH_LIVE = _policies(lambda policy: policy.live)
+#: … and these do with brokers that lie, too.
+LIVE = _policies(lambda policy: policy.live and not policy.crash_only)
+#: Policies whose brokers settle what they forward, so that one that lies can be outvoted.
+SETTLING = _policies(lambda policy: policy.basis is Basis.SETTLED and not policy.crash_only)
 #: Policies with one order for everything.
-TOTAL = ("total", "total-crash")
+TOTAL = _policies(lambda policy: policy.total)
+HISTORY = _policies(lambda policy: policy.has_history)
 
 
 def _entry(
@@ -100,23 +112,23 @@ _ENTRIES = (
            "changes the contents and leaves the digest"),
     _entry("equivocate", _BROKER, commission.Equivocate, Trace.EVIDENCE,
            "tells half of its peers one thing and the others another",
-           provable_under=(*LIVE, "chain")),
+           provable_under=DISTRUSTING),
     _entry("counterfeit", _BROKER, commission.Counterfeit, Trace.NOTHING,
            "vouches for publications that nobody published"),
     _entry("replay", _BROKER, commission.Replay, Trace.NOTHING,
            "says old things again, to anybody", valid_under=ALL),
     _entry("flood", _BROKER, commission.Flood, Trace.NOTHING,
-           "buries its peers under nonsense", valid_under=(*LIVE, "chain")),
+           "buries its peers under nonsense", valid_under=DISTRUSTING),
     _entry("corrupt-history", _BROKER, commission.CorruptHistory, Trace.NOTHING,
-           "lies about histories only", valid_under=(*LIVE, "chain")),
+           "lies about histories only", valid_under=DISTRUSTING),
     _entry("false-checkpoints", _BROKER, statements.FalseCheckpoints, Trace.EVIDENCE,
            "votes honestly and signs otherwise", provable_under=SETTLING,
-           valid_under=(*LIVE, "chain")),
+           valid_under=DISTRUSTING),
     _entry("forge-statements", _BROKER, statements.ForgeStatements, Trace.NOTHING,
-           "shows statements that other brokers never signed", valid_under=(*LIVE, "chain")),
+           "shows statements that other brokers never signed", valid_under=DISTRUSTING),
     _entry("two-faced", _BROKER, statements.TwoFaced, Trace.NOTHING,
            "gives each peer the version of a conspiring publisher's words that suits the plot",
-           valid_under=(*LIVE, "chain")),
+           valid_under=DISTRUSTING),
     _entry("lie-acks", _BROKER, commission.LieAcks, Trace.NOTHING,
            "acknowledges everything and forwards nothing"),
     _entry("false-positions", _BROKER, commission.FalsePositions, Trace.NOTHING,
@@ -153,7 +165,7 @@ _ENTRIES = (
            "sends nothing to f brokers", valid_under=ALL),
     _entry("equivocating-publisher", _PUBLISHER, clients.EquivocatingPublisher, Trace.EVIDENCE,
            "different contents for different brokers, with a signed history for each",
-           provable_under=("ab+history", "chain+history"), valid_under=ALL),
+           provable_under=HISTORY, valid_under=ALL),
     _entry("skip-history", _PUBLISHER, clients.SkipHistory, Trace.SUSPICION,
            "publishes and never accounts for it", valid_under=ALL),
     _entry("bad-bodies", _PUBLISHER, clients.BadBodies, Trace.NOTHING,

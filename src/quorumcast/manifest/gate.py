@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import LAST_PORT, MAX_CHAIN, MAX_NAME
-from quorumcast.core.quorum import Broadcast, check_cell
+from quorumcast.core.quorum import check_cell
 from quorumcast.crypto.digest import hasher
 from quorumcast.crypto.identity import can_exchange
 from quorumcast.crypto.mac import mac_factory
@@ -87,8 +87,7 @@ def _check_channel(manifest: Manifest, channel: ChannelEntry) -> None:
     # Byzantine protection asks for 3f+1 brokers, which is also the pool that chains need.
     policy = channel.policy
     check_cell(len(manifest.brokers), manifest.f, policy.protection, channel.name, policy.broadcast)
-    chained = channel.policy.broadcast is Broadcast.CHAIN
-    if chained and manifest.quorums.chain_length > MAX_CHAIN:
+    if policy.chained and manifest.quorums.chain_length > MAX_CHAIN:
         raise UsageError(
             f"channel {channel.name!r} would need chains of {manifest.quorums.chain_length} "
             f"brokers, and {MAX_CHAIN} is the longest; lower f or use 'ab'"

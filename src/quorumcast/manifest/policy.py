@@ -153,11 +153,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def name(self) -> str:
         """What people call it: one of `POLICY_NAMES`."""
-        crash = self.protection is Protection.CRASH
         if self.broadcast is Broadcast.DIRECT:
-            return "direct-crash" if crash else "direct"
-        if self.broadcast is Broadcast.CONSENSUS:
-            return "total-crash" if crash else "total"
+            return "direct-crash" if self.crash_only else "direct"
+        if self.total:
+            return "total-crash" if self.crash_only else "total"
         history = _HISTORY if self.has_history else ""
         return f"{self.broadcast.value}{history}"
 
@@ -167,9 +166,29 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.broadcast is Broadcast.CONSENSUS
 
     @property
+    def log(self) -> Protection | None:
+        """The log that orders the channel, named by its protection; None without an order."""
+        return self.protection if self.total else None
+
+    @property
+    def chained(self) -> bool:
+        """Whether publications travel along a chain of brokers."""
+        return self.broadcast is Broadcast.CHAIN
+
+    @property
+    def whole_runs(self) -> bool:
+        """Whether brokers deliver each run as a whole, as its publisher cut it."""
+        return self.broadcast is Broadcast.BRACHA
+
+    @property
     def has_history(self) -> bool:
         """Whether histories vouch for what the fast path carried."""
         return self.alpha > 0
+
+    @property
+    def crash_only(self) -> bool:
+        """Whether faulty nodes stop, and nobody lies."""
+        return self.protection is Protection.CRASH
 
     @property
     def trusts_publishers(self) -> bool:
@@ -177,9 +196,22 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.protection is not Protection.BYZANTINE
 
     @property
+    def live(self) -> bool:
+        """Whether what a correct publisher sends arrives although f brokers are faulty (LC1).
+
+        A bare chain loses what one of its brokers withholds; a history repairs that.
+        """
+        return self.has_history or not self.chained
+
+    @property
     def settles(self) -> bool:
         """Whether brokers settle together what a publisher that may lie has said."""
         return self.basis is Basis.SETTLED and not self.trusts_publishers
+
+    @property
+    def has_totality(self) -> bool:
+        """Whether what one correct subscriber accepts all do, whatever the publisher does (LC2)."""
+        return self.settles or self.total
 
     @property
     def needs_store(self) -> bool:

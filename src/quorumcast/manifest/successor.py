@@ -30,7 +30,7 @@ import msgspec
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import Limits
-from quorumcast.core.quorum import Broadcast, Protection
+from quorumcast.core.quorum import Protection
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 
 #: Limits that each node keeps to by itself. Two nodes with different ones understand each other.
@@ -109,7 +109,7 @@ def _check_chains(present: Manifest, following: Manifest) -> None:
     if pools[0] == pools[1]:
         return
     for channel in present.channels:
-        if channel.policy.broadcast is Broadcast.CHAIN and following.channel(channel.name):
+        if channel.policy.chained and following.channel(channel.name):
             raise UsageError(
                 f"epoch {following.epoch} changes the brokers from which channel {channel.name!r} "
                 f"draws its chains ({', '.join(pools[0])}): delete the channel first, or change "
@@ -177,7 +177,7 @@ def _check_log(log: Protection, present: Manifest, following: Manifest) -> None:
     name = next(
         c.name
         for c in reversed(following.channels)
-        if c.policy.total and c.policy.protection is log and present.channel(c.name) is None
+        if c.policy.log is log and present.channel(c.name) is None
     )
     policy = following.channel(name)
     kind = "" if policy is None else policy.policy.name
@@ -193,11 +193,7 @@ def _check_log(log: Protection, present: Manifest, following: Manifest) -> None:
 
 
 def _terms(log: Protection, manifest: Manifest) -> tuple[bool, int, int] | None:
-    policies = [
-        channel.policy
-        for channel in manifest.channels
-        if channel.policy.total and channel.policy.protection is log
-    ]
+    policies = [channel.policy for channel in manifest.channels if channel.policy.log is log]
     if not policies:
         return None
     return (

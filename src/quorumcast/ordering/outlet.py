@@ -13,7 +13,7 @@ from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.labels import label, unlabel
 from quorumcast.core.machine import Bodies, Effect
 from quorumcast.core.message import Message
-from quorumcast.core.quorum import OrderQuorums, Protection, Quorums
+from quorumcast.core.quorum import OrderQuorums, Quorums
 from quorumcast.crypto.digest import Hasher
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.policy import Policy
@@ -37,7 +37,7 @@ class OfferOut(FanOut):
         keyring: Keyring,
     ) -> None:
         self._keyring = keyring
-        self._signed = policy.protection is Protection.BYZANTINE
+        self._signed = not policy.trusts_publishers
         super().__init__(stream, brokers, quorums, policy, hash_)
 
     def _acknowledging(self, quorums: Quorums) -> int:

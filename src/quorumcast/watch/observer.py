@@ -34,7 +34,6 @@ from quorumcast.core.machine import (
     Send,
     Suspect,
 )
-from quorumcast.core.quorum import Broadcast
 from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.messages import Offer
@@ -75,7 +74,7 @@ class Observer:
     def __init__(self, manifest: Manifest, me: NodeId, role: str) -> None:
         self._manifest = manifest
         channels = manifest.channels
-        self._chained = {c.name for c in channels if c.policy.broadcast is Broadcast.CHAIN}
+        self._chained = {c.name for c in channels if c.policy.chained}
         #: Channels on which a publisher can make correct brokers differ.
         self._splitting = {c.name for c in channels if c.policy.may_split}
         self.notes = Notes(me, role)

@@ -16,7 +16,6 @@ from quorumcast.broadcast.signed_history import history_body
 from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, holder
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import Drop, DropReason, Effect, SetTimer, Timer
-from quorumcast.core.quorum import Broadcast
 from quorumcast.core.statements import HistoryStatement, canonical
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
@@ -87,9 +86,9 @@ class Line:
             history = HistoryOut(self.stream.history, brokers, quorums, policy, hash_)
         self.history = history
         self.data: FanOut
-        if policy.broadcast is Broadcast.CHAIN:
+        if policy.chained:
             self.data = ChainOut(self.stream, brokers, quorums, policy, hash_, keyring, history)
-        elif policy.broadcast is Broadcast.CONSENSUS:
+        elif policy.total:
             kind = OfferOut if self.stream.line is None else ResumedOut
             self.data = kind(self.stream, brokers, quorums, policy, hash_, keyring)
         else:

@@ -14,7 +14,6 @@ from quorumcast.cell.serving.desk import Desk
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES
 from quorumcast.core.machine import Bodies, Effect, Send
-from quorumcast.core.quorum import Broadcast
 
 #: So many requests of a subscriber for replays are served in so many milliseconds. Joining takes
 #: two in quick succession: where are the streams, and then from there on.
@@ -139,7 +138,7 @@ class Audience:
         return effects
 
     def _vote_again(self, desk: Desk, stream: Stream, held: Held) -> Vote | None:
-        if stream.lane is Lane.HISTORY or desk.entry.policy.broadcast is not Broadcast.CHAIN:
+        if stream.lane is Lane.HISTORY or not desk.entry.policy.chained:
             return Vote(stream, held.first, held.digests)
         # Of what a history settled nobody says by which chain it came.
         return Vote(stream, held.first, held.digests, held.order) if held.order else None

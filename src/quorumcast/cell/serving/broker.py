@@ -75,7 +75,7 @@ from quorumcast.core.machine import (
     TimerFired,
 )
 from quorumcast.core.message import Message
-from quorumcast.core.quorum import Broadcast, Protection
+from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
@@ -377,11 +377,10 @@ class Broker:
             return [Drop(DropReason.OUT_OF_WINDOW, sender)]
         if desk.closed and not isinstance(message, Pull):
             return [Drop(DropReason.UNKNOWN_STREAM, sender)]
-        whole_runs = desk.entry.policy.broadcast is Broadcast.BRACHA
         if (
             self._pledges
             and _would_vouch(desk, message)
-            and self._pledges.broken_by(event, data, whole_runs=whole_runs)
+            and self._pledges.broken_by(event, data, whole_runs=desk.entry.policy.whole_runs)
         ):
             # Only what the publisher said itself is held against it.
             blame = [Suspect(sender, Suspicion.EQUIVOCATION, data)] if own else []

@@ -15,7 +15,7 @@ from quorumcast.cell.serving.desks import Desks
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES
 from quorumcast.core.machine import Drop, DropReason, Effect, Send
-from quorumcast.core.quorum import Broadcast, Protection, accept_votes
+from quorumcast.core.quorum import accept_votes
 from quorumcast.core.statements import Basis
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 
@@ -25,7 +25,7 @@ def recoverable(entry: ChannelEntry) -> bool:
 
     A log has its own way. On a chain nobody can vote without the MACs that came with a number.
     """
-    return not entry.policy.total and entry.policy.broadcast is not Broadcast.CHAIN
+    return not (entry.policy.total or entry.policy.chained)
 
 
 def desk_of(desks: Desks, stream: Stream) -> Desk | None:
@@ -190,7 +190,7 @@ class Holdings:
         from the publisher.
         """
         policy, quorums = entry.policy, self._manifest.quorums
-        if policy.protection is Protection.CRASH:
+        if policy.crash_only:
             return 1
         if after or lane is Lane.HISTORY or policy.basis is Basis.SETTLED:
             return quorums.one_correct
@@ -216,7 +216,7 @@ class Holdings:
         """
         needed = self.needed(entry, stream.lane)
         ends = sorted((word.next for word in self.of(stream).values()), reverse=True)
-        if entry.policy.broadcast is Broadcast.BRACHA:
+        if entry.policy.whole_runs:
             return max((end for end in ends if ends.count(end) >= needed), default=0)
         return ends[needed - 1] if len(ends) >= needed else 0
 

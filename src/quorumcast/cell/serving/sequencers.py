@@ -38,7 +38,7 @@ from quorumcast.ordering.sequencer import Sequencer
 
 def anchored(manifest: Manifest, f: int) -> int:
     """Brokers that must hold what the logs decided, so that others can learn it; one without."""
-    logs = {channel.policy.protection for channel in manifest.channels if channel.policy.total}
+    logs = {channel.policy.log for channel in manifest.channels} - {None}
     n = manifest.quorums.n
     return max(
         [OrderQuorums(n, f, log is Protection.BYZANTINE).anchored for log in logs], default=1
@@ -132,15 +132,13 @@ class Sequencers:
 
     def _found_logs(self) -> None:
         for entry in self._manifest.channels:
-            log = entry.policy.protection
-            if entry.policy.total and log not in self._by_log:
+            log = entry.policy.log
+            if log is not None and log not in self._by_log:
                 self._by_log[log] = self._found(log)
 
     def _found(self, log: Protection) -> Sequencer:
         manifest = self._manifest
-        mine = [
-            c.policy for c in manifest.channels if c.policy.total and c.policy.protection is log
-        ]
+        mine = [c.policy for c in manifest.channels if c.policy.log is log]
         around = Surroundings(
             manifest.broker_ids,
             self._keyring,
@@ -170,7 +168,7 @@ class Sequencers:
     def log_of(self, channel: Channel) -> Protection | None:
         """The log that orders a channel, if one does."""
         entry = self._manifest.channel(channel)
-        return entry.policy.protection if entry is not None and entry.policy.total else None
+        return None if entry is None else entry.policy.log
 
     def _limits(self, stream: Stream) -> Limits:
         entry = self._manifest.channel(stream.channel)

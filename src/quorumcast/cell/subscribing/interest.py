@@ -28,7 +28,7 @@ from quorumcast.cell.subscribing.silence import Silence, Tardiness
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_ENDED
 from quorumcast.core.machine import Effect
-from quorumcast.core.quorum import Broadcast, Protection, Quorums
+from quorumcast.core.quorum import Quorums
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 
@@ -119,7 +119,7 @@ class Interest:
         self.tardiness = Tardiness()
         #: How often bodies of a stream were pulled in a row, and up to which number.
         self.pulls: dict[Stream, tuple[int, int]] = {}
-        self.silence = Silence(chained=entry.policy.broadcast is Broadcast.CHAIN)
+        self.silence = Silence(chained=entry.policy.chained)
         #: `next` per stream at the last refresh, and refreshes since something moved.
         self.seen: dict[Stream, int] = {}
         self.ticks = 0
@@ -178,7 +178,7 @@ class Interest:
 
     def chained(self, lane: Lane) -> bool:
         """Whether this lane comes by a chain."""
-        return lane is Lane.DATA and self.entry.policy.broadcast is Broadcast.CHAIN
+        return lane is Lane.DATA and self.entry.policy.chained
 
     def answered(self, broker: NodeId) -> bool:
         """Whether a broker has said what it holds."""
@@ -383,7 +383,7 @@ class Interest:
         moved = any(a.next != self.seen.get(s) for s, a in self.acceptors.items())
         if self.finished:
             return False
-        if self.entry.policy.protection is Protection.CRASH:
+        if self.entry.policy.crash_only:
             self._waits = {
                 stream: self._waits.get(stream, 0) + 1
                 for stream, acceptor in self.acceptors.items()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from quorumcast.cell.messages import Position
 from quorumcast.core.ids import Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_NUMBER
-from quorumcast.core.quorum import Broadcast, Protection, accept_votes
+from quorumcast.core.quorum import accept_votes
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
 
@@ -55,7 +55,7 @@ class Reports:
 
         There, f of those who answer may claim to hold nothing, so whoever ceases to answer counts.
         """
-        if self._policy.protection is not Protection.CRASH:
+        if not self._policy.crash_only:
             return broker in self._held
         return self._round - self._rounds.get(broker, -FRESH_ROUNDS) < FRESH_ROUNDS
 
@@ -73,15 +73,13 @@ class Reports:
     @property
     def enough(self) -> int:
         """So many brokers do not all lie."""
-        crash = self._policy.protection is Protection.CRASH
-        return 1 if crash else self._manifest.quorums.one_correct
+        return 1 if self._policy.crash_only else self._manifest.quorums.one_correct
 
     @property
     def _voters(self) -> tuple[NodeId, ...]:
         """The brokers whose votes make a subscriber accept: on a bare chain those of the pool."""
         brokers = self._manifest.broker_ids
-        chained = self._policy.broadcast is Broadcast.CHAIN and not self._policy.has_history
-        return brokers[: self._manifest.quorums.chain_pool] if chained else brokers
+        return brokers if self._policy.live else brokers[: self._manifest.quorums.chain_pool]
 
     def needed(self, lane: Lane) -> int:
         """How many brokers must hold a publication so that it can still be accepted."""

@@ -23,8 +23,7 @@ def channel_facts(cell: Manifest, entry: ChannelEntry) -> dict[str, Any]:
     import msgspec
 
     policy = entry.policy
-    kept = [c for c in cell.channels if c.policy.durable]
-    shared = [c for c in kept if policy.total and c.policy.protection is policy.protection]
+    shared = any(c.policy.durable and c.policy.log is policy.log for c in cell.channels)
     on_disk = "publications" if shared else "promises" if policy.journal else ""
     return {
         "name": entry.name,

@@ -189,10 +189,8 @@ def summary(manifest: Manifest, directory: Path) -> dict[str, object]:
 
 
 def _print(manifest: Manifest, directory: Path) -> None:
-    from quorumcast.core.quorum import Protection
-
     out = console()
-    liars = any(c.policy.protection is not Protection.CRASH for c in manifest.channels)
+    liars = any(not c.policy.crash_only for c in manifest.channels)
     out.print(
         f"[bold]{manifest.cell}[/]: {len(manifest.brokers)} brokers, of which {manifest.f} may "
         f"{'lie' if liars or not manifest.channels else 'crash'}; digests {manifest.digest}"

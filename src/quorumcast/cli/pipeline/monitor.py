@@ -124,10 +124,8 @@ def init(
 
 def _policy(cell: Manifest, urls: dict[str, str]) -> str:
     """Like the cell's other ordered channels; else on disk, unless a broker that runs has none."""
-    from quorumcast.core.quorum import Protection
-
     for channel in cell.channels:
-        if channel.policy.total and channel.policy.protection is Protection.BYZANTINE:
+        if channel.policy.total and not channel.policy.crash_only:
             return channel.policy.title
     running = [row for row in ask_cell(cell, urls).values() if row["up"]]
     return "total+durable" if all(row.get("disk") for row in running) else "total"

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from quorumcast.core.quorum import Broadcast
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 from quorumcast.pipeline.audit.thresholds import (
     DUE,
@@ -135,7 +134,7 @@ def _is_omission(message: str, account: Account, also: Collection[int]) -> bool:
 
 def _accounts(case: Case, lying: Collection[str]) -> Accounts:
     channels = case.manifest.channels
-    chained = {c.name for c in channels if c.policy.broadcast is Broadcast.CHAIN}
+    chained = {c.name for c in channels if c.policy.chained}
     accounted = {c.name for c in channels if c.policy.has_history}
 
     def counts(f: Feature) -> bool:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Effect
-from quorumcast.core.quorum import Protection
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Entry, Fault, FaultContext, Later, Role
 from quorumcast.sim.cell.aimed import AIMED
@@ -131,10 +130,7 @@ class Adversary:
         is_broker = self._cell.manifest.broker(node) is not None
         if is_broker != (entry.role is Role.BROKER):
             raise UsageError(f"{fault!r} is a fault of a {entry.role.value}, not of {node}")
-        crash_only = any(
-            channel.policy.protection is Protection.CRASH
-            for channel in self._cell.manifest.channels
-        )
+        crash_only = any(c.policy.crash_only for c in self._cell.manifest.channels)
         if is_broker and crash_only and not entry.benign:
             raise UsageError(f"crash protection does not cover {fault!r}")
         return entry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quorumcast.faults.catalogue import CATALOGUE, TOTAL
+from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Entry, Role
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.aimed import AIMED
@@ -60,34 +60,31 @@ def entry_of(name: str) -> Entry | None:
     return CATALOGUE.get(name) or AIMED.get(name)
 
 
-def applicable(adversary: str, policy: str) -> bool:
+def applicable(adversary: str, policy: Policy) -> bool:
     """Whether a policy is meant to withstand this adversary at all."""
     entry = entry_of(adversary)
-    crash = policy in ("direct-crash", "total-crash")
-    trusting = policy in ("direct", "direct-crash", "total-crash")
-    if adversary in TOTAL_WORLD and policy not in TOTAL:
+    if adversary in TOTAL_WORLD and not policy.total:
         return False
     # Brokers of a chain get nothing back from one another.
-    if adversary in ("rolling", "retelling") and policy.startswith("chain"):
+    if adversary in ("rolling", "retelling") and policy.chained:
         return False
     # In an order manifests are ordered as well: see "members".
-    if adversary in ("rolling", "theft") and policy in TOTAL:
+    if adversary in ("rolling", "theft") and policy.total:
         return False
-    if entry is not None and entry.only_under and policy not in entry.only_under:
+    if entry is not None and entry.only_under and policy.name not in entry.only_under:
         return False
     if adversary in ("conspiracy", "retelling"):
-        return not trusting
+        return not policy.trusts_publishers
     if entry is None:
-        return not (crash and adversary in ("twin", "amnesia", "wiped"))
+        return not (policy.crash_only and adversary in ("twin", "amnesia", "wiped"))
     if entry.role is Role.BROKER:
-        return entry.benign or not crash
+        return entry.benign or not policy.crash_only
     if entry.role is Role.PUBLISHER:
-        # Direct channels trust their publishers.
-        return not trusting
+        return not policy.trusts_publishers
     return True
 
 
 def faults_of(role: Role, policy: Policy) -> list[str]:
     """What nodes of a role may do under a policy that claims to withstand it."""
     faults = {**CATALOGUE, **AIMED}
-    return [n for n, e in faults.items() if e.role is role and applicable(n, policy.name)]
+    return [n for n, e in faults.items() if e.role is role and applicable(n, policy)]

@@ -53,7 +53,7 @@ def _victims_are_free(scene: Scene) -> bool:
 
 
 def _may_forget(scene: Scene) -> bool:
-    return _victims_are_free(scene) and applicable("amnesia", scene.policy.name)
+    return _victims_are_free(scene) and applicable("amnesia", scene.policy)
 
 
 def _may_restart(scene: Scene) -> bool:
@@ -66,7 +66,7 @@ def _may_restart(scene: Scene) -> bool:
 
 
 def _may_be_robbed(scene: Scene) -> bool:
-    return not scene.bystanders and applicable("theft", scene.policy.name)
+    return not scene.bystanders and applicable("theft", scene.policy)
 
 
 INGREDIENTS = (

@@ -25,10 +25,10 @@ def set_scene(seed: int, policy: str | None, adversary: str | None) -> Scene:
     """The cell, and how long its safety phase lasts."""
     rng = random.Random(f"scenario {seed}")
     pairs = [
-        (p, a)
-        for p in (POLICY_NAMES if policy is None else (policy,))
+        (rules.name, a)
+        for rules in map(Policy.named, POLICY_NAMES if policy is None else (policy,))
         for a in (ADVERSARIES if adversary is None else (adversary,))
-        if applicable(a, p)
+        if applicable(a, rules)
     ]
     if not pairs:
         raise UsageError(f"policy {policy!r} does not claim to withstand {adversary!r}")
@@ -37,7 +37,7 @@ def set_scene(seed: int, policy: str | None, adversary: str | None) -> Scene:
     brief = adversary != "members" and rng.randrange(3) == 0
     rules = _draw_policy(rng, policy_name, brief=brief, journal=adversary in JOURNALED)
     sizes = SIZES[rules.protection]
-    if policy_name == "total-crash":
+    if rules.total and rules.crash_only:
         sizes = SIZES[Protection.TRUSTED]  # a majority of 2f+1 must be left
     scene = Scene(seed, rng, adversary, rules, *rng.choice(sizes))
     scene.brief = brief

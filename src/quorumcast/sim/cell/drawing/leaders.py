@@ -60,7 +60,7 @@ def lies(*faults: str) -> Part:
 
     def play(scene: Scene, turn: Turn) -> None:
         fault, _, aim = scene.rng.choice(faults).partition(":")
-        if not applicable(fault, scene.policy.name):
+        if not applicable(fault, scene.policy):
             # Where nobody lies, the network may still keep what it says from some.
             is_unheard_by_some(scene, turn)
             return

@@ -94,7 +94,7 @@ def draw_conspiracy(scene: Scene) -> None:
 
 def _mangling(scene: Scene, role: Role) -> Sequence[str]:
     """Half of those that lie also say everything once more with one thing altered."""
-    fits = applicable(MANGLE[role], scene.policy.name)
+    fits = applicable(MANGLE[role], scene.policy)
     return (MANGLE[role],) if fits and scene.rng.randrange(2) else ()
 
 

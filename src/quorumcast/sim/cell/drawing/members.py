@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quorumcast.core.ids import NodeId
-from quorumcast.core.quorum import Broadcast, Protection, minimum_brokers
+from quorumcast.core.quorum import minimum_brokers
 from quorumcast.core.statements import Basis
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.drawing.scene import Scene
@@ -16,9 +16,7 @@ def hands_on(policy: Policy) -> bool:
     In a log by its state, and where runs are settled because correct brokers cannot differ: f+1 are
     believed. Not on a chain, where nobody votes without the MACs that came with a number.
     """
-    return policy.total or (
-        policy.basis is Basis.SETTLED and policy.broadcast is not Broadcast.CHAIN
-    )
+    return policy.total or (policy.basis is Basis.SETTLED and not policy.chained)
 
 
 def outlives_restarts(policy: Policy) -> bool:
@@ -44,7 +42,7 @@ def draw_members(scene: Scene) -> None:
         draw_partitions(scene)
     elif also == "pause":
         pause(scene, rng.sample(scene.names, rng.randrange(1, len(scene.names))))
-    elif also == "lie" and scene.policy.protection is Protection.BYZANTINE:
+    elif also == "lie" and not scene.policy.trusts_publishers:
         fault = rng.choice(("silent", "drop", "alter", "equivocate", "lie-acks"))
         for victim in scene.victims:
             scene.lie(victim, fault)
@@ -62,7 +60,7 @@ def _draw_steps(scene: Scene) -> None:
     at = rng.randrange(20, scene.safety_ms // 2)
     for _ in range(rng.randrange(1, 5)):
         # Chains are drawn from the first 3f+1 brokers, which stay.
-        going = members[least:] if policy.broadcast is Broadcast.CHAIN else members
+        going = members[least:] if policy.chained else members
         may_go = hands_on(policy) or removed < scene.f
         if len(members) > least and going and may_go and rng.randrange(2):
             gone = rng.choice(going)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quorumcast.core.ids import NodeId
-from quorumcast.core.quorum import Protection
 from quorumcast.faults.contract import Role
 from quorumcast.ordering.patience import SILENCE_MS
 from quorumcast.sim.cell.cells import SUBSCRIBERS
@@ -58,7 +57,7 @@ def draw_twins(scene: Scene) -> None:
 def draw_blackout(scene: Scene) -> None:
     """All at once, with torn disks; sometimes amid a leader change, or with liars."""
     rng = scene.rng
-    if scene.policy.protection is Protection.BYZANTINE and rng.randrange(2):
+    if not scene.policy.trusts_publishers and rng.randrange(2):
         ordering = [f for f in faults_of(Role.BROKER, scene.policy) if _is_about_order(f)]
         fault = rng.choice(ordering)
         for victim in scene.victims:

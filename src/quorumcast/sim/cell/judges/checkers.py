@@ -28,7 +28,7 @@ from quorumcast.core.ids import (
 from quorumcast.core.labels import label, unlabel
 from quorumcast.core.machine import Accuse, Effect, Send
 from quorumcast.core.message import Message
-from quorumcast.core.quorum import Broadcast, OrderQuorums, Protection
+from quorumcast.core.quorum import OrderQuorums
 from quorumcast.core.statements import (
     Basis,
     Evidence,
@@ -436,11 +436,11 @@ class Acknowledgement(Watching):
         if channel is None:
             return 0
         waited_for = quorums.responders
-        if channel.policy.broadcast is Broadcast.CHAIN:
+        if channel.policy.chained:
             waited_for = min(waited_for, quorums.chain_length)
-        elif channel.policy.broadcast is Broadcast.CONSENSUS:
+        elif channel.policy.total:
             # What was decided is safe already; so many must say that it was.
-            byzantine = channel.policy.protection is not Protection.CRASH
+            byzantine = not channel.policy.crash_only
             waited_for = OrderQuorums(quorums.n, quorums.f, byzantine).believe
         return waited_for - quorums.f
 
@@ -508,7 +508,7 @@ def flaw_of_receipt(receipt: Receipt, manifest: Manifest, *, any_epoch: bool = F
         == (receipt.stream, receipt.first, count)
         and statement.root == root(receipt.first, receipt.digests)
     }
-    needed = 1 if channel.policy.protection is Protection.CRASH else manifest.f + 1
+    needed = 1 if channel.policy.crash_only else manifest.f + 1
     return None if len(signers) >= needed else f"only {len(signers)} brokers signed for it"
 
 
@@ -582,7 +582,7 @@ def _flaw_of_outvoted(
     channel = manifest.channel(claim.stream.channel)
     if channel is None or claim.basis is not Basis.SETTLED:
         return "correct brokers may differ about it"
-    if channel.policy.protection is Protection.CRASH:
+    if channel.policy.crash_only:
         return "crash protection settles nothing"
     others: dict[NodeId, None] = {}
     for signer, statement in witnesses:

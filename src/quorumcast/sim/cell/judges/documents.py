@@ -158,7 +158,7 @@ def _unsound(m: Manifest, spare: Manifest) -> dict[str, Manifest]:
         ),
         **(
             {"other brokers for chains": _next(m, brokers=(*m.brokers[1:],))}
-            if policy.broadcast is Broadcast.CHAIN
+            if policy.chained
             else {}
         ),
         **(

@@ -29,7 +29,7 @@ from quorumcast.broadcast.messages import Ack
 from quorumcast.core.ids import CELL, Channel, Digest, Millis, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.core.machine import Accuse, Effect, Event, Record, Suspect
-from quorumcast.core.quorum import Protection, accept_votes
+from quorumcast.core.quorum import accept_votes
 from quorumcast.core.statements import Basis, Signed, parse_statement
 from quorumcast.manifest.manifest import EVERYONE, Manifest
 from quorumcast.sim.cell.adversary import Adversary
@@ -385,7 +385,7 @@ class Facts:
         publisher saw acknowledged right before it crashed may reach some subscribers only.
         """
         entry = self.manifest.channel(stream.channel)
-        if entry is None or entry.policy.name == "chain":
+        if entry is None or not entry.policy.live:
             return 0
         policy, quorums = entry.policy, self.manifest.quorums
         sure = self.settled if policy.has_history else self.held
@@ -395,7 +395,7 @@ class Facts:
             if self.adversary.is_correct(broker) and broker not in self.adversary.lossy
         )
         needed = quorums.one_correct
-        if policy.protection is Protection.CRASH:
+        if policy.crash_only:
             needed = 1
         elif policy.basis is Basis.FORWARDED:
             needed = accept_votes(quorums, policy.protection, policy.broadcast)

@@ -57,7 +57,7 @@ class Journaled:
                     self._segment(facts, node, said)
             case Write() | Accept() as word:
                 durable = any(
-                    entry.policy.durable and entry.policy.protection is word.log
+                    entry.policy.durable and entry.policy.log is word.log
                     for entry in facts.manifest.channels
                 )
                 place = (node, facts.disk_of(node), word)

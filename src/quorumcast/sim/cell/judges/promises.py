@@ -296,7 +296,7 @@ def promised(policy: Policy, *, valid: bool, lies: Lies) -> list[Promise]:
         result += [Standing(), Validity(), AllAcknowledged(), Past(), Receipts()]
     if valid and policy.total:
         result += [Durability(), Extracts(), Answers()]
-    if policy.name in ("brb", "ab+history", "chain+history", "total", "total-crash"):
+    if policy.has_totality:
         result.append(Totality(policy))
     result.append(CompleteBlame(policy, lies.told, lies.dubious))
     return result
