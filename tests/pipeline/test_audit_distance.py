@@ -17,9 +17,10 @@ from quorumcast.pipeline.audit.proofs import find_proofs
 from quorumcast.pipeline.audit.verdicts import Conclusion, conclude, verdicts
 from quorumcast.sim.cell.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
 from quorumcast.sim.cell.labels.observed import perform_observed
-from quorumcast.sim.cell.plan import Act, Plan, small_limits
+from quorumcast.sim.cell.plan import CellPlan, small_limits
 from quorumcast.sim.cell.scenario import draw
 from quorumcast.sim.kernel.network import LinkWeather, Weather
+from quorumcast.sim.kernel.plan import Act
 
 ORDERS = Channel("orders")
 BROKERS = broker_names(4)
@@ -32,7 +33,7 @@ def judged(policy: str, links: tuple[LinkWeather, ...], seed: int = 1) -> Conclu
     """The verdict on a run of correct nodes, every one of which observes."""
     joins = [Act(0, "join", subscriber, ORDERS) for subscriber in SUBSCRIBERS[:2]]
     kept = Policy.named(policy, alpha=8, limits=small_limits())
-    plan = Plan(
+    plan = CellPlan(
         seed=seed,
         policy=kept,
         brokers=4,

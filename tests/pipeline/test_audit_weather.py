@@ -17,7 +17,7 @@ from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.charges import Case
 from quorumcast.pipeline.audit.verdicts import Conclusion, conclude
 from quorumcast.sim.cell.cells import PUBLISHERS, channel_entry, make_simulated_cell
-from quorumcast.sim.cell.world import World
+from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.network import Weather
 from quorumcast.watch.observer import Observer
 
@@ -33,7 +33,7 @@ class Observed:
         self.cell = make_simulated_cell(4, 1, (channel_entry(ORDERS, policy),))
         self.observers: dict[NodeId, Observer] = {}
         weather = weather or Weather()
-        self.world = World(self.cell, seed, weather, (), sync_ms=2, watchers=(self,))
+        self.world = CellWorld(self.cell, seed, weather, (), sync_ms=2, watchers=(self,))
         self.world.add_brokers()
         self.world.add_publisher(ALICE)
         self.began = 0

@@ -21,7 +21,7 @@ from quorumcast.pipeline.evaluation.histogram import ACCURACY
 from quorumcast.pipeline.evaluation.model import Evaluation, Line
 from quorumcast.pipeline.evaluation.runs import find_traces
 from quorumcast.pipeline.evaluation.summary import evaluate
-from quorumcast.sim.cell.scenario import run_scenario
+from quorumcast.sim.systems import run_scenario
 from quorumcast.traces.form import Header, read_header
 
 # The first query of a process compiles for as long as it works, and longer on a busy machine.

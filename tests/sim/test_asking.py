@@ -9,7 +9,7 @@ from quorumcast.core.machine import Send
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
 from quorumcast.sim.cell.judges.asking import MOST_ASKED, Questions
-from quorumcast.sim.cell.world import World
+from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.network import Weather
 
 B1, B2, B3, SUB = (NodeId(name) for name in ("broker-1", "broker-2", "broker-3", "sub-1"))
@@ -32,7 +32,7 @@ def test_question_that_is_never_answered_is_reported(
     message: Pull | Regain, times: int, peer: NodeId, calm: bool, broken: list[str]
 ) -> None:
     cell = make_simulated_cell(4, 1, [channel_entry("orders", Policy.named("ab"))])
-    world = World(cell, 1, Weather(), [Questions()])
+    world = CellWorld(cell, 1, Weather(), [Questions()])
     world.adversary.declare(B2, "withhold-bodies")
     world.facts.calm = calm
     world.facts.holds = lambda broker, stream, number: broker in (B1, B2)

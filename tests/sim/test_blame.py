@@ -5,9 +5,9 @@ import pytest
 
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.sim.cell.known_bad.catalogue import B2, PUB, siege
-from quorumcast.sim.cell.plan import Act, Corruption
-from quorumcast.sim.cell.run import Run
+from quorumcast.sim.cell.run import CellRun
 from quorumcast.sim.cell.scenario import ORDERS
+from quorumcast.sim.kernel.plan import Act, Corruption
 
 pytestmark = pytest.mark.sim
 
@@ -29,10 +29,10 @@ CASES = [
 ]
 
 
-def misbehave(policy: str, fault: str) -> Run:
+def misbehave(policy: str, fault: str) -> CellRun:
     work = [Act(200 + 40 * n, "submit", PUB, ORDERS, 1) for n in range(60)]
     plan = siege(policy, Corruption(B2, fault), acts=work)(1)
-    run = Run(msgspec.structs.replace(plan, calm_at_ms=2800))
+    run = CellRun(msgspec.structs.replace(plan, calm_at_ms=2800))
     assert run.perform().violations == []
     return run
 

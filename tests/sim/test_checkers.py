@@ -47,20 +47,20 @@ from quorumcast.sim.cell.cells import (
     make_simulated_cell,
 )
 from quorumcast.sim.cell.judges.checkers import flaw_of, safety_checkers
+from quorumcast.sim.cell.judges.facts import Facts
 from quorumcast.sim.cell.judges.order import Durability, TotalOrder
 from quorumcast.sim.cell.judges.promises import (
     AllAcknowledged,
     Answers,
-    Boundedness,
     CompleteBlame,
     Extracts,
-    Promise,
     Receipts,
     Standing,
     Totality,
     Validity,
 )
-from quorumcast.sim.cell.world import World
+from quorumcast.sim.cell.world import CellWorld
+from quorumcast.sim.kernel.judging import Boundedness, Promise
 from quorumcast.sim.kernel.network import Weather
 
 ORDERS, SECRET = Channel("orders"), Channel("secret")
@@ -85,7 +85,7 @@ class Stage:
     def __init__(self, policy: str = "brb", *, gaps_allowed: bool = False) -> None:
         self.cell = make_cell(policy)
         checkers = safety_checkers(gaps_allowed=gaps_allowed)
-        self.world = World(self.cell, 1, Weather(), checkers)
+        self.world = CellWorld(self.cell, 1, Weather(), checkers)
         self.facts = self.world.facts
         self.facts.started(PUB, 1)
         self.facts.started(LIAR, 1)
@@ -642,7 +642,7 @@ def test_flaw_of_bad_evidence_is_found(evidence: Evidence) -> None:
 # ---------------------------------------------------------------- promises
 
 
-def pending(promise: Promise, stage: Stage) -> bool:
+def pending(promise: Promise[Facts], stage: Stage) -> bool:
     return promise.pending(stage.facts) is not None
 
 

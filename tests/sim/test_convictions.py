@@ -33,7 +33,7 @@ from quorumcast.core.statements import (
 from quorumcast.crypto.evidence import Court
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
-from quorumcast.sim.cell.world import World
+from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.network import Weather
 
 ORDERS = Channel("orders")
@@ -52,7 +52,7 @@ class Trial:
         limits = Limits(segment=2, retained_publications=64, window=32)
         made = Policy.named(policy, journal=journal, limits=limits, alpha=2)
         cell = make_simulated_cell(4, 1, [channel_entry(ORDERS, made)])
-        self.world = World(cell, 1, Weather(latency_ms=2, jitter_ms=0), ())
+        self.world = CellWorld(cell, 1, Weather(latency_ms=2, jitter_ms=0), ())
         self.world.watch(self)
         self.statements: dict[Signed, None] = {}
         self.receipts: list[Receipt] = []
@@ -61,7 +61,7 @@ class Trial:
         for reader in (SUB, LATER):
             self.world.add_subscriber(reader)
         # The same incarnation in each life: it wants brokers to contradict themselves.
-        self.world._add_client(PUB, self._publisher)
+        self.world.add(PUB, self._publisher, cell.manifest.broker_ids)
         self.run(500)
         self.world.join(SUB, ORDERS)
         self.run(1500)

@@ -3,11 +3,11 @@
 import pytest
 
 from quorumcast.manifest.policy import POLICY_NAMES
-from quorumcast.sim.cell.run import perform
 from quorumcast.sim.cell.scenario import draw
 from quorumcast.sim.coverage.explore import explore
 from quorumcast.sim.coverage.states import State, known_states, states_of
 from quorumcast.sim.coverage.transitions import Transition, harm_of, transitions_of
+from quorumcast.sim.systems import perform
 
 pytestmark = pytest.mark.sim
 

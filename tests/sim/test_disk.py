@@ -11,7 +11,7 @@ from quorumcast.core.machine import Effect, Event, Forget, Persist, Persisted, R
 from quorumcast.crypto.session import Parcel
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
-from quorumcast.sim.cell.world import World
+from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.disk import Disk
 from quorumcast.sim.kernel.network import Weather
 from quorumcast.sim.kernel.node import Node
@@ -177,9 +177,9 @@ def test_disk_agrees_with_a_plain_list() -> None:
 # ------------------------------------------------------------- the fault model
 
 
-def make_world() -> World:
+def make_world() -> CellWorld:
     entry = channel_entry("orders", Policy.named("ab", journal=True))
-    world = World(make_simulated_cell(4, 1, [entry]), 3, Weather(latency_ms=5), [])
+    world = CellWorld(make_simulated_cell(4, 1, [entry]), 3, Weather(latency_ms=5), [])
     world.add_brokers()
     return world
 

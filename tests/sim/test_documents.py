@@ -24,7 +24,7 @@ from quorumcast.sim.cell.cells import channel_entry, identity_of, make_simulated
 from quorumcast.sim.cell.consumers import examine_subscriptions
 from quorumcast.sim.cell.judges import documents
 from quorumcast.sim.cell.mangling import PER_KIND, Mangle, alter
-from quorumcast.sim.cell.scenario import run_scenario
+from quorumcast.sim.systems import run_scenario
 
 pytestmark = pytest.mark.sim
 

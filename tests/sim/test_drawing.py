@@ -9,10 +9,10 @@ from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.core.machine import Effect, Send
 from quorumcast.faults.contract import Later
 from quorumcast.ordering.patience import SILENCE_MS
-from quorumcast.sim.cell.adversary import Combined
 from quorumcast.sim.cell.cells import CLIENTS, broker_names
 from quorumcast.sim.cell.drawing.links import FAR_MS, draw_links
 from quorumcast.sim.cell.scenario import draw
+from quorumcast.sim.kernel.adversary import Combined
 from quorumcast.sim.kernel.network import LinkWeather
 
 pytestmark = pytest.mark.sim

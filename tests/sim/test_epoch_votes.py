@@ -22,11 +22,12 @@ from quorumcast.ordering.epochs import epoch_item
 from quorumcast.ordering.messages import Propose
 from quorumcast.sim.cell.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
 from quorumcast.sim.cell.known_bad.attacks import attack
-from quorumcast.sim.cell.known_bad.contract import Patch, mistaken
-from quorumcast.sim.cell.plan import Act, Corruption, Plan, small_limits
-from quorumcast.sim.cell.run import perform
+from quorumcast.sim.cell.plan import CellPlan, small_limits
 from quorumcast.sim.cell.scenario import ORDERS
+from quorumcast.sim.kernel.known_bad import Patch, mistaken
 from quorumcast.sim.kernel.network import Weather
+from quorumcast.sim.kernel.plan import Act, Corruption
+from quorumcast.sim.systems import perform
 
 B1, _, _, _, B5 = broker_names(5)
 PUB = PUBLISHERS[0]
@@ -46,10 +47,10 @@ class ProposeBehind(Tampering):
         return [send, Later(Send(send.to, behind), self.DELAY_MS)]
 
 
-def plan() -> Plan:
+def plan() -> CellPlan:
     rules = Policy.named("total", journal=True, limits=small_limits())
     liar = Corruption(B1, "propose-behind", 0, 100, (), "", attack(ProposeBehind))
-    return Plan(
+    return CellPlan(
         seed="in flight",
         policy=rules,
         brokers=4,

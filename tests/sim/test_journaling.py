@@ -15,7 +15,7 @@ from quorumcast.ordering.consensus import Voted
 from quorumcast.ordering.messages import Accept, Write
 from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
 from quorumcast.sim.cell.judges.journaling import Journaled
-from quorumcast.sim.cell.world import World
+from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.network import Weather
 
 B1, PUB, SUB = NodeId("broker-1"), NodeId("pub-1"), NodeId("sub-1")
@@ -31,7 +31,7 @@ def says(
     """What the checker says if a broker with this on its disk sends a message."""
     rules = Policy.named(policy, journal=journal)
     cell = make_simulated_cell(4, 1, [channel_entry("orders", rules)])
-    world = World(cell, 1, Weather(), [Journaled()])
+    world = CellWorld(cell, 1, Weather(), [Journaled()])
     world.add_brokers()
     for record in disk:
         world.nodes[B1].disk.write(record, lambda: None)

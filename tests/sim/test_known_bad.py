@@ -2,9 +2,11 @@
 
 import pytest
 
+from quorumcast.core.errors import UsageError
 from quorumcast.core.quorum import Quorums
-from quorumcast.sim.cell.known_bad.catalogue import VARIANTS, run_known_bad
-from quorumcast.sim.cell.known_bad.contract import Patch, Variant, mistaken, try_variant
+from quorumcast.sim.cell.known_bad.catalogue import VARIANTS
+from quorumcast.sim.kernel.known_bad import Patch, Variant, mistaken
+from quorumcast.sim.systems import planted, try_variant
 
 pytestmark = pytest.mark.sim
 
@@ -36,6 +38,6 @@ def test_mistaken_puts_everything_back_even_after_an_error() -> None:
     assert (seen, Quorums(4, 1).echo) == ([0], before)
 
 
-def test_run_known_bad_by_name_runs_only_these() -> None:
-    (catch,) = run_known_bad(["words-counted"])
-    assert (catch.name, catch.caught) == ("words-counted", True)
+def test_planted_variant_that_is_not_there_names_those_that_are() -> None:
+    with pytest.raises(UsageError, match=r"there is no variant 'nobody'; choose one of .*no-dedup"):
+        planted("nobody")

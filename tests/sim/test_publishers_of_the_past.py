@@ -9,14 +9,15 @@ from msgspec.structs import replace
 from quorumcast.core.limits import Limits
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.known_bad.recovery import PUB, SUB2, leapt, past, retold
-from quorumcast.sim.cell.plan import Act, Plan, small_limits
-from quorumcast.sim.cell.run import Run
+from quorumcast.sim.cell.plan import CellPlan, small_limits
+from quorumcast.sim.cell.run import CellRun
 from quorumcast.sim.cell.scenario import ORDERS
+from quorumcast.sim.kernel.plan import Act
 
 pytestmark = pytest.mark.sim
 
 
-def lives(policy: Policy, count: int) -> Plan:
+def lives(policy: Policy, count: int) -> CellPlan:
     """A publisher that dies after every two publications, so many times."""
     acts = [Act(40, "partition", peers=(SUB2,)), Act(100 + 60 * count, "heal")]
     for life in range(count):
@@ -30,7 +31,7 @@ def lives(policy: Policy, count: int) -> Plan:
 
 @pytest.mark.parametrize("policy", ["ab", "ab+history", "brb"])
 def test_brokers_restarted_one_by_one_stand_by_what_they_no_longer_retain(policy: str) -> None:
-    run = Run(retold(policy))
+    run = CellRun(retold(policy))
     outcome = run.perform()
     assert not [v for v in outcome.violations if v.property in ("Agreement", "Sound statements")]
     first, second = run.world.facts.readers
@@ -43,7 +44,7 @@ def test_brokers_restarted_one_by_one_stand_by_what_they_no_longer_retain(policy
 
 @pytest.mark.parametrize("policy", ["ab", "ab+history", "brb", "chain+history"])
 def test_publisher_that_leaps_ahead_erases_nothing(policy: str) -> None:
-    run = Run(leapt(policy))
+    run = CellRun(leapt(policy))
     outcome = run.perform()
     assert outcome.violations == []
     first, second = run.world.facts.readers
@@ -56,7 +57,7 @@ def test_publisher_that_leaps_ahead_erases_nothing(policy: str) -> None:
 @pytest.mark.parametrize("count", [7, 20])
 @pytest.mark.parametrize("policy", ["ab", "ab+history", "brb", "direct", "chain+history"])
 def test_subscriber_that_was_away_gets_every_life_of_a_publisher(policy: str, count: int) -> None:
-    run = Run(lives(Policy.named(policy, alpha=4, limits=small_limits()), count))
+    run = CellRun(lives(Policy.named(policy, alpha=4, limits=small_limits()), count))
     assert run.perform().violations == []
     first, second = run.world.facts.readers
     assert len(first.accepted) == count
@@ -74,7 +75,7 @@ def test_subscriber_that_was_away_gets_every_life_of_a_publisher(policy: str, co
 )
 def test_subscriber_is_told_of_every_life_that_brokers_gave_up(limits: dict[str, int]) -> None:
     policy = Policy.named("ab", limits=Limits(segment=8, replay=64, **limits))
-    run = Run(lives(policy, 12))
+    run = CellRun(lives(policy, 12))
     run.perform()
     first, second = run.world.facts.readers
     assert len(first.accepted) == 12

@@ -13,10 +13,11 @@ from quorumcast.sim.campaign import replay_command
 from quorumcast.sim.cell.known_bad.catalogue import B5, B6, SUB2
 from quorumcast.sim.cell.known_bad.catalogue import siege as busy
 from quorumcast.sim.cell.known_bad.ordering import B2, B3, B4, PUB1, siege
-from quorumcast.sim.cell.plan import Act, Corruption
-from quorumcast.sim.cell.run import Run, perform
-from quorumcast.sim.cell.scenario import ORDERS, run_scenario
+from quorumcast.sim.cell.run import CellRun
+from quorumcast.sim.cell.scenario import ORDERS
+from quorumcast.sim.kernel.plan import Act, Corruption
 from quorumcast.sim.shrink import read_plan
+from quorumcast.sim.systems import perform, run_scenario
 
 pytestmark = pytest.mark.sim
 
@@ -231,7 +232,7 @@ def test_liar_that_votes_and_denies_all_checkpoints_does_not_make_logs_grow_with
 def test_reader_of_the_past_gets_what_brokers_have_by_histories_alone(policy: str) -> None:
     """It began with the next history; of what no chain had brought nobody voted again."""
     acts = [Act(340, "read", SUB2, ORDERS)]
-    run = Run(busy(policy, Corruption(B2, "drop", 0, 100), acts=acts)(0))
+    run = CellRun(busy(policy, Corruption(B2, "drop", 0, 100), acts=acts)(0))
     assert run.perform().violations == []
     reader = run.world.facts.reader(SUB2, ORDERS)
     assert reader is not None

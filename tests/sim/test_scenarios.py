@@ -14,9 +14,10 @@ from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.sim.campaign import replay_command, run_campaign
 from quorumcast.sim.cell.aimed import AIMED
 from quorumcast.sim.cell.harm import WORLD, applicable
-from quorumcast.sim.cell.known_bad.contract import Patch, mistaken
-from quorumcast.sim.cell.run import perform, promises_validity
-from quorumcast.sim.cell.scenario import ADVERSARIES, HARMS, draw, run_scenario
+from quorumcast.sim.cell.run import promises_validity
+from quorumcast.sim.cell.scenario import ADVERSARIES, HARMS, draw
+from quorumcast.sim.kernel.known_bad import Patch, mistaken
+from quorumcast.sim.systems import perform, run_scenario
 
 pytestmark = pytest.mark.sim
 
@@ -53,7 +54,7 @@ def test_scenario_fault_that_settling_brokers_can_prove_leaves_evidence() -> Non
 
 PROGRAM = """
 import json
-from quorumcast.sim.cell.scenario import run_scenario
+from quorumcast.sim.systems import run_scenario
 runs = [(3, "chain+history", "conspiracy"), (4, "brb", "flood"), (5, "ab", "wire"),
         (6, "ab+history", "crash-recover")]
 print(json.dumps([run_scenario(*run).trace_hash for run in runs]))

@@ -7,10 +7,9 @@ import pytest
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.manifest.policy import POLICY_NAMES
-from quorumcast.sim.cell.known_bad.catalogue import VARIANTS, planted
-from quorumcast.sim.cell.plan import Act
-from quorumcast.sim.cell.run import perform
+from quorumcast.sim.cell.known_bad.catalogue import VARIANTS
 from quorumcast.sim.cell.scenario import draw
+from quorumcast.sim.kernel.plan import Act
 from quorumcast.sim.shrink import (
     breaks,
     decode_plan,
@@ -19,6 +18,7 @@ from quorumcast.sim.shrink import (
     read_plan,
     shrink,
 )
+from quorumcast.sim.systems import perform, planted
 
 pytestmark = pytest.mark.sim
 

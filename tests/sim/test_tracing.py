@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quorumcast.cli.main import app
-from quorumcast.sim.cell.scenario import run_scenario
+from quorumcast.sim.systems import run_scenario
 from quorumcast.traces.form import read_header
 
 pytestmark = pytest.mark.sim

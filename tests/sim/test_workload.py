@@ -8,8 +8,8 @@ from tests.support.workloads import small_workload
 
 from quorumcast.cli.main import main
 from quorumcast.core.errors import UsageError
-from quorumcast.sim.cell.known_bad.catalogue import planted
 from quorumcast.sim.cell.workload import expected, replay, workload_plan
+from quorumcast.sim.systems import planted
 
 pytestmark = pytest.mark.sim
 

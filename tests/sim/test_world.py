@@ -28,7 +28,7 @@ from quorumcast.crypto.session import Refusal, Session, encode_parcel
 from quorumcast.faults.contract import Later
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
-from quorumcast.sim.cell.world import World
+from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.network import LinkWeather, Network, Weather
 from quorumcast.sim.kernel.node import Node
 from quorumcast.sim.kernel.scheduler import Scheduler
@@ -402,10 +402,10 @@ def test_node_fault_sees_also_what_waited_for_the_disk() -> None:
     assert little.heard(1, Receive) == [(127, Receive(B1, HELLO))]
 
 
-def make_world(policy: str = "ab") -> World:
+def make_world(policy: str = "ab") -> CellWorld:
     brokers = 3 if policy == "direct-crash" else 4
     entry = channel_entry("orders", Policy.named(policy))
-    world = World(make_simulated_cell(brokers, 1, [entry]), 3, CALM, [])
+    world = CellWorld(make_simulated_cell(brokers, 1, [entry]), 3, CALM, [])
     world.add_brokers()
     return world
 

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from quorumcast.sim.cell.known_bad.catalogue import planted
-from quorumcast.sim.cell.plan import Outcome
-from quorumcast.sim.cell.scenario import run_scenario
+from quorumcast.sim.kernel.plan import Outcome
+from quorumcast.sim.systems import planted, run_scenario
 
 #: Seeds that a worker takes at a time.
 CHUNK = 8
@@ -89,7 +88,9 @@ class Report(msgspec.Struct, kw_only=True):
 def replay_command(outcome: Outcome, variant: str = "") -> str:
     """The one command that runs this scenario again."""
     return (
-        f"quorumcast sim --start {outcome.seed} --seeds 1 "
+        "quorumcast sim"
+        + ("" if outcome.system == "cell" else f" --system {outcome.system}")
+        + f" --start {outcome.seed} --seeds 1 "
         f"--policy {outcome.policy} --adversary {outcome.adversary}"
         + (f" --variant {variant}" if variant else "")
     )
@@ -105,12 +106,16 @@ class Task(msgspec.Struct, frozen=True):
     trace: Path | None = None
     #: A known-bad variant to plant.
     variant: str = ""
+    system: str = "cell"
 
 
 def _run_task(task: Task) -> list[Outcome]:
     seeds = range(task.start, task.start + task.count)
-    with planted(task.variant):
-        return [run_scenario(seed, task.policy, task.adversary, task.trace) for seed in seeds]
+    with planted(task.variant, task.system):
+        return [
+            run_scenario(seed, task.policy, task.adversary, task.trace, system=task.system)
+            for seed in seeds
+        ]
 
 
 def _outcomes(tasks: list[Task], workers: int) -> Iterator[Outcome]:
@@ -129,6 +134,7 @@ def run_campaign(
     policy: str | None = None,
     adversary: str | None = None,
     *,
+    system: str = "cell",
     variant: str = "",
     workers: int | None = None,
     progress: Callable[[Outcome], None] | None = None,
@@ -136,7 +142,7 @@ def run_campaign(
 ) -> Report:
     """Run that many seeds; `progress` is told of each as it comes in."""
     tasks = [
-        Task(first, min(CHUNK, start + seeds - first), policy, adversary, trace, variant)
+        Task(first, min(CHUNK, start + seeds - first), policy, adversary, trace, variant, system)
         for first in range(start, start + seeds, CHUNK)
     ]
     report = Report()

@@ -15,10 +15,9 @@ from pathlib import Path
 import msgspec
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import NodeId
-from quorumcast.sim.cell.plan import Act, Outcome, Plan
-from quorumcast.sim.cell.run import perform
 from quorumcast.sim.kernel.network import Weather
+from quorumcast.sim.kernel.plan import Act, Outcome, Plan
+from quorumcast.sim.systems import find, perform
 
 #: Runs that are tried at most, unless told otherwise; and steps that these may take together, for
 #: a cell that never comes to rest would keep us for half an hour.
@@ -113,7 +112,7 @@ class _Search:
 
     def simplify(self) -> None:
         """Leave out what is not an act."""
-        for change in (_fewer_liars, _fewer_clients, _one_channel, _milder):
+        for change in (_fewer_liars, *find(self.best.system).simpler, _milder):
             for plan in change(self.best):
                 if self.keeps(plan):
                     break
@@ -127,29 +126,6 @@ def _fewer_liars(plan: Plan) -> Iterator[Plan]:
     for index in range(len(plan.corruptions)):
         fewer = plan.corruptions[:index] + plan.corruptions[index + 1 :]
         yield msgspec.structs.replace(plan, corruptions=fewer)
-
-
-def _fewer_clients(plan: Plan) -> Iterator[Plan]:
-    lying = {corruption.node for corruption in plan.corruptions}
-
-    def without(client: NodeId) -> tuple[Act, ...]:
-        return tuple(a for a in plan.acts if a.node != client)
-
-    for client in plan.subscribers[1:]:
-        if client not in lying:
-            others = tuple(name for name in plan.subscribers if name != client)
-            yield msgspec.structs.replace(plan, subscribers=others, acts=without(client))
-    for client in plan.publishers[1:]:
-        if client not in lying:
-            others = tuple(name for name in plan.publishers if name != client)
-            yield msgspec.structs.replace(plan, publishers=others, acts=without(client))
-
-
-def _one_channel(plan: Plan) -> Iterator[Plan]:
-    if len(plan.channels) > 1:
-        first = plan.channels[0]
-        acts = tuple(act for act in plan.acts if act.channel in ("", first.name))
-        yield msgspec.structs.replace(plan, channels=(first,), acts=acts)
 
 
 def _milder(plan: Plan) -> Iterator[Plan]:
@@ -219,9 +195,16 @@ def _no_attack(kind: object, value: object) -> Callable[..., object] | None:
     raise ValueError("an attack cannot be read from a file")
 
 
+class _Kind(msgspec.Struct):
+    """Which system a plan is of."""
+
+    system: str = "cell"
+
+
 def decode_plan(data: bytes) -> Plan:
     """A plan that was written."""
-    return msgspec.json.decode(data, type=Plan, dec_hook=_no_attack)
+    kind = find(msgspec.json.decode(data, type=_Kind).system).plan
+    return msgspec.json.decode(data, type=kind, dec_hook=_no_attack)
 
 
 def read_plan(path: Path) -> Plan:

@@ -21,10 +21,8 @@ from quorumcast.pipeline.campaign.scenarios import (
     run_seed,
     run_seeds,
 )
-from quorumcast.sim.cell.known_bad.catalogue import planted
-from quorumcast.sim.cell.plan import Plan
-from quorumcast.sim.cell.run import perform
-from quorumcast.sim.cell.scenario import run_scenario
+from quorumcast.sim.cell.plan import CellPlan
+from quorumcast.sim.systems import perform, planted, run_scenario
 
 QUICK = Wanted(policy="direct", adversary="none")
 
@@ -44,7 +42,7 @@ def test_row_of_a_seed_is_what_the_simulator_says() -> None:
 def test_scenario_that_raises_is_a_verdict_and_the_task_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken(plan: Plan) -> Any:
+    def broken(plan: CellPlan) -> Any:
         if plan.seed == 5:
             raise RuntimeError("out of luck")
         return perform(plan)
@@ -58,7 +56,7 @@ def test_scenario_that_raises_is_a_verdict_and_the_task_goes_on(
     assert told == [False, True, False]
     assert rows[1]["property"] == RAISING
     assert rows[1]["detail"].startswith("RuntimeError: out of luck (broken, line ")
-    found = investigate({**rows[1], "seed": 5, "count": 1}, "")
+    found = investigate({**rows[1], "seed": 5, "count": 1}, QUICK)
     assert (found["seed"], found["plan"]) == (5, b"")
 
 
@@ -66,7 +64,7 @@ def test_investigation_finds_the_smallest_seed_and_a_shorter_plan() -> None:
     with planted("no-dedup"):
         row = next(row for row in (run_seed(s, QUICK) for s in range(30, 60)) if row["property"])
     way = {name: row[name] for name in ("seed", "policy", "adversary", "property", "detail")}
-    found = investigate({**way, "count": 1}, "no-dedup")
+    found = investigate({**way, "count": 1}, Wanted(variant="no-dedup"))
     assert found.keys() == set(FAILURE_COLUMNS.names)
     assert found["seed"] < row["seed"]
     assert 0 < found["acts_left"] < found["acts"]

@@ -16,7 +16,7 @@ from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
     from quorumcast.sim.campaign import Report
-    from quorumcast.sim.cell.plan import Outcome
+    from quorumcast.sim.kernel.plan import Outcome
 
 EXAMPLE = "Example:  quorumcast sim --seeds 200 --policy ab+history --adversary alter"
 
@@ -33,6 +33,9 @@ def sim(
         typer.Option(help="How many scenarios: 100, or with --mutants 500 for each mistake."),
     ] = None,
     start: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    system: Annotated[
+        str, typer.Option(help="What is simulated: cell, or one of yours as package.module:NAME.")
+    ] = "cell",
     policy: Annotated[str, typer.Option(help="A policy by name, or all of them.")] = ALL,
     adversary: Annotated[str, typer.Option(help="A fault by name, or all of them.")] = ALL,
     known_bad: Annotated[
@@ -114,7 +117,7 @@ def sim(
     if known_bad and trace is not None:
         raise UsageError("--known-bad leaves no traces: leave out --trace")
     if known_bad:
-        _known_bad(json_)
+        _known_bad(system, json_)
     elif coverage:
         run_coverage(
             seeds=SEEDS if seeds is None else seeds,
@@ -130,6 +133,7 @@ def sim(
         _workload(workload, events, start, policy, adversary, variant, json_)
     else:
         _campaign(
+            system,
             SEEDS if seeds is None else seeds,
             start,
             policy,
@@ -144,17 +148,16 @@ def sim(
 def _plan(path: Path, variant: str, json_: bool) -> None:
     import msgspec
 
-    from quorumcast.sim.cell.known_bad.catalogue import planted
-    from quorumcast.sim.cell.run import perform
     from quorumcast.sim.shrink import read_plan
+    from quorumcast.sim.systems import perform, planted
 
     plan = read_plan(path)
-    with planted(variant):
+    with planted(variant, plan.system):
         outcome = perform(plan)
     if json_:
         print_json(msgspec.to_builtins(outcome))
     else:
-        what = f"{len(plan.acts)} acts, {plan.policy.name}, {plan.adversary or 'no adversary'}"
+        what = f"{len(plan.acts)} acts, {plan.kind}, {plan.adversary or 'no adversary'}"
         _print_outcome(outcome, what)
     if outcome.violations:
         raise typer.Exit(1)
@@ -172,8 +175,8 @@ def _workload(
     import msgspec
 
     from quorumcast.bench.workload import read_workload
-    from quorumcast.sim.cell.known_bad.catalogue import planted
     from quorumcast.sim.cell.workload import expected, replay, workload_plan
+    from quorumcast.sim.systems import planted
 
     if events < 0 or seed < 0:
         raise UsageError("--events and --start are 0 or more")
@@ -216,6 +219,7 @@ def _print_outcome(outcome: Outcome, what: str) -> None:
 
 
 def _campaign(
+    system: str,
     seeds: int,
     start: int,
     policy: str,
@@ -228,11 +232,11 @@ def _campaign(
     import msgspec
 
     from quorumcast.sim.campaign import run_campaign
-    from quorumcast.sim.cell.known_bad.catalogue import planted
+    from quorumcast.sim.systems import planted
 
     if seeds < 1 or start < 0 or workers < 0:
         raise UsageError("--seeds is 1 or more, --start and --workers 0 or more")
-    planted(variant)
+    planted(variant, system)
     done = count(1)
     with Progress() as shown:
         report = run_campaign(
@@ -240,6 +244,7 @@ def _campaign(
             start,
             _named(policy),
             _named(adversary),
+            system=system,
             variant=variant,
             workers=workers or None,
             progress=lambda _: shown(f"{next(done):,} of {seeds:,} scenarios"),
@@ -271,16 +276,17 @@ def _print(report: Report) -> None:
         out.print(f"  {failure.replay}", markup=False)
 
 
-def _known_bad(json_: bool) -> None:
+def _known_bad(system: str, json_: bool) -> None:
     import msgspec
 
-    from quorumcast.sim.cell.known_bad.catalogue import VARIANTS, run_known_bad
+    from quorumcast.sim.systems import find, try_variant
 
     catches = []
+    variants = find(system).variants()
     with Progress() as shown:
-        for variant in VARIANTS:
-            catches += run_known_bad([variant.name])
-            shown(f"{len(catches)} of {len(VARIANTS)} variants")
+        for variant in variants:
+            catches.append(try_variant(variant))
+            shown(f"{len(catches)} of {len(variants)} variants")
     missed = [catch for catch in catches if not (catch.caught and catch.clean)]
     if json_:
         print_json(

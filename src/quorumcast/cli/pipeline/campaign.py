@@ -25,6 +25,9 @@ def campaign(
     output: Annotated[Path, typer.Option("--output", "-o", help="A new directory for results.")],
     scenarios: Annotated[int, typer.Option(help="How many seeds.")] = 1000,
     start: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    system: Annotated[
+        str, typer.Option(help="What is simulated: cell, or one of yours as package.module:NAME.")
+    ] = "cell",
     policy: Annotated[str, typer.Option(help="A policy by name, or all of them.")] = ALL,
     adversary: Annotated[str, typer.Option(help="A fault by name, or all of them.")] = ALL,
     known_bad: Annotated[
@@ -47,6 +50,7 @@ def campaign(
     from quorumcast.pipeline.session import spark_session
 
     wanted = Wanted(
+        system=system,
         policy=None if policy == ALL else policy,
         adversary=None if adversary == ALL else adversary,
         variant=known_bad,

@@ -35,7 +35,7 @@ from quorumcast.sim.cell.harm import WORLD
 from quorumcast.sim.cell.labels.deeds import Deed, DeedKey, Difference
 from quorumcast.sim.cell.labels.observed import ObservedRun, perform_observed
 from quorumcast.sim.cell.labels.slander import forgeries, slander
-from quorumcast.sim.cell.plan import Plan
+from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.cell.scenario import draw
 from quorumcast.watch.observation import DOCUMENT_COLUMNS, LABEL_COLUMNS, columns_of
 
@@ -153,7 +153,7 @@ def labelled_run(seed: int) -> dict[str, dict[str, list[object]]]:
     }
 
 
-def _false_witnesses(seed: int, plan: Plan, run: ObservedRun) -> dict[NodeId, str]:
+def _false_witnesses(seed: int, plan: CellPlan, run: ObservedRun) -> dict[NodeId, str]:
     """Who writes a false log, and in which role."""
     if seed % SLANDER_EVERY:
         return {}
@@ -169,7 +169,7 @@ def _false_witnesses(seed: int, plan: Plan, run: ObservedRun) -> dict[NodeId, st
 
 def _label_rows(
     name: str,
-    plan: Plan,
+    plan: CellPlan,
     run: ObservedRun,
     everyone: tuple[NodeId, ...],
     labels: Mapping[NodeId, tuple[str, str]],

@@ -218,10 +218,10 @@ def _failures(
     chosen = choose_ways(known)
     if not chosen:
         return [], 0
-    variant = campaign.wanted.variant
+    wanted = campaign.wanted
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return investigate_all(batches, variant)
+        return investigate_all(batches, wanted)
 
     columns = ("property", "policy", "adversary", "seed", "detail", "count")
     frame = spark.createDataFrame(
@@ -235,7 +235,7 @@ def _failures(
         .collect()
     )
     (path / FAILURES).mkdir()
-    return [_failure(row.asDict(), path, variant) for row in found], len(known) - len(chosen)
+    return [_failure(row.asDict(), path, wanted.variant) for row in found], len(known) - len(chosen)
 
 
 def ways_to_fail(groups: list[Row]) -> list[Row]:

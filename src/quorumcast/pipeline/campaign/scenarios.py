@@ -8,16 +8,15 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from quorumcast.sim.cell.known_bad.catalogue import planted
-from quorumcast.sim.cell.plan import Plan
-from quorumcast.sim.cell.run import perform
-from quorumcast.sim.cell.scenario import draw
+from quorumcast.sim.kernel.plan import Plan
 from quorumcast.sim.shrink import encode_plan, shrink
+from quorumcast.sim.systems import find, perform, planted
 
 OK, VIOLATED, RAISED = "ok", "violated", "raised"
 #: The property that a scenario breaks which raises before its run has begun.
@@ -76,6 +75,7 @@ Row = dict[str, Any]
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Which scenarios a campaign runs."""
 
+    system: str = "cell"
     policy: str | None = None
     adversary: str | None = None
     #: A known-bad variant that is planted; the name.
@@ -83,8 +83,16 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, start: int) -> None:
         """Refuse unknown names, in a sentence."""
-        draw(start, self.policy, self.adversary)
-        planted(self.variant)
+        self.draw(start)
+        self.planted()
+
+    def draw(self, seed: int) -> Plan:
+        """The plan of a seed."""
+        return find(self.system).draw(seed, self.policy, self.adversary)
+
+    def planted(self) -> AbstractContextManager[None]:
+        """Production code with the variant's mistake, if there is one."""
+        return planted(self.variant, self.system)
 
 
 def run_seed(seed: int, wanted: Wanted) -> Row:
@@ -94,7 +102,7 @@ def run_seed(seed: int, wanted: Wanted) -> Row:
     row |= {"seed": seed, "policy": wanted.policy or "", "adversary": wanted.adversary or ""}
     row |= {"verdict": OK, "property": "", "detail": ""}
     try:
-        plan = draw(seed, wanted.policy, wanted.adversary)
+        plan = wanted.draw(seed)
         row |= _configuration(plan)
         outcome = perform(plan)
         row |= {name: getattr(outcome, name) for name in _COUNTED}
@@ -110,23 +118,15 @@ def run_seed(seed: int, wanted: Wanted) -> Row:
 
 
 def _configuration(plan: Plan) -> Row:
-    return {
-        "policy": plan.policy.name,
-        "adversary": plan.adversary,
-        "brokers": plan.brokers,
-        "f": plan.f,
-        "publishers": len(plan.publishers),
-        "subscribers": len(plan.subscribers),
-        "channels": len(plan.channels),
-        "acts": len(plan.acts),
-    }
+    told = {"policy": plan.kind, "adversary": plan.adversary, "acts": len(plan.acts)}
+    return told | {k: v for k, v in plan.parameters().items() if k in RESULT_COLUMNS.names}
 
 
 def run_seeds(
     batches: Iterator[pa.RecordBatch], wanted: Wanted, told: Callable[[bool], None]
 ) -> Iterator[pa.RecordBatch]:
     """Rows for the seeds of a task; `told` hears of each whether it was bad."""
-    with planted(wanted.variant):
+    with wanted.planted():
         for batch in batches:
             rows = []
             for seed in batch.column(0).to_pylist():
@@ -155,11 +155,12 @@ FAILURE_COLUMNS = pa.schema(
 )
 
 
-def investigate(row: Row, variant: str) -> Row:
+def investigate(row: Row, campaign: Wanted) -> Row:
     """Look for a smaller seed that fails in the same way, then for a shorter plan."""
-    wanted = Wanted(policy=row["policy"], adversary=row["adversary"], variant=variant)
+    chosen = {"policy": row["policy"], "adversary": row["adversary"]}
+    wanted = msgspec.structs.replace(campaign, **chosen)
     found: Row = {**row, "acts_left": 0, "acts": 0, "runs": 0, "plan": b""}
-    with planted(wanted.variant):
+    with wanted.planted():
         for seed in range(min(row["seed"], SEARCHED)):
             found["runs"] += 1
             smaller = run_seed(seed, wanted)
@@ -168,7 +169,7 @@ def investigate(row: Row, variant: str) -> Row:
                 break
         if row["property"] == RAISING:
             return found
-        plan = draw(found["seed"], wanted.policy, wanted.adversary)
+        plan = wanted.draw(found["seed"])
         shrunk = shrink(plan, row["property"], SHRINKING_RUNS)
     if shrunk is None:
         # The first violation of the seed decides what it is called; this one comes only with it.
@@ -183,8 +184,10 @@ def investigate(row: Row, variant: str) -> Row:
     }
 
 
-def investigate_all(batches: Iterator[pa.RecordBatch], variant: str) -> Iterator[pa.RecordBatch]:
+def investigate_all(
+    batches: Iterator[pa.RecordBatch], campaign: Wanted
+) -> Iterator[pa.RecordBatch]:
     """Failures made small."""
     for batch in batches:
-        rows = [investigate(row, variant) for row in batch.to_pylist()]
+        rows = [investigate(row, campaign) for row in batch.to_pylist()]
         yield pa.RecordBatch.from_pylist(rows, schema=FAILURE_COLUMNS)

@@ -18,7 +18,7 @@ from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import encode_parcel
 from quorumcast.manifest.build import repeatable_seeds, rotate
 from quorumcast.sim.cell.cells import CELL, Cell, identity_of
-from quorumcast.sim.cell.world import World
+from quorumcast.sim.cell.world import CellWorld
 
 
 def own_keyrings(cell: Cell) -> Cell:
@@ -31,7 +31,7 @@ def _keyring(cell: Cell, name: NodeId) -> Keyring:
     return cell.manifest.keyring(identity_of(len(cell.manifest.brokers), name))
 
 
-def change_key(world: World, client: NodeId) -> None:
+def change_key(world: CellWorld, client: NodeId) -> None:
     """The operator gives a client another key: a new epoch for everybody."""
     cell = world.cell
     fresh = Identity(client, repeatable_seeds(f"{CELL} rotated")(client))
@@ -51,7 +51,7 @@ def change_key(world: World, client: NodeId) -> None:
         world.network.break_all(name)
 
 
-def call_with_stolen_key(world: World, client: NodeId, channel: Channel) -> None:
+def call_with_stolen_key(world: CellWorld, client: NodeId, channel: Channel) -> None:
     """The thief greets every broker in the client's name and publishes."""
     epochs = world.facts.manifests
     stolen = epochs[min(epochs)].keyring(identity_of(len(epochs[min(epochs)].brokers), client))

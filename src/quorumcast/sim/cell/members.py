@@ -27,7 +27,7 @@ from quorumcast.manifest.files import parse_manifest, sign_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.successor import check_successor
 from quorumcast.sim.cell.cells import Cell, identity_of, operator_of
-from quorumcast.sim.cell.world import World
+from quorumcast.sim.cell.world import CellWorld
 
 #: How often brokers look at the file, and how often the operator asks whether it may go on.
 LOOK_MS = 80
@@ -55,7 +55,7 @@ class Members:
 
     __slots__ = ("_data", "_file", "_founders", "_patient", "_pool", "_taken", "_wanted", "_world")
 
-    def __init__(self, world: World, pool: Manifest, *, patient: bool) -> None:
+    def __init__(self, world: CellWorld, pool: Manifest, *, patient: bool) -> None:
         self._world = world
         #: Whether the operator waits for new brokers.
         self._patient = patient

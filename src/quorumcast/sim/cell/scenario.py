@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
@@ -25,11 +24,11 @@ from quorumcast.sim.cell.drawing.links import draw_links
 from quorumcast.sim.cell.drawing.members import draw_members
 from quorumcast.sim.cell.drawing.scene import ORDERS, QUOTES, Scene
 from quorumcast.sim.cell.harm import ADVERSARIES, faults_of
-from quorumcast.sim.cell.plan import MAX_STEPS, Outcome, Plan
-from quorumcast.sim.cell.run import perform
+from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.kernel.network import Weather
+from quorumcast.sim.kernel.plan import MAX_STEPS
 
-__all__ = ["ADVERSARIES", "ORDERS", "QUOTES", "draw", "run_scenario"]
+__all__ = ["ADVERSARIES", "ORDERS", "QUOTES", "draw"]
 
 #: How long promises may take, after the last progress and for each millisecond of the slowest link.
 PATIENCE_MS, LONG_PATIENCE_MS, PATIENCE_PER_MS = 12_000, 20_000, 40
@@ -76,7 +75,7 @@ HARMS: dict[str, Callable[[Scene], None]] = {
 
 def draw(
     seed: int, policy: str | None = None, adversary: str | None = None, *, beside: bool = True
-) -> Plan:
+) -> CellPlan:
     """The plan that a seed stands for; `beside`: whether it has more than its adversary."""
     if policy is not None and policy not in POLICY_NAMES:
         raise UsageError(f"there is no policy {policy!r}; choose one of {', '.join(POLICY_NAMES)}")
@@ -99,11 +98,11 @@ def draw(
     return _plan(scene, weather)
 
 
-def _plan(scene: Scene, weather: Weather) -> Plan:
+def _plan(scene: Scene, weather: Weather) -> CellPlan:
     rng = scene.rng
     slow = scene.long or scene.policy.total or scene.adversary == "rolling"
     slowest_ms = max((link.latency_ms for link in weather.links), default=0)
-    return Plan(
+    return CellPlan(
         seed=scene.seed,
         policy=scene.policy,
         brokers=len(scene.names),
@@ -153,11 +152,3 @@ def _draw_weather(scene: Scene) -> Weather:
 def _reflected(scene: Scene) -> tuple[tuple[NodeId, NodeId], ...]:
     pairs = [(one, other) for one in scene.names for other in scene.names if one != other]
     return tuple(scene.rng.sample(pairs, scene.rng.randrange(len(pairs))))
-
-
-def run_scenario(
-    seed: int, policy: str | None = None, adversary: str | None = None, trace: Path | None = None
-) -> Outcome:
-    """Draw a plan and carry it out; with a directory for traces, leave one there."""
-    place = trace / f"seed-{seed}" if trace is not None else None
-    return perform(draw(seed, policy, adversary), place)

@@ -12,8 +12,7 @@ from quorumcast import __version__
 from quorumcast.broadcast.application import Deliver
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Effect, Event, Send
-from quorumcast.sim.cell.plan import Plan
-from quorumcast.sim.cell.world import World
+from quorumcast.sim.cell.run import CellRun
 from quorumcast.traces.form import SIMULATOR, Header, Listening, place_for, write_header
 from quorumcast.traces.recorder import NodeRecorder, TraceWriter, watch_effect
 
@@ -23,9 +22,9 @@ NS_PER_MS = 1_000_000
 class Tracer:
     """Watches a world and writes down what its nodes do."""
 
-    def __init__(self, plan: Plan, world: World, directory: Path) -> None:
-        self._plan = plan
-        self._world = world
+    def __init__(self, run: CellRun, directory: Path) -> None:
+        self._plan = plan = run.plan
+        self._world = world = run.world
         self._directory = place_for(directory)
         self._run = f"{plan.policy.name} {plan.adversary} {plan.seed}"
         scheduler = world.scheduler

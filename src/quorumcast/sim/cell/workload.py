@@ -19,10 +19,11 @@ from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Role
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.sim.cell.cells import broker_names, channel_entry
-from quorumcast.sim.cell.judges.facts import Violation
-from quorumcast.sim.cell.plan import MAX_STEPS, Act, Corruption, Outcome, Plan
-from quorumcast.sim.cell.run import perform
+from quorumcast.sim.cell.plan import CellPlan
+from quorumcast.sim.kernel.judging import Violation
 from quorumcast.sim.kernel.network import Weather
+from quorumcast.sim.kernel.plan import MAX_STEPS, Act, Corruption, Outcome
+from quorumcast.sim.systems import perform
 
 #: Between two events, on average.
 GAP_MS = 10
@@ -61,7 +62,7 @@ def workload_plan(
     policy: str = "ab+history",
     adversary: str = "none",
     brokers: int = 4,
-) -> Plan:
+) -> CellPlan:
     """A plan for events (time in ms, node, topic) and the nodes that subscribe to each topic."""
     if policy not in POLICY_NAMES:
         raise UsageError(f"there is no policy {policy!r}; choose one of {', '.join(POLICY_NAMES)}")
@@ -86,7 +87,7 @@ def workload_plan(
     corruptions, doomed = _harm(adversary, policy, names[:f])
     if adversary == "crash":
         acts += [Act(BEGIN_MS + span // 2, "stop", name) for name in names[:f]]
-    return Plan(
+    return CellPlan(
         seed=f"workload {seed}",
         policy=rules,
         brokers=brokers,
@@ -133,7 +134,7 @@ def expected(
     return sum(len(subscribers.get(topic, ())) for _, _, topic in events)
 
 
-def replay(plan: Plan, due: int) -> Replay:
+def replay(plan: CellPlan, due: int) -> Replay:
     """Carry a workload's plan out; whoever got less or more than is due broke a promise."""
     outcome = perform(plan)
     if outcome.deliveries != due and not outcome.violations:

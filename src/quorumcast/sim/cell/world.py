@@ -1,24 +1,14 @@
-"""A whole cell in one process: nodes, network, disks, adversary and those who watch.
-
-The world only assembles and lets time pass; what happens in it is the business of a `Plan`, and
-what ought to have happened that of the checkers. Machines are the production ones.
-"""
+"""A cell in the simulator: brokers, publishers, subscribers, and what their applications do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
 from quorumcast.broadcast.application import (
-    Acknowledged,
-    Deliver,
-    Gap,
     Join,
     Leave,
     Prove,
-    Proven,
     Recall,
-    Recalled,
-    Renewed,
     Submit,
 )
 from quorumcast.broadcast.messages import Ack
@@ -29,96 +19,83 @@ from quorumcast.cell.serving.membership import Adopt
 from quorumcast.cell.subscribing.subscriber import Subscriber
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream, resumable, total_order
 from quorumcast.core.labels import label
-from quorumcast.core.machine import Accuse, Effect, Event, Machine, Receive, Send, Suspect
-from quorumcast.sim.cell.adversary import Adversary
+from quorumcast.core.machine import Effect, Event, Receive, Send
+from quorumcast.sim.cell.adversary import CellAdversary
 from quorumcast.sim.cell.cells import Cell, life_of
 from quorumcast.sim.cell.judges.blame import Lies
-from quorumcast.sim.cell.judges.checkers import Checker
 from quorumcast.sim.cell.judges.facts import Facts
-from quorumcast.sim.kernel.network import Network, Weather
-from quorumcast.sim.kernel.node import Node, Watcher
-from quorumcast.sim.kernel.scheduler import Scheduler
-
-#: What `Facts` records.
-_EFFECTS = frozenset((Deliver, Gap, Acknowledged, Renewed, Proven, Recalled, Suspect, Accuse))
-_EVENTS = frozenset((Submit, Join, Leave, Prove, Recall))
+from quorumcast.sim.kernel.judging import Checker, Monitor
+from quorumcast.sim.kernel.network import Weather
+from quorumcast.sim.kernel.node import Watcher
+from quorumcast.sim.kernel.world import World
 
 
-class Monitor:
-    """Shows checkers and facts what concerns them, and nothing else: most effects are sends."""
-
-    __slots__ = ("_facts", "_lies", "_on_positions", "_watching")
+class CellMonitor(Monitor[Facts]):
+    """Beside what checkers see: how far brokers say they are, lies, and answered subscriptions."""
 
     def __init__(
         self,
         facts: Facts,
-        checkers: Sequence[Checker],
+        checkers: Sequence[Checker[Facts]],
         lies: Lies,
         on_positions: Callable[[NodeId, Channel], None],
     ) -> None:
-        self._facts = facts
-        self._on_positions = on_positions
-        #: Who looks at each kind of effect, and at each kind of message that is sent.
-        self._watching: dict[type, list[Checker]] = {}
-        for checker in checkers:
-            for kind in checker.watches:
-                self._watching.setdefault(kind, []).append(checker)
+        super().__init__(facts, checkers)
         self._lies = lies
+        self._on_positions = on_positions
 
     def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
-        """A machine is about to take this event."""
-        self._facts.cause = event
-        if type(event) in _EVENTS:
-            self._facts.on_event(node, event, now)
-        elif type(event) is Receive and type(event.message) is Positions:
+        super().on_event(node, event, now)
+        if type(event) is Receive and type(event.message) is Positions:
             self._on_positions(node, event.message.channel)
 
     def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
-        """A node has carried out this effect."""
-        kind: type = type(effect)
         if type(effect) is Send:
-            kind = type(effect.message)
             if type(effect.message) is Ack:
-                self._facts.on_ack(node, effect.message)
-            elif kind is Checkpoint or effect.bodies:
-                self._lies.on_send(self._facts, node, effect)
-        watching, recorded = self._watching.get(kind, ()), kind in _EFFECTS
-        if (watching or recorded) and self._facts.adversary.is_correct(node):
-            for checker in watching:
-                checker.on_effect(self._facts, node, effect)
-            if recorded:
-                self._facts.record(node, effect)
+                self.facts.on_ack(node, effect.message)
+            elif type(effect.message) is Checkpoint or effect.bodies:
+                self._lies.on_send(self.facts, node, effect)
+        super().on_effect(node, effect, now)
 
 
-class World:
+class CellWorld(World[Facts]):
     """Everything there is."""
+
+    adversary: CellAdversary
 
     def __init__(
         self,
         cell: Cell,
         seed: int | str,
         weather: Weather,
-        checkers: Sequence[Checker],
+        checkers: Sequence[Checker[Facts]],
         *,
         sync_ms: int = 2,
         coalesce_ms: int = 0,
         watchers: Sequence[Watcher] = (),
     ) -> None:
+        super().__init__(
+            seed,
+            cell.keyrings,
+            CELL_FAMILY,
+            weather,
+            sync_ms=sync_ms,
+            coalesce_ms=coalesce_ms,
+            watchers=watchers,
+        )
         self.cell = cell
-        self.scheduler = Scheduler(seed)
-        self.network = Network(self.scheduler, cell.keyrings, CELL_FAMILY, weather)
-        self.nodes: dict[NodeId, Node] = {}
-        self.adversary = Adversary(cell, self.scheduler, self.network, self.nodes)
-        self.facts = Facts(cell.manifest, self.adversary)
-        self.facts.ordered = self._ordered
-        self.facts.holds = self._holds
-        self.facts.on_disk = lambda node, kind, owner: self.nodes[node].disk.held(kind, owner)
-        self.facts.wire_tapped = weather.corruption > 0
-        self.network.on_breach = self._breached
-        self.checkers = checkers
+        adversary = CellAdversary(cell, self.scheduler, self.network, self.nodes)
+        facts = Facts(cell.manifest, adversary)
+        facts.ordered = self._ordered
+        facts.holds = self._holds
+        facts.on_disk = lambda node, kind, owner: self.nodes[node].disk.held(kind, owner)
+        facts.wire_tapped = weather.corruption > 0
         self.lies = Lies(cell.manifest.f)
-        monitor = Monitor(self.facts, checkers, self.lies, self._look_whether_begun)
-        self._watchers: list[Watcher] = [monitor, *watchers]
+        self.judge(
+            facts,
+            checkers,
+            lambda known, judges: CellMonitor(known, judges, self.lies, self._look_whether_begun),
+        )
         #: How a broker begins a life, and how it goes on in another epoch.
         self.make_broker: Callable[[NodeId], Broker] = lambda name: Broker(
             self.cell.manifest, self.cell.keyrings[name], life=self.draw_life(name)
@@ -126,38 +103,13 @@ class World:
         #: How often each broker has begun a life.
         self._lives: dict[NodeId, int] = {}
         self.take: Callable[[NodeId, Adopt], None] = lambda name, effect: None
-        self._sync_ms = sync_ms
-        self._coalesce_ms = coalesce_ms
-
-    def _breached(self, receiver: NodeId, sender: NodeId, how: str) -> None:
-        """A session has taken what its peer did not seal for it."""
-        if self.adversary.is_correct(receiver) and self.adversary.is_correct(sender):
-            self.facts.violate("Sealed sessions", f"{receiver} {how} in the name of {sender}")
 
     def draw_life(self, name: NodeId) -> bytes:
         """What tells the lives of a broker apart."""
         self._lives[name] = self._lives.get(name, 0) + 1
         return life_of(name, self._lives[name])
 
-    def watch(self, watcher: Watcher) -> None:
-        """Let somebody else look on as well."""
-        self._watchers.append(watcher)
-
     # ------------------------------------------------------------ nodes
-
-    def _add(self, name: NodeId, factory: Callable[[], Machine]) -> Node:
-        node = Node(
-            name,
-            factory,
-            self.scheduler,
-            self.network,
-            self._watchers,
-            sync_ms=self._sync_ms,
-            coalesce_ms=self._coalesce_ms,
-        )
-        self.nodes[name] = node
-        self.network.add(node)
-        return node
 
     def add_brokers(self) -> None:
         """Every broker of the manifest, all linked: the earlier one calls the later one."""
@@ -170,7 +122,7 @@ class World:
 
     def add_broker(self, name: NodeId, linked: Collection[NodeId]) -> None:
         """One broker, linked to these nodes, which call it."""
-        node = self._add(name, lambda: self.make_broker(name))
+        node = self.add(name, lambda: self.make_broker(name))
         # What came in one packet with this still belongs to the epoch before.
         node.application[Adopt] = lambda effect: node.after(0, lambda: self.take(name, effect))
         for other in linked:
@@ -186,16 +138,12 @@ class World:
                 self.scheduler.after(0, lambda: self._go_on(name))
             return Publisher(self.cell.manifest, self.cell.keyrings[name], incarnation)
 
-        self._add_client(name, make)
+        self.add(name, make, self.cell.manifest.broker_ids)
 
     def add_subscriber(self, name: NodeId) -> None:
         """A subscriber."""
-        self._add_client(name, lambda: Subscriber(self.cell.manifest, self.cell.keyrings[name]))
-
-    def _add_client(self, name: NodeId, factory: Callable[[], Machine]) -> None:
-        self._add(name, factory)
-        for broker in self.cell.manifest.broker_ids:
-            self.network.connect(name, broker)
+        manifest, keyring = self.cell.manifest, self.cell.keyrings[name]
+        self.add(name, lambda: Subscriber(manifest, keyring), manifest.broker_ids)
 
     def _look_whether_begun(self, name: NodeId, channel: Channel) -> None:
         """A broker has answered a subscription: perhaps it was the last one needed."""

@@ -13,10 +13,11 @@ from collections.abc import Callable, Hashable, Sequence
 import msgspec
 
 from quorumcast.manifest.policy import POLICY_NAMES
-from quorumcast.sim.cell.plan import Outcome, Plan
+from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.cell.scenario import draw
 from quorumcast.sim.coverage.states import State, known_states, states_of
 from quorumcast.sim.coverage.transitions import Transition, harm_of, transitions_of
+from quorumcast.sim.kernel.plan import Outcome
 
 #: Seeds of which one is run.
 CANDIDATES = 8
@@ -58,18 +59,18 @@ class _Choice:
     def __init__(self) -> None:
         self._worth: dict[Hashable, float] = {}
 
-    def best(self, plans: Sequence[Plan]) -> Plan:
+    def best(self, plans: Sequence[CellPlan]) -> CellPlan:
         return max(plans, key=self._promise)
 
-    def _promise(self, plan: Plan) -> float:
+    def _promise(self, plan: CellPlan) -> float:
         return sum(self._worth.get(kind, HOPE) for kind in _kinds(plan))
 
-    def learn(self, plan: Plan, new: int) -> None:
+    def learn(self, plan: CellPlan, new: int) -> None:
         for kind in _kinds(plan):
             self._worth[kind] = MEMORY * self._worth.get(kind, HOPE) + (1 - MEMORY) * new
 
 
-def _kinds(plan: Plan) -> tuple[Hashable, ...]:
+def _kinds(plan: CellPlan) -> tuple[Hashable, ...]:
     policy = plan.policy.name
     return (policy, plan.brokers, plan.f, harm_of(plan)), (policy, plan.adversary)
 

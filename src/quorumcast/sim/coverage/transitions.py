@@ -29,9 +29,9 @@ from quorumcast.core.machine import (
 from quorumcast.core.message import Message
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Role
-from quorumcast.sim.cell.plan import Plan
-from quorumcast.sim.cell.run import Run
-from quorumcast.sim.cell.world import World
+from quorumcast.sim.cell.plan import CellPlan
+from quorumcast.sim.cell.run import CellRun
+from quorumcast.sim.cell.world import CellWorld
 
 
 class Transition(msgspec.Struct, frozen=True, order=True):
@@ -49,7 +49,7 @@ class Transition(msgspec.Struct, frozen=True, order=True):
     effect: str
 
 
-def harm_of(plan: Plan) -> str:
+def harm_of(plan: CellPlan) -> str:
     """What goes wrong in a run, in one of a few words."""
     roles = {
         CATALOGUE[corruption.fault].role if corruption.fault in CATALOGUE else Role.BROKER
@@ -102,16 +102,16 @@ def effect_name(effect: Effect) -> str:
 class Probe:
     """Watches one run and collects its transitions."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: CellPlan) -> None:
         self._where = (plan.policy.name, f"{plan.brokers}/{plan.f}", harm_of(plan))
         self._ordered = plan.policy.total
-        self._world: World | None = None
+        self._world: CellWorld | None = None
         #: Role, phase and kind of the event that each node took last.
         self._last: dict[NodeId, tuple[str, str, str]] = {}
         self._roles: dict[NodeId, str] = {}
         self.seen: dict[Transition, None] = {}
 
-    def watch(self, world: World) -> None:
+    def watch(self, world: CellWorld) -> None:
         """Look at this world from now on."""
         self._world = world
         world.watch(self)
@@ -148,9 +148,9 @@ class Probe:
         return ", ".join(phases)
 
 
-def transitions_of(plan: Plan) -> tuple[Run, Probe]:
+def transitions_of(plan: CellPlan) -> tuple[CellRun, Probe]:
     """A run of a plan that is about to begin, and the probe that watches it."""
-    run = Run(plan)
+    run = CellRun(plan)
     probe = Probe(plan)
     probe.watch(run.world)
     return run, probe

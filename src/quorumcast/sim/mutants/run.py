@@ -25,10 +25,9 @@ import msgspec
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.policy import POLICY_NAMES
 from quorumcast.sim.cell.known_bad.catalogue import VARIANTS
-from quorumcast.sim.cell.known_bad.contract import try_variant
-from quorumcast.sim.cell.scenario import run_scenario
 from quorumcast.sim.mutants.mistakes import PACKAGE, Mistake, chosen_policies, read_catalogue
 from quorumcast.sim.mutants.worker import Answer, Caught, Drawn, Task
+from quorumcast.sim.systems import run_scenario, try_variant
 
 KNOWN_BAD = "known-bad"
 #: Scenarios per mistake after each round but the last one.
@@ -154,7 +153,7 @@ def entries(rooms: Sequence[str] = (), only: Sequence[str] = ()) -> list[Entry]:
             id=variant.name,
             room=KNOWN_BAD,
             why=variant.mistake,
-            policies=(variant.attack(0).policy.name,),
+            policies=(variant.attack(0).kind,),
         )
         for variant in VARIANTS
     ]

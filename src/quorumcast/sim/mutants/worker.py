@@ -91,7 +91,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 def run_scenarios(task: Task) -> Answer:
     """Drawn scenarios until a checker reports a violation."""
-    from quorumcast.sim.cell.scenario import run_scenario
+    from quorumcast.sim.systems import run_scenario
 
     for tried, (seed, policy) in enumerate(task.drawn):
         if time.time() > task.until:
@@ -117,7 +117,7 @@ def find_reached(task: Task) -> Answer:
             fitting.setdefault(mistake.module, []).append(mistake)
     import_instead({name: probed(some[0].text(), some) for name, some in fitting.items()})
     probes = collect_probes()
-    from quorumcast.sim.cell.scenario import run_scenario
+    from quorumcast.sim.systems import run_scenario
 
     reached: list[list[str]] = []
     for seed, policy in task.drawn:
@@ -159,7 +159,7 @@ def carry_out(task: Task) -> Answer:
         return find_reached(task)
     planted: AbstractContextManager[None] = nullcontext()
     if task.known_bad:
-        from quorumcast.sim.cell.known_bad.catalogue import planted as plant_variant
+        from quorumcast.sim.systems import planted as plant_variant
 
         planted = plant_variant(task.name)
     elif task.name:

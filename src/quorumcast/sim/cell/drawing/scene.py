@@ -14,7 +14,7 @@ from quorumcast.core.ids import Channel, NodeId
 from quorumcast.manifest.manifest import EVERYONE, ChannelEntry
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.cells import broker_names
-from quorumcast.sim.cell.plan import Act, Corruption
+from quorumcast.sim.kernel.plan import Act, Corruption
 
 ORDERS, QUOTES = Channel("orders"), Channel("quotes")
 

@@ -25,12 +25,10 @@ _Segment = tuple[Stream, int, int, Basis]
 class Lies:
     """Notes who told provable lies."""
 
-    __slots__ = ("_bad_bodies", "_f", "_said", "calm", "dubious", "told")
+    __slots__ = ("_bad_bodies", "_f", "_said", "dubious", "told")
 
     def __init__(self, f: int) -> None:
         self._f = f
-        #: Whether the network is calm: what is sent arrives.
-        self.calm = False
         #: Who said what to whom about which segment.
         self._said: dict[tuple[NodeId, _Segment], dict[NodeId, list[bytes]]] = {}
         self._bad_bodies: dict[NodeId, int] = {}
@@ -41,7 +39,7 @@ class Lies:
 
     def on_send(self, facts: Facts, sender: NodeId, send: Send) -> None:
         """A node has sent a statement or contents."""
-        if not self.calm:
+        if not facts.calm:
             return
         if isinstance(send.message, Checkpoint):
             self._on_statement(facts, sender, send, send.message)

@@ -10,7 +10,6 @@ violation. What must hold eventually is in `promises`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from quorumcast.broadcast.application import Acknowledged, Contradicted, Deliver, Gap, Proven
 from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Publish, Ready
@@ -59,41 +58,7 @@ from quorumcast.sim.cell.judges.facts import Facts, may_publish, may_subscribe
 from quorumcast.sim.cell.judges.journaling import Journaled
 from quorumcast.sim.cell.judges.order import TotalOrder
 from quorumcast.sim.cell.judges.refusing import Justified, Refusal
-
-
-class Checker(Protocol):
-    """One property."""
-
-    @property
-    def name(self) -> str:
-        """The property's name in PROTOCOLS."""
-        ...
-
-    @property
-    def watches(self) -> frozenset[type]:
-        """The kinds of effects that it looks at; of what is sent, the kinds of messages."""
-        ...
-
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
-        """A correct node is about to do this."""
-        ...
-
-    def at_end(self, facts: Facts) -> None:
-        """The run is over."""
-        ...
-
-
-class Watching:
-    """A checker that only looks at what happens."""
-
-    name = "?"
-    watches: frozenset[type] = frozenset()
-
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
-        """Nothing by default."""
-
-    def at_end(self, facts: Facts) -> None:
-        """Nothing by default."""
+from quorumcast.sim.kernel.judging import Checker, Watching
 
 
 class Relevance(Watching):
@@ -445,7 +410,7 @@ class Acknowledgement(Watching):
         return waited_for - quorums.f
 
 
-def safety_checkers(*, gaps_allowed: bool) -> list[Checker]:
+def safety_checkers(*, gaps_allowed: bool) -> list[Checker[Facts]]:
     """Every property that must hold at every moment."""
     return [
         Relevance(),

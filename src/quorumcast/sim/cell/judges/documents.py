@@ -29,9 +29,10 @@ from quorumcast.manifest.files import SignedManifest, manifest_digest, parse_man
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.successor import check_successor
 from quorumcast.sim.cell.cells import identity_of
-from quorumcast.sim.cell.judges.checkers import Watching, flaw_of, flaw_of_receipt
+from quorumcast.sim.cell.judges.checkers import flaw_of, flaw_of_receipt
 from quorumcast.sim.cell.judges.facts import Facts
 from quorumcast.sim.cell.mangling import Altering
+from quorumcast.sim.kernel.judging import Watching
 
 #: Of each kind: manifests, successors and forgeries in a run; documents judged, versions of each.
 DRAWN, JUDGED, VERSIONS = 4, 4, 6

@@ -28,11 +28,12 @@ from quorumcast.broadcast.application import (
 from quorumcast.broadcast.messages import Ack
 from quorumcast.core.ids import CELL, Channel, Digest, Millis, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_NUMBER
-from quorumcast.core.machine import Accuse, Effect, Event, Record, Suspect
+from quorumcast.core.machine import Effect, Event, Record
 from quorumcast.core.quorum import accept_votes
 from quorumcast.core.statements import Basis, Signed, parse_statement
 from quorumcast.manifest.manifest import EVERYONE, Manifest
-from quorumcast.sim.cell.adversary import Adversary
+from quorumcast.sim.cell.adversary import CellAdversary
+from quorumcast.sim.kernel import judging as kernel
 
 
 def may_publish(manifest: Manifest, node: NodeId, channel: Channel) -> bool:
@@ -53,13 +54,6 @@ def may_subscribe(manifest: Manifest, node: NodeId, channel: Channel) -> bool:
         if entry.name == channel
         for client in manifest.clients
     )
-
-
-class Violation(msgspec.Struct, frozen=True):
-    """A property that did not hold, and where."""
-
-    property: str
-    detail: str
 
 
 class Reader(msgspec.Struct, eq=False):
@@ -117,50 +111,19 @@ class Reader(msgspec.Struct, eq=False):
         return f"{self.node} (on {self.channel} since {self.joined_at} ms)"
 
 
-class Facts:
-    """Everything that checkers may ask about."""
+class Facts(kernel.Facts):
+    """Everything that checkers of a cell may ask about."""
 
-    __slots__ = (
-        "_current",
-        "_said",
-        "accusations",
-        "acknowledged",
-        "adversary",
-        "calm",
-        "cause",
-        "ended",
-        "gaps_allowed",
-        "held",
-        "held_up_at",
-        "holds",
-        "incarnations",
-        "lost_at",
-        "lost_disks",
-        "manifest",
-        "manifests",
-        "on_disk",
-        "ordered",
-        "places",
-        "progress",
-        "published",
-        "reached",
-        "readers",
-        "restarting",
-        "settled",
-        "suspicions",
-        "violations",
-        "wire_tapped",
-    )
+    events = frozenset((Submit, Join, Leave, Prove, Recall))
+    effects = kernel.Facts.effects | {Deliver, Gap, Acknowledged, Renewed, Proven, Recalled}
 
-    def __init__(self, manifest: Manifest, adversary: Adversary) -> None:
+    adversary: CellAdversary
+
+    def __init__(self, manifest: Manifest, adversary: CellAdversary) -> None:
+        super().__init__(adversary)
         self.manifest = manifest
         #: Every epoch that there has been.
         self.manifests = {manifest.epoch: manifest}
-        self.adversary = adversary
-        #: The event that a node is dealing with.
-        self.cause: Event | None = None
-        #: Whether the network is calm and everybody who can be is up.
-        self.calm = False
         #: Whether an attacker on the wire alters packets.
         self.wire_tapped = False
         #: What each publisher's application submitted: contents and time, by stream.
@@ -179,10 +142,6 @@ class Facts:
         #: Every stay of a correct subscriber.
         self.readers: list[Reader] = []
         self._current: dict[tuple[NodeId, Channel], Reader] = {}
-        self.accusations: list[tuple[NodeId, Accuse]] = []
-        #: (observer, suspect, reason) → how often.
-        self.suspicions: dict[tuple[NodeId, NodeId, str], int] = {}
-        self.violations: list[Violation] = []
         #: Brokers that are restarted one after the other; the first one has not caught up yet.
         self.restarting: tuple[NodeId, ...] = ()
         #: Disks that each broker has lost without being faulty.
@@ -197,8 +156,6 @@ class Facts:
         self.reached: dict[Stream, int] = {}
         #: Where in its channel's order a publication was accepted.
         self.places: dict[tuple[Stream, int], int] = {}
-        #: How often anything was accepted, given up or acknowledged.
-        self.progress = 0
         #: How far correct brokers have a stream, or the order of a channel; the world knows.
         self.ordered: Callable[[Stream], int] = lambda stream: 0
         #: Whether a broker holds a number of a lane; the world knows.
@@ -207,11 +164,6 @@ class Facts:
         self.on_disk: Callable[[NodeId, type[Record], str], Mapping[int, Record]] = (
             lambda node, kind, owner: {}
         )
-
-    def violate(self, name: str, detail: str) -> None:
-        """A checker has found something; only the first few are kept."""
-        if len(self.violations) < 20:
-            self.violations.append(Violation(name, detail))
 
     def disk_of(self, node: NodeId) -> int:
         """How many disks a node had before the present one."""
@@ -319,13 +271,8 @@ class Facts:
                     stream_reader.proving.pop((receipt.stream, receipt.number), None)
             case Acknowledged(stream=stream, upto=upto):
                 self.acknowledged[stream] = max(upto, self.acknowledged.get(stream, 0))
-            case Suspect(node=suspect, reason=reason):
-                key = (node, suspect, reason.value)
-                self.suspicions[key] = self.suspicions.get(key, 0) + 1
-            case Accuse():
-                self.accusations.append((node, effect))
             case _:
-                pass
+                super().record(node, effect)
 
     # --------------------------------------------------------- retention
 
@@ -432,10 +379,6 @@ class Facts:
         entry = self.manifest.channel(stream.channel)
         return max(words, default=0) if entry is not None and entry.policy.has_history else 0
 
-    def suspected(self, node: NodeId) -> bool:
-        """Whether some correct node suspects this one."""
-        return any(suspect == node for _, suspect, _ in self.suspicions)
-
-    def convicted(self, node: NodeId) -> bool:
-        """Whether some correct node holds evidence against this one."""
-        return any(accuse.evidence.accused == node for _, accuse in self.accusations)
+    def deliveries(self) -> int:
+        accepted = (reader.accepted.values() for reader in self.readers)
+        return sum(len(numbers) for streams in accepted for numbers in streams)

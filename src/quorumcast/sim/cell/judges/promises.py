@@ -7,30 +7,16 @@ pending, and whatever still is when time is up becomes a violation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Protocol
+from collections.abc import Collection
 
 from quorumcast.core.ids import NodeId, Stream
-from quorumcast.core.machine import Machine
 from quorumcast.faults.catalogue import CATALOGUE
 from quorumcast.faults.contract import Trace
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.judges.blame import Lies
 from quorumcast.sim.cell.judges.facts import Facts, Reader, may_publish, may_subscribe
 from quorumcast.sim.cell.judges.order import Durability
-
-
-class Promise(Protocol):
-    """One property that comes true in the end."""
-
-    @property
-    def name(self) -> str:
-        """The property's name in PROTOCOLS."""
-        ...
-
-    def pending(self, facts: Facts) -> str | None:
-        """What is still missing, if anything."""
-        ...
+from quorumcast.sim.kernel.judging import Promise
 
 
 def _first_due(facts: Facts, reader: Reader, stream: Stream) -> int | None:
@@ -271,27 +257,9 @@ class CompleteBlame:
         return None
 
 
-class Boundedness:
-    """No container that a peer can feed grows past its limit."""
-
-    name = "Boundedness"
-
-    def __init__(self, bounds: Mapping[str, int]) -> None:
-        self._bounds = bounds
-
-    def check(self, facts: Facts, node: NodeId, machine: Machine) -> None:
-        """Compare the sizes that a machine reports with the limits."""
-        for what, size in machine.sizes().items():
-            limit = self._bounds.get(what.rpartition("/")[2].rpartition(" ")[2])
-            if limit is None:
-                facts.violate(self.name, f"{node}: {what!r} has no limit to compare with")
-            elif size > limit:
-                facts.violate(self.name, f"{node}: {what!r} holds {size}, at most {limit} may")
-
-
-def promised(policy: Policy, *, valid: bool, lies: Lies) -> list[Promise]:
+def promised(policy: Policy, *, valid: bool, lies: Lies) -> list[Promise[Facts]]:
     """What this channel promises in the end; `valid`: the adversary leaves validity intact."""
-    result: list[Promise] = []
+    result: list[Promise[Facts]] = []
     if valid:
         result += [Standing(), Validity(), AllAcknowledged(), Past(), Receipts()]
     if valid and policy.total:

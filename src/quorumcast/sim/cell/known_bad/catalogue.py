@@ -8,7 +8,6 @@ bodies taken on trust, promises made before they are on disk.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from quorumcast.broadcast import acceptance, history
@@ -24,7 +23,6 @@ from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.subscribing import receipts
 from quorumcast.cell.subscribing.archive import Archive
 from quorumcast.cell.subscribing.reports import Reports
-from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Persist, Send
 from quorumcast.core.quorum import Quorums
@@ -43,14 +41,15 @@ from quorumcast.sim.cell.cells import (
 )
 from quorumcast.sim.cell.known_bad import attacks
 from quorumcast.sim.cell.known_bad.attacks import attack
-from quorumcast.sim.cell.known_bad.contract import Catch, Patch, Variant, mistaken, try_variant
 from quorumcast.sim.cell.known_bad.members import MEMBER_VARIANTS
 from quorumcast.sim.cell.known_bad.ordering import ORDER_VARIANTS
 from quorumcast.sim.cell.known_bad.recovery import RECOVERY_VARIANTS
-from quorumcast.sim.cell.plan import Act, Corruption, Plan, small_limits
+from quorumcast.sim.cell.plan import CellPlan, small_limits
 from quorumcast.sim.cell.scenario import ORDERS, QUOTES
 from quorumcast.sim.kernel import network
+from quorumcast.sim.kernel.known_bad import Patch, Variant
 from quorumcast.sim.kernel.network import Weather
+from quorumcast.sim.kernel.plan import Act, Corruption
 
 B1, B2, B3, B4, B5, B6 = broker_names(6)
 PUB, OWNER = PUBLISHERS[:2]
@@ -70,15 +69,15 @@ def siege(
     sync_ms: int = 2,
     journal: bool = False,
     publishers: tuple[NodeId, ...] = PUBLISHERS[:1],
-) -> Callable[[int], Plan]:
+) -> Callable[[int], CellPlan]:
     """A plan with one busy publisher and two subscribers; seeds differ in their draws only."""
     rules = Policy.named(policy, alpha=4, journal=journal, limits=small_limits())
     channels = (channel_entry(ORDERS, rules), channel_entry(QUOTES, rules))
     work = [Act(5, "join", sub, channel) for sub in (SUB1, SUB2) for channel in (ORDERS, QUOTES)]
     work += [Act(60 + 6 * n, "submit", PUB, ORDERS, 1) for n in range(publications)]
 
-    def plan(seed: int) -> Plan:
-        return Plan(
+    def plan(seed: int) -> CellPlan:
+        return CellPlan(
             seed=f"siege {seed}",
             policy=rules,
             brokers=brokers,
@@ -207,7 +206,7 @@ def _variant(
     name: str,
     mistake: str,
     patches: Sequence[Patch],
-    plan: Callable[[int], Plan],
+    plan: Callable[[int], CellPlan],
     *caught_by: str,
     seeds: int = 12,
 ) -> Variant:
@@ -415,22 +414,3 @@ VARIANTS: tuple[Variant, ...] = (
     *RECOVERY_VARIANTS,
     *MEMBER_VARIANTS,
 )
-
-
-def run_known_bad(names: Sequence[str] = ()) -> list[Catch]:
-    """Try every variant (or those named); each must be caught, and its attack otherwise clean."""
-    return [try_variant(variant) for variant in VARIANTS if not names or variant.name in names]
-
-
-def planted(name: str) -> AbstractContextManager[None]:
-    """Production code with a variant's mistake for as long as this lasts; as it is, without a name.
-
-    Drawn scenarios are then run, not the variant's own attack: whoever looks must find it.
-    """
-    if not name:
-        return nullcontext()
-    for variant in VARIANTS:
-        if variant.name == name:
-            return mistaken(variant.patches)
-    known = ", ".join(variant.name for variant in VARIANTS)
-    raise UsageError(f"there is no variant {name!r}; choose one of {known}")

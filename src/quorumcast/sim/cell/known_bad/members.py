@@ -11,9 +11,10 @@ from quorumcast.core.tally import Tally
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
-from quorumcast.sim.cell.known_bad.contract import Patch, Variant
-from quorumcast.sim.cell.plan import Act, Corruption, Plan, small_limits
+from quorumcast.sim.cell.plan import CellPlan, small_limits
+from quorumcast.sim.kernel.known_bad import Patch, Variant
 from quorumcast.sim.kernel.network import Weather
+from quorumcast.sim.kernel.plan import Act, Corruption
 
 ORDERS = Channel("orders")
 B1, B2, _, B4, B5, B6 = broker_names(6)
@@ -27,13 +28,13 @@ def _believable(self: Membership, following: Manifest, words: Iterable[Signed]) 
     return len(tuple(words)) >= self._manifest.quorums.one_correct
 
 
-def _two_stories(seed: int) -> Plan:
+def _two_stories(seed: int) -> CellPlan:
     """Two of five brokers hold one story and two another; the fifth tells both, and is removed.
 
     Four votes decide before, three afterwards: with the fifth one's, each story would have them.
     """
     rules = Policy.named("ab", limits=small_limits())
-    return Plan(
+    return CellPlan(
         seed=f"members {seed}",
         policy=rules,
         brokers=5,
@@ -62,10 +63,10 @@ def _two_stories(seed: int) -> Plan:
 _BUSY = ((97, 1), (135, 16), (156, 8), (287, 1), (291, 8), (298, 8), (318, 8), (327, 3), (374, 8))
 
 
-def _removed_too_soon(seed: int) -> Plan:
+def _removed_too_soon(seed: int) -> CellPlan:
     """Two of five brokers stand still; the fifth is removed, and one other has seen it happen."""
     rules = Policy.named("total", journal=True, limits=small_limits())
-    return Plan(
+    return CellPlan(
         seed=f"removed {seed}",
         policy=rules,
         brokers=5,

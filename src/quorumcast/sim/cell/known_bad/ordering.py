@@ -28,10 +28,11 @@ from quorumcast.ordering.state import State
 from quorumcast.sim.cell.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
 from quorumcast.sim.cell.known_bad import ordering_attacks
 from quorumcast.sim.cell.known_bad.attacks import attack
-from quorumcast.sim.cell.known_bad.contract import Patch, Variant
-from quorumcast.sim.cell.plan import Act, Corruption, Plan, small_limits
+from quorumcast.sim.cell.plan import CellPlan, small_limits
 from quorumcast.sim.cell.scenario import ORDERS
+from quorumcast.sim.kernel.known_bad import Patch, Variant
 from quorumcast.sim.kernel.network import Weather
+from quorumcast.sim.kernel.plan import Act, Corruption
 
 B1, B2, B3, B4 = ALL = broker_names(4)
 PUB1, PUB2 = PUBLISHERS[:2]
@@ -51,13 +52,13 @@ def siege(
     calm_at_ms: int = 1800,
     doomed: tuple[tuple[NodeId, str], ...] = (),
     resuming: tuple[NodeId, ...] = (),
-) -> Callable[[int], Plan]:
+) -> Callable[[int], CellPlan]:
     """Two publishers, two subscribers and one ordered channel; acts say the rest."""
     rules = Policy.named(policy, journal=journal, limits=small_limits())
     joins = [Act(5, "join", sub, ORDERS) for sub in (SUB1, SUB2)]
 
-    def plan(seed: int) -> Plan:
-        return Plan(
+    def plan(seed: int) -> CellPlan:
+        return CellPlan(
             seed=f"order {seed}",
             policy=rules,
             brokers=brokers,
@@ -228,7 +229,7 @@ def _variant(
     name: str,
     mistake: str,
     patches: Sequence[Patch],
-    plan: Callable[[int], Plan],
+    plan: Callable[[int], CellPlan],
     *caught_by: str,
 ) -> Variant:
     return Variant(

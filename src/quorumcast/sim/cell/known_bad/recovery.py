@@ -24,10 +24,11 @@ from quorumcast.ordering.fetching import Fetching
 from quorumcast.sim.cell.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
 from quorumcast.sim.cell.known_bad import ordering as order_variants
 from quorumcast.sim.cell.known_bad.attacks import LeapAhead, TellRestartedOtherwise, attack
-from quorumcast.sim.cell.known_bad.contract import Patch, Variant
-from quorumcast.sim.cell.plan import Act, Corruption, Plan, small_limits
+from quorumcast.sim.cell.plan import CellPlan, small_limits
 from quorumcast.sim.cell.scenario import ORDERS
+from quorumcast.sim.kernel.known_bad import Patch, Variant
 from quorumcast.sim.kernel.network import Weather
+from quorumcast.sim.kernel.plan import Act, Corruption
 
 B1, B2, B3, B4 = broker_names(4)
 PUB = PUBLISHERS[0]
@@ -60,8 +61,8 @@ def _restart(*corruptions: Corruption) -> Any:
         Act(200, "roll", SUB2, ORDERS, 20, (B1, B3)),
     ]
 
-    def plan(seed: int) -> Plan:
-        return Plan(
+    def plan(seed: int) -> CellPlan:
+        return CellPlan(
             seed=f"recovery {seed}",
             policy=rules,
             brokers=4,
@@ -79,12 +80,12 @@ def _restart(*corruptions: Corruption) -> Any:
     return plan
 
 
-def past(policy: Policy, *acts: Act, liar: type[Tampering] | None = None) -> Plan:
+def past(policy: Policy, *acts: Act, liar: type[Tampering] | None = None) -> CellPlan:
     """A busy publisher, perhaps a liar, and a subscriber that is cut off meanwhile."""
     joins = [Act(5, "join", sub, ORDERS) for sub in (SUB1, SUB2)]
     away = [Act(40, "partition", peers=(SUB2,)), Act(1400, "heal")]
     corruptions = () if liar is None else (Corruption(PUB, liar.__name__, attack=attack(liar)),)
-    return Plan(
+    return CellPlan(
         seed="the past",
         policy=policy,
         brokers=4,
@@ -102,7 +103,7 @@ def past(policy: Policy, *acts: Act, liar: type[Tampering] | None = None) -> Pla
     )
 
 
-def retold(policy: str) -> Plan:
+def retold(policy: str) -> CellPlan:
     """A stream longer than retention; brokers restart, and are told another story each."""
     limits = replace(
         small_limits(), retained_publications=16, window=8, vote_window=64, publisher_buffer=16
@@ -114,7 +115,7 @@ def retold(policy: str) -> Plan:
     return past(rules, *work, liar=TellRestartedOtherwise)
 
 
-def leapt(policy: str) -> Plan:
+def leapt(policy: str) -> CellPlan:
     """A publisher that leaps ahead while a subscriber is cut off."""
     rules = Policy.named(policy, alpha=4, journal=True, limits=small_limits())
     work = [Act(60 + 4 * n, "submit", PUB, ORDERS, 1) for n in range(40)]

@@ -11,8 +11,9 @@ from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Connected, Effect, Event, Receive
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.cell.labels.deeds import DeedKey, Deeds, Difference
-from quorumcast.sim.cell.plan import Act, Outcome, Plan
-from quorumcast.sim.cell.run import Run
+from quorumcast.sim.cell.plan import CellPlan
+from quorumcast.sim.cell.run import CellRun
+from quorumcast.sim.kernel.plan import Act, Outcome
 from quorumcast.watch.observation import Observation
 from quorumcast.watch.observer import Document, Observer
 from quorumcast.watch.turnout import PATIENCE_MS
@@ -63,7 +64,7 @@ class _Observers:
 
     def __init__(self) -> None:
         self.observers: dict[NodeId, Observer] = {}
-        self.run: Run | None = None
+        self.run: CellRun | None = None
         self.deeds: Deeds | None = None
 
     def _observer(self, node: NodeId) -> Observer | None:
@@ -110,10 +111,10 @@ class _Observers:
             self.deeds.heard.lost(peer, node, world.scheduler.now)
 
 
-def perform_observed(plan: Plan, linger_ms: int = LINGER_MS) -> ObservedRun:
+def perform_observed(plan: CellPlan, linger_ms: int = LINGER_MS) -> ObservedRun:
     """Carry out a plan while everybody takes notes, and let the cell go on for a while."""
     observers = _Observers()
-    run = observers.run = Run(plan, (observers,))
+    run = observers.run = CellRun(plan, (observers,))
     world = run.world
 
     def reached(node: NodeId, peer: NodeId) -> bool:
@@ -142,7 +143,7 @@ def perform_observed(plan: Plan, linger_ms: int = LINGER_MS) -> ObservedRun:
     )
 
 
-def linger(run: Run, linger_ms: int) -> None:
+def linger(run: CellRun, linger_ms: int) -> None:
     """Ordinary days: whoever publishes goes on publishing, and subscribers want receipts."""
     world, plan = run.world, run.plan
     for publisher in plan.publishers:
@@ -159,6 +160,6 @@ def linger(run: Run, linger_ms: int) -> None:
     world.scheduler.run_until(world.scheduler.now + linger_ms, MOST_STEPS)
 
 
-def plan_manifest(run: Run) -> Manifest:
+def plan_manifest(run: CellRun) -> Manifest:
     """The cell as it was in the end."""
     return run.world.cell.manifest

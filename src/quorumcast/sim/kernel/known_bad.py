@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from quorumcast.sim.cell.plan import Outcome, Plan
-from quorumcast.sim.cell.run import perform
+from quorumcast.sim.kernel.plan import Outcome, Plan
 
 
 class Patch(msgspec.Struct, frozen=True):
@@ -64,19 +63,8 @@ def mistaken(patches: Sequence[Patch]) -> Iterator[None]:
             setattr(owner, attribute, original)
 
 
-def try_variant(variant: Variant) -> Catch:
-    """Attack a wrong variant until a checker notices, then the correct code in the same way."""
-    for seed in range(variant.seeds):
-        with mistaken(variant.patches):
-            outcome = perform(variant.attack(seed))
-        found = _caught(outcome, variant)
-        if found:
-            clean = not perform(variant.attack(seed)).violations
-            return Catch(variant.name, True, found, seed, clean)
-    return Catch(variant.name, False)
-
-
-def _caught(outcome: Outcome, variant: Variant) -> str:
+def caught_by(outcome: Outcome, variant: Variant) -> str:
+    """The property that this run shows broken, of those that the variant may break; or nothing."""
     for violation in outcome.violations:
         if violation.property in variant.caught_by:
             return violation.property

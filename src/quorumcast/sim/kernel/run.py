@@ -1,0 +1,208 @@
+"""A plan carried out: what goes wrong, then calm, then time for promises to come true.
+
+The *safety phase* lets everything go wrong that the plan says. From `calm_at_ms` on the network
+behaves and every node that can recover has recovered; then the promises get a bounded time to come
+true. A system says who takes part (`cast`), what its own acts do (`act`), what it does at the end
+(`finale`) and what it promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from quorumcast.sim.kernel.judging import Boundedness, Promise
+from quorumcast.sim.kernel.plan import Act, Corruption, Outcome, Plan
+from quorumcast.sim.kernel.world import World
+
+#: How often promises and sizes are looked at while time passes.
+LOOK_MS = 60
+#: How long the last things that happen take before promises are looked at.
+FINALE_MS = 450
+#: So many times a plan's patience are enough, however much progress there is.
+MOST_PATIENCES = 6
+
+Planned = TypeVar("Planned", bound=Plan)
+Place = TypeVar("Place", bound=World[Any])
+
+
+class Run(Generic[Planned, Place]):
+    """A plan being carried out."""
+
+    def __init__(
+        self,
+        plan: Planned,
+        world: Place,
+        bounds: Mapping[str, int],
+    ) -> None:
+        self.plan = plan
+        self.world = world
+        self._boundedness = Boundedness(bounds)
+        #: What the conspirators of each plot know.
+        self._plots: dict[str, dict[bytes, bytes]] = {}
+
+    # ------------------------------------------------- what a system brings
+
+    def prepare(self) -> None:
+        """Before any node is there."""
+
+    def cast(self) -> None:
+        """Add every node that takes part from the start."""
+        raise NotImplementedError
+
+    def promises(self) -> list[Promise[Any]]:
+        """What must have come true in the end."""
+        return []
+
+    def finale(self) -> None:
+        """The last things that happen, once all is calm."""
+
+    def crash(self, act: Act) -> None:
+        """Stop a node as the act says."""
+        self.world.adversary.crash(
+            act.node, wipe=act.what == "wipe", tear=act.amount, corrupt=act.what == "damage"
+        )
+
+    def act(self, act: Act) -> None:
+        """Let this happen now."""
+        adversary, network = self.world.adversary, self.world.network
+        match act.what:
+            case "crash" | "wipe" | "damage" | "stop":
+                if self.world.nodes[act.node].up:
+                    self.crash(act)
+            case "pause":
+                adversary.pause(act.node)
+            case "resume":
+                adversary.resume(act.node)
+            case "restart":
+                adversary.restart(act.node)
+            case "twin":
+                adversary.twin(act.node, act.peers)
+            case "partition":
+                adversary.partition(act.peers)
+            case "mute":
+                network.mute(act.node, act.peers)
+            case "heal":
+                network.heal()
+            case "cut":
+                adversary.cut(act.node, act.peers[0])
+            case _:
+                raise ValueError(f"no such act: {act.what}")
+
+    # -------------------------------------------------------------- the run
+
+    def perform(self) -> Outcome:
+        """The whole run."""
+        try:
+            self._play()
+        except Exception as error:  # whatever it is: the seed that leads to it is worth knowing
+            failure = f"a machine failed: {type(error).__name__}: {error}"
+            self.world.facts.violate("Robustness", failure)
+        return self._outcome()
+
+    def _play(self) -> None:
+        self.prepare()
+        # Who is faulty is known to the checkers from the start: promises are made to the others.
+        for node, how in self.plan.doomed:
+            self.world.adversary.declare(node, how)
+        for corruption in self.plan.corruptions:
+            self.world.adversary.declare(corruption.node, corruption.fault)
+        self.cast()
+        for corruption in self.plan.corruptions:
+            self.world.scheduler.after(corruption.at_ms, self._corruption(corruption))
+        for act in self.plan.acts:
+            self.later(act.at_ms, act)
+        self._pass_time(self.plan.calm_at_ms)
+        self._calm_down()
+        promises = self.promises()
+        self.finale()
+        self._await(promises)
+        for checker in self.world.checkers:
+            checker.at_end(self.world.facts)
+
+    def later(self, after_ms: int, act: Act) -> None:
+        """Let this happen after a while."""
+        self.world.scheduler.after(after_ms, lambda: self.act(act))
+
+    def _corruption(self, corruption: Corruption) -> Callable[[], None]:
+        return lambda: self.world.adversary.corrupt(
+            corruption.node,
+            corruption.fault,
+            percent=corruption.percent,
+            victims=corruption.victims,
+            shared=self._plots.setdefault(corruption.plot, {}) if corruption.plot else None,
+            attack=corruption.attack,
+        )
+
+    # ----------------------------------------------------------------- time
+
+    def _pass_time(self, until: int) -> None:
+        scheduler = self.world.scheduler
+        while scheduler.now < until and not self.world.facts.violations:
+            scheduler.run_until(
+                min(scheduler.now + LOOK_MS, until), self.plan.max_steps - scheduler.steps
+            )
+            self._look()
+
+    def _look(self) -> None:
+        steps = self.world.scheduler.steps
+        if steps >= self.plan.max_steps:
+            self.world.facts.violate("Boundedness", f"still chattering after {steps} steps")
+        for name, node in self.world.nodes.items():
+            if node.up and self.world.adversary.is_correct(name):
+                self._boundedness.check(self.world.facts, name, node.machine)
+
+    def _calm_down(self) -> None:
+        self.world.network.calm()
+        stopped = [act.node for act in self.plan.acts if act.what == "stop"]
+        for name in self.world.nodes:
+            self.world.adversary.resume(name)
+            if name not in stopped:
+                self.world.adversary.restart(name)
+        self.world.facts.calm = True
+
+    def _await(self, promises: Sequence[Promise[Any]]) -> None:
+        scheduler, facts = self.world.scheduler, self.world.facts
+        latest = scheduler.now + MOST_PATIENCES * self.plan.patience_ms
+        deadline, progress = scheduler.now + self.plan.patience_ms, 0
+        self._pass_time(scheduler.now + FINALE_MS)
+        broken: list[tuple[str, str]] = []
+        while not facts.violations:
+            broken = []
+            for promise in promises:
+                missing = promise.pending(facts)
+                if missing is not None:
+                    broken.append((promise.name, missing))
+                    break
+            if facts.progress > progress:
+                progress = facts.progress
+                deadline = min(scheduler.now + self.plan.patience_ms, latest)
+            if not broken or scheduler.now >= deadline:
+                break
+            self._pass_time(scheduler.now + LOOK_MS)
+        for name, missing in broken:
+            facts.violate(name, f"after {scheduler.now} ms: {missing}")
+
+    def _outcome(self) -> Outcome:
+        scheduler, network, facts = self.world.scheduler, self.world.network, self.world.facts
+        correct = self.world.adversary.is_correct
+        return Outcome(
+            system=self.plan.system,
+            seed=self.plan.seed,
+            policy=self.plan.kind,
+            adversary=self.plan.adversary,
+            violations=facts.violations,
+            trace_hash=scheduler.trace_hash,
+            simulated_ms=scheduler.now,
+            messages=network.messages,
+            packets=network.packets,
+            deliveries=facts.deliveries(),
+            faults_injected=self.world.adversary.injected,
+            false_accusations=sum(
+                correct(accuse.evidence.accused) for _, accuse in facts.accusations
+            ),
+            false_suspicions=sum(correct(suspect) for _, suspect, _ in facts.suspicions),
+            suspicions=sum(facts.suspicions.values()),
+            evidence=len(facts.accusations),
+            steps=scheduler.steps,
+        )
