@@ -9,7 +9,7 @@ the second half anew; the difference is reviewed like code.
     publisher NAME [incarnation=1] [idle]  a publisher, linked to every broker; an idle one opens
                                            no stream by itself
     subscriber NAME                        a subscriber of "orders", linked to every broker
-    publish NAME TEXT…                     one publication per word
+    publish NAME TEXT… [each=MS]           one publication per word; at once, or one after the other
     resume NAME line=1 epoch=1             open a stream that an earlier life may have begun
     publish NAME TEXT… line=1 epoch=1      publish on it
     conclude NAME line=1 epoch=1           everything has been published on it
@@ -20,7 +20,8 @@ the second half anew; the difference is reviewed like code.
     lose from=b2 to=bob kind=Vote lane=data    lose such messages (any part may be left out)
     heal                                   lose nothing any longer
     disconnect NAME [NAME], connect …      cut a link, or all links of a node; mend them
-    stop NAME, start BROKER [wiped]        a process dies; it starts with its disk, or a new one
+    stop NAME, start BROKER [wiped]        a process dies; it starts with its disk, or a new one.
+                                           What is on its way over a link that is cut is lost
     epoch add=b5 | remove=b4 [to=b1,b2]    the operator signs the next epoch; brokers read the file
     hide KIND…, show KIND…                 count such messages alone; print them. `show disk`
                                            prints what is written to disk as well
@@ -158,9 +159,11 @@ class Scene:
         self._stage.happen(name, Join(ORDERS))
 
     def _do_publish(self, words: list[str], options: Options) -> None:
-        contents = tuple(word.encode() for word in words[1:])
-        event = Submit(ORDERS, contents, resumed=_resumed(options))
-        self._stage.happen(NodeId(words[0]), event)
+        name, contents = NodeId(words[0]), tuple(word.encode() for word in words[1:])
+        each = int(options.get("each", 0))
+        for part in [(body,) for body in contents] if each else [contents]:
+            self._stage.happen(name, Submit(ORDERS, part, resumed=_resumed(options)))
+            self._stage.run(each)
 
     def _do_resume(self, words: list[str], options: Options) -> None:
         name, machine = self._publisher(words)

@@ -180,7 +180,7 @@ class Transcript:
     ) -> list[tuple[str, list[NodeId]]]:
         """What was done in an instant, and by whom."""
         lines: list[tuple[str, list[NodeId]]] = []
-        for node, deeds in instant.items():
+        for node, deeds in sorted(instant.items()):
             #: The last line for each reader; "" for what the node did by itself.
             last: dict[str, int] = {}
             for deed in deeds:
