@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from quorumcast.bench.faults import Line, plans, run_faults
 from quorumcast.bench.plan import CRASHES, Latency, Plan, Report
 from quorumcast.core.errors import UsageError
-from quorumcast.faults.catalogue import CATALOGUE
+from quorumcast.faults.cell.catalogue import CATALOGUE
 
 SKIPPING = ", a broker skipped"
 

@@ -6,7 +6,7 @@ import pytest
 
 from quorumcast.bench.labels import status_of
 from quorumcast.core.ids import NodeId
-from quorumcast.faults.tally import SLIGHT, TalliedDeed
+from quorumcast.faults.cell.tally import SLIGHT, TalliedDeed
 
 BROKERS = [f"b{i}" for i in range(1, 5)]
 

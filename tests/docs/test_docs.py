@@ -18,7 +18,7 @@ from quorumcast.core.limits import Limits
 from quorumcast.core.machine import DropReason, Suspicion
 from quorumcast.core.quorum import Broadcast
 from quorumcast.crypto.session import Refusal
-from quorumcast.faults.catalogue import CATALOGUE
+from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.manifest.policy import POLICY_NAMES
 from quorumcast.runtime.links.link import Lost
 from quorumcast.sim.cell.aimed import AIMED

@@ -35,9 +35,10 @@ from quorumcast.core.statements import (
     parse_stop,
 )
 from quorumcast.crypto.digest import root
-from quorumcast.faults.base import revouched
-from quorumcast.faults.catalogue import CATALOGUE, make_fault, names
-from quorumcast.faults.contract import Fault, FaultContext, Later, Role
+from quorumcast.faults.cell.base import revouched
+from quorumcast.faults.cell.catalogue import CATALOGUE, make_fault, names
+from quorumcast.faults.cell.entry import FaultContext, Role
+from quorumcast.faults.contract import Fault, Later
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.consensus import value_of
 from quorumcast.ordering.messages import (

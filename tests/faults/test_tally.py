@@ -6,8 +6,8 @@ from tests.support.cells import ALICE, B1, B2, B3, ORDERS, STREAM, digests
 from quorumcast.cell.messages import Subscribe, Vote
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Effect, Send
+from quorumcast.faults.cell.tally import MAX_DEEDS, TalliedDeed, Tally
 from quorumcast.faults.contract import Later
-from quorumcast.faults.tally import MAX_DEEDS, TalliedDeed, Tally
 
 
 def vote(number: int, contents: bytes = b"1") -> Vote:

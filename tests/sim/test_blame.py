@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from quorumcast.faults.catalogue import CATALOGUE
+from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.sim.cell.known_bad.catalogue import B2, PUB, siege
 from quorumcast.sim.cell.run import CellRun
 from quorumcast.sim.cell.scenario import ORDERS

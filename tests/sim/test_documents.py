@@ -15,7 +15,7 @@ from quorumcast.core.machine import Send
 from quorumcast.core.quorum import OrderQuorums, Quorums
 from quorumcast.core.statements import Basis, SegmentStatement, canonical
 from quorumcast.crypto.evidence import Court
-from quorumcast.faults.contract import FaultContext
+from quorumcast.faults.cell.entry import FaultContext
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.named.state import State

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from quorumcast.core.ids import Millis
 from quorumcast.core.machine import Effect, Send
-from quorumcast.faults.base import Tampering
+from quorumcast.faults.cell.base import Tampering
 from quorumcast.faults.contract import Later
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering import sequencer

@@ -9,7 +9,7 @@ import pytest
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.quorum import Quorums
-from quorumcast.faults.catalogue import CATALOGUE
+from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.sim.campaign import replay_command, run_campaign
 from quorumcast.sim.cell.aimed import AIMED

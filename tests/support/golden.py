@@ -75,8 +75,8 @@ from quorumcast.core.machine import (
     Suspect,
 )
 from quorumcast.core.statements import Evidence, Receipt
-from quorumcast.faults.catalogue import make_fault
-from quorumcast.faults.contract import FaultContext
+from quorumcast.faults.cell.catalogue import make_fault
+from quorumcast.faults.cell.entry import FaultContext
 from quorumcast.manifest.build import add_broker, remove_broker
 from quorumcast.manifest.files import parse_manifest
 from quorumcast.manifest.policy import Policy

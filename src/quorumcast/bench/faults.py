@@ -31,8 +31,8 @@ import msgspec
 from quorumcast.bench.plan import CRASHES, WITH_SKIPPING, Plan, Report
 from quorumcast.bench.run import Progress, run_bench
 from quorumcast.core.errors import UsageError
-from quorumcast.faults.catalogue import CATALOGUE
-from quorumcast.faults.contract import Role
+from quorumcast.faults.cell.catalogue import CATALOGUE
+from quorumcast.faults.cell.entry import Role
 
 #: The share of the fault-free rate that is to be left.
 BUDGET = 0.8

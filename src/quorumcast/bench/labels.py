@@ -12,8 +12,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from quorumcast.bench.plan import CRASHES, SKIP, Plan
+from quorumcast.faults.cell.tally import ABOUT_STREAMS, SLIGHT, TalliedDeed
 from quorumcast.faults.diagnosis import Clause, Model, diagnose
-from quorumcast.faults.tally import ABOUT_STREAMS, SLIGHT, TalliedDeed
 from quorumcast.runtime.observations import read_deeds, write_table
 from quorumcast.testing.cluster import LocalCluster
 from quorumcast.watch.observation import CELL_COLUMNS, LABEL_COLUMNS

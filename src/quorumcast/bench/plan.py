@@ -16,8 +16,8 @@ from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import Limits
 from quorumcast.core.quorum import largest_f
 from quorumcast.crypto.digest import hasher
-from quorumcast.faults.catalogue import CATALOGUE
-from quorumcast.faults.contract import Role
+from quorumcast.faults.cell.catalogue import CATALOGUE
+from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.digests import choose_digest
 

@@ -25,8 +25,8 @@ from quorumcast.bench.run import GRACE_S, TICK_S, Progress, latency
 from quorumcast.bench.workload import Workload, read_workload
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import Limits
-from quorumcast.faults.catalogue import CATALOGUE
-from quorumcast.faults.contract import Role
+from quorumcast.faults.cell.catalogue import CATALOGUE
+from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.policy import Policy
 from quorumcast.testing.cluster import LocalCluster
 from quorumcast.testing.processes import PROCESSES, Child

@@ -38,8 +38,9 @@ from quorumcast.client.publishing import Publisher
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.crypto.identity import Identity
-from quorumcast.faults.catalogue import make_fault
-from quorumcast.faults.contract import Fault, FaultContext
+from quorumcast.faults.cell.catalogue import make_fault
+from quorumcast.faults.cell.entry import FaultContext
+from quorumcast.faults.contract import Fault
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import Manifest
 

@@ -1,4 +1,1 @@
-"""The catalogue of misbehaviour, what was done and who may be behind it.
-
-Shared by the simulator, real runs, the fault console, the audit and the tests.
-"""
+"""Misbehaviour: what a fault is, the faults of each system, and who must be lying."""

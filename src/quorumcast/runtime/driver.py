@@ -42,8 +42,8 @@ from quorumcast.core.machine import (
 from quorumcast.core.message import Message
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened
+from quorumcast.faults.cell.tally import Tally
 from quorumcast.faults.contract import Fault, Later
-from quorumcast.faults.tally import Tally
 from quorumcast.runtime.links.contract import Links
 from quorumcast.runtime.telemetry import Telemetry
 

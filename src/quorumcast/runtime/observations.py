@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Connected, Effect, Event
-from quorumcast.faults.tally import TalliedDeed, Tally
+from quorumcast.faults.cell.tally import TalliedDeed, Tally
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.attention import Attention
 from quorumcast.runtime.driver import Driver

@@ -24,8 +24,8 @@ from quorumcast.core.ids import DIGEST_SIZE, NodeId
 from quorumcast.core.machine import Bodies
 from quorumcast.core.message import Message
 from quorumcast.crypto.session import Opened
-from quorumcast.faults.catalogue import make_fault
-from quorumcast.faults.contract import FaultContext
+from quorumcast.faults.cell.catalogue import make_fault
+from quorumcast.faults.cell.entry import FaultContext
 from quorumcast.manifest.files import sign_manifest
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy

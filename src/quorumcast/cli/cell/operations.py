@@ -93,7 +93,7 @@ def status_table(cell: str, rows: dict[str, dict[str, Any]]) -> Table:
 @faults.command("list", epilog="Example:  quorumcast faults list --json")
 def list_faults(json_: JsonOption = False) -> None:
     """Show every fault that brokers, publishers and subscribers can commit."""
-    from quorumcast.faults.catalogue import CATALOGUE
+    from quorumcast.faults.cell.catalogue import CATALOGUE
 
     entries = [
         {
@@ -130,8 +130,8 @@ def set_fault(
     json_: JsonOption = False,
 ) -> None:
     """Make a broker misbehave; it must have been started with --allow-faults."""
-    from quorumcast.faults.catalogue import CATALOGUE
-    from quorumcast.faults.contract import Role
+    from quorumcast.faults.cell.catalogue import CATALOGUE
+    from quorumcast.faults.cell.entry import Role
 
     names = [entry.name for entry in CATALOGUE.values() if entry.role is Role.BROKER]
     if fault not in names:

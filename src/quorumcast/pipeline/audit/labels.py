@@ -25,9 +25,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from quorumcast.core.ids import NodeId
-from quorumcast.faults.catalogue import CATALOGUE
+from quorumcast.faults.cell.catalogue import CATALOGUE
+from quorumcast.faults.cell.tally import ABOUT_STREAMS, SLIGHT
 from quorumcast.faults.diagnosis import Clause, Model, diagnose
-from quorumcast.faults.tally import ABOUT_STREAMS, SLIGHT
 from quorumcast.manifest.files import sign_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.cell.cells import identity_of, operator_of

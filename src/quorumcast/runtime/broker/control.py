@@ -26,8 +26,8 @@ from quorumcast.cell.serving.broker import Broker
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.crypto.keyring import Keyring
-from quorumcast.faults.catalogue import CATALOGUE, make_fault
-from quorumcast.faults.contract import FaultContext, Role
+from quorumcast.faults.cell.catalogue import CATALOGUE, make_fault
+from quorumcast.faults.cell.entry import FaultContext, Role
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.broker.http import (
     Handler,

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Receive
-from quorumcast.faults.catalogue import CATALOGUE
-from quorumcast.faults.contract import Fault, FaultContext, Role
+from quorumcast.faults.cell.catalogue import CATALOGUE
+from quorumcast.faults.cell.entry import FaultContext, Role
+from quorumcast.faults.contract import Fault
 from quorumcast.sim.cell.aimed import AIMED
 from quorumcast.sim.cell.cells import Cell
 from quorumcast.sim.cell.harm import entry_of

@@ -17,10 +17,11 @@ from quorumcast.cell.messages import Attest, Missed, Regain, Subscribe, Survey
 from quorumcast.core.ids import Lane, Millis, NodeId, Stream, total_order
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.message import Message
-from quorumcast.faults.base import Tampering
-from quorumcast.faults.catalogue import ALL, CRASH_LIVE, TOTAL
-from quorumcast.faults.clients import EquivocatingPublisher
-from quorumcast.faults.contract import Entry, FaultContext, Later, Role, Trace
+from quorumcast.faults.cell.base import Tampering
+from quorumcast.faults.cell.catalogue import ALL, CRASH_LIVE, TOTAL
+from quorumcast.faults.cell.clients import EquivocatingPublisher
+from quorumcast.faults.cell.entry import Entry, FaultContext, Role, Trace
+from quorumcast.faults.contract import Later
 from quorumcast.ordering.messages import (
     Accept,
     ChunkQuery,

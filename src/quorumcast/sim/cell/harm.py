@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quorumcast.faults.catalogue import CATALOGUE
-from quorumcast.faults.contract import Entry, Role
+from quorumcast.faults.cell.catalogue import CATALOGUE
+from quorumcast.faults.cell.entry import Entry, Role
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.aimed import AIMED
 

@@ -33,8 +33,9 @@ from quorumcast.core.statements import (
     parse_stop,
 )
 from quorumcast.crypto.session import encode_parcel
-from quorumcast.faults.base import Tampering, digests_of, revouched
-from quorumcast.faults.contract import FaultContext, Later
+from quorumcast.faults.cell.base import Tampering, digests_of, revouched
+from quorumcast.faults.cell.entry import FaultContext
+from quorumcast.faults.contract import Later
 from quorumcast.ordering.messages import Offer
 from quorumcast.ordering.offers import sign_offer
 

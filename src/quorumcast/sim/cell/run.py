@@ -10,7 +10,7 @@ from typing import Any
 from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import Channel, NodeId
 from quorumcast.crypto.session import encode_parcel
-from quorumcast.faults.contract import Role
+from quorumcast.faults.cell.entry import Role
 from quorumcast.sim.cell.cells import broker_names, make_simulated_cell, operator_of
 from quorumcast.sim.cell.consumers import examine_subscriptions
 from quorumcast.sim.cell.epochs import call_with_stolen_key, change_key, own_keyrings

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
-from quorumcast.faults.contract import Role
+from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.policy import POLICY_NAMES
 from quorumcast.sim.cell.drawing import clients, world
 from quorumcast.sim.cell.drawing.beside import draw_beside

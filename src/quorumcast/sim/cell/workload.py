@@ -15,8 +15,8 @@ import msgspec
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId
 from quorumcast.core.quorum import largest_f
-from quorumcast.faults.catalogue import CATALOGUE
-from quorumcast.faults.contract import Role
+from quorumcast.faults.cell.catalogue import CATALOGUE
+from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.sim.cell.cells import broker_names, channel_entry
 from quorumcast.sim.cell.plan import CellPlan

@@ -27,8 +27,8 @@ from quorumcast.core.machine import (
     TimerFired,
 )
 from quorumcast.core.message import Message
-from quorumcast.faults.catalogue import CATALOGUE
-from quorumcast.faults.contract import Role
+from quorumcast.faults.cell.catalogue import CATALOGUE
+from quorumcast.faults.cell.entry import Role
 from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.cell.run import CellRun
 from quorumcast.sim.cell.world import CellWorld

@@ -7,7 +7,7 @@ import random
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import Limits
 from quorumcast.core.quorum import Protection
-from quorumcast.faults.contract import Role
+from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.sim.cell.cells import PUBLISHERS, SUBSCRIBERS, channel_entry
 from quorumcast.sim.cell.drawing.scene import ORDERS, QUOTES, Scene

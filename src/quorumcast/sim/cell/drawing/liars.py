@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quorumcast.core.ids import NodeId
-from quorumcast.faults.contract import Role
+from quorumcast.faults.cell.entry import Role
 from quorumcast.sim.cell.aimed import MANGLE
 from quorumcast.sim.cell.cells import SUBSCRIBERS
 from quorumcast.sim.cell.drawing.scene import ORDERS, Scene

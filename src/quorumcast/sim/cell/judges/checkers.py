@@ -41,7 +41,7 @@ from quorumcast.core.statements import (
 )
 from quorumcast.crypto.digest import root
 from quorumcast.crypto.identity import signature_holds
-from quorumcast.faults.base import channel_of
+from quorumcast.faults.cell.base import channel_of
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.messages import (
     Accept,

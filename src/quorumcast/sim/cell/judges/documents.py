@@ -23,7 +23,7 @@ from quorumcast.core.quorum import Broadcast, OrderQuorums, Protection, Quorums,
 from quorumcast.core.statements import Evidence, Receipt
 from quorumcast.crypto.evidence import Court
 from quorumcast.crypto.identity import Identity
-from quorumcast.faults.contract import FaultContext
+from quorumcast.faults.cell.entry import FaultContext
 from quorumcast.manifest.build import repeatable_seeds
 from quorumcast.manifest.files import SignedManifest, manifest_digest, parse_manifest, sign_manifest
 from quorumcast.manifest.manifest import ChannelEntry, Manifest

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from quorumcast.core.ids import NodeId, Stream
-from quorumcast.faults.catalogue import CATALOGUE
-from quorumcast.faults.contract import Trace
+from quorumcast.faults.cell.catalogue import CATALOGUE
+from quorumcast.faults.cell.entry import Trace
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.judges.blame import Lies
 from quorumcast.sim.cell.judges.facts import Facts, Reader, may_publish, may_subscribe

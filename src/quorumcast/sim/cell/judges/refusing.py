@@ -22,7 +22,7 @@ from quorumcast.cell.messages import Checkpoint, Vote
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Suspect, Suspicion
 from quorumcast.core.message import Message
-from quorumcast.faults.base import stream_of
+from quorumcast.faults.cell.base import stream_of
 from quorumcast.ordering.messages import Offer, Propose
 from quorumcast.sim.cell.judges.facts import Facts
 

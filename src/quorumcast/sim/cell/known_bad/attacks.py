@@ -18,10 +18,11 @@ from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.statements import HistoryStatement, Signed, canonical
 from quorumcast.crypto.identity import Identity
-from quorumcast.faults.base import Tampering, digests_of, other_body, revouched, stream_of
-from quorumcast.faults.clients import EquivocatingPublisher
-from quorumcast.faults.contract import Fault, FaultContext, Later
-from quorumcast.faults.statements import TwoFaced
+from quorumcast.faults.cell.base import Tampering, digests_of, other_body, revouched, stream_of
+from quorumcast.faults.cell.clients import EquivocatingPublisher
+from quorumcast.faults.cell.entry import FaultContext
+from quorumcast.faults.cell.statements import TwoFaced
+from quorumcast.faults.contract import Fault, Later
 
 Attack = Callable[[FaultContext], Fault]
 

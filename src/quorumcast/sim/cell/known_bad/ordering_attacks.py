@@ -15,9 +15,10 @@ from quorumcast.core.ids import BIRTH, Millis, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Persist, Send
 from quorumcast.core.statements import Claim, canonical, parse_stop
-from quorumcast.faults.base import Tampering
-from quorumcast.faults.contract import FaultContext, Later
-from quorumcast.faults.ordering import FAR, EquivocatingLeader, Proposing, false_word
+from quorumcast.faults.cell.base import Tampering
+from quorumcast.faults.cell.entry import FaultContext
+from quorumcast.faults.cell.ordering import FAR, EquivocatingLeader, Proposing, false_word
+from quorumcast.faults.contract import Later
 from quorumcast.ordering.consensus import value_of
 from quorumcast.ordering.execution import Snapshot
 from quorumcast.ordering.messages import (

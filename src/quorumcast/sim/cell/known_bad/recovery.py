@@ -17,7 +17,7 @@ from quorumcast.cell.serving.recovery import Recovery
 from quorumcast.cell.subscribing.excerpt import Excerpt
 from quorumcast.core.ids import DIGEST_SIZE, Millis
 from quorumcast.core.machine import Effect, Send
-from quorumcast.faults.base import Tampering, digests_of
+from quorumcast.faults.cell.base import Tampering, digests_of
 from quorumcast.faults.contract import Later
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.fetching import Fetching

@@ -34,9 +34,9 @@ from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.message import Message
 from quorumcast.core.statements import parse_statement
-from quorumcast.faults.base import stream_of
+from quorumcast.faults.cell.base import stream_of
+from quorumcast.faults.cell.tally import REQUESTS, Word, by_peer, changes, later
 from quorumcast.faults.contract import Fault, Later
-from quorumcast.faults.tally import REQUESTS, Word, by_peer, changes, later
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.messages import Accept, Offer, Propose, Standing, Write
 from quorumcast.sim.cell.labels.hearsay import Hearsay, Run

@@ -27,7 +27,8 @@ from quorumcast.core.ids import DIGEST_SIZE, Channel, Digest, Millis, NodeId, St
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.message import Message
 from quorumcast.core.statements import parse_statement
-from quorumcast.faults.contract import FaultContext, Later
+from quorumcast.faults.cell.entry import FaultContext
+from quorumcast.faults.contract import Later
 
 #: Messages that carry a run with its digests.
 Run = Publish | ChainRun | Vote | Contents | Regained

@@ -13,8 +13,9 @@ from quorumcast.broadcast.messages import Ack, ChainRun, Contents, Echo, Publish
 from quorumcast.cell.messages import Checkpoint, Positions, Vote
 from quorumcast.core.ids import Lane, Millis
 from quorumcast.core.machine import Effect, Send
-from quorumcast.faults.base import Tampering, channel_of
-from quorumcast.faults.contract import FaultContext, Later
+from quorumcast.faults.cell.base import Tampering, channel_of
+from quorumcast.faults.cell.entry import FaultContext
+from quorumcast.faults.contract import Later
 
 BRACHA = (Echo, Ready, Pull, Contents)
 #: What a broker may keep to itself, by the name that `victims` uses.

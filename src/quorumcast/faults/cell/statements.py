@@ -18,8 +18,9 @@ from quorumcast.core.ids import Millis, split_digests
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.message import Message
 from quorumcast.core.statements import SegmentStatement, Signed, canonical, parse_statement
-from quorumcast.faults.base import Tampering, other_digest, revouched
-from quorumcast.faults.contract import FaultContext, Later
+from quorumcast.faults.cell.base import Tampering, other_digest, revouched
+from quorumcast.faults.cell.entry import FaultContext
+from quorumcast.faults.contract import Later
 
 
 class FalseCheckpoints(Tampering):

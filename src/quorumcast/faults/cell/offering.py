@@ -14,8 +14,9 @@ from quorumcast.broadcast.messages import Open
 from quorumcast.core.ids import DIGEST_SIZE, Millis, NodeId
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Bodies, Effect, Send
-from quorumcast.faults.base import Tampering, digests_of, other_body
-from quorumcast.faults.contract import FaultContext, Later
+from quorumcast.faults.cell.base import Tampering, digests_of, other_body
+from quorumcast.faults.cell.entry import FaultContext
+from quorumcast.faults.contract import Later
 from quorumcast.ordering.messages import Offer
 from quorumcast.ordering.offers import sign_offer
 

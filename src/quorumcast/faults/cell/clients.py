@@ -29,8 +29,9 @@ from quorumcast.core.machine import Effect, Send
 from quorumcast.core.message import Message
 from quorumcast.core.statements import HistoryStatement, Signed, canonical, parse_statement
 from quorumcast.crypto.digest import root
-from quorumcast.faults.base import Tampering, digests_of, other_body, stream_of
-from quorumcast.faults.contract import FaultContext, Later
+from quorumcast.faults.cell.base import Tampering, digests_of, other_body, stream_of
+from quorumcast.faults.cell.entry import FaultContext
+from quorumcast.faults.contract import Later
 
 #: Streams that a flooding publisher opens: its own acknowledgements would feed it for ever.
 FLOOD_SIZE = 200

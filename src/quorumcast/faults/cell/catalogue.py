@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.statements import Basis
-from quorumcast.faults import clients, commission, offering, omission, ordering, statements
-from quorumcast.faults.base import Tampering
-from quorumcast.faults.contract import Entry, Fault, FaultContext, Role, Trace
+from quorumcast.faults.cell import clients, commission, offering, omission, ordering, statements
+from quorumcast.faults.cell.base import Tampering
+from quorumcast.faults.cell.entry import Entry, FaultContext, Role, Trace
+from quorumcast.faults.contract import Fault
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 
 

@@ -21,9 +21,10 @@ from quorumcast.cell.messages import Checkpoint, Position, Positions, Vote
 from quorumcast.core.ids import BIRTH, DIGEST_SIZE, Digest, Millis, NodeId
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.statements import Claim, Signed, StopStatement, canonical, parse_stop
-from quorumcast.faults.base import Tampering, other_body, other_digest, with_other_digests
-from quorumcast.faults.contract import FaultContext, Later
-from quorumcast.faults.statements import lying_checkpoint
+from quorumcast.faults.cell.base import Tampering, other_body, other_digest, with_other_digests
+from quorumcast.faults.cell.entry import FaultContext
+from quorumcast.faults.cell.statements import lying_checkpoint
+from quorumcast.faults.contract import Later
 from quorumcast.ordering.consensus import value_of
 from quorumcast.ordering.messages import (
     Accept,

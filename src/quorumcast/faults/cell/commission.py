@@ -27,7 +27,7 @@ from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.message import Message
 from quorumcast.crypto.digest import root
-from quorumcast.faults.base import (
+from quorumcast.faults.cell.base import (
     RUNS,
     Tampering,
     digests_of,
@@ -37,8 +37,9 @@ from quorumcast.faults.base import (
     revouched,
     with_other_digests,
 )
-from quorumcast.faults.contract import FaultContext, Later
-from quorumcast.faults.statements import lying_checkpoint
+from quorumcast.faults.cell.entry import FaultContext
+from quorumcast.faults.cell.statements import lying_checkpoint
+from quorumcast.faults.contract import Later
 
 #: What Freeman's altering broker changes (listing 6.14).
 FIELDS = ("number", "publisher", "channel", "contents", "vouchers", "incarnation")

@@ -1,0 +1,1 @@
+"""The faults of a cell: brokers, publishers and subscribers that misbehave."""
