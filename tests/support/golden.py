@@ -36,11 +36,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from tests.support.cell_network import CellNetwork
 from tests.support.cells import LANE, ORDERS, STREAM, Cell, digests, identity_of
-from tests.support.golden_named import NamedScene
+from tests.support.golden_named import ConsumerScript
 from tests.support.network import Loss
-from tests.support.stage import Stage
-from tests.support.transcript import BACKGROUND, Names, Transcript, stream_name
+from tests.support.transcript import BACKGROUND, DigestNames, Transcript, stream_name
 
 from quorumcast.broadcast.application import (
     Acknowledged,
@@ -89,21 +89,21 @@ Options = dict[str, str]
 
 def rewritten(script: str) -> str:
     """The script with what its commands really make the machines say."""
-    scene = NamedScene() if "\ngroup " in script else Scene()
+    running = ConsumerScript() if "\ngroup " in script else CellScript()
     blocks = []
     for block in script.strip().split("\n\n"):
         commands = block.partition(f"\n{RULE}")[0].splitlines()
-        said = scene.play([command for command in commands if not command.startswith("#")])
+        said = running.play([command for command in commands if not command.startswith("#")])
         blocks.append("\n".join([*commands, RULE, *said]))
-    scene.end()
+    running.end()
     return "\n\n".join(blocks) + "\n"
 
 
-class Scene:
+class CellScript:
     """The machines of one script."""
 
     def __init__(self) -> None:
-        self._names = Names()
+        self._names = DigestNames()
         self._hidden = set(BACKGROUND)
         self._shows_disk = False
         self._quiet = False
@@ -113,7 +113,7 @@ class Scene:
 
     def _use(self, cell: Cell) -> None:
         self._cell = cell
-        self._stage = Stage(cell, self._watch, self._note)
+        self._network = CellNetwork(cell, self._watch, self._note)
         self._transcript = Transcript(self._others_of)
 
     def play(self, commands: list[str]) -> list[str]:
@@ -131,7 +131,7 @@ class Scene:
         """Nothing has to be stopped."""
 
     def _others_of(self, node: NodeId) -> list[NodeId]:
-        return [broker for broker in self._stage.manifest_of(node).broker_ids if broker != node]
+        return [broker for broker in self._network.manifest_of(node).broker_ids if broker != node]
 
     # ----------------------------------------------------------------- nodes
 
@@ -143,45 +143,45 @@ class Scene:
         n, f = int(options.get("n", 4)), int(options.get("f", 1))
         self._use(Cell(policy, n, f, clients=CLIENTS))
         for broker in self._cell.manifest.broker_ids:
-            self._stage.start_broker(broker)
+            self._network.start_broker(broker)
 
     def _do_publisher(self, words: list[str], options: Options) -> None:
         name = NodeId(words[0])
         incarnation = int(options.get("incarnation", 1))
         publisher = self._cell.publisher(name, incarnation)
-        self._stage.enter(name, publisher)
+        self._network.enter(name, publisher)
         if "idle" not in words:
-            self._stage.carry_out(name, publisher.open(ORDERS))
+            self._network.carry_out(name, publisher.open(ORDERS))
 
     def _do_subscriber(self, words: list[str], _: Options) -> None:
         name = NodeId(words[0])
-        self._stage.enter(name, self._cell.subscriber(name))
-        self._stage.happen(name, Join(ORDERS))
+        self._network.enter(name, self._cell.subscriber(name))
+        self._network.happen(name, Join(ORDERS))
 
     def _do_publish(self, words: list[str], options: Options) -> None:
         name, contents = NodeId(words[0]), tuple(word.encode() for word in words[1:])
         each = int(options.get("each", 0))
         for part in [(body,) for body in contents] if each else [contents]:
-            self._stage.happen(name, Submit(ORDERS, part, resumed=_resumed(options)))
-            self._stage.run(each)
+            self._network.happen(name, Submit(ORDERS, part, resumed=_resumed(options)))
+            self._network.run(each)
 
     def _do_resume(self, words: list[str], options: Options) -> None:
         name, machine = self._publisher(words)
-        self._stage.carry_out(name, machine.open(ORDERS, resumed=_resumed(options)))
+        self._network.carry_out(name, machine.open(ORDERS, resumed=_resumed(options)))
 
     def _do_conclude(self, words: list[str], options: Options) -> None:
         name, machine = self._publisher(words)
-        self._stage.carry_out(name, machine.conclude(ORDERS, _resumed(options)))
+        self._network.carry_out(name, machine.conclude(ORDERS, _resumed(options)))
 
     def _publisher(self, words: list[str]) -> tuple[NodeId, Publisher]:
-        machine = self._stage.machines[NodeId(words[0])]
+        machine = self._network.machines[NodeId(words[0])]
         assert isinstance(machine, Publisher)
         return NodeId(words[0]), machine
 
     def _do_prove(self, words: list[str], _: Options) -> None:
         name = NodeId(words[0])
         delivered = self._delivered[name, int(words[1])]
-        self._stage.happen(name, Prove(*delivered.provable))
+        self._network.happen(name, Prove(*delivered.provable))
 
     # ----------------------------------------------------------------- lies
 
@@ -194,7 +194,7 @@ class Scene:
             contents = (self._cell.history(int(first), int(texts[0]), *contents[1:]),)
             stream = LANE
         message = Publish(stream, int(first), digests(*contents))
-        self._stage.carry_out(NodeId(name), [Send(_listed(options["to"]), message, contents)])
+        self._network.carry_out(NodeId(name), [Send(_listed(options["to"]), message, contents)])
 
     def _do_fault(self, words: list[str], options: Options) -> None:
         broker = NodeId(words[0])
@@ -206,56 +206,56 @@ class Scene:
             random.Random(1),
             victims=victims,
         )
-        self._stage.faults[broker] = make_fault(words[1], context)
+        self._network.faults[broker] = make_fault(words[1], context)
 
     # ---------------------------------------------------------------- world
 
     def _do_lose(self, _: list[str], options: Options) -> None:
-        self._stage.losses.append(_loss(options))
+        self._network.losses.append(_loss(options))
 
     def _do_heal(self, _: list[str], __: Options) -> None:
-        self._stage.losses.clear()
+        self._network.losses.clear()
 
     def _do_disconnect(self, words: list[str], _: Options) -> None:
         for link in self._links(words):
-            self._stage.severed.add(link)
-            if link in self._stage.links:
-                self._stage.disconnect(*sorted(link))
+            self._network.severed.add(link)
+            if link in self._network.links:
+                self._network.disconnect(*sorted(link))
 
     def _do_connect(self, words: list[str], _: Options) -> None:
         for link in self._links(words):
-            self._stage.severed.discard(link)
-            if link not in self._stage.links:
-                self._stage.greet(*sorted(link))
+            self._network.severed.discard(link)
+            if link not in self._network.links:
+                self._network.greet(*sorted(link))
 
     def _links(self, words: list[str]) -> list[frozenset[NodeId]]:
         """The link between two nodes, or all that a broker has."""
         node, *others = map(NodeId, words)
-        named = others or [other for other in self._stage.machines if other != node]
+        named = others or [other for other in self._network.machines if other != node]
         return [frozenset((node, other)) for other in named]
 
     def _do_stop(self, words: list[str], _: Options) -> None:
         for word in words:
-            self._stage.stop(NodeId(word))
+            self._network.stop(NodeId(word))
 
     def _do_start(self, words: list[str], _: Options) -> None:
         for word in words:
             if word != "wiped":
-                self._stage.start_broker(NodeId(word), wiped="wiped" in words)
+                self._network.start_broker(NodeId(word), wiped="wiped" in words)
 
     def _do_epoch(self, _: list[str], options: Options) -> None:
-        present = self._stage.file
+        present = self._network.file
         if "add" in options:
             new = NodeId(options["add"])
             following = add_broker(present, new, identity_of(new), "localhost", 7100)
         else:
             following = remove_broker(present, NodeId(options["remove"]))
-        self._stage.publish_epoch(following)
+        self._network.publish_epoch(following)
         for broker in _listed(options["to"]) if "to" in options else present.broker_ids:
-            self._stage.show_file(broker)
+            self._network.show_file(broker)
 
     def _do_run(self, words: list[str], _: Options) -> None:
-        self._stage.run(int(words[0]))
+        self._network.run(int(words[0]))
 
     def _do_hide(self, words: list[str], _: Options) -> None:
         self._hidden |= set(words)
@@ -277,9 +277,9 @@ class Scene:
 
     def _note(self, node: NodeId, text: str, *to: NodeId) -> None:
         if to:
-            self._transcript.send(self._stage.now, node, to, text)
+            self._transcript.send(self._network.now, node, to, text)
         else:
-            self._transcript.act(self._stage.now, node, text)
+            self._transcript.act(self._network.now, node, text)
 
     def _watch(self, now: int, node: NodeId, effect: Effect) -> None:
         if isinstance(effect, Send):
@@ -301,7 +301,7 @@ class Scene:
         if self._hides(Survey if answer else kind):
             self._transcript.hide(kind.__name__, len(send.to))
             return
-        lost = [to for to in send.to if not self._stage.reaches(node, to, send)]
+        lost = [to for to in send.to if not self._network.reaches(node, to, send)]
         fate = f"  (lost: {' '.join(lost)})" if lost else ""
         bodies = " +bodies" if send.bodies else ""
         self._transcript.send(now, node, send.to, f"{said}{bodies}{fate}")

@@ -57,34 +57,34 @@ WATCHER = "dave"
 Options = Mapping[str, str]
 
 
-class Patient(selectors.SelectSelector):
-    """Waits by moving a clock."""
+class VirtualClock(selectors.SelectSelector):
+    """A selector that waits by moving a clock."""
 
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise RuntimeError("everybody waits, and for nothing that will ever come")
+            raise RuntimeError("every task waits for something that cannot happen")
         self.now += max(0.0, timeout)
         return super().select(0)
 
 
-class PatientLoop(asyncio.SelectorEventLoop):
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop in which waiting takes no time."""
 
     def __init__(self) -> None:
-        self._clock = Patient()
+        self._clock = VirtualClock()
         super().__init__(self._clock)
 
     def time(self) -> float:
         return self._clock.now
 
 
-class NamedScene:
+class ConsumerScript:
     """A cell, and the consumers of one subscription."""
 
     def __init__(self) -> None:
-        self._loop = PatientLoop()
+        self._loop = VirtualTimeLoop()
         self._lines: list[str] = []
         self._nodes: dict[str, Node] = {}
         self._open: dict[str, NamedSubscription] = {}

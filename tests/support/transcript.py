@@ -108,7 +108,7 @@ BACKGROUND = ("Survey", "Standing", "Taken")
 # ------------------------------------------------------------------- lines
 
 
-class Deed(NamedTuple):
+class Action(NamedTuple):
     """Something that a node did: to whom, if it is a message, and what."""
 
     to: tuple[NodeId, ...]
@@ -125,39 +125,39 @@ class Deed(NamedTuple):
 class Transcript:
     """The lines of one block.
 
-    Nodes that do the same in one millisecond share a line, as long as no node's deeds change their
-    order for anybody: a reader gets messages in the order in which they were sent to it, and what a
-    node does by itself stays between the messages before and after it.
+    Nodes that do the same in one millisecond share a line, as long as nobody could see a changed
+    order: a reader gets messages in the order in which they were sent, and what a node does by
+    itself stays between the messages before and after it.
     """
 
     def __init__(self, others_of: Callable[[NodeId], Collection[NodeId]]) -> None:
         #: The other brokers of the cell, in the epoch that a node goes by.
         self._others_of = others_of
         #: Instant by instant, node by node; the other brokers at the time come with it.
-        self._instants: dict[int, dict[NodeId, list[Deed]]] = {}
+        self._instants: dict[int, dict[NodeId, list[Action]]] = {}
         self._others: dict[tuple[int, NodeId], Collection[NodeId]] = {}
         self._hidden: Counter[str] = Counter()
 
-    def _deeds(self, now: int, node: NodeId) -> list[Deed]:
+    def _actions(self, now: int, node: NodeId) -> list[Action]:
         self._others.setdefault((now, node), self._others_of(node))
         return self._instants.setdefault(now, {}).setdefault(node, [])
 
     def act(self, now: int, node: NodeId, text: str) -> None:
         """A node does something by itself."""
-        self._deeds(now, node).append(Deed((), text))
+        self._actions(now, node).append(Action((), text))
 
     def send(self, now: int, node: NodeId, to: Iterable[NodeId], text: str) -> None:
         """A node sends a message; others that it has just sent it to share its line."""
-        deeds = self._deeds(now, node)
+        actions = self._actions(now, node)
         readers = tuple(to)
-        for place in reversed(range(len(deeds))):
-            earlier = deeds[place]
+        for place in reversed(range(len(actions))):
+            earlier = actions[place]
             if not earlier.to or not set(readers).isdisjoint(earlier.to):
                 break
             if earlier.text == text:
-                deeds[place] = Deed((*earlier.to, *readers), text)
+                actions[place] = Action((*earlier.to, *readers), text)
                 return
-        deeds.append(Deed(readers, text))
+        actions.append(Action(readers, text))
 
     def hide(self, kind: str, count: int) -> None:
         """Messages of a kind are counted alone."""
@@ -167,8 +167,8 @@ class Transcript:
         """Everything so far, for a script."""
         found = [
             f"{now:5} {' '.join(sorted(nodes))} {said}"
-            for now, deeds in self._instants.items()
-            for said, nodes in self._shared(now, deeds)
+            for now, actions in self._instants.items()
+            for said, nodes in self._shared(now, actions)
         ]
         if self._hidden:
             counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self._hidden.items()))
@@ -176,24 +176,24 @@ class Transcript:
         return found or ["(silence)"]
 
     def _shared(
-        self, now: int, instant: dict[NodeId, list[Deed]]
+        self, now: int, instant: dict[NodeId, list[Action]]
     ) -> list[tuple[str, list[NodeId]]]:
         """What was done in an instant, and by whom."""
         lines: list[tuple[str, list[NodeId]]] = []
-        for node, deeds in sorted(instant.items()):
+        for node, actions in sorted(instant.items()):
             #: The last line for each reader; "" for what the node did by itself.
             last: dict[str, int] = {}
-            for deed in deeds:
-                concerned = ("", *deed.to) if deed.to else tuple(last)
+            for action in actions:
+                concerned = ("", *action.to) if action.to else tuple(last)
                 after = max((last.get(reader, -1) for reader in concerned), default=-1)
-                said = deed.print(self._others[now, node])
+                said = action.print(self._others[now, node])
                 place = after + 1
                 while place < len(lines) and lines[place][0] != said:
                     place += 1
                 if place == len(lines):
                     lines.append((said, []))
                 lines[place][1].append(node)
-                last.update(dict.fromkeys(deed.to or ("",), place))
+                last.update(dict.fromkeys(action.to or ("",), place))
         return lines
 
 
@@ -220,7 +220,7 @@ def regency_name(regency: int) -> str:
     return f"r{within_epoch(regency)}" if number == 1 else f"e{number}.r{within_epoch(regency)}"
 
 
-class Names:
+class DigestNames:
     """Digests by what people know of them; what was never seen is `?`."""
 
     def __init__(self) -> None:

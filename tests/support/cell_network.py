@@ -26,7 +26,7 @@ from quorumcast.manifest.files import parse_manifest, sign_manifest
 from quorumcast.manifest.manifest import Manifest
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptEpoch(msgspec.Struct, frozen=True):
     """What a node keeps of its epoch."""
 
     manifest: Manifest
@@ -34,7 +34,7 @@ class Kept(msgspec.Struct, frozen=True):
     words: tuple[Signed, ...] = ()
 
 
-class Stage(Network):
+class CellNetwork(Network):
     """The nodes of one cell."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Stage(Network):
         #: The operator's newest manifest, and each one as it was signed.
         self.file = cell.manifest
         self._signed: dict[int, bytes] = {}
-        self._kept: dict[NodeId, Kept] = {}
+        self._kept: dict[NodeId, KeptEpoch] = {}
         self._lives: dict[NodeId, int] = {}
 
     # ----------------------------------------------------------------- nodes
@@ -63,7 +63,7 @@ class Stage(Network):
 
     def enter(self, node: NodeId, machine: Machine) -> None:
         """A node starts, with what its disk holds, and is linked to all whom it may talk to."""
-        self._kept.setdefault(node, Kept(self.file))
+        self._kept.setdefault(node, KeptEpoch(self.file))
         self.machines[node] = machine
         self.restore(node)
         self.greet_all(node)
@@ -74,7 +74,7 @@ class Stage(Network):
             self.disks[node] = Disk()
             self._kept.pop(node, None)
         self._lives[node] = self._lives.get(node, 0) + 1
-        kept = self._kept.get(node, Kept(self.file))
+        kept = self._kept.get(node, KeptEpoch(self.file))
         keyring = kept.manifest.keyring(identity_of(node))
         life = life_of(node, self._lives[node])
         self.enter(node, Broker(kept.manifest, keyring, kept.older, kept.words, life=life))
@@ -108,9 +108,9 @@ class Stage(Network):
         if manifest.broker(node) is None:
             self.stop(node)
         elif isinstance(machine, Broker):
-            self._take(node, Kept(manifest, machine.membership.older_logs(), effect.words))
+            self._take(node, KeptEpoch(manifest, machine.membership.older_logs(), effect.words))
 
-    def _take(self, node: NodeId, kept: Kept) -> None:
+    def _take(self, node: NodeId, kept: KeptEpoch) -> None:
         """All links are made anew: a session belongs to one epoch."""
         machine = self.machines[node]
         if isinstance(machine, Broker | Publisher | Subscriber):
@@ -138,7 +138,7 @@ class Stage(Network):
             self.connect(one, other)
         elif not isinstance(self.machines[behind], Broker):
             self._note(behind, f"READS THE FILE of epoch {self.file.epoch}")
-            self._take(behind, Kept(self.file))
+            self._take(behind, KeptEpoch(self.file))
         elif isinstance(guide := self.machines[ahead], Broker):
             words = guide.membership.words
             shown = " ".join(sorted(signed.signer for signed in words)) or "nobody"
