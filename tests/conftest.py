@@ -13,7 +13,7 @@ from tests.support import ports
 from tests.support.together import Together, turn
 from xdist.remote import Producer
 
-from quorumcast.testing import cluster
+from quorumcast.testing import bed
 
 
 def _heed_signals() -> None:
@@ -28,7 +28,7 @@ def _heed_signals() -> None:
 _heed_signals()
 
 
-cluster._PORTS = ports.SINGLE
+bed._PORTS = ports.SINGLE
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=2_000)

@@ -17,7 +17,8 @@ from quorumcast.manifest import build
 from quorumcast.manifest.files import read_identity, sign_manifest, write_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
-from quorumcast.testing.cluster import LocalCluster, free_ports
+from quorumcast.testing.bed import free_ports
+from quorumcast.testing.cluster import LocalCluster
 
 pytestmark = [pytest.mark.runtime]
 

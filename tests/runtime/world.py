@@ -16,8 +16,8 @@ from quorumcast.core.ids import NodeId
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Farewell, Hello, Opened, Session, Welcome
 from quorumcast.runtime.links.greeting import Greeter, decode_greeting, encode_greeting
+from quorumcast.testing.bed import free_ports
 from quorumcast.testing.cells import CellPlan
-from quorumcast.testing.cluster import free_ports
 
 T = TypeVar("T")
 

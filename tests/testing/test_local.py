@@ -6,7 +6,7 @@ import pytest
 from tests.runtime.world import run
 
 import quorumcast
-from quorumcast.testing import LocalCluster, cluster
+from quorumcast.testing import LocalCluster, bed
 
 
 @pytest.mark.runtime
@@ -40,7 +40,7 @@ def test_free_ports_that_were_chosen_come_again_only_after_all_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Somebody may still call there: nodes of a cell that has ended."""
-    monkeypatch.setattr(cluster, "_PORTS", cluster._PORTS[:40])
-    monkeypatch.setattr(cluster, "_chosen", {})
-    rounds = [port for _ in range(8) for port in cluster.free_ports(4)]
+    monkeypatch.setattr(bed, "_PORTS", bed._PORTS[:40])
+    monkeypatch.setattr(bed, "_chosen", {})
+    rounds = [port for _ in range(8) for port in bed.free_ports(4)]
     assert len(set(rounds)) == len(rounds)

@@ -28,8 +28,9 @@ from quorumcast.core.limits import Limits
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.policy import Policy
+from quorumcast.testing.bed import Bed
 from quorumcast.testing.cluster import LocalCluster
-from quorumcast.testing.processes import PROCESSES, Child
+from quorumcast.testing.processes import Child
 
 #: A hundred clients with four links each take their time on a small machine.
 READY_TIMEOUT_S = 180.0
@@ -187,6 +188,7 @@ class Replay:
         self._directory = directory
         self._progress = progress
         self._workload = read_workload(Path(plan.workload))
+        self._bed = Bed(directory)
         self._processes: list[Child] = []
         trace = plan.cell.trace
         if trace:
@@ -217,10 +219,9 @@ class Replay:
                 seconds = self._replay()
                 return self._report(seconds, self._collect())
         finally:
-            for process in self._processes:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
+            for index in range(len(self._processes)):
+                self._bed.kill(f"share-{index}")
+            self._bed.stop()
             self._board.close()
 
     def _liars(self) -> list[str]:
@@ -229,16 +230,9 @@ class Replay:
 
     def _start(self) -> None:
         for index in range(self.plan.processes):
-            with (self._directory / f"share-{index}.log").open("wb") as log:
-                process = PROCESSES.start(
-                    "quorumcast.bench.replayer",
-                    str(self._directory),
-                    str(index),
-                    str(self._cluster.lifeline),
-                    output=log,
-                    keep=[self._cluster.lifeline],
-                )
-            self._processes.append(process)
+            arguments = [str(self._directory), str(index), str(self._bed.lifeline)]
+            module = "quorumcast.bench.replayer"
+            self._processes.append(self._bed.spawn(f"share-{index}", module, *arguments))
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
@@ -254,11 +248,9 @@ class Replay:
     def _check(self) -> None:
         for index, process in enumerate(self._processes):
             if process.poll() is not None:
-                raise UsageError(f"process {index} ended too early: {self._last_words(index)}")
-
-    def _last_words(self, index: int) -> str:
-        lines = (self._directory / f"share-{index}.log").read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "it left no message"
+                raise UsageError(
+                    f"process {index} ended too early: {self._bed.last_words(f'share-{index}')}"
+                )
 
     def _replay(self) -> float:
         """From the first event to the last delivery, in seconds."""
@@ -302,11 +294,13 @@ class Replay:
                 process.wait(max(deadline - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
                 raise UsageError(
-                    f"process {index} did not end: {self._last_words(index)}"
+                    f"process {index} did not end: {self._bed.last_words(f'share-{index}')}"
                 ) from None
             path = self._directory / f"share-{index}.json"
             if process.returncode or not path.exists():
-                raise UsageError(f"process {index} failed: {self._last_words(index)}")
+                raise UsageError(
+                    f"process {index} failed: {self._bed.last_words(f'share-{index}')}"
+                )
             result = msgspec.json.decode(path.read_bytes(), type=ShareResult)
             if result.failure:
                 raise UsageError(f"process {index} failed: {result.failure}")

@@ -33,8 +33,9 @@ from quorumcast.bench.plan import (
 from quorumcast.bench.tracing import header_of
 from quorumcast.core.errors import UsageError
 from quorumcast.runtime.digests import choose_digest
+from quorumcast.testing.bed import Bed
 from quorumcast.testing.cluster import LocalCluster
-from quorumcast.testing.processes import PROCESSES, Child
+from quorumcast.testing.processes import Child
 from quorumcast.traces.drafts import directory_at
 from quorumcast.traces.form import Header, place_for, write_header
 
@@ -102,6 +103,7 @@ class Bench:
         self._directory = directory
         self._progress = progress
         self._processes = Processes()
+        self._bed = Bed(directory)
         self._workers: list[tuple[str, Child]] = []
         policy = plan.channel_policy()
         self._cluster = LocalCluster(
@@ -146,10 +148,9 @@ class Bench:
                 label(Path(plan_observes), self.plan, self._cluster)
             return self._report(warm, stop, results, suspicions)
         finally:
-            for _, worker in self._workers:
-                if worker.poll() is None:
-                    worker.kill()
-                    worker.wait()
+            for name, _ in self._workers:
+                self._bed.kill(name)
+            self._bed.stop()
             self._board.close()
 
     # ------------------------------------------------------------------- stages
@@ -163,11 +164,9 @@ class Bench:
     def _start_workers(self) -> None:
         for role, index in self.plan.workers():
             name = self.plan.name_of(role, index)
-            lifeline = self._cluster.lifeline
-            arguments = [str(self._directory), role, str(index), str(lifeline)]
-            with (self._directory / f"{name}.log").open("wb") as log:
-                module = f"quorumcast.bench.{'flooder' if role == 'flooder' else 'worker'}"
-                worker = PROCESSES.start(module, *arguments, output=log, keep=[lifeline])
+            arguments = [str(self._directory), role, str(index), str(self._bed.lifeline)]
+            module = f"quorumcast.bench.{'flooder' if role == 'flooder' else 'worker'}"
+            worker = self._bed.spawn(name, module, *arguments)
             self._workers.append((name, worker))
             self._processes.watch(role, worker.pid)
 
@@ -191,8 +190,7 @@ class Bench:
     def _last_words(self, name: str) -> str:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             return self._result(name).failure
-        lines = (self._directory / f"{name}.log").read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "it left no message"
+        return self._bed.last_words(name)
 
     def _sample(self) -> Sample:
         accepted = [self._board.accepted(i) for i in range(self.plan.subscribers)]

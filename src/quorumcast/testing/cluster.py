@@ -7,23 +7,14 @@ the demonstration and `quorumcast up`.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
-import os
-import random
-import select
-import shutil
 import signal
-import socket
-import subprocess
-import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -39,43 +30,14 @@ from quorumcast.runtime.broker.broker import BrokerSettings
 from quorumcast.runtime.broker.identities import next_identity
 from quorumcast.runtime.broker.process import encode_settings
 from quorumcast.runtime.links.tls import make_certificate
+from quorumcast.testing.bed import PATIENCE_S, Bed, free_ports
 from quorumcast.testing.cells import CHANNELS, CLIENTS, CellPlan
-from quorumcast.testing.processes import PROCESSES, Child
 
-#: How long brokers may take for anything: whoever shares a machine may have to wait for half a
-#: minute until it gets to run.
-PATIENCE_S = 90.0
 #: For one answer of a status page; a broker that stood still hangs up, and is asked again.
 ANSWER_S = 10.0
-#: Below the range from which the system takes ports for outgoing connections.
-_PORTS = range(15_000, 32_000)
-#: Ports that this process has chosen, in the order in which it did; at most all of _PORTS.
-_chosen: dict[int, None] = {}
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on right now, first those that were never chosen here.
-
-    Nodes of a cell that has ended may still call its brokers for a while; whoever listened there
-    would be greeted by strangers.
-    """
-    found: list[int] = []
-    fresh = [port for port in random.sample(_PORTS, len(_PORTS)) if port not in _chosen]
-    for port in [*fresh, *_chosen]:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                found.append(port)
-        if len(found) == count:
-            for chosen in found:
-                _chosen.pop(chosen, None)
-                _chosen[chosen] = None
-            return found
-    raise UsageError(f"this machine has no {count} free ports from {_PORTS.start} on")
-
-
-class LocalCluster:
+class LocalCluster(Bed):
     """Broker processes on this machine.
 
     >>> with LocalCluster(channels={"orders": "ab+history"}) as cluster:        # doctest: +SKIP
@@ -96,9 +58,7 @@ class LocalCluster:
         observe: Path | None = None,
         log_level: str = "info",
     ) -> None:
-        self._temporary = directory is None
-        self.directory = directory or Path(tempfile.mkdtemp(prefix="quorumcast-"))
-        self.directory.mkdir(parents=True, exist_ok=True)
+        super().__init__(directory)
         ports = free_ports(brokers)
         self.plan = CellPlan(
             brokers=brokers, f=f, clients=clients, channels=channels, ports=ports, repeatable=False
@@ -110,10 +70,7 @@ class LocalCluster:
         self._trace = trace
         self._observe = observe
         self._log_level = log_level
-        self._processes: dict[NodeId, Child] = {}
         self._status_ports: dict[NodeId, int] = {}
-        #: Held open as long as we live; brokers stop when it closes, even if we are killed.
-        self._lifeline = os.pipe()
         self.manifest_path = self.directory / "manifest.json"
         self.write_manifest(self.manifest)
         for name, identity in self.plan.identities.items():
@@ -137,15 +94,6 @@ class LocalCluster:
         """Where a node's identity is."""
         return self.directory / f"{name}.identity"
 
-    def log_path(self, name: str) -> Path:
-        """Where a broker logs."""
-        return self.directory / f"{name}.log"
-
-    @property
-    def lifeline(self) -> int:
-        """A descriptor for reading, whose other end is closed when this process is gone."""
-        return self._lifeline[0]
-
     # -------------------------------------------------------------------- members
 
     def add_broker(self, name: str) -> None:
@@ -164,7 +112,7 @@ class LocalCluster:
 
     def wait_left(self, name: str, timeout_s: float = PATIENCE_S) -> int:
         """Until a removed broker has ended; its exit code."""
-        return self._processes.pop(NodeId(name)).wait(timeout_s)
+        return self._processes.pop(name).wait(timeout_s)
 
     def rotate_broker(self, name: str) -> None:
         """The next epoch gives a broker other keys."""
@@ -175,7 +123,7 @@ class LocalCluster:
     def wait_for_epoch(self, *names: str, timeout_s: float = PATIENCE_S) -> None:
         """Until these brokers, or all that run, have taken the manifest's epoch."""
         wanted, epoch = names or self._running(), self.manifest.epoch
-        self._wait_until(
+        self.wait_until(
             lambda: all(self.status(name)["epoch"] >= epoch for name in wanted),
             f"epoch {epoch} was not taken",
             timeout_s,
@@ -199,96 +147,44 @@ class LocalCluster:
         self._wait_ready(NodeId(name), self._spawn(NodeId(name)))
 
     def _spawn(self, broker: NodeId) -> int:
-        if self.running(broker):
-            raise UsageError(f"{broker} is running already")
-        reading, writing = os.pipe()
-        settings = BrokerSettings(
-            manifest=self.manifest_path,
-            identity=self.identity_path(broker),
-            http_port=self._status_ports.get(broker, 0),
-            allow_faults=self._allow_faults,
-            evidence=self.directory / "evidence",
-            data=self.directory / "data",
-            trace=self._trace,
-            observe=self._observe,
-            ready_fd=writing,
-            lifeline_fd=self.lifeline,
-            log_level=self._log_level,
-        )
-        with self.log_path(broker).open("ab") as log:
-            self._processes[broker] = PROCESSES.start(
-                "quorumcast.runtime.broker.process",
-                encode_settings(settings),
-                output=log,
-                keep=[writing, self.lifeline],
-            )
-        os.close(writing)
-        return reading
+        def settings(ready: int) -> list[str]:
+            return [
+                encode_settings(
+                    BrokerSettings(
+                        manifest=self.manifest_path,
+                        identity=self.identity_path(broker),
+                        http_port=self._status_ports.get(broker, 0),
+                        allow_faults=self._allow_faults,
+                        evidence=self.directory / "evidence",
+                        data=self.directory / "data",
+                        trace=self._trace,
+                        observe=self._observe,
+                        ready_fd=ready,
+                        lifeline_fd=self.lifeline,
+                        log_level=self._log_level,
+                    )
+                )
+            ]
+
+        return self.spawn_announced(broker, "quorumcast.runtime.broker.process", settings)
 
     def _wait_ready(self, broker: NodeId, pipe: int) -> None:
-        try:
-            readable, _, _ = select.select([pipe], [], [], PATIENCE_S)
-            line = os.read(pipe, 64) if readable else b""
-        finally:
-            os.close(pipe)
-        if not line:
-            self.kill(broker)
-            lines = self.log_path(broker).read_text(errors="replace").splitlines() or ["no log"]
-            raise UsageError(f"{broker} did not start: {lines[-1]}")
-        self._status_ports[broker] = int(line)
-
-    def running(self, name: str) -> bool:
-        """Whether a broker's process is alive."""
-        process = self._processes.get(NodeId(name))
-        return process is not None and process.poll() is None
-
-    def pid(self, name: str) -> int:
-        """The process of a broker."""
-        return self._processes[NodeId(name)].pid
-
-    def kill(self, name: str) -> None:
-        """kill -9."""
-        self._end(NodeId(name), signal.SIGKILL)
+        self._status_ports[broker] = int(self.wait_announced(broker, pipe))
 
     def stop_broker(self, name: str) -> int:
         """SIGTERM, and its exit code; kill -9 if that does not help in time."""
-        return self._end(NodeId(name), signal.SIGTERM)
-
-    def _end(self, broker: NodeId, number: signal.Signals) -> int:
-        process = self._processes.pop(broker, None)
-        if process is None:
-            return 0
-        process.send_signal(number)
-        process.send_signal(signal.SIGCONT)  # a paused one would never hear of it
-        try:
-            return process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
+        return self.end(name)
 
     def restart(self, name: str) -> None:
         """Start a broker again that was stopped or killed."""
         if self.running(name):
             self.stop_broker(name)
-        self._processes.pop(NodeId(name), None)
         self.start_broker(name)
 
     def reload(self) -> None:
         """Tell every broker to read its manifest file again."""
         for process in self._processes.values():
             process.send_signal(signal.SIGHUP)
-
-    def stop(self) -> None:
-        """Stop every broker; remove the directory if it was ours."""
-        for process in self._processes.values():
-            process.terminate()
-        for broker in list(self._processes):
-            self._end(broker, signal.SIGTERM)
-        for descriptor in self._lifeline:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-        if self._temporary:
-            shutil.rmtree(self.directory, ignore_errors=True)
 
     # --------------------------------------------------------------------- status
 
@@ -312,14 +208,6 @@ class LocalCluster:
     def cut_links(self, name: str) -> None:
         """Break every link of a broker, as a bad network would."""
         self._request(name, "DELETE", "/links")
-
-    def pause(self, name: str) -> None:
-        """Stop a broker in its tracks (SIGSTOP) until `resume`."""
-        os.kill(self.pid(name), signal.SIGSTOP)
-
-    def resume(self, name: str) -> None:
-        """Let a paused broker go on."""
-        os.kill(self.pid(name), signal.SIGCONT)
 
     def wipe(self, name: str) -> None:
         """Remove what a stopped broker has on disk."""
@@ -361,7 +249,7 @@ class LocalCluster:
             states = [self.status(broker)["brokers"] for broker in running]
             return all(state[other]["up"] for state in states for other in running)
 
-        self._wait_until(linked, "the brokers did not find each other", timeout_s)
+        self.wait_until(linked, "the brokers did not find each other", timeout_s)
 
     def wait_executed(self, timeout_s: float = PATIENCE_S) -> None:
         """Until every running broker has executed what any of them has, on channels with an order.
@@ -376,7 +264,7 @@ class LocalCluster:
             least = self._executed(running, min)
             return all(least[log] >= place for log, place in furthest.items())
 
-        self._wait_until(together, "the brokers did not come to one place", timeout_s)
+        self.wait_until(together, "the brokers did not come to one place", timeout_s)
 
     def _executed(
         self, brokers: Sequence[NodeId], choose: Callable[[list[int]], int]
@@ -391,26 +279,3 @@ class LocalCluster:
 
     def _running(self) -> list[NodeId]:
         return [broker for broker in self.brokers if self.running(broker)]
-
-    def _wait_until(self, is_so: Callable[[], bool], otherwise: str, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not is_so():
-            if time.monotonic() > deadline:
-                raise UsageError(f"{otherwise} within {timeout_s} s")
-            time.sleep(0.02)
-
-    def __enter__(self) -> LocalCluster:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
