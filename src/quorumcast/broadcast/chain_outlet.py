@@ -185,8 +185,8 @@ class ChainOut(FanOut):
         wanted = next((run.last for run in self._runs.values() if run.last > done), done)
         short = tuple(broker for broker, progress in members.items() if progress.credit < wanted)
         if short:
-            # More than f of them: one is correct, so it is we who owe something (a history).
-            return (short, ()) if len(short) <= self._quorums.f else ((), ())
+            # f+1 of them: one is correct, so it is we who owe something (a history).
+            return (short, ()) if len(short) < self._quorums.one_correct else ((), ())
         for place, (_, progress) in enumerate(members.items()):
             if progress.acked <= done:
                 return self._order[max(0, place - 1) : place + 1], self._culprits(place)

@@ -16,9 +16,9 @@ _PATIENCE_S = 1.0
 
 
 def refused_for_good(manifest: Manifest, troubles: dict[NodeId, Trouble]) -> bool:
-    """Whether so many brokers refuse that the others cannot be enough."""
+    """Whether so many brokers refuse that the others are fewer than n-f."""
     refused = [trouble for trouble in troubles.values() if trouble.refused]
-    return len(refused) > len(manifest.brokers) - manifest.quorums.responders
+    return len(refused) >= manifest.quorums.one_correct
 
 
 class Reach:

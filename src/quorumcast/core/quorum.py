@@ -52,6 +52,24 @@ class Quorums(msgspec.Struct, frozen=True):
         return self.n - self.f
 
     @property
+    def others(self) -> int:
+        """Every broker but the one that counts."""
+        return self.n - 1
+
+    @property
+    def other_responders(self) -> int:
+        """n-f-1 brokers: all that a broker may wait for besides itself."""
+        return self.responders - 1
+
+    @property
+    def correct_responders(self) -> int:
+        """n-2f brokers: so many of any n-f are correct.
+
+        What n-f brokers acknowledged they speak of, although f others are silent or forgot it.
+        """
+        return self.responders - self.f
+
+    @property
     def intersecting(self) -> int:
         """⌈(n+f+1)/2⌉ brokers: any two such sets share f+1 brokers, hence a correct one.
 
@@ -116,7 +134,11 @@ class Quorums(msgspec.Struct, frozen=True):
     @property
     def chain_reach(self) -> int:
         """A chain broker's MACs reach f+1 successors; each verifies as many predecessors."""
-        return self.f + 1
+        return self.one_correct
+
+    def of_log(self, log: Protection) -> OrderQuorums:
+        """The thresholds of the log with that protection."""
+        return OrderQuorums(self.n, self.f, log is Protection.BYZANTINE)
 
 
 class OrderQuorums(msgspec.Struct, frozen=True):
@@ -166,6 +188,15 @@ class OrderQuorums(msgspec.Struct, frozen=True):
         f of them may be faulty; of the others as many are left as one needs to believe it.
         """
         return self.f + self.believe
+
+
+def faulty_across(present: int, following: int) -> int:
+    """Brokers that may be faulty when the epoch changes, where f was one number and is another.
+
+    An epoch that lowers f asks for as many as the one before: those who said so might still be more
+    than the new f that lie or forget. f changes by one at a time.
+    """
+    return max(following, min(present, following + 1))
 
 
 def minimum_brokers(protection: Protection, f: int, broadcast: Broadcast | None = None) -> int:

@@ -59,11 +59,12 @@ class Tally(Generic[V]):
         return self._votes.get(member)
 
     def revote(self, member: NodeId, value: V) -> None:
-        """Move a member's vote; only for values that the protocol regards as the same contents."""
-        earlier = self._votes[member]
-        self._counts[earlier] -= 1
-        if not self._counts[earlier]:
-            del self._counts[earlier]  # or a member that keeps moving would fill it
+        """Move a member's vote, where its newest word stands and not its first one."""
+        earlier = self._votes.get(member)
+        if earlier is not None:
+            self._counts[earlier] -= 1
+            if not self._counts[earlier]:
+                del self._counts[earlier]  # or a member that keeps moving would fill it
         self._votes[member] = value
         self._counts[value] = self._counts.get(value, 0) + 1
 

@@ -24,6 +24,7 @@ from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import MAX_HEADER_BYTES
 from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Send, Suspect, Suspicion
 from quorumcast.core.quorum import OrderQuorums
+from quorumcast.core.tally import Tally
 from quorumcast.crypto.digest import Hasher
 from quorumcast.ordering.consensus import Consensus, value_of
 from quorumcast.ordering.messages import (
@@ -95,7 +96,7 @@ class CatchUp:
         #: What each member last said of itself.
         self.standings: dict[NodeId, Standing] = {}
         #: Who reported which value for instances that are not decided here; LOG_REACH of them.
-        self._reports: dict[int, dict[NodeId, bytes]] = {}
+        self._reports: dict[int, Tally[bytes]] = {}
         #: The states that each member offers, by instance; the newest HEADS_KEPT of them.
         self._heads: dict[NodeId, dict[int, StateHead]] = {}
         #: The state that is being fetched, and the chunks that have come.
@@ -232,9 +233,9 @@ class CatchUp:
             if instance <= consensus.decided:
                 consensus.decide(instance, value, batch)
                 continue
-            reports = self._reports.setdefault(instance, {})
-            reports[sender] = value
-            if sum(said == value for said in reports.values()) >= self._quorums.believe:
+            reports = self._reports.setdefault(instance, Tally())
+            reports.revote(sender, value)
+            if reports.count(value) >= self._quorums.believe:
                 consensus.decide(instance, value, batch)
         for stale in [i for i in self._reports if i <= consensus.decided]:
             del self._reports[stale]

@@ -36,6 +36,7 @@ from quorumcast.core.machine import (
 )
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Claim
+from quorumcast.core.tally import Tally
 from quorumcast.crypto.digest import Hasher
 from quorumcast.ordering.messages import Accept, Batch, Item, Offer, Propose, Write
 from quorumcast.ordering.regency import KEPT_VALUES, Conclusion
@@ -64,8 +65,8 @@ class Slot:
         #: Batches known for this instance, by value; at most KEPT_VALUES and the decided one.
         self.batches: dict[bytes, Batch] = {}
         #: The last vote of each member.
-        self.writes: dict[NodeId, Vote] = {}
-        self.accepts: dict[NodeId, Vote] = {}
+        self.writes: Tally[Vote] = Tally()
+        self.accepts: Tally[Vote] = Tally()
         #: What this broker itself wrote (value → last regency), and accepted last.
         self.written: dict[bytes, int] = {}
         self.accepted: Vote = (-1, b"")
@@ -91,15 +92,6 @@ class Slot:
                 if stale not in (*self.written, value, self.decided, self.proposed[1]):
                     del self.batches[stale]
                     break
-
-    def leader_of(self, votes: dict[NodeId, Vote], quorum: int) -> Vote | None:
-        """The vote that a quorum cast alike."""
-        counts: dict[Vote, int] = {}
-        for vote in votes.values():
-            counts[vote] = counts.get(vote, 0) + 1
-            if counts[vote] >= quorum:
-                return vote
-        return None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -348,24 +340,24 @@ class Consensus:
             return [Drop(DropReason.OUT_OF_WINDOW, sender)]
         slot = self.slot(word.instance)
         votes = slot.writes if isinstance(word, Write) else slot.accepts
-        earlier = votes.get(sender, (-1, b""))
+        earlier = votes.vote_of(sender) or (-1, b"")
         if earlier[0] == word.regency and earlier[1] != word.value:
             return self._lied(sender)
         if earlier[0] >= word.regency:
             return []
-        votes[sender] = (word.regency, word.value)
+        votes.revote(sender, (word.regency, word.value))
         return self._progress(word.instance, slot)
 
     def _progress(self, instance: int, slot: Slot) -> list[Effect]:
         effects = self._maybe_accept(instance, slot) if self._quorums.byzantine else []
         if not slot.decided:
-            won = slot.leader_of(slot.accepts, self._quorums.decide)
+            won = slot.accepts.leader(self._quorums.decide)
             if won is not None:
                 self.decide(instance, won[1])
         return effects
 
     def _maybe_accept(self, instance: int, slot: Slot) -> list[Effect]:
-        won = slot.leader_of(slot.writes, self._quorums.decide)
+        won = slot.writes.leader(self._quorums.decide)
         if (
             won is None
             or won[0] != self.regency
@@ -469,10 +461,10 @@ class Consensus:
         for value, regency in record.written:
             if self._quorums.byzantine and regency == record.regency:
                 slot.said.append(Write(self.log, regency, record.instance, value))
-                slot.writes[self._me] = (regency, value)
+                slot.writes.revote(self._me, (regency, value))
         if record.accepted[0] == record.regency:
             slot.said.append(Accept(self.log, record.regency, record.instance, record.accepted[1]))
-            slot.accepts[self._me] = record.accepted
+            slot.accepts.revote(self._me, record.accepted)
         if record.regency > self.regency:
             self.enter(record.regency)
 

@@ -13,7 +13,7 @@ from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.labels import label, unlabel
 from quorumcast.core.machine import Bodies, Effect
 from quorumcast.core.message import Message
-from quorumcast.core.quorum import OrderQuorums, Quorums
+from quorumcast.core.quorum import Protection, Quorums
 from quorumcast.crypto.digest import Hasher
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.policy import Policy
@@ -25,7 +25,7 @@ from quorumcast.ordering.state import chained, extent_root
 class OfferOut(FanOut):
     """Every run to every broker, to be ordered."""
 
-    __slots__ = ("_keyring", "_signed")
+    __slots__ = ("_keyring", "_log")
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class OfferOut(FanOut):
         keyring: Keyring,
     ) -> None:
         self._keyring = keyring
-        self._signed = not policy.trusts_publishers
+        self._log = policy.protection
         super().__init__(stream, brokers, quorums, policy, hash_)
 
     def _acknowledging(self, quorums: Quorums) -> int:
-        return OrderQuorums(quorums.n, quorums.f, self._signed).believe
+        return quorums.of_log(self._log).believe
 
     def contents(self) -> Bodies:
         found = [unlabel(body) for body in super().contents()]
@@ -54,7 +54,9 @@ class OfferOut(FanOut):
         return super().submit(tuple(labelled))
 
     def _seal(self, first: int, digests: bytes) -> bytes:
-        return sign_offer(self._keyring, self.stream, first, digests) if self._signed else b""
+        if self._log is not Protection.BYZANTINE:
+            return b""
+        return sign_offer(self._keyring, self.stream, first, digests)
 
     def _message(self, run: OutRun) -> Message:
         return Offer(self.stream, run.first, run.digests, run.seal)

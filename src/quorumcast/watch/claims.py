@@ -11,6 +11,7 @@ from collections import OrderedDict
 
 from quorumcast.cell.messages import Positions
 from quorumcast.core.ids import Millis, NodeId, Stream
+from quorumcast.core.quorum import Quorums
 from quorumcast.watch.observation import Kind, Notes, remember
 
 #: Nobody is so far ahead of everybody else.
@@ -22,8 +23,8 @@ PROBATION_MS = 10_000
 class Claims:
     """Where brokers claim to be on each stream."""
 
-    def __init__(self, f: int, notes: Notes) -> None:
-        self._f = f
+    def __init__(self, quorums: Quorums, notes: Notes) -> None:
+        self._quorums = quorums
         self._notes = notes
         self._heard: OrderedDict[Stream, dict[NodeId, int]] = OrderedDict()
         #: How far publishers showed their streams to this node, and brokers voted.
@@ -61,6 +62,6 @@ class Claims:
         return place > FAR_AHEAD + self._reached.get(stream, 0)
 
     def _is_alone(self, stream: Stream, broker: NodeId, place: int) -> bool:
-        """Whether more than f others are far behind: one of these tells the truth."""
+        """Whether f+1 others are far behind: one of these tells the truth."""
         others = [at for who, at in self._heard.get(stream, {}).items() if who != broker]
-        return sum(place > FAR_AHEAD + at for at in others) > self._f
+        return sum(place > FAR_AHEAD + at for at in others) >= self._quorums.one_correct

@@ -73,6 +73,7 @@ class Observer:
 
     def __init__(self, manifest: Manifest, me: NodeId, role: str) -> None:
         self._manifest = manifest
+        self._one_correct = manifest.quorums.one_correct
         channels = manifest.channels
         self._chained = {c.name for c in channels if c.policy.chained}
         #: Channels on which a publisher can make correct brokers differ.
@@ -92,7 +93,7 @@ class Observer:
         self._hearing: tuple[NodeId, str] = (me, "")
         #: How far this node's own streams go.
         self._sent: OrderedDict[Stream, int] = OrderedDict()
-        self._claims = Claims(manifest.f, self.notes)
+        self._claims = Claims(manifest.quorums, self.notes)
         self._sources = Sources(manifest, links, self.notes)
         self._filed: dict[bytes, None] = {}
         self._documents: list[Document] = []
@@ -234,7 +235,7 @@ class Observer:
                     self._votes.backed(now, stream, number)
         self._votes.tells(sender, stream.channel)
         told = self._votes.spoke(now, sender, stream, last)
-        if stream.lane is Lane.HISTORY and told == self._manifest.f + 1:
+        if stream.lane is Lane.HISTORY and told == self._one_correct:
             # One of them is correct, so all that are correct deliver it.
             self._votes.enough(now, stream, last)
 
@@ -253,7 +254,7 @@ class Observer:
             self.notes.add(now, Kind.BOASTS, sender, "credit", "Ack", ack.stream, ack.credit)
         if lane is Lane.DATA:
             self._acks.spoke(now, sender, ack.stream, ack.upto)
-        elif self._acks.spoke(now, sender, ack.stream, ack.settled) == self._manifest.f + 1:
+        elif self._acks.spoke(now, sender, ack.stream, ack.settled) == self._one_correct:
             # One of them is correct, so all that are correct will settle it.
             self._acks.enough(now, ack.stream, ack.settled)
         self._sequences.acknowledged(now, sender, ack)

@@ -50,7 +50,7 @@ class OrderingWatch:
         #: Takes what is signed and contradicts something else.
         self._keep = keep
         self._members = manifest.broker_ids
-        self._f = manifest.f
+        self._one_correct = manifest.quorums.one_correct
         self._cell = manifest.cell
         self._epoch = manifest.epoch
         self._keys = manifest.directory()
@@ -71,7 +71,7 @@ class OrderingWatch:
         self._open = 2 * max(
             (c.policy.limits.pipeline for c in manifest.channels if c.policy.total), default=0
         )
-        self._standings = Standings(manifest.f, links, notes)
+        self._standings = Standings(manifest.quorums, links, notes)
         self._parts = LogParts(manifest, notes)
 
     def on_message(self, sender: NodeId, message: Message, now: Millis) -> None:
@@ -193,7 +193,7 @@ class OrderingWatch:
         if self._is_leader_vote(vote, sender):
             self._sequences.led(now, sender, stream, vote.regency, vote.instance)
         agreed = [value for value in votes.values() if value == vote.value]
-        if len(agreed) > self._f:
+        if len(agreed) >= self._one_correct:
             # One of them is correct and was shown that value by the leader of this regency.
             leader = self._members[vote.regency % len(self._members)]
             for other, value in votes.items():
@@ -202,7 +202,7 @@ class OrderingWatch:
                     self._notes.add(
                         now, Kind.CONTRADICTS, other, reason, name, stream, vote.instance
                     )
-        if isinstance(vote, Accept) and len(agreed) > self._f:
+        if isinstance(vote, Accept) and len(agreed) >= self._one_correct:
             # It is decided: others hold what is in it, and have it from somebody.
             instance = (vote.log, vote.regency, vote.instance)
             for item in [item for item, entry in self._lacking.items() if entry[2] == instance]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream
-from quorumcast.core.quorum import Protection
+from quorumcast.core.quorum import Protection, Quorums
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.consensus import value_of
 from quorumcast.ordering.messages import LogPart, Standing, StateHead, Stop
@@ -27,8 +27,9 @@ def log_stream(log: Protection) -> Stream:
 class Standings:
     """What each member said last: its regency, and the highest instance decided."""
 
-    def __init__(self, f: int, links: Links, notes: Notes) -> None:
-        self._f = f
+    def __init__(self, quorums: Quorums, links: Links, notes: Notes) -> None:
+        #: f+1 members: at least one of them is correct.
+        self._enough = quorums.one_correct
         self._links = links
         self._notes = notes
         #: When each member first said since a loss of which instances it knows, and which.
@@ -71,17 +72,18 @@ class Standings:
         if begun and not standing.synced:
             # Whoever has begun a regency stays in it until the next one.
             self._notes.add(now, Kind.BACKWARDS, sender, "synced", "Standing", stream)
-        if len(others) <= self._f:
+        if len(others) < self._enough:
             return
         if standing.decided > FAR_AHEAD + max(s.decided for s in others):
             self._notes.add(now, Kind.BOASTS, sender, "ahead", "Standing", stream, standing.decided)
         # Up to f of the others may boast, too; and no regency begins without n-f members.
-        if standing.regency > FAR_AHEAD + sorted(s.regency for s in others)[-self._f - 1]:
+        if standing.regency > FAR_AHEAD + sorted(s.regency for s in others)[-self._enough]:
             self._notes.add(
                 now, Kind.BOASTS, sender, "regency", "Standing", stream, standing.regency
             )
         same = [s for s in others if s.checkpoint == standing.checkpoint and s.root]
-        if standing.root and len(same) > self._f and all(s.root != standing.root for s in same):
+        differ = all(s.root != standing.root for s in same)
+        if standing.root and len(same) >= self._enough and differ:
             self._notes.add(
                 now, Kind.CONTRADICTS, sender, "others", "Standing", stream, standing.checkpoint
             )
@@ -92,11 +94,12 @@ class Standings:
         others = {who: s for (of, who), s in self._said.items() if of is head.log}
         own = others.pop(sender, None)
         roots = [s.root for s in others.values() if s.root and s.checkpoint == at]
+        decided = [s.decided for s in others.values()]
         if own is not None and own.root and own.checkpoint == at and own.root != root:
             kind, reason = Kind.CONTRADICTS, "itself"
-        elif len(roots) > self._f and root not in roots:
+        elif len(roots) >= self._enough and root not in roots:
             kind, reason = Kind.CONTRADICTS, "others"
-        elif len(others) > self._f and at > FAR_AHEAD + max(s.decided for s in others.values()):
+        elif len(others) >= self._enough and at > FAR_AHEAD + max(decided):
             kind, reason = Kind.BOASTS, "ahead"
         else:
             return
@@ -107,7 +110,7 @@ class Standings:
         others = [
             s.regency for (of, who), s in self._said.items() if of is stop.log and who != sender
         ]
-        if len(others) > self._f and stop.regency > FAR_AHEAD + max(others):
+        if len(others) >= self._enough and stop.regency > FAR_AHEAD + max(others):
             self._notes.add(
                 now, Kind.BOASTS, sender, "regency", "Stop", log_stream(stop.log), stop.regency
             )
@@ -117,7 +120,7 @@ class LogParts:
     """What each member said was decided, by log and instance: correct ones hand over the same."""
 
     def __init__(self, manifest: Manifest, notes: Notes) -> None:
-        self._f = manifest.f
+        self._enough = manifest.quorums.one_correct
         self._hash = manifest.hash
         self._notes = notes
         self._said: OrderedDict[tuple[Protection, int], dict[NodeId, bytes]] = OrderedDict()
@@ -129,7 +132,7 @@ class LogParts:
             said = self._said.get((part.log, instance), {})
             said[sender] = value_of(self._hash, batch)
             remember(self._said, (part.log, instance), said)
-            for member in outvoted(said, sender, self._f):
+            for member in outvoted(said, sender, self._enough):
                 false.setdefault(member, instance)
         for member, instance in false.items():
             stream = log_stream(part.log)

@@ -19,12 +19,13 @@ from quorumcast.watch.observation import Kind, Notes, remember
 from quorumcast.watch.turnout import Links, Place, Turnout
 
 
-def outvoted(said: Mapping[NodeId, bytes], sender: NodeId, f: int) -> list[NodeId]:
-    """Who is found out, by what has just been said, to say something else than f+1 others."""
+def outvoted(said: Mapping[NodeId, bytes], sender: NodeId, enough: int) -> list[NodeId]:
+    """Who is found out, by what has just been said, to say something else than enough others."""
     word, words = said[sender], list(said.values())
-    if words.count(word) == f + 1:
+    if words.count(word) == enough:
         return [who for who, other in said.items() if other != word]
-    return [sender] if any(other != word and words.count(other) > f for other in words) else []
+    others = [other for other in words if other != word]
+    return [sender] if any(others.count(other) >= enough for other in others) else []
 
 
 class Words:
@@ -34,7 +35,7 @@ class Words:
         self, manifest: Manifest, others: tuple[NodeId, ...], links: Links, notes: Notes
     ) -> None:
         self._brokers = manifest.broker_ids
-        self._f = manifest.f
+        self._one_correct = manifest.quorums.one_correct
         #: With so many readies every correct broker will be ready.
         self._all_will = manifest.quorums.ready_accept
         self._notes = notes
@@ -79,7 +80,7 @@ class Words:
             for broker in self._brokers
             if (run := self._said.get((broker, Echo, place))) is not None
         }
-        if list(echoes.values()).count(word.run) <= self._f:
+        if list(echoes.values()).count(word.run) < self._one_correct:
             return
         # One of them is correct, and was shown this run.
         shown = self._shown.get(place)
@@ -119,6 +120,6 @@ class Words:
             for broker in self._brokers
             if (vote := self._voted.get((broker, place))) is not None
         }
-        for broker in outvoted(votes, sender, self._f):
+        for broker in outvoted(votes, sender, self._one_correct):
             self._notes.add(now, Kind.CONTRADICTS, broker, "others", "Vote", *place)
-        return list(votes.values()).count(digest) == self._f + 1
+        return list(votes.values()).count(digest) == self._one_correct

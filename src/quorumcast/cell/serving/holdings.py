@@ -249,8 +249,7 @@ class Holdings:
     def believed(self, entry: ChannelEntry, stream: Stream) -> bool:
         """Whether so many speak of a stream that it may exist, and too few for anything more.
 
-        What n-f brokers acknowledged, and one forgot while f-1 others are silent, n-2f speak of.
-        With 2f+1 brokers that is one, perhaps a liar.
+        With 2f+1 brokers one is enough, perhaps a liar (`correct_responders`).
         """
         needed, words, quorums = self.needed(entry), len(self.of(stream)), self._manifest.quorums
-        return min(needed, quorums.one_correct, quorums.n - 2 * quorums.f) <= words < needed
+        return min(needed, quorums.one_correct, quorums.correct_responders) <= words < needed

@@ -38,7 +38,7 @@ from quorumcast.core.machine import (
     Timer,
     TimerFired,
 )
-from quorumcast.core.quorum import Protection
+from quorumcast.core.quorum import Protection, faulty_across
 from quorumcast.core.statements import EpochStatement, Signed, canonical, parse_epoch
 from quorumcast.crypto.identity import signature_holds
 from quorumcast.crypto.keyring import Keyring, PublicKeys
@@ -239,14 +239,9 @@ class Membership:
         return effects
 
     def _learnable(self, following: Manifest, words: Iterable[Signed]) -> bool:
-        """Whether so many brokers of an epoch have executed it that others can learn it there.
-
-        An epoch that lowers f asks for as many as the one before: those who said so might still be
-        more than the new f that lie or forget.
-        """
+        """Whether so many brokers of an epoch have executed it that others can learn it there."""
         staying = [signed for signed in words if following.broker(signed.signer) is not None]
-        faulty = max(following.f, min(self._manifest.f, following.f + 1))
-        return len(staying) >= anchored(following, faulty)
+        return len(staying) >= anchored(following, faulty_across(self._manifest.f, following.f))
 
     def _on_remind(self, timer: Remind) -> list[Effect]:
         """Time has passed, and this broker is still here."""

@@ -168,12 +168,12 @@ class Recovery:
     def _unanswered(self) -> list[str]:
         """Channels of which too few peers have said what they hold, for people to look at."""
         waits: list[str] = []
-        others = len(self._manifest.broker_ids) - 1
+        quorums = self._manifest.quorums
         for entry in self._entries():
             told = self._holdings.answered(entry.name)
             asked = any(name == entry.name and peer not in told for name, peer in self._surveyed)
-            enough = min(others, max(others - self._manifest.f, self._holdings.needed(entry)))
-            if asked or len(told) < enough:
+            enough = max(quorums.other_responders, self._holdings.needed(entry))
+            if asked or len(told) < min(quorums.others, enough):
                 waits.append(f"what the other brokers hold of {entry.name!r}")
         return waits
 
@@ -473,7 +473,7 @@ class Recovery:
         nothing that beginning later could leave out.
         """
         waits = {channel for channel, _ in self._surveyed}
-        others = len(self._manifest.broker_ids) - 1 - self._manifest.f
+        enough = self._manifest.quorums.other_responders
         for desk in filter(None, map(self._desks.get, streams)):
             for stream, carrier in desk.lanes() if desk.entry.policy.settles else ():
                 claim = carrier.ledger.unrepeated
@@ -482,7 +482,7 @@ class Recovery:
                 answers = (
                     0 if stream.channel in waits else len(self._holdings.answered(stream.channel))
                 )
-                unknown = answers >= others and not self._holdings.of(stream)
+                unknown = answers >= enough and not self._holdings.of(stream)
                 if unknown or claim <= self._reach(stream):
                     self._resume(stream, claim)
 

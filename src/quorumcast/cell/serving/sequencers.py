@@ -23,7 +23,7 @@ from quorumcast.core.machine import (
     TimerFired,
 )
 from quorumcast.core.message import Message
-from quorumcast.core.quorum import OrderQuorums, Protection
+from quorumcast.core.quorum import Protection, Quorums
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.files import parse_manifest
 from quorumcast.manifest.manifest import Manifest
@@ -38,11 +38,9 @@ from quorumcast.ordering.sequencer import Sequencer
 
 def anchored(manifest: Manifest, f: int) -> int:
     """Brokers that must hold what the logs decided, so that others can learn it; one without."""
-    logs = {channel.policy.log for channel in manifest.channels} - {None}
-    n = manifest.quorums.n
-    return max(
-        [OrderQuorums(n, f, log is Protection.BYZANTINE).anchored for log in logs], default=1
-    )
+    logs = {channel.policy.log for channel in manifest.channels}
+    quorums = Quorums(manifest.quorums.n, f)
+    return max([quorums.of_log(log).anchored for log in logs if log is not None], default=1)
 
 
 class Sequencers:
@@ -93,15 +91,11 @@ class Sequencers:
         for log, sequencer in self._by_log.items():
             around = self._around[log]
             around.members, around.epoch = manifest.broker_ids, manifest.epoch
-            sequencer.adopt(self._quorums(log))
+            sequencer.adopt(manifest.quorums.of_log(log))
         ordered = bool(self._by_log)
         self._found_logs()
         # The driver has the manifest; it need not be offered again.
         return [Forget(Stored, str(EPOCHS), manifest.epoch + 1)] if ordered else []
-
-    def _quorums(self, log: Protection) -> OrderQuorums:
-        quorums = self._manifest.quorums
-        return OrderQuorums(quorums.n, quorums.f, log is Protection.BYZANTINE)
 
     # ----------------------------------------------------------------- epochs
 
@@ -157,7 +151,7 @@ class Sequencers:
         self._around[log] = around
         return type(self).kind(
             log,
-            self._quorums(log),
+            manifest.quorums.of_log(log),
             around,
             durable=any(policy.journal for policy in mine),
             window=max(policy.limits.pipeline for policy in mine),

@@ -135,7 +135,7 @@ class Hasty(Consensus):
     def _progress(self, instance: int, slot: Slot) -> list[Effect]:
         effects = self._maybe_accept(instance, slot)
         if not slot.decided:
-            won = slot.leader_of(slot.accepts, self._quorums.believe)
+            won = slot.accepts.leader(self._quorums.believe)
             if won is not None:
                 self.decide(instance, won[1])
         return effects
