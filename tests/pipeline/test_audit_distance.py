@@ -12,10 +12,10 @@ from quorumcast.faults.diagnosis import Model
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.pipeline.audit.charges import Case
 from quorumcast.pipeline.audit.dissents import find_dissents
-from quorumcast.pipeline.audit.labels import adversary_of
 from quorumcast.pipeline.audit.proofs import find_proofs
 from quorumcast.pipeline.audit.verdicts import Conclusion, conclude, verdicts
 from quorumcast.sim.cell.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
+from quorumcast.sim.cell.labels.labelled import adversary_of
 from quorumcast.sim.cell.labels.observed import perform_observed
 from quorumcast.sim.cell.plan import CellPlan, small_limits
 from quorumcast.sim.cell.scenario import draw

@@ -24,7 +24,6 @@ from quorumcast.manifest.files import sign_manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.job import audit, contested, features, read_tables
 from quorumcast.pipeline.audit.labelling import label_runs
-from quorumcast.pipeline.audit.labels import adversary_of
 from quorumcast.pipeline.audit.score import compared, score, wrongly_named
 from quorumcast.pipeline.audit.sifting import (
     BEYOND,
@@ -36,6 +35,8 @@ from quorumcast.pipeline.audit.sifting import (
 )
 from quorumcast.pipeline.audit.tables import CELLS, DOCUMENTS, LABELS, OBSERVATIONS, VERDICTS
 from quorumcast.runtime.observations import ObservationLog, write_table
+from quorumcast.sim.cell import system as cell_system
+from quorumcast.sim.cell.labels.labelled import adversary_of
 from quorumcast.watch.observation import (
     BY_OBSERVER,
     CELL_COLUMNS,
@@ -265,6 +266,18 @@ def test_wrong_arguments_are_one_sentence(
 ) -> None:
     assert main(["pipeline", "audit", *arguments]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_label_of_a_system_without_observers_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unobserved = msgspec.structs.replace(cell_system.SYSTEM, labelled=None)
+    monkeypatch.setattr(cell_system, "SYSTEM", unobserved)
+    arguments = ["pipeline", "audit", "--label", "1", "--output", str(tmp_path / "runs")]
+    assert main([*arguments, "--system", "cell"]) == 2
+    assert "the system 'cell' has no observers" in capsys.readouterr().err
+    assert main([*arguments, "--system", "nowhere"]) == 2
+    assert "there is no system 'nowhere'" in capsys.readouterr().err
 
 
 def test_run_without_a_manifest_is_one_sentence(

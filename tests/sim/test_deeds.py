@@ -20,8 +20,8 @@ from quorumcast.faults.contract import Later
 from quorumcast.faults.diagnosis import Model, diagnose
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.messages import Item, Offer, Propose, Write
-from quorumcast.pipeline.audit.labels import ideal_clauses, statuses
 from quorumcast.sim.cell.labels.deeds import Deed, Deeds
+from quorumcast.sim.cell.labels.labelled import ideal_clauses, statuses
 from quorumcast.sim.cell.labels.observed import ObservedRun
 from quorumcast.watch.turnout import PATIENCE_MS
 

@@ -8,7 +8,7 @@ failing plan is made simpler. Ours have short names. Another one is named by its
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,9 @@ from quorumcast.sim.kernel.known_bad import Catch, Variant, caught_by, mistaken
 from quorumcast.sim.kernel.node import Watcher
 from quorumcast.sim.kernel.plan import Outcome, Plan
 from quorumcast.sim.kernel.run import Run
+
+#: The tables of an audit, as columns by name.
+AuditTables = Mapping[str, Mapping[str, Sequence[object]]]
 
 OURS = {"cell": "quorumcast.sim.cell.system:SYSTEM"}
 
@@ -45,6 +48,8 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     variants: Callable[[], Sequence[Variant]] = tuple
     #: Each offers simpler versions of a plan, for shrinking.
     simpler: tuple[Callable[[Any], Iterator[Plan]], ...] = ()
+    #: From a seed to a run in which observers took notes, with labels, for the audit.
+    labelled: Callable[[int], AuditTables] | None = None
 
 
 def find(name: str) -> System:

@@ -44,6 +44,9 @@ def audit(
         int, typer.Option(metavar="N", help="Simulate N labelled runs into --output first.")
     ] = 0,
     start: Annotated[int, typer.Option(help="The first seed of labelled runs.")] = 0,
+    system: Annotated[
+        str, typer.Option(help="What --label simulates: cell, or yours as package.module:NAME.")
+    ] = "cell",
     score: Annotated[
         bool, typer.Option("--score", help="Compare with the labels: precision and recall.")
     ] = False,
@@ -56,16 +59,17 @@ def audit(
     is one's word against another's; measured is who was late, which is no verdict. Exit code 1 with
     --score if a correct node was named.
     """
+    from quorumcast.pipeline.audit.labelling import label_runs, labeller
     from quorumcast.pipeline.session import spark_session
 
     places = list(directories or [])
     _check(places, manifest, lying_clients, output, html, label)
+    if label:
+        labeller(system)  # a system without observers is refused before Spark is started
     spark = spark_session("quorumcast audit", master=master)
     if label:
-        from quorumcast.pipeline.audit.labelling import label_runs
-
         with _progress(spark, f"{label:,} runs"):
-            label_runs(spark, label, output, start=start)
+            label_runs(spark, label, output, start=start, system=system)
         places.append(output)
         if not score and not directories:
             _say_labelled(label, output, json_)

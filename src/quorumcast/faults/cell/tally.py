@@ -2,8 +2,8 @@
 
 Each word that did not go to a peer as it was meant, and when, is a deed towards that peer. It is
 what a faulty process can tell of itself, so that real runs have labels. The simulator, which sees
-everybody, is more exact (`sim.deeds`): here what is kept back again counts again, and nobody asks
-whether the peer could have noticed.
+everybody, is more exact (`sim.cell.labels`): here what is kept back again counts again, and nobody
+asks whether the peer could have noticed.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quorumcast.core.errors import UsageError
-from quorumcast.pipeline.audit.labels import labelled_run
 from quorumcast.pipeline.audit.tables import CELLS, DOCUMENTS, LABELS, OBSERVATIONS
+from quorumcast.sim.systems import AuditTables, find
 from quorumcast.watch.observation import (
     CELL_COLUMNS,
     COLUMNS,
@@ -35,15 +35,26 @@ _TABLES = {
 _DDL = {"observations": OBSERVATIONS, "documents": DOCUMENTS, "cells": CELLS, "labels": LABELS}
 
 
-def label_runs(spark: SparkSession, count: int, output: Path | str, *, start: int = 0) -> None:
+def labeller(system: str) -> Callable[[int], AuditTables]:
+    """What carries out a labelled run of this system; a sentence if it has no such runs."""
+    labelled = find(system).labelled
+    if labelled is None:
+        raise UsageError(f"the system {system!r} has no observers, so its runs have no labels")
+    return labelled
+
+
+def label_runs(
+    spark: SparkSession, count: int, output: Path | str, *, start: int = 0, system: str = "cell"
+) -> None:
     """Carry out this many runs and write their observations, documents, manifests and labels."""
+    labeller(system)
     if count < 1 or start < 0:
         raise UsageError("--label is 1 or more, --start 0 or more")
     for table in _TABLES:
         if "://" not in str(output) and any(Path(output, table).rglob("*.parquet")):
             raise UsageError(f"{output} holds {table} already; choose another directory")
     unsorted = f"{output}/{_UNSORTED}"
-    labelled(spark, count, start).write.mode("overwrite").parquet(unsorted)
+    labelled(spark, count, start, system).write.mode("overwrite").parquet(unsorted)
     runs = spark.read.parquet(unsorted)
     for table, kinds in _TABLES.items():
         # Few files: reading many small ones costs more than what is in them.
@@ -55,14 +66,15 @@ def label_runs(spark: SparkSession, count: int, output: Path | str, *, start: in
         shutil.rmtree(unsorted, ignore_errors=True)
 
 
-def labelled(spark: SparkSession, count: int, start: int = 0) -> DataFrame:
+def labelled(spark: SparkSession, count: int, start: int = 0, system: str = "cell") -> DataFrame:
     """Runs, each with its tables inside; the seed of a run is `start` and its number."""
     tasks = -(-count // RUNS_PER_TASK)
 
     def simulate(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        run = labeller(system)
         for batch in batches:
             for index in batch.column("id").to_pylist():
-                yield _as_batch(start + index)
+                yield _as_batch(run(start + index))
 
     schema = ", ".join(f"{name} array<struct<{_struct(ddl)}>>" for name, ddl in _DDL.items())
     return spark.range(0, count, 1, tasks).mapInArrow(simulate, schema)
@@ -72,10 +84,9 @@ def _struct(ddl: str) -> str:
     return ddl.replace("` ", "`:")
 
 
-def _as_batch(seed: int) -> pa.RecordBatch:
+def _as_batch(tables: AuditTables) -> pa.RecordBatch:
     import pyarrow as pa
 
-    tables = labelled_run(seed)
     columns = []
     for name, kinds in _TABLES.items():
         schema = pa.schema(list(kinds.items()))

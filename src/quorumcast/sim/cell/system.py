@@ -13,13 +13,19 @@ from quorumcast.sim.cell.scenario import draw
 from quorumcast.sim.cell.tracing import Tracer
 from quorumcast.sim.kernel.known_bad import Variant
 from quorumcast.sim.kernel.plan import Act
-from quorumcast.sim.systems import System
+from quorumcast.sim.systems import AuditTables, System
 
 
 def _variants() -> Sequence[Variant]:
     from quorumcast.sim.cell.known_bad.catalogue import VARIANTS
 
     return VARIANTS
+
+
+def _labelled(seed: int) -> AuditTables:
+    from quorumcast.sim.cell.labels.labelled import labelled_run
+
+    return labelled_run(seed)
 
 
 def _fewer_clients(plan: CellPlan) -> Iterator[CellPlan]:
@@ -52,4 +58,5 @@ SYSTEM = System(
     trace=Tracer,
     variants=_variants,
     simpler=(_fewer_clients, _one_channel),
+    labelled=_labelled,
 )

@@ -1,7 +1,7 @@
 """Labelled runs: what faulty nodes did, and whether anybody could tell.
 
-The label of a node comes from what was really done (`sim.deeds`), never from what an observer noted
-or an audit concluded:
+The label of a node comes from what was really done (`deeds`), never from what an observer noted or
+an audit concluded:
 
 - `plain`: it did enough, towards enough correct nodes, to be named: given true reports of its deeds
   by all correct nodes, every explanation within the model contains it (`faults.diagnosis`).
