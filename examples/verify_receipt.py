@@ -36,7 +36,7 @@ def verify(data: bytes, manifest_path: Path) -> None:
     receipt = msgspec.json.decode(data, type=Receipt)
     channel = manifest.channel(receipt.stream.channel)
     court = Court(
-        manifest.cell, manifest.broker_ids, manifest.quorums, manifest.directory(), manifest.hash
+        manifest.cell, manifest.broker_ids, manifest.quorums, manifest.keys, manifest.hash
     )
     votes = receipt_votes(manifest.quorums, channel.policy.protection)
     print("valid:", court.why_receipt_fails(receipt, votes) is None)

@@ -17,6 +17,7 @@ from tests.runtime.world import PATIENCE_S, run
 from quorumcast.cli.cell.checks import check_certificates
 from quorumcast.cli.cell.live_checks import check_brokers, unsettled
 from quorumcast.cli.main import main
+from quorumcast.crypto.directory import Address
 from quorumcast.manifest.files import read_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.broker.http import HttpServer, json_response
@@ -340,9 +341,9 @@ def test_probe_of_something_that_is_no_broker(manifest: Manifest) -> None:
     async def main() -> None:
         server = HttpServer({("GET", "/"): lambda request: json_response({})})
         await server.listen("127.0.0.1", 0)
-        entry = msgspec.structs.replace(manifest.brokers[0], host="127.0.0.1", port=server.port)
-        assert await probe(entry, None, PATIENCE_S) == ""
+        name, address = manifest.broker_ids[0], Address("127.0.0.1", server.port)
+        assert await probe(name, address, None, PATIENCE_S) == ""
         await server.close()
-        assert "refuses connections" in await probe(entry, None, PATIENCE_S)
+        assert "refuses connections" in await probe(name, address, None, PATIENCE_S)
 
     run(main())

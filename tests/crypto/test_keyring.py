@@ -8,23 +8,24 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.directories import Peers
 
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.statements import Signed
 from quorumcast.crypto.identity import Identity
-from quorumcast.crypto.keyring import Keyring, PublicKeys
+from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.mac import MACS, chain_bytes, mac_factory
 
 NAMES = [NodeId("b1"), NodeId("b2"), NodeId("b3")]
 B1, B2, B3 = NAMES
 IDENTITIES = {name: Identity(name, name.encode().ljust(32, b"-")) for name in NAMES}
-DIRECTORY = {name: PublicKeys(one.verify_key, one.exchange_key) for name, one in IDENTITIES.items()}
 STREAM = Stream(Channel("orders"), NodeId("alice"), 7)
 RUN: dict[str, Any] = {"stream": STREAM, "first": 5, "digests": b"d" * 64, "order": (B1, B2, B3)}
 
 
 def keyring(name: NodeId, cell: str = "demo", epoch: int = 1, mac: str = "blake2b") -> Keyring:
-    return Keyring(IDENTITIES[name], cell, epoch, DIRECTORY, mac_factory(mac))
+    directory = Peers(IDENTITIES.values(), instance=cell, epoch=epoch)
+    return Keyring(IDENTITIES[name], directory, mac_factory(mac))
 
 
 @pytest.mark.parametrize("mac", MACS)

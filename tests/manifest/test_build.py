@@ -7,8 +7,8 @@ from tests.manifest.cells import IDENTITIES, MANIFEST, NEWS, cell
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
+from quorumcast.crypto.directory import PublicKeys
 from quorumcast.crypto.identity import Identity
-from quorumcast.crypto.keyring import PublicKeys
 from quorumcast.manifest.build import add_client, next_epoch, rotate
 
 CAROL = Identity(NodeId("carol"), b"c" * 32)

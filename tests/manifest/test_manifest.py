@@ -12,6 +12,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.limits import MAX_CHAIN, MAX_NAME
 from quorumcast.core.quorum import Quorums
+from quorumcast.crypto.directory import Address
 from quorumcast.crypto.identity import Identity
 from quorumcast.manifest.gate import check_manifest
 from quorumcast.manifest.manifest import BrokerEntry, ChannelEntry, Manifest
@@ -95,8 +96,23 @@ def test_keyring_of_two_nodes_understand_one_another() -> None:
     assert not other.vouched(B1, voucher, stream, 1, b"d" * 32, (B1, B2))
 
 
-def test_directory_has_the_keys_of_every_node() -> None:
-    directory = MANIFEST.directory()
+def test_manifest_clients_call_all_brokers_and_brokers_the_later_ones() -> None:
+    first, *later = MANIFEST.broker_ids
+    assert MANIFEST.calls(NodeId("alice")) == (first, *later)
+    assert MANIFEST.calls(first) == tuple(later)
+    assert MANIFEST.calls(later[-1]) == ()
+
+
+def test_manifest_brokers_have_addresses_and_clients_have_none() -> None:
+    broker = MANIFEST.brokers[0]
+    assert MANIFEST.address(broker.id) == Address(broker.host, broker.port, broker.certificate)
+    assert MANIFEST.address(NodeId("alice")) is None
+    assert MANIFEST.is_broker(broker.id)
+    assert not MANIFEST.is_broker(NodeId("alice"))
+
+
+def test_manifest_has_the_keys_of_every_node() -> None:
+    directory = MANIFEST.keys
     assert list(directory) == list(IDENTITIES)
     for name, identity in IDENTITIES.items():
         assert directory[name].verify_key == identity.verify_key

@@ -243,7 +243,7 @@ def test_source_receipt_convinces_a_third_party(cell: LocalCluster) -> None:
         assert isinstance(text, bytes)
         receipt = msgspec.json.decode(text, type=Receipt)
         m = cell.manifest
-        court = Court(m.cell, m.broker_ids, m.quorums, m.directory(), m.hash)
+        court = Court(m.cell, m.broker_ids, m.quorums, m.keys, m.hash)
         assert court.why_receipt_fails(receipt, 2) is None
 
 

@@ -41,10 +41,7 @@ class Attack:
         self.expected: Counter[str] = Counter()
         manifest = cluster.manifest
         self.alice = manifest.keyring(cluster.plan.identities[NodeId("alice")])
-        self.thief = Keyring(
-            Identity.generate(NodeId("alice")), manifest.cell, manifest.epoch,
-            manifest.directory(), self.alice.factory,
-        )  # fmt: skip
+        self.thief = Keyring(Identity.generate(NodeId("alice")), manifest, self.alice.factory)
 
     def peer(self, keys: Keyring | None = None) -> RawPeer:
         return RawPeer(self.port, keys or self.alice)

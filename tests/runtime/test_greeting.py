@@ -65,11 +65,7 @@ def test_conclude_answer_of_another_node_gives_no_session() -> None:
     alice = greeter("alice")
     hello = alice.hello(BROKER)
     thief = Keyring(
-        CELL.identities[NodeId("broker-2")],
-        CELL.manifest.cell,
-        1,
-        CELL.manifest.directory(),
-        keyring(CELL, "alice").factory,
+        CELL.identities[NodeId("broker-2")], CELL.manifest, keyring(CELL, "alice").factory
     )
     impostor = Greeter(thief, CELL_FAMILY)
     answer = impostor.answer(msgspec.structs.replace(hello, to=NodeId("broker-2")))

@@ -17,6 +17,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream, at_seat
 from quorumcast.core.message import Message
 from quorumcast.core.quorum import Protection
+from quorumcast.crypto.directory import Address
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened, encode_parcel
@@ -29,8 +30,8 @@ from quorumcast.runtime.links.dialer import Pauses, connect
 from quorumcast.runtime.links.greeting import Greeter
 from quorumcast.runtime.links.limits import TransportLimits
 from quorumcast.runtime.links.link import PEER_BUFFER, STRANGER_BUFFER, Link
-from quorumcast.runtime.links.tls import make_certificate
-from quorumcast.runtime.links.transport import Transport, peers_to_call
+from quorumcast.runtime.links.tls import make_certificate, server_context
+from quorumcast.runtime.links.transport import Transport
 from quorumcast.testing.cells import CellPlan
 
 BROKER = NodeId("broker-1")
@@ -46,6 +47,15 @@ QUICK = TransportLimits(
 )
 
 
+def greeter(manifest: Manifest, identity: Identity) -> Greeter:
+    return Greeter(manifest.keyring(identity), CELL_FAMILY)
+
+
+def address_of(cell: CellPlan) -> Address:
+    broker = cell.manifest.brokers[0]
+    return Address(broker.host, broker.port, broker.certificate)
+
+
 def transport(
     cell: CellPlan,
     name: str,
@@ -58,8 +68,7 @@ def transport(
     """A node's transport; a fair one measures what its peers ask for."""
     return Transport(
         manifest or cell.manifest,
-        (manifest or cell.manifest).keyring(cell.identities[NodeId(name)]),
-        CELL_FAMILY,
+        greeter(manifest or cell.manifest, cell.identities[NodeId(name)]),
         heard,
         limits=limits,
         judge=Usefulness if fair else None,
@@ -71,19 +80,14 @@ async def listening(
     cell: CellPlan, heard: Heard, limits: TransportLimits = QUICK, *, fair: bool = False
 ) -> Transport:
     broker = transport(cell, "broker-1", heard, limits, fair=fair)
-    await broker.listen("127.0.0.1", cell.manifest.brokers[0].port)
+    entry = cell.manifest.brokers[0]
+    tls = server_context(cell.identities[BROKER], entry.certificate) if entry.certificate else None
+    await broker.listen("127.0.0.1", entry.port, tls)
     return broker
 
 
 def word(text: str = "x") -> Refuse:
     return Refuse(Channel("c"), text)
-
-
-def test_peers_to_call_clients_call_all_and_brokers_the_later_ones() -> None:
-    cell = CellPlan()
-    assert peers_to_call(cell.manifest, ALICE) == list(cell.manifest.broker_ids)
-    assert peers_to_call(cell.manifest, NodeId("broker-3")) == ["broker-4"]
-    assert peers_to_call(cell.manifest, NodeId("broker-4")) == []
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -134,7 +138,7 @@ def test_tls_certificate_of_another_key_is_named_as_trouble() -> None:
         alice.call_peers()
         await until(lambda: "certificate" in str(alice.troubles().get(BROKER)))
         with pytest.raises(UsageError, match="made for another key"):
-            await transport(cell, "broker-1", Heard(), manifest=fooled).listen("127.0.0.1", 1)
+            server_context(cell.identities[BROKER], other)
         await alice.close()
         await broker.close()
 
@@ -414,10 +418,7 @@ def test_pauses_grow_and_a_displaced_node_comes_back_ever_more_rarely() -> None:
 
 def test_impostor_that_only_knows_a_name_neither_replaces_nor_announces_itself() -> None:
     cell = plan(1)
-    thief = Keyring(
-        Identity.generate(ALICE), cell.manifest.cell, 1, cell.manifest.directory(),
-        keyring(cell, "alice").factory,
-    )  # fmt: skip
+    thief = Keyring(Identity.generate(ALICE), cell.manifest, keyring(cell, "alice").factory)
 
     async def main() -> None:
         heard = Heard()
@@ -476,12 +477,9 @@ def test_node_that_returns_among_silent_strangers_and_false_claims_gets_in(name:
         QUICK, strangers=4, strangers_per_address=4, claims_per_name=2, claims_of_clients=4
     )
     thieves = [
-        Keyring(
-            Identity.generate(NodeId(claimed)), cell.manifest.cell, 1, cell.manifest.directory(),
-            keyring(cell, "alice").factory,
-        )
+        Keyring(Identity.generate(NodeId(claimed)), cell.manifest, keyring(cell, "alice").factory)
         for claimed in ("alice", "bob", "carol", "dave", "broker-1")
-    ]  # fmt: skip
+    ]
 
     async def main() -> None:
         heard = Heard()
@@ -572,9 +570,9 @@ def test_call_that_is_cancelled_when_it_has_just_been_answered_leaves_no_link_be
         broker = await listening(cell, Heard())
         heard = Heard()
         alice = transport(cell, "alice", heard)
-        greeter = Greeter(keyring(cell, "alice"), CELL_FAMILY)
-        link = Answered(alice, greeter, heard.receive, BROKER)
-        link.caller = asyncio.create_task(connect(link, cell.manifest.brokers[0], None))
+        greets = greeter(cell.manifest, cell.identities[ALICE])
+        link = Answered(alice, greets, heard.receive, BROKER)
+        link.caller = asyncio.create_task(connect(link, address_of(cell)))
         with pytest.raises(asyncio.CancelledError):
             await link.caller
         assert heard.up == heard.down == [BROKER]
@@ -594,7 +592,7 @@ def test_dialer_that_is_stopped_before_it_has_a_socket_greets_nobody() -> None:
         link = alice.calling(BROKER)
         link.abort("stopped")
         broker = await listening(cell, Heard())
-        await connect(link, cell.manifest.brokers[0], None)
+        await connect(link, address_of(cell))
         await link.gone.wait()
         assert link.farewell == "stopped"
         await broker.close()
@@ -624,17 +622,20 @@ def test_farewell_reason_and_newer_epoch_reach_the_caller() -> None:
 
     async def main() -> None:
         heard, at_alice = Heard(), Heard()
-        broker = Transport(later, later.keyring(cell.identities[BROKER]), CELL_FAMILY, heard)
+        broker = Transport(later, greeter(later, cell.identities[BROKER]), heard)
         await broker.listen("127.0.0.1", later.brokers[0].port)
         alice = Transport(
-            cell.manifest, keyring(cell, "alice"), CELL_FAMILY, at_alice,
-            limits=QUICK, on_other_epoch=epochs.append,
-        )  # fmt: skip
+            cell.manifest,
+            greeter(cell.manifest, cell.identities[ALICE]),
+            at_alice,
+            limits=QUICK,
+            on_other_epoch=epochs.append,
+        )
         alice.call_peers()
         await until(lambda: "fetch the current manifest" in alice.troubles()[BROKER].sentence)
         assert epochs[0] == 2
         assert heard.up == []
-        alice.renew(later, later.keyring(cell.identities[ALICE]))
+        alice.renew(later, greeter(later, cell.identities[ALICE]))
         await until(lambda: heard.up == [ALICE])
         await alice.close()
         await broker.close()
@@ -656,7 +657,7 @@ def test_broker_of_an_earlier_epoch_refuses_for_now_and_one_of_a_later_for_good(
             alice.call_peers()
             await until(lambda a=alice: "refused" in a.troubles()[BROKER].sentence)  # type: ignore[misc]
             assert alice.troubles()[BROKER].refused is for_good
-            broker.renew(ours, ours.keyring(cell.identities[BROKER]))
+            broker.renew(ours, greeter(ours, cell.identities[BROKER]))
             await until(lambda h=heard: h.up == [BROKER])  # type: ignore[misc]
             await alice.close()
             await broker.close()
@@ -674,8 +675,8 @@ def test_renew_open_links_are_greeted_anew() -> None:
         alice = transport(cell, "alice", at_alice)
         alice.call_peers()
         await until(lambda: heard.up == [ALICE] and at_alice.up == [BROKER])
-        broker.renew(later, later.keyring(cell.identities[BROKER]))
-        alice.renew(later, later.keyring(cell.identities[ALICE]))
+        broker.renew(later, greeter(later, cell.identities[BROKER]))
+        alice.renew(later, greeter(later, cell.identities[ALICE]))
         await until(lambda: len(heard.up) == 2 and len(at_alice.up) == 2)
         assert heard.down == [ALICE]
         assert at_alice.down == [BROKER]

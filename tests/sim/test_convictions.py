@@ -123,7 +123,7 @@ class Trial:
     @property
     def court(self) -> Court:
         m = self.world.cell.manifest
-        return Court(m.cell, m.broker_ids, m.quorums, m.directory(), m.hash)
+        return Court(m.cell, m.broker_ids, m.quorums, m.keys, m.hash)
 
     def segments(self) -> list[tuple[Signed, SegmentStatement]]:
         parsed = [(signed, parse_statement(signed.payload)) for signed in self.statements]

@@ -112,7 +112,7 @@ class Cell:
     @property
     def court(self) -> Court:
         m = self.manifest
-        return Court(m.cell, m.broker_ids, m.quorums, m.directory(), m.hash)
+        return Court(m.cell, m.broker_ids, m.quorums, m.keys, m.hash)
 
     def lives(self, broker: NodeId) -> tuple[tuple[NodeId, bytes], ...]:
         """What a broker knows of the others, all of which are in their first lives."""

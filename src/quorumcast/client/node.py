@@ -43,6 +43,7 @@ from quorumcast.manifest.files import read_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links.contract import Links
+from quorumcast.runtime.links.greeting import Greeter
 from quorumcast.runtime.links.transport import Transport
 from quorumcast.runtime.telemetry import Telemetry
 
@@ -95,8 +96,7 @@ class Node:
         """Connect over TCP and wait until enough brokers answer."""
         transport = Transport(
             self.manifest,
-            self._keyring,
-            CELL_FAMILY,
+            Greeter(self._keyring, CELL_FAMILY),
             self,
             telemetry=self.telemetry,
             on_other_epoch=lambda epoch: self.read_manifest(),
@@ -413,7 +413,7 @@ class Node:
         for role in (self._outgoing, self._incoming):
             if role is not None:
                 role.adopt(manifest)
-        self._links.renew(manifest, keyring)
+        self._links.renew(manifest, Greeter(keyring, CELL_FAMILY))
 
     # --------------------------------------------------------------------- ending
 

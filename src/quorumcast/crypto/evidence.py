@@ -25,8 +25,8 @@ from quorumcast.core.statements import (
     parse_statement,
 )
 from quorumcast.crypto.digest import Hasher, root
+from quorumcast.crypto.directory import PublicKeys
 from quorumcast.crypto.identity import signature_holds
-from quorumcast.crypto.keyring import PublicKeys
 
 
 class Court:

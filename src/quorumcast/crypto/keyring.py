@@ -1,48 +1,35 @@
-"""A node's keys towards every other node of its cell, for one epoch of the manifest.
+"""A node's keys towards every other node of its directory, for one epoch.
 
-A pairwise secret comes from X25519 between the two identities through HKDF, bound to cell and
+A pairwise secret comes from X25519 between the two identities through HKDF, bound to instance and
 epoch: no key files per pair, and nothing sealed under an old epoch verifies under a new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from quorumcast.core.ids import NodeId, Stream, holder
 from quorumcast.core.statements import Signed
+from quorumcast.crypto.directory import Directory
 from quorumcast.crypto.identity import Identity, derive, signature_holds
 from quorumcast.crypto.mac import Mac, chain_bytes, same
-
-
-class PublicKeys:
-    """The public half of a node."""
-
-    __slots__ = ("exchange_key", "verify_key")
-
-    def __init__(self, verify_key: bytes, exchange_key: bytes) -> None:
-        self.verify_key = verify_key
-        self.exchange_key = exchange_key
 
 
 class Keyring:
     """Secrets with each peer, made when first needed and kept."""
 
-    __slots__ = ("_directory", "_macs", "_secrets", "cell", "epoch", "factory", "identity")
+    __slots__ = ("_keys", "_macs", "_secrets", "cell", "directory", "epoch", "factory", "identity")
 
     def __init__(
-        self,
-        identity: Identity,
-        cell: str,
-        epoch: int,
-        directory: Mapping[NodeId, PublicKeys],
-        factory: Callable[[bytes], Mac],
+        self, identity: Identity, directory: Directory, factory: Callable[[bytes], Mac]
     ) -> None:
         self.identity = identity
-        self.cell = cell
-        self.epoch = epoch
+        self.directory = directory
+        self.cell = directory.instance
+        self.epoch = directory.epoch
         self.factory = factory
-        self._directory = directory
-        #: Pairwise secrets by peer; at most one per node of the manifest, seats have no other.
+        self._keys = directory.keys
+        #: Pairwise secrets by peer; at most one per node of the directory, seats have no other.
         self._secrets: dict[NodeId, bytes] = {}
         #: Directed chain MACs by (author, reader); at most two per seat of a node.
         self._macs: dict[tuple[NodeId, NodeId], Mac] = {}
@@ -50,22 +37,23 @@ class Keyring:
     def adopt(self, following: Keyring) -> None:
         """Go on with the keys of a new epoch; so does everybody who holds this keyring."""
         self.identity = following.identity
+        self.directory = following.directory
         self.epoch = following.epoch
         self.factory = following.factory
-        self._directory = following._directory
+        self._keys = following._keys
         self._secrets.clear()
         self._macs.clear()
 
     def knows(self, peer: NodeId) -> bool:
-        """Whether the manifest names this node."""
-        return holder(peer) in self._directory
+        """Whether the directory lists this node."""
+        return holder(peer) in self._keys
 
     def secret(self, peer: NodeId) -> bytes:
         """What we share with a peer in this epoch."""
         peer = holder(peer)
         found = self._secrets.get(peer)
         if found is None:
-            shared = self.identity.shared_secret(self._directory[peer].exchange_key)
+            shared = self.identity.shared_secret(self._keys[peer].exchange_key)
             info = b"quorumcast pair\0" + self.cell.encode() + b"\0" + str(self.epoch).encode()
             found = self._secrets[peer] = derive(shared, info)
         return found
@@ -121,5 +109,5 @@ class Keyring:
 
     def signature_holds(self, signed: Signed) -> bool:
         """Whether the node that a statement names did sign it."""
-        keys = self._directory.get(holder(signed.signer))
+        keys = self._keys.get(holder(signed.signer))
         return keys is not None and signature_holds(signed, keys.verify_key)

@@ -12,6 +12,7 @@ other room may rely on what is refused there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,9 @@ from quorumcast.core.ids import Channel, NodeId, holder
 from quorumcast.core.limits import Overflow
 from quorumcast.core.quorum import Quorums
 from quorumcast.crypto.digest import Hasher, hasher
+from quorumcast.crypto.directory import Address, PublicKeys
 from quorumcast.crypto.identity import Identity
-from quorumcast.crypto.keyring import Keyring, PublicKeys
+from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.mac import mac_factory
 from quorumcast.manifest.policy import Policy
 
@@ -48,7 +50,7 @@ class BrokerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def address(self) -> str:
         """Host and port, as people write them."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return str(Address(self.host, self.port))
 
 
 class ClientEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -172,16 +174,38 @@ class Manifest(
         client = holder(node)
         return client in self._clients and (EVERYONE in names or client in names)
 
+    # ------------------------------------------- the directory of the transport
+
+    @property
+    def instance(self) -> str:
+        """What two nodes must agree on before they talk."""
+        return self.cell
+
+    @cached_property
+    def keys(self) -> Mapping[NodeId, PublicKeys]:
+        """The public keys of every node."""
+        return {node.id: PublicKeys(node.verify_key, node.exchange_key) for node in self.nodes}
+
+    def address(self, node: NodeId) -> Address | None:
+        """Where a broker listens; clients cannot be called."""
+        broker = self.broker(node)
+        return None if broker is None else Address(broker.host, broker.port, broker.certificate)
+
+    def calls(self, node: NodeId) -> tuple[NodeId, ...]:
+        """Brokers to which a node keeps links: clients call all of them, brokers the later ones."""
+        brokers = self.broker_ids
+        return brokers[brokers.index(node) + 1 :] if node in brokers else brokers
+
+    def is_broker(self, node: NodeId) -> bool:
+        """Whether this is a broker."""
+        return node in self._brokers
+
     # -------------------------------------------------------------------- keys
 
     @property
     def hash(self) -> Hasher:
         """The digest of contents."""
         return hasher(self.digest)
-
-    def directory(self) -> dict[NodeId, PublicKeys]:
-        """The public keys of every node."""
-        return {node.id: PublicKeys(node.verify_key, node.exchange_key) for node in self.nodes}
 
     def keyring(self, identity: Identity) -> Keyring:
         """The keys of one node towards all others."""
@@ -197,4 +221,4 @@ class Manifest(
                 f"{self.cell!r} gives it; use the identity that belongs to this epoch, or ask the "
                 "operator for a manifest with the new keys"
             )
-        return Keyring(identity, self.cell, self.epoch, self.directory(), mac_factory(self.mac))
+        return Keyring(identity, self, mac_factory(self.mac))

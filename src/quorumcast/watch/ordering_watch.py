@@ -53,7 +53,7 @@ class OrderingWatch:
         self._one_correct = manifest.quorums.one_correct
         self._cell = manifest.cell
         self._epoch = manifest.epoch
-        self._keys = manifest.directory()
+        self._keys = manifest.keys
         self._looked_at: dict[tuple[NodeId, int], int] = {}
         self._links = links
         self._sequences = sequences

@@ -40,8 +40,9 @@ from quorumcast.core.machine import (
 )
 from quorumcast.core.quorum import Protection, faulty_across
 from quorumcast.core.statements import EpochStatement, Signed, canonical, parse_epoch
+from quorumcast.crypto.directory import PublicKeys
 from quorumcast.crypto.identity import signature_holds
-from quorumcast.crypto.keyring import Keyring, PublicKeys
+from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.files import manifest_digest, parse_manifest
 from quorumcast.manifest.manifest import Manifest
 
@@ -334,7 +335,7 @@ class Membership:
             return []
         following = self._parse(event.data)
         known = self._about(event.data, event.words)
-        theirs = self._about(event.data, event.words, following.directory())
+        theirs = self._about(event.data, event.words, following.keys)
         words = {signed.signer: signed for signed in (*theirs, *known)}
         enough = len(known) >= self._manifest.quorums.one_correct
         if enough and self._learnable(following, words.values()):

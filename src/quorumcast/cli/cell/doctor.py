@@ -120,7 +120,11 @@ async def _greet_all(manifest: Manifest, identities: dict[str, Identity]) -> dic
     told = asyncio.get_running_loop().call_later(QUIET_S, _tell, "waiting for brokers to answer")
     try:
         troubles = await asyncio.gather(
-            *(probe(broker, keyring, GREETING_S) for broker in manifest.brokers)
+            *(
+                probe(broker, address, keyring, GREETING_S)
+                for broker in manifest.broker_ids
+                if (address := manifest.address(broker)) is not None
+            )
         )
     finally:
         told.cancel()

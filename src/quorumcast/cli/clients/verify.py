@@ -142,7 +142,7 @@ def _court(manifest: Manifest) -> Court:
         manifest.cell,
         manifest.broker_ids,
         manifest.quorums,
-        manifest.directory(),
+        manifest.keys,
         manifest.hash,
     )
 

@@ -56,7 +56,7 @@ def _unsettled(
     manifest: Manifest, statements: Iterable[tuple[str, bytes]]
 ) -> Iterator[SegmentStatement]:
     """What brokers of this cell and epoch really signed of streams that a publisher can split."""
-    keys = manifest.directory()
+    keys = manifest.keys
     for _, data in statements:
         signed = read_signed(data)
         statement = None if signed is None else parse_statement(signed.payload)

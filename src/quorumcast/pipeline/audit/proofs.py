@@ -59,9 +59,7 @@ class Place(msgspec.Struct, frozen=True):
 
 def court_of(manifest: Manifest) -> Court:
     """Who judges by this manifest."""
-    return Court(
-        manifest.cell, manifest.broker_ids, manifest.quorums, manifest.directory(), manifest.hash
-    )
+    return Court(manifest.cell, manifest.broker_ids, manifest.quorums, manifest.keys, manifest.hash)
 
 
 def read_signed(data: bytes) -> Signed | None:
@@ -159,7 +157,7 @@ def combined(
     manifest: Manifest, statements: Iterable[tuple[str, bytes]]
 ) -> list[tuple[Evidence, tuple[str, ...]]]:
     """Evidence made of statements that different observers hold; the whole is not judged yet."""
-    keys = manifest.directory()
+    keys = manifest.keys
     own: dict[tuple[str, str], _Filed] = {}
     segments: dict[str, dict[tuple[str, str], _Filed]] = {}
     for observer, data in statements:

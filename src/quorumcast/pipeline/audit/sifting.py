@@ -102,7 +102,7 @@ def readable(data: Iterable[bytes | None]) -> list[Manifest]:
 
 def nodes_of(manifests: Iterable[Manifest]) -> list[str]:
     """Everybody whom some manifests name."""
-    return sorted({node for manifest in manifests for node in manifest.directory()})
+    return sorted({node for manifest in manifests for node in manifest.keys})
 
 
 def marked(rows: DataFrame, cells: DataFrame, manifests: Sequence[bytes]) -> DataFrame:

@@ -53,7 +53,9 @@ from quorumcast.runtime.broker.usefulness import Usefulness
 from quorumcast.runtime.broker.witness import Witness
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links.fairness import Load
+from quorumcast.runtime.links.greeting import Greeter
 from quorumcast.runtime.links.limits import TransportLimits
+from quorumcast.runtime.links.tls import server_context
 from quorumcast.runtime.links.transport import Transport
 from quorumcast.runtime.logs import note, start_logging
 from quorumcast.runtime.loop import run
@@ -135,15 +137,13 @@ class BrokerNode:
         self._stamp = stamp_of(settings.manifest) if current else None
         self.transport = Transport(
             manifest,
-            self.keyring,
-            CELL_FAMILY,
+            self._greeter(),
             self,
             limits=settings.limits,
             judge=Usefulness,
             telemetry=self.telemetry,
             on_other_epoch=lambda epoch: self._read_soon(),
             on_proof=self._on_proof,
-            proof=lambda: encode_proof(self._data, self.machine.membership.words),
         )
         witness = Witness(identity.name, self.telemetry, settings.evidence)
         application: dict[type, Callable[[Any], None]] = {
@@ -170,6 +170,14 @@ class BrokerNode:
             record(self.driver, self._recorder, identity.name)
         self.control = Control(self, allow_faults=settings.allow_faults)
         self.http = HttpServer(self.control.routes())
+
+    def _greeter(self) -> Greeter:
+        """Greets in the present epoch, and shows it to those in an older one."""
+        return Greeter(
+            self.keyring,
+            CELL_FAMILY,
+            proof=lambda: encode_proof(self._data, self.machine.membership.words),
+        )
 
     def _open_store(self, manifest: Manifest) -> DiskStore | None:
         """A store, if the policy of a channel needs one."""
@@ -198,7 +206,9 @@ class BrokerNode:
         settings = self.settings
         self._keep(self.manifest, self._kept)
         self.driver.restore()
-        await self.transport.listen(settings.bind or entry.host, entry.port)
+        certificate = entry.certificate
+        tls = server_context(self.identity, certificate) if certificate else None
+        await self.transport.listen(settings.bind or entry.host, entry.port, tls)
         if settings.http_port is not None:
             await self.http.listen(settings.http_host, settings.http_port)
         for fault in settings.faults:
@@ -355,7 +365,7 @@ class BrokerNode:
         self.driver.adopt(manifest, keyring)
         if store is not None:
             self.driver.restore()
-        self.transport.renew(manifest, keyring)
+        self.transport.renew(manifest, self._greeter())
         note("took a new epoch", epoch=manifest.epoch)
 
     def _keep(self, manifest: Manifest, kept: Kept) -> None:

@@ -1,4 +1,7 @@
-"""What a driver needs of any way to reach peers: sockets here, memory in `quorumcast.testing`."""
+"""What a driver needs of any way to reach peers: sockets here, memory in `quorumcast.testing`.
+
+And what links over sockets need of a system to make a session with a peer: a `Handshake`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ import msgspec
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Bodies
 from quorumcast.core.message import Message
-from quorumcast.crypto.session import Opened
+from quorumcast.crypto.session import Farewell, Hello, Opened, Session, Welcome
+
+Greeting = Hello | Welcome | Farewell
 
 
 class Listener(Protocol):
@@ -62,4 +67,44 @@ class Links(Protocol):
 
     async def close(self) -> None:
         """Write what waits and end every link."""
+        ...
+
+
+class Handshake(Protocol):
+    """How one node and a peer become sure of each other and agree on a session.
+
+    `greeting.Greeter` does this with the pairwise keys of a keyring. Peers that bring their keys
+    along have greetings with more fields (subclasses of `Hello` and `Welcome` that `decode` knows)
+    and perhaps sessions that encrypt (a subclass of `Session`): links notice nothing of either.
+    Nothing here may raise on what a peer sent.
+    """
+
+    @property
+    def name(self) -> NodeId:
+        """Who we are."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which we greet."""
+        ...
+
+    def decode(self, frame: bytes) -> Greeting | None:
+        """The greeting in a frame, or None if it is not one."""
+        ...
+
+    def hello(self, to: NodeId) -> Hello:
+        """Our first words to a peer."""
+        ...
+
+    def answer(self, hello: Hello) -> tuple[Welcome, Session] | Farewell:
+        """A welcome and the session that follows from it, or why not."""
+        ...
+
+    def conclude(self, hello: Hello, welcome: Welcome) -> Session | None:
+        """The caller's session, or None if the answer is not from the node that we called."""
+        ...
+
+    def leave(self, epoch: int) -> None:
+        """Greet nobody any more: that epoch does not name us."""
         ...

@@ -18,10 +18,11 @@ import ssl
 from typing import Protocol
 
 from quorumcast.core.ids import NodeId
-from quorumcast.manifest.manifest import BrokerEntry
+from quorumcast.crypto.directory import Address
 from quorumcast.runtime.links.contract import Trouble
 from quorumcast.runtime.links.limits import TransportLimits
 from quorumcast.runtime.links.link import Link, Phase
+from quorumcast.runtime.links.tls import client_context
 from quorumcast.runtime.logs import note
 
 
@@ -58,26 +59,20 @@ class Dialer:
     def __init__(
         self,
         caller: Caller,
-        entry: BrokerEntry,
-        tls: ssl.SSLContext | None,
+        peer: NodeId,
+        address: Address,
         limits: TransportLimits,
         rng: random.Random,
     ) -> None:
         self._caller = caller
-        self._entry = entry
-        self._tls = tls
+        self._peer = peer
+        self._address = address
         self._limits = limits
         self._rng = rng
         #: Why there is no link.
         self.trouble = Trouble()
         self._link: Link | None = None
-        self._lost = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run())
-
-    def link_closed(self, link: Link) -> None:
-        """Called by the transport when the socket is gone."""
-        if link is self._link:
-            self._lost.set()
 
     def stop(self) -> None:
         """Call no more; an open link is the transport's to close."""
@@ -93,52 +88,56 @@ class Dialer:
     async def _run(self) -> None:
         pauses = Pauses(self._limits)
         while True:
-            link = self._link = self._caller.calling(self._entry.id)
-            self.trouble = await self._attempt(link)
+            link = self._link = self._caller.calling(self._peer)
+            self.trouble = await attempt(link, self._address, self._limits)
             pause = pauses.after(was_open=link.was_open, displaced=link.displaced)
             if link.displaced:
                 note(self.trouble.sentence, level=logging.WARNING, calls_again_in_s=pause)
             await asyncio.sleep(pause * self._rng.uniform(0.5, 1.5))
 
-    async def _attempt(self, link: Link) -> Trouble:
-        """Connect, greet, wait for the end; says why it ended."""
-        entry, limits = self._entry, self._limits
-        loop = asyncio.get_running_loop()
-        self._lost.clear()
-        try:
-            async with asyncio.timeout(limits.connect_timeout_s):
-                await connect(link, entry, self._tls)
-        except TimeoutError:
-            return Trouble(f"{entry.address} does not answer")
-        except ssl.SSLError as error:
-            detail = getattr(error, "verify_message", "") or error.reason or error
-            return Trouble(
-                f"the TLS certificate at {entry.address} is not the manifest's ({detail})"
-            )
-        except OSError as error:
-            return Trouble(f"{entry.address} {why(error)}")
-        deadline = loop.call_later(limits.greeting_timeout_s, link.expire)
-        try:
-            await self._lost.wait()
-        finally:
-            deadline.cancel()
-            if link.phase is not Phase.OPEN:
-                link.abort("stopped")
-        return Trouble(link.farewell, link.refused)
+
+async def attempt(link: Link, address: Address, limits: TransportLimits) -> Trouble:
+    """Connect, greet, wait for the end of the link; says why it ended."""
+    try:
+        async with asyncio.timeout(limits.connect_timeout_s):
+            await connect(link, address)
+    except TimeoutError:
+        return Trouble(f"{address} does not answer")
+    except ssl.SSLError as error:
+        return Trouble(wrong_certificate(address, error))
+    except OSError as error:
+        return Trouble(f"{address} {why(error)}")
+    except (ValueError, TypeError, OverflowError):
+        return Trouble(f"{address} is not an address that can be called")
+    deadline = asyncio.get_running_loop().call_later(limits.greeting_timeout_s, link.expire)
+    try:
+        await link.gone.wait()
+    finally:
+        deadline.cancel()
+        if link.phase is not Phase.OPEN:
+            link.abort("stopped")
+    return Trouble(link.farewell, link.refused)
 
 
-async def connect(link: Link, entry: BrokerEntry, tls: ssl.SSLContext | None) -> None:
+async def connect(link: Link, address: Address) -> None:
     """Give a link its socket; whoever is cancelled meanwhile leaves no link behind."""
     loop = asyncio.get_running_loop()
-    name = "quorumcast" if tls else None
     try:
+        tls = client_context(address.certificate) if address.certificate else None
+        name = "quorumcast" if tls else None
         await loop.create_connection(
-            lambda: link, entry.host, entry.port, ssl=tls, server_hostname=name
+            lambda: link, address.host, address.port, ssl=tls, server_hostname=name
         )
     except BaseException:
         # The socket may have been made, and even greeted: uvloop closes it without a word to us.
         link.connection_lost(None)
         raise
+
+
+def wrong_certificate(address: Address, error: ssl.SSLError) -> str:
+    """What to say of a TLS error, in a sentence."""
+    detail = getattr(error, "verify_message", "") or error.reason or error
+    return f"the TLS certificate at {address} is not the manifest's ({detail})"
 
 
 def why(error: OSError) -> str:

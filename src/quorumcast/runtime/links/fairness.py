@@ -259,7 +259,7 @@ class Fairness:
         self._worked_s = 0.0
         self._looked_at = 0.0
         self._loop = asyncio.get_running_loop()
-        #: One per identity of the manifest that was ever connected.
+        #: One per identity of the directory that was ever connected.
         self._accounts: dict[NodeId, Account] = {}
         #: Accounts with work left that are not paused, each once.
         self._ring: deque[Account] = deque()
@@ -282,7 +282,7 @@ class Fairness:
         return found
 
     def retain(self, names: Iterable[NodeId]) -> None:
-        """Forget whoever is not in the manifest any more."""
+        """Forget whoever is not in the directory any more."""
         kept = set(names)
         for name in [name for name in self._accounts if name not in kept]:
             del self._accounts[name]

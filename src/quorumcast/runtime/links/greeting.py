@@ -1,12 +1,14 @@
 """How two nodes meet: Hello, Welcome, or a Farewell that says in one sentence what is wrong.
 
-The caller says who it is, whom it wants, for which cell and epoch. The called node answers with a
-nonce and a MAC that proves that it is the one that was called; the caller proves itself with its
-first sealed packet. Until that packet has been verified the called node believes nothing: an
+The caller says who it is, whom it wants, for which instance and epoch. The called node answers
+with a nonce and a MAC that proves that it is the one that was called; the caller proves itself with
+its first sealed packet. Until that packet has been verified the called node believes nothing: an
 impostor that only knows names can neither take the place of a live connection nor make a machine
 hear of it. Farewells are not authenticated and nobody acts on one beyond reading its own manifest
 file again and telling its user. One may carry a newer manifest: it is worth what its operator's
 signature and the words of f+1 brokers in it are worth, whoever sends it.
+
+This is the `Handshake` of systems whose nodes are listed with their keys in a manifest.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from quorumcast.crypto.session import (
     make_session,
     welcome_mac,
 )
+from quorumcast.runtime.links.contract import Greeting
 from quorumcast.runtime.links.limits import MAX_PROOF_BYTES
 
 #: A greeting frame longer than this is refused unread, whoever sends it.
@@ -41,7 +44,6 @@ MAX_ANSWER_BYTES = MAX_GREETING_BYTES + MAX_PROOF_BYTES
 #: Of a stranger's sentence, as much is shown.
 MAX_SENTENCE = 300
 
-Greeting = Hello | Welcome | Farewell
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Greeting)
 
@@ -68,7 +70,7 @@ def sentence_of(farewell: Farewell) -> str:
 class Greeter:
     """Greets and judges greetings for one node in one epoch."""
 
-    __slots__ = ("_barred", "_family", "_keyring", "_left", "_nonce", "_shown")
+    __slots__ = ("_family", "_keyring", "_left", "_nonce", "_shown")
 
     def __init__(
         self,
@@ -76,16 +78,13 @@ class Greeter:
         family: Family,
         nonce: Callable[[], bytes] = lambda: secrets.token_bytes(NONCE_SIZE),
         proof: Callable[[], bytes] = lambda: b"",
-        barred: Callable[[NodeId], str] = lambda peer: "",
     ) -> None:
         self._keyring = keyring
         self._family = family
-        #: Why a node of the manifest is kept out for now; empty if it is not.
-        self._barred = barred
         self._nonce = nonce
         #: What shows to those in an older epoch that this one was decided.
         self._shown = proof
-        #: The epoch in which this node is no longer in the cell; 0 if it is.
+        #: The epoch in which this node is no longer a member; 0 if it is one.
         self._left = 0
 
     def leave(self, epoch: int) -> None:
@@ -101,6 +100,10 @@ class Greeter:
     def epoch(self) -> int:
         """The epoch of our manifest."""
         return self._keyring.epoch
+
+    def decode(self, frame: bytes) -> Greeting | None:
+        """The greeting in a frame, or None if it is not one."""
+        return decode_greeting(frame)
 
     def hello(self, to: NodeId) -> Hello:
         """Our first words to a peer."""
@@ -172,4 +175,4 @@ class Greeter:
             return f"you call yourself {self.name}, and that is who I am: use your own identity"
         if len(hello.nonce) != NONCE_SIZE:
             return f"a greeting carries a nonce of {NONCE_SIZE} bytes"
-        return self._barred(hello.sender) or None
+        return None

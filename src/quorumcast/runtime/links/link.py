@@ -45,12 +45,11 @@ from quorumcast.crypto.session import (
     Welcome,
     encode_parcel,
 )
+from quorumcast.runtime.links.contract import Handshake
 from quorumcast.runtime.links.fairness import Account, Judge, Piece
 from quorumcast.runtime.links.greeting import (
     MAX_ANSWER_BYTES,
     MAX_GREETING_BYTES,
-    Greeter,
-    decode_greeting,
     encode_greeting,
     sentence_of,
 )
@@ -116,6 +115,10 @@ class LinkOwner(Protocol):
         """Something was read: let the link `work`."""
         ...
 
+    def refusal(self, peer: NodeId) -> str:
+        """Why a peer is kept out for now, in a sentence; empty if it is not."""
+        ...
+
     def greeted(self, link: Link) -> None:
         """A stranger has said, without proof, who it is."""
         ...
@@ -139,7 +142,7 @@ class Link(asyncio.BufferedProtocol):
     def __init__(
         self,
         owner: LinkOwner,
-        greeter: Greeter,
+        greeter: Handshake,
         receive: Callable[[NodeId, Opened], None],
         to: NodeId | None = None,
     ) -> None:
@@ -429,12 +432,14 @@ class Link(asyncio.BufferedProtocol):
         self._accept(opened)
 
     def _on_hello(self, frame: memoryview) -> None:
-        hello = decode_greeting(bytes(frame))
+        hello = self._greeter.decode(bytes(frame))
         if not isinstance(hello, Hello):
             self._drop(Lost.NOT_A_GREETING.value)
             self.abort("the peer did not greet")
             return
         answer = self._greeter.answer(hello)
+        if not isinstance(answer, Farewell) and (barred := self._owner.refusal(hello.sender)):
+            answer = Farewell(barred, self._greeter.epoch)
         if isinstance(answer, Farewell):
             self._drop(Lost.GREETING_REFUSED.value)
             self.farewell = answer.reason
@@ -451,7 +456,7 @@ class Link(asyncio.BufferedProtocol):
         self._write(encode_greeting(welcome))
 
     def _on_answer(self, frame: memoryview) -> None:
-        answer = decode_greeting(bytes(frame))
+        answer = self._greeter.decode(bytes(frame))
         if isinstance(answer, Farewell):
             self.farewell_epoch = answer.epoch
             self.proof = answer.proof

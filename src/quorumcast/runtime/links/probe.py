@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import ssl
 
+from quorumcast.core.ids import NodeId
+from quorumcast.crypto.directory import Address
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import NO_MESSAGES, Farewell, Welcome
-from quorumcast.manifest.manifest import BrokerEntry
-from quorumcast.runtime.links.dialer import why
+from quorumcast.runtime.links.dialer import why, wrong_certificate
 from quorumcast.runtime.links.greeting import (
     MAX_GREETING_BYTES,
     Greeter,
@@ -24,34 +25,33 @@ from quorumcast.runtime.links.greeting import (
 from quorumcast.runtime.links.tls import client_context
 
 
-async def probe(entry: BrokerEntry, keyring: Keyring | None, timeout_s: float) -> str:
+async def probe(peer: NodeId, address: Address, keyring: Keyring | None, timeout_s: float) -> str:
     """What is wrong with a broker, in a sentence; nothing if it is the one that was called.
 
     Without a keyring only its address is tried.
     """
     try:
         async with asyncio.timeout(timeout_s):
-            return await _probe(entry, keyring)
+            return await _probe(peer, address, keyring)
     except TimeoutError:
-        return f"{entry.address} does not answer"
+        return f"{address} does not answer"
     except ssl.SSLError as error:
-        detail = getattr(error, "verify_message", "") or error.reason or error
-        return f"the TLS certificate at {entry.address} is not the manifest's ({detail})"
+        return wrong_certificate(address, error)
     except OSError as error:
-        return f"{entry.address} {why(error)}"
+        return f"{address} {why(error)}"
     except asyncio.IncompleteReadError:
-        return f"{entry.address} hung up; is it a broker?"
+        return f"{address} hung up; is it a broker?"
 
 
-async def _probe(entry: BrokerEntry, keyring: Keyring | None) -> str:
-    tls = client_context(entry.certificate) if entry.certificate else None
+async def _probe(peer: NodeId, address: Address, keyring: Keyring | None) -> str:
+    tls = client_context(address.certificate) if address.certificate else None
     reader, writer = await asyncio.open_connection(
-        entry.host, entry.port, ssl=tls, server_hostname="quorumcast" if tls else None
+        address.host, address.port, ssl=tls, server_hostname="quorumcast" if tls else None
     )
     try:
         if keyring is None:
             return ""
-        return await _greet(entry, Greeter(keyring, NO_MESSAGES), reader, writer)
+        return await _greet(peer, address, Greeter(keyring, NO_MESSAGES), reader, writer)
     finally:
         writer.close()
         with contextlib.suppress(OSError):
@@ -59,12 +59,13 @@ async def _probe(entry: BrokerEntry, keyring: Keyring | None) -> str:
 
 
 async def _greet(
-    entry: BrokerEntry,
+    peer: NodeId,
+    address: Address,
     greeter: Greeter,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> str:
-    hello = greeter.hello(entry.id)
+    hello = greeter.hello(peer)
     frame = encode_greeting(hello)
     writer.write(len(frame).to_bytes(4, "big") + frame)
     length = int.from_bytes(await reader.readexactly(4), "big")
@@ -75,8 +76,8 @@ async def _greet(
         case Welcome() if greeter.conclude(hello, answer) is not None:
             return ""
         case Welcome():
-            return f"who answers at {entry.address} has not the keys of {entry.id}"
+            return f"who answers at {address} has not the keys of {peer}"
         case Farewell():
             return sentence_of(answer)
         case _:
-            return f"what answers at {entry.address} is no broker"
+            return f"what answers at {address} is no broker"

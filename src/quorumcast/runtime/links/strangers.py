@@ -1,7 +1,7 @@
 """Connections whose peer is not proven yet: how many there may be, and which one gives way.
 
 A stranger is *silent* until its greeting is complete; then it *claims* to be some node of the
-manifest, which only its first sealed packet proves. Anybody can connect and anybody can claim, so
+directory, which only its first sealed packet proves. Anybody can connect and anybody can claim, so
 neither may keep others out: a full pool takes the newcomer, and the oldest connection of the
 largest group gives way. Silent strangers are grouped by address. Claims are grouped by name and
 address, in pools of their own for clients and for brokers, so that neither silence nor false names

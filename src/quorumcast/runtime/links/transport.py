@@ -1,11 +1,13 @@
 """All links of one node: who may connect, whom we call, and one flush per loop turn.
 
-Clients call every broker; of two brokers the one earlier in the manifest calls the later one. Each
-peer has at most one open link: a newer proven one replaces the older, since a peer that was killed
-comes back before TCP notices. Strangers are bounded in number, in time and in what they may send:
-they cost a fixed amount of memory whatever they do, and they give way to newer ones
-(`runtime.strangers`). An open link has been proven with a key of the manifest, so there are never
-more of them than nodes in it; what each identity costs is measured (`runtime.fairness`).
+The directory says who is known, and to whom links are kept by calling; all other links are made by
+the other side. How two nodes greet is the business of a `Handshake`, and what they say that of the
+listener: nothing in here depends on the system that uses it. Each peer has at most one open link: a
+newer proven one replaces the older, since a peer that was killed comes back before TCP notices.
+Strangers are bounded in number, in time and in what they may send: they cost a fixed amount of
+memory whatever they do, and they give way to newer ones (`runtime.strangers`). An open link has
+been proven with a key of the directory, so there are never more of them than nodes in it; what each
+identity costs is measured (`runtime.fairness`).
 
 All that machines send during one turn of the event loop waits in the peers' outboxes and is written
 at its end: one packet, one MAC and one system call per peer, however many messages there are. What
@@ -29,28 +31,19 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId, holder
 from quorumcast.core.machine import Bodies
 from quorumcast.core.message import Message
-from quorumcast.crypto.keyring import Keyring
-from quorumcast.crypto.session import Family, encode_parcel
-from quorumcast.manifest.manifest import BrokerEntry, Manifest
-from quorumcast.runtime.links.contract import Listener, Trouble
+from quorumcast.crypto.directory import Address, Directory
+from quorumcast.crypto.session import encode_parcel
+from quorumcast.runtime.links.contract import Handshake, Listener, Trouble
 from quorumcast.runtime.links.dialer import Dialer, connect
 from quorumcast.runtime.links.fairness import Account, Fairness, Judge, Load, Piece
-from quorumcast.runtime.links.greeting import Greeter
 from quorumcast.runtime.links.limits import TransportLimits
 from quorumcast.runtime.links.link import Link, Lost, Phase
 from quorumcast.runtime.links.strangers import Strangers
-from quorumcast.runtime.links.tls import client_context, server_context
 from quorumcast.runtime.logs import note
 from quorumcast.runtime.telemetry import Telemetry
 
-#: Between two calls to brokers that say they are in a newer epoch.
+#: Between two calls to peers that say they are in a newer epoch.
 ASK_PAUSE_S = 0.5
-
-
-def peers_to_call(manifest: Manifest, me: NodeId) -> list[NodeId]:
-    """Brokers that this node connects to; all other links are made by the other side."""
-    brokers = list(manifest.broker_ids)
-    return brokers[brokers.index(me) + 1 :] if me in brokers else brokers
 
 
 class Transport:
@@ -58,9 +51,8 @@ class Transport:
 
     def __init__(
         self,
-        manifest: Manifest,
-        keyring: Keyring,
-        family: Family,
+        directory: Directory,
+        greeter: Handshake,
         listener: Listener,
         *,
         limits: TransportLimits | None = None,
@@ -69,26 +61,22 @@ class Transport:
         rng: random.Random | None = None,
         on_other_epoch: Callable[[int], None] | None = None,
         on_proof: Callable[[bytes], None] | None = None,
-        proof: Callable[[], bytes] = lambda: b"",
     ) -> None:
-        self._manifest = manifest
-        self._keyring = keyring
-        self._family = family
-        self._proof = proof
+        self._directory = directory
+        self._greeter = greeter
         self._listener = listener
         self._limits = limits or TransportLimits()
         #: Makes a judge for each link, where requests have a budget; a client hears only brokers.
         self._judge = judge
         self._fairness = Fairness(self._disconnect, is_broker=self._is_broker, limits=self._limits)
-        self._greeter = self._make_greeter()
         self.telemetry = telemetry or Telemetry()
         self._rng = rng or random.Random()
         self._on_other_epoch = on_other_epoch
         self._on_proof = on_proof
-        #: A broker that is being asked for its epoch; one at a time, for whoever says anything.
+        #: A peer that is being asked for its epoch; one at a time, for whoever says anything.
         self._asking: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        #: Open links; one per peer, all of them nodes of the manifest.
+        #: Open links; one per peer, all of them nodes of the directory.
         self._open: dict[NodeId, Link] = {}
         #: Called connections whose peer is not proven yet.
         self._strangers: Strangers[Link] = Strangers(self._limits, self._is_broker)
@@ -102,38 +90,26 @@ class Transport:
         self._paused = False
         self._closing = False
 
-    def _make_greeter(self) -> Greeter:
-        return Greeter(
-            self._keyring, self._family, proof=self._proof, barred=self._fairness.refusal
-        )
-
     def _is_broker(self, node: NodeId) -> bool:
-        return self._manifest.broker(node) is not None
+        return self._directory.is_broker(node)
 
     # ------------------------------------------------------------------- start
 
-    async def listen(self, host: str, port: int) -> None:
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         """Take connections; a sentence if the address cannot be had."""
         try:
             self._server = await self._loop.create_server(
-                self._called, host, port, ssl=self._server_tls(), backlog=512
+                self._called, host, port, ssl=tls, backlog=512
             )
         except OSError as error:
             raise UsageError(_cannot_listen(self._greeter.name, host, port, error)) from None
 
     def call_peers(self) -> None:
         """Connect to whom we must, and keep at it."""
-        for peer in peers_to_call(self._manifest, self._greeter.name):
-            entry = self._manifest.broker(peer)
-            if entry is not None:
-                tls = client_context(entry.certificate) if entry.certificate else None
-                self._dialers[peer] = Dialer(self, entry, tls, self._limits, self._rng)
-
-    def _server_tls(self) -> ssl.SSLContext | None:
-        entry = self._manifest.broker(self._greeter.name)
-        if entry is None or not entry.certificate:
-            return None
-        return server_context(self._keyring.identity, entry.certificate)
+        for peer in self._directory.calls(self._greeter.name):
+            address = self._directory.address(peer)
+            if address is not None:
+                self._dialers[peer] = Dialer(self, peer, address, self._limits, self._rng)
 
     def _called(self) -> Link:
         return Link(self, self._greeter, self._listener.receive)
@@ -236,6 +212,10 @@ class Transport:
         self._strangers.enter(link)
         return True
 
+    def refusal(self, peer: NodeId) -> str:
+        """Why a peer is kept out for now; empty if it is not."""
+        return self._fairness.refusal(peer)
+
     def greeted(self, link: Link) -> None:
         """A stranger says who it is."""
         self._strangers.claim(link)
@@ -265,7 +245,7 @@ class Transport:
             )
             older.displace()
             self._listener.peer_down(link.peer)
-        if self._manifest.broker(link.peer) is not None:
+        if self._directory.is_broker(link.peer):
             self.telemetry.meet(link.peer)
         self._listener.peer_up(link.peer)
 
@@ -278,30 +258,27 @@ class Transport:
         if self._open.get(link.peer) is link:
             del self._open[link.peer]
             self._listener.peer_down(link.peer)
-        if link.peer in self._dialers:
-            self._dialers[link.peer].link_closed(link)
         if other_epoch > self._greeter.epoch and self._on_other_epoch is not None:
             self._ask(link)
             self._on_other_epoch(other_epoch)
 
     def _ask(self, link: Link) -> None:
-        """Call back a broker that called from a newer epoch: its refusal shows the way there.
+        """Call back a peer that called from a newer epoch: its refusal shows the way there.
 
         Whoever called may be a stranger; what its name makes us do is one call at a time.
         """
-        entry = self._manifest.broker(link.peer)
+        address = self._directory.address(link.peer)
         busy = self._asking is not None and not self._asking.done()
-        if entry is None or busy or self._closing or link.peer in self._dialers:
+        if address is None or busy or self._closing or link.peer in self._dialers:
             return
         if self._on_proof is not None:
-            tls = client_context(entry.certificate) if entry.certificate else None
-            self._asking = self._loop.create_task(self._call_once(entry, tls))
+            self._asking = self._loop.create_task(self._call_once(link.peer, address))
 
-    async def _call_once(self, entry: BrokerEntry, tls: ssl.SSLContext | None) -> None:
-        link = self.calling(entry.id)
+    async def _call_once(self, peer: NodeId, address: Address) -> None:
+        link = self.calling(peer)
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(self._limits.greeting_timeout_s):
-                await connect(link, entry, tls)
+                await connect(link, address)
                 await link.gone.wait()
         link.abort("asked for its epoch")
         await asyncio.sleep(ASK_PAUSE_S)
@@ -360,20 +337,19 @@ class Transport:
         for link in list(self._open.values()):
             link.abort("cut on request")
 
-    def renew(self, manifest: Manifest, keyring: Keyring) -> None:
+    def renew(self, directory: Directory, greeter: Handshake) -> None:
         """Take a new epoch: every session is greeted anew with the new keys."""
         if self._closing:
             return
         self.flush()
-        self._manifest = manifest
-        self._keyring = keyring
-        self._greeter = self._make_greeter()
-        self._fairness.retain(manifest.directory())
+        self._directory = directory
+        self._greeter = greeter
+        self._fairness.retain(directory.keys)
         dialers, self._dialers = self._dialers, {}
         for dialer in dialers.values():
             dialer.stop()
         for link in self._all():
-            link.close(f"{self._greeter.name} took epoch {keyring.epoch} of the manifest")
+            link.close(f"{self._greeter.name} took epoch {greeter.epoch} of the manifest")
         for peer in list(self._open):
             del self._open[peer]
             self._listener.peer_down(peer)

@@ -480,7 +480,7 @@ def flaw_of_receipt(receipt: Receipt, manifest: Manifest, *, any_epoch: bool = F
 def _verified(
     statements: Sequence[Signed], manifest: Manifest, *, any_epoch: bool
 ) -> list[tuple[NodeId, Statement]] | None:
-    directory = manifest.directory()
+    directory = manifest.keys
     result: list[tuple[NodeId, Statement]] = []
     for signed in statements:
         keys = directory.get(signed.signer)

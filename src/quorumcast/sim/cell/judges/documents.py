@@ -349,7 +349,7 @@ class SoundCourt(Watching):
 
 def _convinces(document: Receipt | Evidence, manifest: Manifest) -> bool:
     court = Court(
-        manifest.cell, manifest.broker_ids, manifest.quorums, manifest.directory(), manifest.hash
+        manifest.cell, manifest.broker_ids, manifest.quorums, manifest.keys, manifest.hash
     )
     if isinstance(document, Evidence):
         return court.why_evidence_fails(document) is None
