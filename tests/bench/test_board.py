@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from quorumcast.bench.board import Board
-from quorumcast.bench.plan import Plan
+from quorumcast.bench.plan import BenchPlan
 
 
 def test_board_second_view_sees_what_the_first_wrote(tmp_path: Path) -> None:
-    plan = Plan(publishers=2, subscribers=2)
+    plan = BenchPlan(publishers=2, subscribers=2)
     board = Board(tmp_path / "board", plan, create=True)
     other = Board(tmp_path / "board", plan)
     board.set_posted(1, 7)
@@ -22,7 +22,7 @@ def test_board_second_view_sees_what_the_first_wrote(tmp_path: Path) -> None:
 
 
 def test_board_guest_paces_itself_and_counts_for_nothing(tmp_path: Path) -> None:
-    plan = Plan(guest="publisher")
+    plan = BenchPlan(guest="publisher")
     board = Board(tmp_path / "board", plan, create=True)
     guest = plan.lane(plan.publishers, 0)
     board.set_posted(0, 10)

@@ -3,20 +3,21 @@
 import pytest
 from msgspec.structs import replace
 
-from quorumcast.bench.faults import Line, plans, run_faults
-from quorumcast.bench.plan import CRASHES, Latency, Plan, Report
+from quorumcast.bench.faults import FaultRow, plans, run_faults
+from quorumcast.bench.plan import CRASHES, BenchPlan, BenchReport, LatencySample
 from quorumcast.core.errors import UsageError
 from quorumcast.faults.cell.catalogue import CATALOGUE
 
 SKIPPING = ", a broker skipped"
 
 
-def report(plan: Plan, rate: float, **figures: object) -> Report:
-    empty = Report(
+def report(plan: BenchPlan, rate: float, **figures: object) -> BenchReport:
+    empty = BenchReport(
         policy=plan.policy, alpha=plan.alpha, brokers=plan.brokers, f=1, publishers=1,
         subscribers=1, channels=1, size=56, batch=1, fault=plan.fault, seconds=1.0,
-        publications_per_s=rate, events_per_s=rate, latency_ms=Latency(), cpu_us_per_event=100.0,
-        cpu_us_per_event_by_role={}, published=10, delivered=10, lost=0, duplicated=0, altered=0,
+        publications_per_s=rate, events_per_s=rate, latency_ms=LatencySample(),
+        cpu_us_per_event=100.0, cpu_us_per_event_by_role={},
+        published=10, delivered=10, lost=0, duplicated=0, altered=0,
         disordered=0, by_history=0, suspicions={}, evidence=0,
     )  # fmt: skip
     return replace(empty, **figures)
@@ -26,51 +27,51 @@ class Machine:
     """Instead of processes: answers with a rate per run, and notes what was asked of it."""
 
     def __init__(self, *rates: float, **figures: object) -> None:
-        self.asked: list[Plan] = []
+        self.asked: list[BenchPlan] = []
         self._rates = list(rates)
         self._figures = figures
 
-    def run(self, plan: Plan) -> Report:
+    def run(self, plan: BenchPlan) -> BenchReport:
         self.asked.append(plan)
         rate = self._rates.pop(0) if self._rates else 1000.0
         return report(plan, rate, **(self._figures if plan.fault else {}))
 
 
-def lines(machine: Machine, plan: Plan, runs: int = 1) -> dict[str, Line]:
+def lines(machine: Machine, plan: BenchPlan, runs: int = 1) -> dict[str, FaultRow]:
     return {line.fault: line for line in run_faults(plan, runs, run=machine.run)}
 
 
 def test_faults_suite_has_every_fault_that_the_policy_withstands_and_crashes() -> None:
     machine = Machine()
-    found = lines(machine, Plan(policy="ab+history"))
+    found = lines(machine, BenchPlan(policy="ab+history"))
     withstood = [e.name for e in CATALOGUE.values() if "ab+history" in e.valid_under]
     assert set(found) == {*CRASHES, *withstood, f"drop{SKIPPING}", f"alter{SKIPPING}"}
     assert {line.share for line in found.values()} == {1.0}
 
 
 def test_faults_suite_leaves_out_what_the_policy_does_not_promise() -> None:
-    assert not {*CRASHES} & {*plans(Plan(policy="chain"))}
-    assert f"drop{SKIPPING}" not in plans(Plan(policy="ab"))
-    assert "drop" in plans(Plan(policy="ab"))
-    assert "alter" not in plans(Plan(policy="direct-crash"))
+    assert not {*CRASHES} & {*plans(BenchPlan(policy="chain"))}
+    assert f"drop{SKIPPING}" not in plans(BenchPlan(policy="ab"))
+    assert "drop" in plans(BenchPlan(policy="ab"))
+    assert "alter" not in plans(BenchPlan(policy="direct-crash"))
 
 
 def test_faults_suite_with_a_fault_measures_it_alone() -> None:
-    assert list(plans(Plan(fault="slow"))) == ["slow"]
+    assert list(plans(BenchPlan(fault="slow"))) == ["slow"]
     with pytest.raises(UsageError, match="'chain' does not withstand 'silent'"):
-        plans(Plan(policy="chain", fault="silent"))
+        plans(BenchPlan(policy="chain", fault="silent"))
 
 
 def test_faults_suite_fault_is_compared_with_its_neighbours() -> None:
     machine = Machine(900.0, 800.0, 1100.0)
-    line = lines(machine, Plan(fault="slow"))["slow"]
+    line = lines(machine, BenchPlan(fault="slow"))["slow"]
     assert [plan.fault for plan in machine.asked] == ["", "slow", ""]
     assert (line.events_per_s, line.fault_free_per_s, line.share) == (800.0, 1000.0, 0.8)
 
 
 def test_faults_suite_neighbouring_faults_share_the_run_between_them() -> None:
     machine = Machine(1000.0, 500.0, 2000.0, 3000.0, 4000.0)
-    found = lines(machine, Plan(fault="drop"))
+    found = lines(machine, BenchPlan(fault="drop"))
     assert [(plan.fault, plan.skips) for plan in machine.asked] == [
         ("", False), ("drop", False), ("", False), ("drop", True), ("", False),
     ]  # fmt: skip
@@ -80,7 +81,7 @@ def test_faults_suite_neighbouring_faults_share_the_run_between_them() -> None:
 
 def test_faults_suite_of_several_rounds_the_median_share_counts() -> None:
     machine = Machine(1000.0, 900.0, 1000.0, 10.0, 5.0, 10.0, 1000.0, 100.0, 1000.0)
-    line = lines(machine, Plan(fault="slow"), runs=3)["slow"]
+    line = lines(machine, BenchPlan(fault="slow"), runs=3)["slow"]
     assert line.share == 0.5
 
 
@@ -89,7 +90,7 @@ def test_faults_suite_of_several_rounds_the_median_share_counts() -> None:
 )
 def test_faults_suite_client_fault_is_compared_with_an_honest_guest(fault: str, role: str) -> None:
     machine = Machine()
-    line = lines(machine, Plan(fault=fault))[fault]
+    line = lines(machine, BenchPlan(fault=fault))[fault]
     assert line.role == role
     assert [(plan.fault, plan.guest_role) for plan in machine.asked] == [
         ("", role), (fault, role), ("", role),
@@ -98,13 +99,13 @@ def test_faults_suite_client_fault_is_compared_with_an_honest_guest(fault: str, 
 
 
 def test_faults_suite_nothing_accepted_has_no_share() -> None:
-    line = lines(Machine(0.0, 0.0, 0.0, cpu_us_per_event=None), Plan(fault="slow"))["slow"]
+    line = lines(Machine(0.0, 0.0, 0.0, cpu_us_per_event=None), BenchPlan(fault="slow"))["slow"]
     assert (line.share, line.cpu_ratio) == (None, None)
 
 
 def test_faults_suite_what_went_wrong_is_added_up() -> None:
     machine = Machine(lost=2, evidence=1, suspicions={"broker-3": {"dissent": 4}})
-    line = lines(machine, Plan(fault="alter", policy="brb"), runs=2)["alter"]
+    line = lines(machine, BenchPlan(fault="alter", policy="brb"), runs=2)["alter"]
     assert (line.lost, line.duplicated, line.altered, line.evidence) == (4, 0, 0, 2)
     assert line.suspicions == {"broker-3": {"dissent": 8}}
     assert not line.sound
@@ -112,7 +113,7 @@ def test_faults_suite_what_went_wrong_is_added_up() -> None:
 
 def test_faults_suite_progress_names_every_run() -> None:
     said: list[str] = []
-    run_faults(Plan(fault="slow"), 2, said.append, Machine().run)
+    run_faults(BenchPlan(fault="slow"), 2, said.append, Machine().run)
     assert said[:4] == [
         "round 1 of 2: fault-free",
         "round 1 of 2: slow, 1 of 1",
@@ -124,21 +125,21 @@ def test_faults_suite_progress_names_every_run() -> None:
 
 def test_plan_liar_is_where_the_first_subscriber_gets_its_contents() -> None:
     brokers = ["broker-1", "broker-2", "broker-3", "broker-4"]
-    plan = Plan(fault="alter")
+    plan = BenchPlan(fault="alter")
     assert plan.liars(brokers) == ["broker-3"]
     assert plan.skipped(brokers) == ["broker-4"]
     assert plan.aims(brokers) == ["broker-4", "contents"]
-    assert Plan(fault="alter", skip=False).aims(brokers) == []
-    assert Plan(fault="skip-history").liars(brokers) == []
+    assert BenchPlan(fault="alter", skip=False).aims(brokers) == []
+    assert BenchPlan(fault="skip-history").liars(brokers) == []
 
 
 def test_plan_guest_comes_last_and_is_not_counted() -> None:
-    plan = Plan(publishers=2, channels=3, fault="skip-history")
+    plan = BenchPlan(publishers=2, channels=3, fault="skip-history")
     assert plan.workers() == [
         ("publisher", 0), ("publisher", 1), ("subscriber", 0), ("publisher", 2),
     ]  # fmt: skip
     assert [plan.is_guest(*worker) for worker in plan.workers()] == [False, False, False, True]
     assert (plan.lanes, plan.counted_lanes) == (9, 6)
-    listener = Plan(guest="subscriber")
+    listener = BenchPlan(guest="subscriber")
     assert listener.workers()[-1] == ("subscriber", 1)
     assert listener.lanes == listener.counted_lanes == 1

@@ -3,13 +3,13 @@
 from msgspec.structs import replace
 
 from quorumcast.bench.fit import BATCHES, CRASH, FIGURES, KINDS, LYING, NORMAL, TWO, plans, run_fit
-from quorumcast.bench.plan import Latency, Plan, Report
+from quorumcast.bench.plan import BenchPlan, BenchReport, LatencySample
 
-PLAN = Plan(seconds=1.0)
+PLAN = BenchPlan(seconds=1.0)
 
 
-def report(plan: Plan, rate: float, lost: int = 0) -> Report:
-    return Report(
+def report(plan: BenchPlan, rate: float, lost: int = 0) -> BenchReport:
+    return BenchReport(
         policy=plan.policy,
         alpha=plan.alpha,
         brokers=plan.brokers,
@@ -23,7 +23,7 @@ def report(plan: Plan, rate: float, lost: int = 0) -> Report:
         seconds=1.0,
         publications_per_s=rate,
         events_per_s=rate,
-        latency_ms=Latency(p50=2.0, p99=3.0, mean=2.0),
+        latency_ms=LatencySample(p50=2.0, p99=3.0, mean=2.0),
         cpu_us_per_event=1.0,
         cpu_us_per_event_by_role={},
         published=100,
@@ -65,7 +65,7 @@ def test_cells_are_as_large_as_the_document_says() -> None:
 def test_lines_compare_with_the_document_and_with_the_normal_test() -> None:
     rates = {NORMAL: 8_402.0, CRASH: 4_201.0}
 
-    def run(plan: Plan) -> Report:
+    def run(plan: BenchPlan) -> BenchReport:
         return report(plan, rates[CRASH] if plan.fault else rates[NORMAL])
 
     lines = {(line.test, line.policy): line for line in run_fit(PLAN, 1, run=run)}

@@ -5,7 +5,7 @@ from tests.bench.test_faults import report
 
 from quorumcast.bench.flooder import KINDS
 from quorumcast.bench.floods import Measured, run_floods
-from quorumcast.bench.plan import Plan
+from quorumcast.bench.plan import BenchPlan
 from quorumcast.bench.run import Progress
 from quorumcast.core.errors import UsageError
 
@@ -14,12 +14,12 @@ class Machine:
     """Instead of processes: a rate alone and one beside the flood, and what the flood cost."""
 
     def __init__(self, alone: float, flooded: float, flooder_s: float, page_s: float = 0.1) -> None:
-        self.asked: list[Plan] = []
+        self.asked: list[BenchPlan] = []
         self._rates = {False: alone, True: flooded}
         self._flooder_s = flooder_s
         self._page_s = page_s
 
-    def run(self, plan: Plan, progress: Progress) -> Measured:
+    def run(self, plan: BenchPlan, progress: Progress) -> Measured:
         self.asked.append(plan)
         floods = bool(plan.flood)
         rate = report(plan, self._rates[floods])
@@ -28,7 +28,7 @@ class Machine:
 
 def test_floods_suite_every_kind_is_compared_with_the_same_processes_without_it() -> None:
     machine = Machine(1000.0, 700.0, 2.0)
-    lines = run_floods(Plan(policy="brb"), run=machine.run)
+    lines = run_floods(BenchPlan(policy="brb"), run=machine.run)
     assert [line.flood for line in lines] == list(KINDS)
     assert all(line.sound for line in lines)
     assert {line.share for line in lines} == {0.2}
@@ -47,10 +47,10 @@ def test_floods_suite_every_kind_is_compared_with_the_same_processes_without_it(
     ],
 )
 def test_floods_suite_beyond_a_budget_is_not_sound(machine: Machine) -> None:
-    (line,) = run_floods(Plan(flood="pull"), run=machine.run)
+    (line,) = run_floods(BenchPlan(flood="pull"), run=machine.run)
     assert not line.sound
 
 
 def test_floods_suite_unknown_flood_is_refused() -> None:
     with pytest.raises(UsageError, match="there is no flood 'rain'"):
-        run_floods(Plan(flood="rain"), run=Machine(1.0, 1.0, 0.0).run)
+        run_floods(BenchPlan(flood="rain"), run=Machine(1.0, 1.0, 0.0).run)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tests.support.workloads import small_workload
 
-from quorumcast.bench.plan import Plan
+from quorumcast.bench.plan import BenchPlan
 from quorumcast.bench.replay import ReplayPlan, run_replay
-from quorumcast.bench.replayer import Listener, make_event, read_event
+from quorumcast.bench.replayer import TopicAccount, make_event, read_event
 from quorumcast.cli.main import main
 from quorumcast.core.errors import UsageError
 
@@ -37,7 +37,7 @@ def test_replay_with_a_lying_broker_delivers_everything_once(tmp_path: Path) -> 
     trace = tmp_path / "trace"
     plan = ReplayPlan(
         workload=str(tmp_path),
-        cell=Plan(policy="ab+history", alpha=5, fault="alter", skip=False, trace=str(trace)),
+        cell=BenchPlan(policy="ab+history", alpha=5, fault="alter", skip=False, trace=str(trace)),
         events=30,
         processes=1,
     )
@@ -60,7 +60,7 @@ def test_event_says_what_it_is_and_notices_what_was_done_to_it() -> None:
 
 
 def test_listener_counts_each_event_once_and_in_its_publishers_order() -> None:
-    listener = Listener("news", {"node-1": 4, "node-2": 5})
+    listener = TopicAccount("news", {"node-1": 4, "node-2": 5})
     for publisher, lane, number in (
         ("node-1", 4, 1), ("node-2", 5, 1), ("node-1", 4, 2), ("node-1", 4, 2), ("node-1", 4, 4),
         ("node-1", 4, 3), ("node-2", 4, 2),
@@ -77,8 +77,8 @@ def test_listener_counts_each_event_once_and_in_its_publishers_order() -> None:
     ("plan", "sentence"),
     [
         (ReplayPlan(workload=".", processes=0), "--processes and --window are 1 or more"),
-        (ReplayPlan(workload=".", cell=Plan(fault="crash")), "'crash' is not for workloads"),
-        (ReplayPlan(workload=".", cell=Plan(fault="pull-flood")), "choose a fault of brokers"),
+        (ReplayPlan(workload=".", cell=BenchPlan(fault="crash")), "'crash' is not for workloads"),
+        (ReplayPlan(workload=".", cell=BenchPlan(fault="pull-flood")), "choose a fault of brokers"),
     ],
 )
 def test_replay_of_what_cannot_be_is_refused(plan: ReplayPlan, sentence: str) -> None:

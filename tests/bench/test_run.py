@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.runtime.world import PATIENCE_S, eventually
 
-from quorumcast.bench.plan import CRASHES, Plan
+from quorumcast.bench.plan import CRASHES, BenchPlan
 from quorumcast.bench.run import latency, run_bench
 from quorumcast.core.errors import UsageError
 from quorumcast.traces.form import read_header
@@ -26,8 +26,8 @@ SECONDS = 0.8
 WARMUP = 0.2
 
 
-def brief(**settings: object) -> Plan:
-    return Plan(**{"seconds": SECONDS, "warmup": WARMUP, **settings})  # type: ignore[arg-type]
+def brief(**settings: object) -> BenchPlan:
+    return BenchPlan(**{"seconds": SECONDS, "warmup": WARMUP, **settings})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def brief(**settings: object) -> Plan:
     ],
     ids=lambda plan: plan.policy,
 )
-def test_bench_honest_brokers_nothing_is_lost_repeated_or_altered(plan: Plan) -> None:
+def test_bench_honest_brokers_nothing_is_lost_repeated_or_altered(plan: BenchPlan) -> None:
     report = run_bench(plan)
     assert report.published > 0
     assert report.delivered == report.published

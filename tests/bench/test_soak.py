@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from quorumcast.bench.soak import Plan, Report, Soak, run_soak
+from quorumcast.bench.soak import Soak, SoakPlan, SoakReport, run_soak
 from quorumcast.core.errors import UsageError
 
-GOOD = Report(
+GOOD = SoakReport(
     policy="total",
     brokers=4,
     f=1,
@@ -37,13 +37,13 @@ def test_report_with_anything_wrong_is_not_sound() -> None:
 
 def test_plan_without_total_order_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="total order"):
-        run_soak(Plan(policy="ab"), tmp_path)
+        run_soak(SoakPlan(policy="ab"), tmp_path)
 
 
 def test_wiped_broker_has_caught_up_when_it_is_as_far_as_the_furthest_other(
     tmp_path: Path,
 ) -> None:
-    soak = Soak(Plan(), tmp_path, lambda stage: None)
+    soak = Soak(SoakPlan(), tmp_path, lambda stage: None)
     behind = {"broker-1": iter((5, 9)), "broker-2": iter((4,)), "broker-3": iter((9,))}
 
     def status(broker: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def test_wiped_broker_has_caught_up_when_it_is_as_far_as_the_furthest_other(
 @pytest.mark.runtime
 def test_a_short_bad_hour_loses_nothing(tmp_path: Path) -> None:
     stages: list[str] = []
-    report = run_soak(Plan(seconds=12.0, rate=20.0, seed=4), tmp_path, stages.append)
+    report = run_soak(SoakPlan(seconds=12.0, rate=20.0, seed=4), tmp_path, stages.append)
     assert report.sound
     assert report.acknowledged == report.published > 0
     assert sum(report.harms.values()) > 0

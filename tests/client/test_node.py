@@ -19,7 +19,7 @@ from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.runtime.links.contract import Trouble
 from quorumcast.testing import MemoryCell
-from quorumcast.testing.cells import CellPlan
+from quorumcast.testing.cells import CellSetup
 
 
 def in_cell(act: Callable[[MemoryCell], Coroutine[Any, Any, None]], **options: Any) -> None:
@@ -292,6 +292,6 @@ def test_two_subscriptions_of_one_node_both_get_everything() -> None:
 def test_connect_refusal_is_known_by_its_mark_and_not_by_its_words(
     trouble: Trouble, refused: bool
 ) -> None:
-    manifest = CellPlan().manifest
+    manifest = CellSetup().manifest
     troubles = dict.fromkeys(manifest.broker_ids, trouble)
     assert refused_for_good(manifest, troubles) is refused

@@ -6,7 +6,7 @@ from tests.support.cells import ALICE, B1, B2, B3, ORDERS, STREAM, digests
 from quorumcast.cell.messages import Subscribe, Vote
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Effect, Send
-from quorumcast.faults.cell.tally import MAX_DEEDS, TalliedDeed, Tally
+from quorumcast.faults.cell.tally import MAX_DEEDS, DeedTally, TalliedDeed
 from quorumcast.faults.contract import Later
 
 
@@ -34,13 +34,13 @@ ASKS = Subscribe(ORDERS, (), bodies=False)
 def test_tally_counts_by_peer_what_was_kept_changed_or_added(
     done: list[Effect | Later], counted: dict[NodeId, int]
 ) -> None:
-    tally = Tally()
+    tally = DeedTally()
     tally.compare([Send((B1, B2), vote(1))], done)
     assert tally.deeds == {TalliedDeed("Vote", peer, ALICE): n for peer, n in counted.items()}
 
 
 def test_tally_who_does_not_ask_has_done_nothing_and_who_asks_too_often_has() -> None:
-    tally = Tally()
+    tally = DeedTally()
     tally.compare([Send((B1,), ASKS)], [])
     assert not tally.deeds
     tally.compare([], [Send((B1,), ASKS)])
@@ -48,7 +48,7 @@ def test_tally_who_does_not_ask_has_done_nothing_and_who_asks_too_often_has() ->
 
 
 def test_tally_tells_histories_apart_and_is_bounded() -> None:
-    tally = Tally()
+    tally = DeedTally()
     tally.compare([Send((B1,), Vote(STREAM.history, 1, digests(b"1")))], [])
     assert tally.deeds == {TalliedDeed("Vote", B1, ALICE, history=True): 1}
     for number in range(2 * MAX_DEEDS):

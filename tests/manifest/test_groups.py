@@ -11,7 +11,7 @@ from quorumcast.manifest.gate import check_manifest
 from quorumcast.manifest.groups import check_companion, companion_of, make_companion
 from quorumcast.manifest.manifest import ChannelEntry, Group, Manifest
 from quorumcast.manifest.policy import Policy
-from quorumcast.testing.cells import CellPlan
+from quorumcast.testing.cells import CellSetup
 
 TOTAL = Policy.named("total")
 GROUP = Group("billing", ("bob", "carol"), max_attempts=3, dead_letter="dead")
@@ -28,7 +28,7 @@ def cell(group: Group = GROUP, **changes: object) -> Manifest:
             del entries[name.replace("__", "/")]
         else:
             entries[name.replace("__", "/")] = entry  # type: ignore[assignment]
-    plan = CellPlan(channels={"other": "total"})
+    plan = CellSetup(channels={"other": "total"})
     return replace(plan.manifest, channels=tuple(entries.values()))
 
 

@@ -25,12 +25,12 @@ from quorumcast.named.operations import (
     encode,
 )
 from quorumcast.named.state import State
-from quorumcast.testing.cells import CellPlan
+from quorumcast.testing.cells import CellSetup
 
 ALICE, BOB, CAROL, DAVE = (NodeId(name) for name in ("alice", "bob", "carol", "dave"))
 TOTAL = Policy.named("total")
 GROUP = Group("billing", ("bob", "carol"), max_attempts=3)
-PLAN = CellPlan(
+PLAN = CellSetup(
     channels={
         "orders": ChannelEntry(Channel("orders"), TOTAL, groups=(GROUP,)),
         "orders/subscriptions": TOTAL,
@@ -38,7 +38,7 @@ PLAN = CellPlan(
 )
 
 
-def charter(*members: str, epoch: int = 1, plan: CellPlan = PLAN) -> bytes:
+def charter(*members: str, epoch: int = 1, plan: CellSetup = PLAN) -> bytes:
     manifest = plan.manifest
     if members:
         orders, companion = manifest.channels
@@ -75,7 +75,7 @@ def forged() -> bytes:
 
 
 def of_another_operator() -> bytes:
-    other = CellPlan(cell="other")
+    other = CellSetup(cell="other")
     manifest = replace(PLAN.manifest, operator=other.operator.verify_key)
     return msgspec.json.encode(sign_manifest(manifest, other.operator))
 

@@ -9,11 +9,11 @@ from quorumcast.core.errors import UsageError
 from quorumcast.manifest.files import sign_manifest, write_identity, write_manifest
 from quorumcast.pipeline.streams.lines import take_seat
 from quorumcast.pipeline.streams.options import Access
-from quorumcast.testing.cells import CellPlan
+from quorumcast.testing.cells import CellSetup
 
 
 def access_to_a_new_cell(folder: Path) -> Access:
-    plan = CellPlan(clients=("spark",), channels={"orders": "total"}, repeatable=False)
+    plan = CellSetup(clients=("spark",), channels={"orders": "total"}, repeatable=False)
     folder.mkdir()
     write_manifest(folder / "manifest.json", sign_manifest(plan.manifest, plan.operator))
     write_identity(folder / "spark.identity", plan.identities["spark"])  # type: ignore[index]

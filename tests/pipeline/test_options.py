@@ -10,7 +10,7 @@ from quorumcast.manifest.files import sign_manifest, write_identity, write_manif
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.streams.options import Offsets, Tamper, source_options
-from quorumcast.testing.cells import CellPlan
+from quorumcast.testing.cells import CellSetup
 
 COLUMNS = (("id", "int64"), ("name", "string"))
 
@@ -19,7 +19,7 @@ COLUMNS = (("id", "int64"), ("name", "string"))
 def cell(tmp_path: Path) -> Path:
     """The files of a cell that nobody runs."""
     total = Policy.named("total")
-    plan = CellPlan(
+    plan = CellSetup(
         clients=("spark",),
         channels={
             "orders": ChannelEntry(Channel("orders"), total, schema=COLUMNS),

@@ -22,16 +22,16 @@ from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.broker import broker
 from quorumcast.runtime.broker.broker import BrokerNode, BrokerSettings
 from quorumcast.runtime.broker.control import FaultOrder
-from quorumcast.runtime.broker.http import Request
+from quorumcast.runtime.broker.http import HttpRequest
 from quorumcast.runtime.store import store
-from quorumcast.testing.cells import CellPlan
+from quorumcast.testing.cells import CellSetup
 
 BROKER = NodeId("broker-1")
 
 
 def with_broker(
     tmp_path: Path,
-    act: Callable[[BrokerNode, CellPlan], Coroutine[Any, Any, None]],
+    act: Callable[[BrokerNode, CellSetup], Coroutine[Any, Any, None]],
     policy: Policy | None = None,
     **settings: Any,
 ) -> None:
@@ -57,7 +57,7 @@ def test_broker_strangers_with_a_high_epoch_do_not_make_it_read_its_manifest(
     """Unless the file has changed; then the word is as good as any."""
     monkeypatch.setattr(broker, "READ_AGAIN_S", 3600.0)  # longer than this may take
 
-    async def act(node: BrokerNode, cell: CellPlan) -> None:
+    async def act(node: BrokerNode, cell: CellSetup) -> None:
         def boast() -> None:
             stranger = RawPeer(cell.manifest.brokers[0].port, keyring(cell, "alice"))
             hello = msgspec.structs.replace(stranger.greeter.hello(BROKER), epoch=10**6)
@@ -88,7 +88,7 @@ def test_broker_evidence_that_the_disk_does_not_take_is_counted_and_nothing_ends
         kind=EvidenceKind.CONFLICT, accused=NodeId("alice"), against=(), witnesses=(), note=""
     )
 
-    async def act(node: BrokerNode, cell: CellPlan) -> None:
+    async def act(node: BrokerNode, cell: CellSetup) -> None:
         node.driver.carry_out([Accuse(evidence)])
         assert node.telemetry.accusations[NodeId("alice")] == 1
         assert node.telemetry.drops["evidence-not-saved"] == 1
@@ -100,7 +100,7 @@ def test_broker_evidence_that_the_disk_does_not_take_is_counted_and_nothing_ends
 def test_broker_evidence_of_an_earlier_life_is_kept_beside_the_new(tmp_path: Path) -> None:
     notes = ["first", "second", "second"]
 
-    async def act(node: BrokerNode, cell: CellPlan) -> None:
+    async def act(node: BrokerNode, cell: CellSetup) -> None:
         evidence = Evidence(
             kind=EvidenceKind.CONFLICT, accused=NodeId("alice"), against=(), note=notes.pop(0)
         )
@@ -126,7 +126,7 @@ def test_broker_full_disk_is_told_to_the_machine_and_shown(
     monkeypatch.setattr(store, "RETRY_S", 0.01)
     record = Vouched(Stream(Channel("events"), NodeId("alice"), 1), 1, bytes(10**6))
 
-    async def act(node: BrokerNode, cell: CellPlan) -> None:
+    async def act(node: BrokerNode, cell: CellSetup) -> None:
         heard: list[Event] = []
         handle = node.driver._handle
 
@@ -144,7 +144,9 @@ def test_broker_full_disk_is_told_to_the_machine_and_shown(
         shown: Any = node.control.status()["store"]
         assert shown["full"] == 1
         assert shown["waiting_bytes"] > 10**6
-        page = node.control.routes()["GET", "/metrics"](Request("GET", "/metrics", {}, b"")).body
+        page = node.control.routes()["GET", "/metrics"](
+            HttpRequest("GET", "/metrics", {}, b"")
+        ).body
         assert b"quorumcast_store_full 1.0" in page
         limit("PRAGMA max_page_count=100000")
         await until(lambda: Persisted(record) in heard)
@@ -156,7 +158,7 @@ def test_broker_full_disk_is_told_to_the_machine_and_shown(
 
 
 def test_broker_two_with_one_store_are_refused(tmp_path: Path) -> None:
-    async def act(node: BrokerNode, cell: CellPlan) -> None:
+    async def act(node: BrokerNode, cell: CellSetup) -> None:
         with pytest.raises(UsageError, match="another broker has it open"):
             BrokerNode(node.settings, cell.manifest, cell.identities[BROKER])
 
@@ -164,7 +166,7 @@ def test_broker_two_with_one_store_are_refused(tmp_path: Path) -> None:
 
 
 def test_broker_without_a_place_for_its_store_is_one_sentence(tmp_path: Path) -> None:
-    async def act(node: BrokerNode, cell: CellPlan) -> None:
+    async def act(node: BrokerNode, cell: CellSetup) -> None:
         raise AssertionError("it must not start")
 
     (tmp_path / "a file").write_text("where a directory should be")
@@ -175,7 +177,7 @@ def test_broker_without_a_place_for_its_store_is_one_sentence(tmp_path: Path) ->
 
 
 def test_broker_fault_asked_for_twice_replaces_the_first(tmp_path: Path) -> None:
-    async def act(node: BrokerNode, cell: CellPlan) -> None:
+    async def act(node: BrokerNode, cell: CellSetup) -> None:
         for percent in (10, 100):
             node.control.install(FaultOrder("alter", percent=percent))
             node.control.install(FaultOrder("drop"))

@@ -14,12 +14,12 @@ from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.broker.broker import BrokerNode
 from quorumcast.runtime.store.directory import look_at
-from quorumcast.testing.cells import CellPlan
+from quorumcast.testing.cells import CellSetup
 
 DURABLE = ChannelEntry(Channel("trades"), Policy.parse("total+durable"))
 
 
-def give(node: BrokerNode, cell: CellPlan, manifest: Manifest) -> None:
+def give(node: BrokerNode, cell: CellSetup, manifest: Manifest) -> None:
     """Put an epoch where the broker reads it, and make it look."""
     write_manifest(node.settings.manifest, sign_manifest(manifest, cell.operator))
     node.read_manifest()
@@ -29,7 +29,7 @@ def give(node: BrokerNode, cell: CellPlan, manifest: Manifest) -> None:
 def test_broker_first_channel_on_disk_opens_a_store_or_is_refused(
     tmp_path: Path, place: bool
 ) -> None:
-    async def act(node: BrokerNode, cell: CellPlan) -> None:
+    async def act(node: BrokerNode, cell: CellSetup) -> None:
         assert (node.storage(), node.logs()) == ({}, {})
         following = next_epoch(node.manifest, channels=(*node.manifest.channels, DURABLE))
         give(node, cell, following)
@@ -46,7 +46,7 @@ def test_broker_first_channel_on_disk_opens_a_store_or_is_refused(
 
 
 def test_broker_epoch_that_changes_a_policy_is_refused(tmp_path: Path) -> None:
-    async def act(node: BrokerNode, cell: CellPlan) -> None:
+    async def act(node: BrokerNode, cell: CellSetup) -> None:
         other = msgspec.structs.replace(node.manifest.channels[0], policy=Policy.named("brb"))
         give(node, cell, next_epoch(node.manifest, channels=(other,)))
         assert node.manifest.epoch == 1
@@ -55,7 +55,7 @@ def test_broker_epoch_that_changes_a_policy_is_refused(tmp_path: Path) -> None:
 
 
 def test_broker_status_says_its_time_its_logs_and_its_disk(tmp_path: Path) -> None:
-    async def act(node: BrokerNode, cell: CellPlan) -> None:
+    async def act(node: BrokerNode, cell: CellSetup) -> None:
         status = node.control.status()
         assert isinstance(status["time"], float)
         assert status["logs"] == {

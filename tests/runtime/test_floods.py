@@ -9,7 +9,7 @@ import pytest
 from tests.runtime.world import PATIENCE_S, run
 
 import quorumcast
-from quorumcast.bench.flooder import KINDS, Target, Words, flood
+from quorumcast.bench.flooder import KINDS, FloodMessages, Target, flood
 from quorumcast.cli.cell.checks import Finding
 from quorumcast.cli.cell.live_checks import check_brokers
 from quorumcast.core.ids import Channel, NodeId
@@ -33,7 +33,7 @@ def flooding(cluster: LocalCluster, kind: str, channel: str, seats: int = 1) -> 
     ]
     for target in targets:
         held = target.ask(Channel(channel))
-        words = Words(identity.name, Channel(channel), hasher(manifest.digest), held)
+        words = FloodMessages(identity.name, Channel(channel), hasher(manifest.digest), held)
         target.begin(KINDS[kind](words))
     thread = threading.Thread(target=flood, args=(targets, over.is_set))
     thread.start()

@@ -15,9 +15,9 @@ from quorumcast.runtime.links.greeting import (
     encode_greeting,
     sentence_of,
 )
-from quorumcast.testing.cells import CellPlan
+from quorumcast.testing.cells import CellSetup
 
-CELL = CellPlan()
+CELL = CellSetup()
 BROKER = NodeId("broker-1")
 
 

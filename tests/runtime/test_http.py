@@ -11,8 +11,8 @@ from tests.runtime.world import run
 from quorumcast.core.errors import UsageError
 from quorumcast.runtime.broker.http import (
     MAX_CONNECTIONS,
+    HttpRequest,
     HttpServer,
-    Request,
     Response,
     json_response,
 )
@@ -23,7 +23,7 @@ POST = (
 )
 
 
-def echo(request: Request) -> Response:
+def echo(request: HttpRequest) -> Response:
     return json_response({"said": request.json(), "query": request.query})
 
 

@@ -32,7 +32,7 @@ from quorumcast.runtime.links.limits import TransportLimits
 from quorumcast.runtime.links.link import PEER_BUFFER, STRANGER_BUFFER, Link
 from quorumcast.runtime.links.tls import make_certificate, server_context
 from quorumcast.runtime.links.transport import Transport
-from quorumcast.testing.cells import CellPlan
+from quorumcast.testing.cells import CellSetup
 
 BROKER = NodeId("broker-1")
 ALICE = NodeId("alice")
@@ -51,13 +51,13 @@ def greeter(manifest: Manifest, identity: Identity) -> Greeter:
     return Greeter(manifest.keyring(identity), CELL_FAMILY)
 
 
-def address_of(cell: CellPlan) -> Address:
+def address_of(cell: CellSetup) -> Address:
     broker = cell.manifest.brokers[0]
     return Address(broker.host, broker.port, broker.certificate)
 
 
 def transport(
-    cell: CellPlan,
+    cell: CellSetup,
     name: str,
     heard: Heard,
     limits: TransportLimits = QUICK,
@@ -77,7 +77,7 @@ def transport(
 
 
 async def listening(
-    cell: CellPlan, heard: Heard, limits: TransportLimits = QUICK, *, fair: bool = False
+    cell: CellSetup, heard: Heard, limits: TransportLimits = QUICK, *, fair: bool = False
 ) -> Transport:
     broker = transport(cell, "broker-1", heard, limits, fair=fair)
     entry = cell.manifest.brokers[0]
@@ -117,7 +117,7 @@ def test_link_all_of_one_turn_travels_in_one_packet(tls: bool) -> None:
     run(main())
 
 
-def _with_certificates(cell: CellPlan) -> None:
+def _with_certificates(cell: CellSetup) -> None:
     brokers = tuple(
         msgspec.structs.replace(b, certificate=make_certificate(cell.identities[b.id]))
         for b in cell.manifest.brokers
@@ -246,7 +246,7 @@ def test_outboxes_of_all_seats_of_an_identity_have_one_bound_and_deaf_links_are_
     run(main())
 
 
-async def seats_of_alice(cell: CellPlan, heard: Heard, count: int) -> list[RawPeer]:
+async def seats_of_alice(cell: CellSetup, heard: Heard, count: int) -> list[RawPeer]:
     """Proven links of one client at as many seats."""
 
     def sit(seat: int) -> RawPeer:

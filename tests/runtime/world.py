@@ -17,7 +17,7 @@ from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Farewell, Hello, Opened, Session, Welcome
 from quorumcast.runtime.links.greeting import Greeter, decode_greeting, encode_greeting
 from quorumcast.testing.bed import free_ports
-from quorumcast.testing.cells import CellPlan
+from quorumcast.testing.cells import CellSetup
 
 T = TypeVar("T")
 
@@ -52,11 +52,11 @@ def eventually(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> 
     return True
 
 
-def plan(brokers: int = 4, **options: Any) -> CellPlan:
-    return CellPlan(brokers=brokers, ports=free_ports(brokers), **options)
+def plan(brokers: int = 4, **options: Any) -> CellSetup:
+    return CellSetup(brokers=brokers, ports=free_ports(brokers), **options)
 
 
-def keyring(cell: CellPlan, name: str) -> Keyring:
+def keyring(cell: CellSetup, name: str) -> Keyring:
     return cell.manifest.keyring(cell.identities[NodeId(name)])
 
 

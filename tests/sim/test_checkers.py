@@ -47,15 +47,15 @@ from quorumcast.sim.cell.cells import (
     make_simulated_cell,
 )
 from quorumcast.sim.cell.judges.checkers import flaw_of, safety_checkers
-from quorumcast.sim.cell.judges.facts import Facts
+from quorumcast.sim.cell.judges.facts import CellFacts
 from quorumcast.sim.cell.judges.order import Durability, TotalOrder
 from quorumcast.sim.cell.judges.promises import (
     AllAcknowledged,
     Answers,
     CompleteBlame,
     Extracts,
-    Receipts,
-    Standing,
+    ReceiptsComplete,
+    SubscriptionsStand,
     Totality,
     Validity,
 )
@@ -472,9 +472,9 @@ def test_receipt_of_the_newest_publication_is_due() -> None:
     stage.submit(b"a")
     stage.accepts(SUB, 1, b"a")
     stage.event(SUB, Prove(STREAM, 1, b"a"))
-    assert pending(Receipts(), stage)
+    assert pending(ReceiptsComplete(), stage)
     stage.submit(b"b")
-    assert not pending(Receipts(), stage)
+    assert not pending(ReceiptsComplete(), stage)
 
 
 def test_excerpt_is_pending_until_all_of_it_has_come_and_nothing_more_is_due() -> None:
@@ -642,7 +642,7 @@ def test_flaw_of_bad_evidence_is_found(evidence: Evidence) -> None:
 # ---------------------------------------------------------------- promises
 
 
-def pending(promise: Promise[Facts], stage: Stage) -> bool:
+def pending(promise: Promise[CellFacts], stage: Stage) -> bool:
     return promise.pending(stage.facts) is not None
 
 
@@ -727,9 +727,9 @@ def test_gap_is_excused_where_more_than_f_brokers_lost_their_contents_since() ->
 def test_standing_subscriber_without_beginnings_is_pending() -> None:
     stage = Stage()
     stage.event(SUB, Join(ORDERS))
-    assert pending(Standing(), stage)
+    assert pending(SubscriptionsStand(), stage)
     stage.facts.begun(SUB, ORDERS, Millis(5))
-    assert not pending(Standing(), stage)
+    assert not pending(SubscriptionsStand(), stage)
 
 
 def test_acknowledged_publisher_left_in_doubt_is_pending() -> None:

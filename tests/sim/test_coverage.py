@@ -5,7 +5,7 @@ import pytest
 from quorumcast.manifest.policy import POLICY_NAMES
 from quorumcast.sim.cell.scenario import draw
 from quorumcast.sim.coverage.explore import explore
-from quorumcast.sim.coverage.states import State, known_states, states_of
+from quorumcast.sim.coverage.states import ProtocolState, known_states, states_of
 from quorumcast.sim.coverage.transitions import Transition, harm_of, transitions_of
 from quorumcast.sim.systems import perform
 
@@ -18,22 +18,22 @@ def transition(event: str, effect: str = "", policy: str = "brb") -> Transition:
 
 def test_known_states_follow_the_code() -> None:
     known = known_states()
-    assert State("brb", "broker", "takes Echo") in known
-    assert State("ab", "broker", "takes Echo") not in known
-    assert State("total", "broker", "restores Voted") in known
-    assert State("ab+history", "broker", "drops: blocked") in known
-    assert State("direct", "subscriber", "says Gap") in known
+    assert ProtocolState("brb", "broker", "takes Echo") in known
+    assert ProtocolState("ab", "broker", "takes Echo") not in known
+    assert ProtocolState("total", "broker", "restores Voted") in known
+    assert ProtocolState("ab+history", "broker", "drops: blocked") in known
+    assert ProtocolState("direct", "subscriber", "says Gap") in known
     assert {state.policy for state in known} == set(POLICY_NAMES)
 
 
 def test_transition_shows_its_states() -> None:
     dropped = transition("Echo/history", "Drop conflict", "ab+history")
-    assert State("ab+history", "broker", "takes Echo") in states_of(dropped)
-    assert State("ab+history", "broker", "drops: conflict") in states_of(dropped)
+    assert ProtocolState("ab+history", "broker", "takes Echo") in states_of(dropped)
+    assert ProtocolState("ab+history", "broker", "drops: conflict") in states_of(dropped)
     restored = transition("Restored Vouched")
-    assert State("brb", "broker", "restores Vouched") in states_of(restored)
+    assert ProtocolState("brb", "broker", "restores Vouched") in states_of(restored)
     accused = transition("Publish", "Accuse")
-    assert State("brb", "broker", "says Accuse") in states_of(accused)
+    assert ProtocolState("brb", "broker", "says Accuse") in states_of(accused)
 
 
 def test_probe_run_of_total_order_shows_who_leads() -> None:
@@ -58,7 +58,7 @@ def test_explore_counts_what_is_new_and_names_what_is_never_reached() -> None:
     plain = explore(6, policy="brb")
     assert plain.growth == sorted(plain.growth)
     assert plain.growth[-1] == len(plain.transitions)
-    assert State("brb", "broker", "takes Echo") in plain.reached
+    assert ProtocolState("brb", "broker", "takes Echo") in plain.reached
     unreached = plain.unreached(["brb"])
     assert unreached
     assert not set(unreached) & plain.reached

@@ -14,7 +14,7 @@ from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
 from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.disk import Disk
 from quorumcast.sim.kernel.network import Weather
-from quorumcast.sim.kernel.node import Node
+from quorumcast.sim.kernel.node import SimulatedNode
 from quorumcast.sim.kernel.scheduler import Scheduler
 
 B1, B2 = NodeId("broker-1"), NodeId("broker-2")
@@ -67,7 +67,7 @@ class Lone:
 
     def __init__(self) -> None:
         self.scheduler = Scheduler(1)
-        self.node = Node(B1, Toy, self.scheduler, NoWire(), [], sync_ms=2)
+        self.node = SimulatedNode(B1, Toy, self.scheduler, NoWire(), [], sync_ms=2)
 
     def do(self, *effects: Effect) -> None:
         self.node.carry_out(list(effects))

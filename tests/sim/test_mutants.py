@@ -15,7 +15,14 @@ from quorumcast.sim.mutants.mistakes import (
     read_catalogue,
 )
 from quorumcast.sim.mutants.probing import probed
-from quorumcast.sim.mutants.run import Hunt, Report, Verdict, entries, in_turn, test_files
+from quorumcast.sim.mutants.run import (
+    Hunt,
+    MutantReport,
+    MutantVerdict,
+    entries,
+    in_turn,
+    test_files,
+)
 from quorumcast.sim.mutants.worker import Hangs, limited
 
 #: Not to be taken for a test.
@@ -100,7 +107,7 @@ def test_probe_elsewhere_tells_that_the_statement_is_reached(find: str, replace:
     assert source.endswith("        return 1\n    __mistake_met__('m')\n    return x")
 
 
-def hunted(*only: str, seeds: int) -> Report:
+def hunted(*only: str, seeds: int) -> MutantReport:
     return Hunt(entries(only=only), seeds=seeds, jobs=2, minutes=5).run()
 
 
@@ -111,14 +118,14 @@ def test_hunt_says_what_became_of_each_mistake() -> None:
     report = hunted(*caught, "mac-reader", "epochs-follows", by_plan, seeds=4)
     found = {result.id: result for result in report.results}
     for name in caught:
-        assert found[name].verdict is Verdict.CAUGHT, found[name]
+        assert found[name].verdict is MutantVerdict.CAUGHT, found[name]
         assert found[name].by is not None
         assert found[name].reached > 0
-    assert found["mac-reader"].verdict is Verdict.EQUIVALENT
+    assert found["mac-reader"].verdict is MutantVerdict.EQUIVALENT
     unmet = found["epochs-follows"]
-    assert (unmet.verdict, unmet.reached, unmet.scenarios) == (Verdict.EXPECTED, 0, 4)
+    assert (unmet.verdict, unmet.reached, unmet.scenarios) == (MutantVerdict.EXPECTED, 0, 4)
     assert unmet.reason
-    assert found[by_plan].verdict is Verdict.BY_PLAN
+    assert found[by_plan].verdict is MutantVerdict.BY_PLAN
     total = report.total
     assert (total.caught, total.equivalent, total.missed, total.by_plan) == (2, 1, 1, 1)
     assert not report.failed
@@ -128,14 +135,14 @@ def test_hunt_says_what_became_of_each_mistake() -> None:
 def test_hunt_mistake_that_seeds_miss_is_caught_by_a_unit_test() -> None:
     hunt = Hunt(entries(only=["evidence-signer"]), seeds=1, jobs=1, minutes=5, tests=TESTS)
     (result,) = hunt.run().results
-    assert result.verdict is Verdict.BY_TEST
+    assert result.verdict is MutantVerdict.BY_TEST
     assert result.by is not None
     assert result.by.by.startswith("tests/crypto/test_")
 
 
 def test_hunt_without_time_says_that_it_is_not_finished() -> None:
     report = Hunt(entries(only=["labels-number"]), seeds=3, jobs=1, minutes=0).run()
-    assert [result.verdict for result in report.failed] == [Verdict.UNFINISHED]
+    assert [result.verdict for result in report.failed] == [MutantVerdict.UNFINISHED]
 
 
 def test_entries_unknown_room_or_mistake_is_refused() -> None:

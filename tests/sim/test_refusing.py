@@ -11,7 +11,7 @@ from quorumcast.core.message import Message
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.messages import Offer
 from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
-from quorumcast.sim.cell.judges.refusing import Justified, Refusal
+from quorumcast.sim.cell.judges.refusing import Justified, NoRefusal
 from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.network import Weather
 
@@ -32,7 +32,7 @@ def judged(
     """What checkers say if a node answers a message with these effects; broker-2 and pub-2 lie."""
     cell = make_simulated_cell(4, 1, [channel_entry("orders", Policy.named("ab"))])
     weather = Weather(corruption=corruption)
-    world = CellWorld(cell, 1, weather, [Refusal(), Justified()])
+    world = CellWorld(cell, 1, weather, [NoRefusal(), Justified()])
     world.adversary.declare(B2, "alter")
     world.adversary.declare(LIAR, "equivocating-publisher")
     (monitor,) = world._watchers
@@ -88,7 +88,7 @@ def test_contents_that_were_altered_on_the_wire_are_nobodys_fault() -> None:
 
 def test_what_was_signed_in_another_epoch_is_nobodys_fault() -> None:
     cell = make_simulated_cell(4, 1, [channel_entry("orders", Policy.named("chain"))])
-    world = CellWorld(cell, 1, Weather(), [Refusal()])
+    world = CellWorld(cell, 1, Weather(), [NoRefusal()])
     run = ChainRun(STREAM, 1, bytes(32), (B1, B3, B4), ())
     (monitor,) = world._watchers
     for _ in range(2):

@@ -30,7 +30,7 @@ from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
 from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.network import LinkWeather, Network, Weather
-from quorumcast.sim.kernel.node import Node
+from quorumcast.sim.kernel.node import SimulatedNode
 from quorumcast.sim.kernel.scheduler import Scheduler
 
 B1, B2, B3 = (NodeId(f"broker-{n}") for n in (1, 2, 3))
@@ -78,7 +78,9 @@ class Little:
             self.machines.append(Toy(react))
             return self.machines[-1]
 
-        self.nodes = [Node(n, make, self.scheduler, self.network, []) for n in (B1, B2, B3)]
+        self.nodes = [
+            SimulatedNode(n, make, self.scheduler, self.network, []) for n in (B1, B2, B3)
+        ]
         for node in self.nodes:
             self.network.add(node)
         for caller, callee in ((B1, B2), (B1, B3), (B2, B3)):

@@ -8,7 +8,7 @@ from quorumcast.bench.workload import (
     EVENT_COLUMNS,
     SUBSCRIPTION_COLUMNS,
     TOPIC_COLUMNS,
-    Header,
+    WorkloadHeader,
     write_workload,
 )
 
@@ -30,7 +30,7 @@ def small_workload(path: Path, events: int = 60) -> int:
     pairs = [(topic, node) for topic, nodes in SUBSCRIBERS.items() for node in nodes]
     counts = {topic: sum(row[3] == topic for row in rows) for topic in SUBSCRIBERS}
     deliveries = sum(counts[topic] * len(nodes) for topic, nodes in SUBSCRIBERS.items())
-    header = Header(
+    header = WorkloadHeader(
         name="small",
         seed=0,
         nodes=len(NODES),

@@ -15,7 +15,7 @@ import enum
 import mmap
 from pathlib import Path
 
-from quorumcast.bench.plan import Plan
+from quorumcast.bench.plan import BenchPlan
 
 
 class Signal(enum.IntEnum):
@@ -30,7 +30,7 @@ class Signal(enum.IntEnum):
 class Board:
     """The counters of one run."""
 
-    def __init__(self, path: Path, plan: Plan, *, create: bool = False) -> None:
+    def __init__(self, path: Path, plan: BenchPlan, *, create: bool = False) -> None:
         self.plan = plan
         workers, lanes = len(plan.workers()), plan.lanes
         self._ready = len(Signal)

@@ -116,7 +116,7 @@ def _offsets(count: int, size: int) -> pa.Buffer:
     return pa.array(range(0, (count + 1) * size, size), pa.int32()).buffers()[1]
 
 
-class Verdict(msgspec.Struct):
+class EventAccount(msgspec.Struct):
     """What became of a lane's events at one subscriber."""
 
     #: Distinct genuine events, in order or not.
@@ -133,7 +133,7 @@ class LaneCheck:
     def __init__(self, lane: int, size: int) -> None:
         self.lane = lane
         self.size = size
-        self.verdict = Verdict()
+        self.verdict = EventAccount()
         #: The lowest number not seen yet.
         self._next = 1
         #: Numbers seen above `_next`: empty unless something went wrong.

@@ -28,7 +28,7 @@ from statistics import median
 
 import msgspec
 
-from quorumcast.bench.plan import CRASHES, WITH_SKIPPING, Plan, Report
+from quorumcast.bench.plan import CRASHES, WITH_SKIPPING, BenchPlan, BenchReport
 from quorumcast.bench.run import Progress, run_bench
 from quorumcast.core.errors import UsageError
 from quorumcast.faults.cell.catalogue import CATALOGUE
@@ -37,10 +37,10 @@ from quorumcast.faults.cell.entry import Role
 #: The share of the fault-free rate that is to be left.
 BUDGET = 0.8
 
-Run = Callable[[Plan], Report]
+Run = Callable[[BenchPlan], BenchReport]
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
     """One fault; medians of its runs, sums of what went wrong in them."""
 
     fault: str
@@ -66,9 +66,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 class Trial(msgspec.Struct, frozen=True):
     """A run with a fault and its neighbours without."""
 
-    report: Report
-    before: Report
-    after: Report
+    report: BenchReport
+    before: BenchReport
+    after: BenchReport
 
     def fault_free(self) -> float:
         """The rate that this run is compared with."""
@@ -87,14 +87,14 @@ class Trial(msgspec.Struct, frozen=True):
         return own / median((before, after)) if own and before and after else None
 
 
-def plans(plan: Plan) -> dict[str, Plan]:
+def plans(plan: BenchPlan) -> dict[str, BenchPlan]:
     """One plan for every fault that the policy withstands, by the name of its line."""
     if plan.fault:
         chosen = [plan.fault]
     else:
         chosen = [entry.name for entry in CATALOGUE.values() if plan.policy in entry.valid_under]
         chosen[:0] = CRASHES
-    found: dict[str, Plan] = {}
+    found: dict[str, BenchPlan] = {}
     for fault in chosen:
         alone = msgspec.structs.replace(plan, fault=fault, skip=False)
         if alone.promises_delivery():
@@ -110,8 +110,8 @@ def plans(plan: Plan) -> dict[str, Plan]:
 
 
 def run_faults(
-    plan: Plan, runs: int, progress: Progress = lambda stage: None, run: Run = run_bench
-) -> list[Line]:
+    plan: BenchPlan, runs: int, progress: Progress = lambda stage: None, run: Run = run_bench
+) -> list[FaultRow]:
     """Every fault, so many times, each between two runs without."""
     todo = plans(plan)
     trials: dict[str, list[Trial]] = {name: [] for name in todo}
@@ -133,23 +133,23 @@ def run_faults(
     return [_line(name, todo[name], found) for name, found in trials.items()]
 
 
-def _casts(todo: dict[str, Plan]) -> Iterator[list[str]]:
+def _casts(todo: dict[str, BenchPlan]) -> Iterator[list[str]]:
     """The lines by who takes part, since these share their fault-free runs."""
     for role in dict.fromkeys(plan.guest_role for plan in todo.values()):
         yield [name for name, plan in todo.items() if plan.guest_role == role]
 
 
-def _fault_free(plan: Plan) -> Plan:
+def _fault_free(plan: BenchPlan) -> BenchPlan:
     return msgspec.structs.replace(plan, fault="", guest=plan.guest_role)
 
 
-def _line(name: str, plan: Plan, trials: list[Trial]) -> Line:
+def _line(name: str, plan: BenchPlan, trials: list[Trial]) -> FaultRow:
     reports = [trial.report for trial in trials]
     suspicions: dict[str, Counter[str]] = {}
     for report in reports:
         for suspect, reasons in report.suspicions.items():
             suspicions.setdefault(suspect, Counter()).update(reasons)
-    return Line(
+    return FaultRow(
         fault=name,
         role=plan.guest_role or Role.BROKER.value,
         events_per_s=round(median(report.events_per_s for report in reports), 1),

@@ -19,7 +19,7 @@ from statistics import median
 
 import msgspec
 
-from quorumcast.bench.plan import CRASH_RECOVER, Plan, Report, lie_of
+from quorumcast.bench.plan import CRASH_RECOVER, BenchPlan, BenchReport, lie_of
 from quorumcast.bench.run import Progress, run_bench
 from quorumcast.core.quorum import minimum_brokers
 from quorumcast.manifest.policy import Policy
@@ -53,10 +53,10 @@ FIGURES = {
     (BATCHES, "total"): 292_397,
 }
 
-Run = Callable[[Plan], Report]
+Run = Callable[[BenchPlan], BenchReport]
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class FitRow(msgspec.Struct, frozen=True, kw_only=True):
     """One test of one kind of channel."""
 
     test: str
@@ -79,9 +79,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     sound: bool
 
 
-def plans(plan: Plan) -> dict[tuple[str, str], Plan]:
+def plans(plan: BenchPlan) -> dict[tuple[str, str], BenchPlan]:
     """One plan for every test of every kind that claims to withstand it."""
-    found: dict[tuple[str, str], Plan] = {}
+    found: dict[tuple[str, str], BenchPlan] = {}
     for test in (NORMAL, CRASH, LYING, TWO, BATCHES):
         for policy in KINDS:
             f = 2 if test == TWO else 1
@@ -105,11 +105,11 @@ def plans(plan: Plan) -> dict[tuple[str, str], Plan]:
 
 
 def run_fit(
-    plan: Plan, runs: int, progress: Progress = lambda stage: None, run: Run = run_bench
-) -> list[Line]:
+    plan: BenchPlan, runs: int, progress: Progress = lambda stage: None, run: Run = run_bench
+) -> list[FitRow]:
     """Every test, so many times."""
     todo = plans(plan)
-    reports: dict[tuple[str, str], list[Report]] = {key: [] for key in todo}
+    reports: dict[tuple[str, str], list[BenchReport]] = {key: [] for key in todo}
     for round_ in range(runs):
         for index, (key, single) in enumerate(todo.items(), 1):
             test, policy = key
@@ -125,11 +125,13 @@ def run_fit(
     ]
 
 
-def _line(test: str, policy: str, plan: Plan, reports: list[Report], normal: float) -> Line:
+def _line(
+    test: str, policy: str, plan: BenchPlan, reports: list[BenchReport], normal: float
+) -> FitRow:
     rate = median(report.events_per_s for report in reports)
     latencies = [r.latency_ms.p50 for r in reports if r.latency_ms.p50 is not None]
     figure = FIGURES.get((test, policy))
-    return Line(
+    return FitRow(
         test=test,
         kind=KINDS[policy],
         policy=policy,

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from quorumcast.bench.board import Board, Signal
-from quorumcast.bench.plan import Plan, WorkerResult
+from quorumcast.bench.plan import BenchPlan, WorkerResult
 from quorumcast.bench.worker import end_with
 from quorumcast.broadcast.messages import Cursor, Open, Pull
 from quorumcast.cell.messages import CELL_FAMILY, Attest, Positions, Subscribe
@@ -42,7 +42,7 @@ CONNECT_TIMEOUT_S = 5.0
 PAUSE_S = 0.05
 
 
-class Words:
+class FloodMessages:
     """Messages of each kind, without end."""
 
     def __init__(self, me: NodeId, channel: Channel, hash_: Hasher, positions: Positions) -> None:
@@ -91,13 +91,13 @@ class Words:
         return self._held.stream, self._held.base
 
 
-KINDS: dict[str, Callable[[Words], Iterator[Parcel]]] = {
-    "pull": Words.pull,
-    "attest": Words.attest,
-    "subscribe": Words.subscribe,
-    "open": Words.open,
-    "offer": Words.offer,
-    "mix": Words.mix,
+KINDS: dict[str, Callable[[FloodMessages], Iterator[Parcel]]] = {
+    "pull": FloodMessages.pull,
+    "attest": FloodMessages.attest,
+    "subscribe": FloodMessages.subscribe,
+    "open": FloodMessages.open,
+    "offer": FloodMessages.offer,
+    "mix": FloodMessages.mix,
 }
 
 
@@ -222,7 +222,7 @@ def main() -> None:
     """Flood from the warm-up to the stop signal."""
     end_with(int(sys.argv[4]))
     directory, index = Path(sys.argv[1]), int(sys.argv[3])
-    plan = msgspec.json.decode((directory / "plan.json").read_bytes(), type=Plan)
+    plan = msgspec.json.decode((directory / "plan.json").read_bytes(), type=BenchPlan)
     name, place = plan.name_of("flooder", index), plan.workers().index(("flooder", index))
     board = Board(directory / "board", plan)
     manifest = read_manifest(directory / "manifest.json")
@@ -238,7 +238,9 @@ def main() -> None:
         time.sleep(PAUSE_S)
     if plan.flood:
         for target in targets:
-            words = Words(identity.name, channel, hasher(manifest.digest), target.ask(channel))
+            words = FloodMessages(
+                identity.name, channel, hasher(manifest.digest), target.ask(channel)
+            )
             target.begin(KINDS[plan.flood](words))
         flood(targets, lambda: bool(board.signalled(Signal.STOP)))
     while not board.signalled(Signal.END):

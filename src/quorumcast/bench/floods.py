@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from quorumcast.bench.flooder import KINDS
-from quorumcast.bench.plan import Plan, Report
+from quorumcast.bench.plan import BenchPlan, BenchReport
 from quorumcast.bench.run import Bench, Progress, Sample
 from quorumcast.core.errors import UsageError
 
@@ -35,7 +35,7 @@ LONGEST_ANSWER_S = 1.0
 ORDERED = ("offer",)
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class FloodRow(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of flood."""
 
     flood: str
@@ -66,7 +66,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 class Measured(msgspec.Struct, frozen=True):
     """A run, and what brokers said of the flooder."""
 
-    report: Report
+    report: BenchReport
     #: Processor seconds of all brokers, and of these for the flooder.
     broker_s: float
     flooder_s: float
@@ -78,7 +78,7 @@ class Measured(msgspec.Struct, frozen=True):
 class Flooded(Bench):
     """A run that looks at the status pages all the time."""
 
-    def __init__(self, plan: Plan, directory: Path, progress: Progress) -> None:
+    def __init__(self, plan: BenchPlan, directory: Path, progress: Progress) -> None:
         super().__init__(plan, directory, progress)
         self._longest_s = 0.0
         self._samples: list[tuple[Sample, list[dict[str, Any]]]] = []
@@ -124,10 +124,10 @@ def _of_flooders(said: list[dict[str, Any]], what: str) -> float:
     )
 
 
-Run = Callable[[Plan, Progress], Measured]
+Run = Callable[[BenchPlan, Progress], Measured]
 
 
-def run_flooded(plan: Plan, progress: Progress) -> Measured:
+def run_flooded(plan: BenchPlan, progress: Progress) -> Measured:
     """One run."""
     plan.check()
     with tempfile.TemporaryDirectory(prefix="quorumcast-floods-") as directory:
@@ -135,11 +135,11 @@ def run_flooded(plan: Plan, progress: Progress) -> Measured:
 
 
 def run_floods(
-    plan: Plan, progress: Progress = lambda stage: None, run: Run = run_flooded
-) -> list[Line]:
+    plan: BenchPlan, progress: Progress = lambda stage: None, run: Run = run_flooded
+) -> list[FloodRow]:
     """Every kind of flood, or the one that the plan names."""
     kinds = [plan.flood] if plan.flood else list(KINDS)
-    lines: list[Line] = []
+    lines: list[FloodRow] = []
     for kind in kinds:
         if kind not in KINDS:
             raise UsageError(f"there is no flood {kind!r}; choose one of {', '.join(KINDS)}")
@@ -153,10 +153,10 @@ def run_floods(
     return lines
 
 
-def _line(kind: str, plan: Plan, alone: Measured, flooded: Measured) -> Line:
+def _line(kind: str, plan: BenchPlan, alone: Measured, flooded: Measured) -> FloodRow:
     share = flooded.flooder_s / flooded.broker_s if flooded.broker_s else 0.0
     allowed = alone.report.events_per_s * (1 - share)
-    return Line(
+    return FloodRow(
         flood=kind,
         policy=plan.policy,
         seats=plan.flood_seats,

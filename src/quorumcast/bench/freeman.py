@@ -11,7 +11,7 @@ from statistics import median
 
 import msgspec
 
-from quorumcast.bench.plan import Plan, Report
+from quorumcast.bench.plan import BenchPlan, BenchReport
 from quorumcast.bench.run import Progress, run_bench
 
 #: (name, policy, α, brokers, Freeman's publications per second if he gives a figure).
@@ -39,7 +39,7 @@ LATENCIES_MS: dict[tuple[str, int, int], tuple[float, float, float]] = {
 FIGURES = ("mean", "deviation", "99 %")
 
 
-class Line(msgspec.Struct, frozen=True):
+class FreemanRow(msgspec.Struct, frozen=True):
     """One policy."""
 
     name: str
@@ -58,9 +58,11 @@ class Line(msgspec.Struct, frozen=True):
     altered: int
 
 
-def run_freeman(plan: Plan, runs: int, progress: Progress = lambda stage: None) -> list[Line]:
+def run_freeman(
+    plan: BenchPlan, runs: int, progress: Progress = lambda stage: None
+) -> list[FreemanRow]:
     """Every line, so many times."""
-    reports: dict[int, list[Report]] = {index: [] for index in range(len(LINES))}
+    reports: dict[int, list[BenchReport]] = {index: [] for index in range(len(LINES))}
     for round_ in range(runs):
         for index, (name, policy, alpha, brokers, _) in enumerate(LINES):
             progress(f"{name}, {brokers} brokers, run {round_ + 1} of {runs}")
@@ -72,11 +74,11 @@ def run_freeman(plan: Plan, runs: int, progress: Progress = lambda stage: None) 
     return [_line(index, found, base) for index, found in reports.items()]
 
 
-def _line(index: int, reports: list[Report], base: float) -> Line:
+def _line(index: int, reports: list[BenchReport], base: float) -> FreemanRow:
     name, policy, alpha, brokers, freeman = LINES[index]
     rate = median(report.publications_per_s for report in reports)
     latencies = [r.latency_ms.p50 for r in reports if r.latency_ms.p50 is not None]
-    return Line(
+    return FreemanRow(
         name=name,
         policy=policy,
         alpha=alpha,

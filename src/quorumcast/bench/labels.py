@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
-from quorumcast.bench.plan import CRASHES, SKIP, Plan
+from quorumcast.bench.plan import CRASHES, SKIP, BenchPlan
 from quorumcast.faults.cell.tally import ABOUT_STREAMS, SLIGHT, TalliedDeed
 from quorumcast.faults.diagnosis import Clause, Model, diagnose
 from quorumcast.runtime.observations import read_deeds, write_table
@@ -19,7 +19,7 @@ from quorumcast.testing.cluster import LocalCluster
 from quorumcast.watch.observation import CELL_COLUMNS, LABEL_COLUMNS
 
 
-def label(directory: Path, plan: Plan, cluster: LocalCluster) -> None:
+def label(directory: Path, plan: BenchPlan, cluster: LocalCluster) -> None:
     """Write the manifest and the labels of a run beside what its nodes noted."""
     run = directory.name
     cell: dict[str, list[object]] = {"run": [run], "data": [cluster.manifest_path.read_bytes()]}

@@ -50,7 +50,7 @@ def lie_of(policy: str) -> str:
     return next((lie for lie in LIES if policy in CATALOGUE[lie].valid_under), "")
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One run of the benchmark."""
 
     policy: str = "ab+history"
@@ -242,7 +242,7 @@ class WorkerResult(msgspec.Struct, kw_only=True):
     failure: str = ""
 
 
-class Latency(msgspec.Struct, frozen=True):
+class LatencySample(msgspec.Struct, frozen=True):
     """From `post` to acceptance, in milliseconds; None where nothing was accepted."""
 
     p50: float | None = None
@@ -250,7 +250,7 @@ class Latency(msgspec.Struct, frozen=True):
     mean: float | None = None
 
 
-class Report(msgspec.Struct, kw_only=True):
+class BenchReport(msgspec.Struct, kw_only=True):
     """What a run measured. Rates and processor time are of the time between warm-up and end."""
 
     policy: str
@@ -266,7 +266,7 @@ class Report(msgspec.Struct, kw_only=True):
     seconds: float
     publications_per_s: float
     events_per_s: float
-    latency_ms: Latency
+    latency_ms: LatencySample
     #: Processor time of all processes per event accepted by a subscriber.
     cpu_us_per_event: float | None
     cpu_us_per_event_by_role: dict[str, float]
@@ -284,7 +284,7 @@ class Report(msgspec.Struct, kw_only=True):
     trace: str = ""
     observe: str = ""
 
-    def sound(self, plan: Plan) -> bool:
+    def sound(self, plan: BenchPlan) -> bool:
         """Whether the cell kept what it promises under this plan."""
         if self.duplicated or self.altered or self.disordered:
             return False

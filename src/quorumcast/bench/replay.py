@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from quorumcast.bench.plan import CRASHES, Latency, Plan
+from quorumcast.bench.plan import CRASHES, BenchPlan, LatencySample
 from quorumcast.bench.run import GRACE_S, TICK_S, Progress, latency
 from quorumcast.bench.workload import Workload, read_workload
 from quorumcast.core.errors import UsageError
@@ -45,7 +45,7 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One replay; `cell` says of what policy and with how many brokers."""
 
     workload: str
-    cell: Plan = Plan()
+    cell: BenchPlan = BenchPlan()
     #: Processes that the nodes are shared out to.
     processes: int = 2
     #: The first so many events; 0 is all.
@@ -168,7 +168,7 @@ class ReplayReport(msgspec.Struct, kw_only=True):
     by_history: int
     events_per_s: float
     deliveries_per_s: float
-    latency_ms: Latency
+    latency_ms: LatencySample
     suspicions: dict[str, dict[str, int]]
     evidence: int
     topics: dict[str, TopicReport]
@@ -180,7 +180,7 @@ class ReplayReport(msgspec.Struct, kw_only=True):
         return self.lost == 0 or not plan.cell.promises_delivery()
 
 
-class Replay:
+class ReplayRun:
     """One replay."""
 
     def __init__(self, plan: ReplayPlan, directory: Path, progress: Progress) -> None:
@@ -362,4 +362,4 @@ def run_replay(plan: ReplayPlan, progress: Progress = lambda stage: None) -> Rep
     """Replay a workload on this machine."""
     plan.check()
     with tempfile.TemporaryDirectory(prefix="quorumcast-replay-") as directory:
-        return Replay(plan, Path(directory), progress).run()
+        return ReplayRun(plan, Path(directory), progress).run()

@@ -28,7 +28,7 @@ from quorumcast.bench.worker import (
     TAKE,
     end_with,
 )
-from quorumcast.bench.workload import Event, read_workload
+from quorumcast.bench.workload import WorkloadEvent, read_workload
 from quorumcast.client import run
 from quorumcast.client.events import BufferFull, Gap
 from quorumcast.client.node import Node
@@ -65,7 +65,7 @@ def read_event(payload: bytes) -> tuple[int, int, int] | None:
     return place >> LANE_SHIFT, place & SEQUENCE, sent_ns
 
 
-class Listener:
+class TopicAccount:
     """One node's subscription to one topic, and its account."""
 
     def __init__(self, topic: str, lanes: dict[str, int]) -> None:
@@ -92,7 +92,7 @@ class Listener:
         return sum(getattr(check.verdict, what) for check in self._checks.values())
 
 
-class Share:
+class ReplayShare:
     """The nodes of this process."""
 
     def __init__(self, directory: Path, index: int) -> None:
@@ -105,7 +105,7 @@ class Share:
         self._mine = self._plan.share(self._names, index)
         self._nodes: dict[str, Node] = {}
         self._publishers: dict[tuple[str, str], Publisher] = {}
-        self._listeners: list[Listener] = []
+        self._listeners: list[TopicAccount] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._result = ShareResult()
         self._published: Counter[str] = Counter()
@@ -162,7 +162,7 @@ class Share:
             for name in subscribers:
                 if name in self._nodes:
                     subscription = self._nodes[name].subscribe(topic)
-                    listener = Listener(topic, self._lanes[topic])
+                    listener = TopicAccount(topic, self._lanes[topic])
                     self._listeners.append(listener)
                     joining.append(subscription)
                     self._tasks.append(asyncio.create_task(self._listen(subscription, listener)))
@@ -199,7 +199,7 @@ class Share:
             self._published[event.topic] += 1
             board.put(self._index, ReplayBoard.POSTED, posted)
 
-    async def _post(self, event: Event, lane: int, number: int) -> None:
+    async def _post(self, event: WorkloadEvent, lane: int, number: int) -> None:
         key = (event.node, event.topic)
         publisher = self._publishers.get(key)
         if publisher is None:
@@ -214,7 +214,7 @@ class Share:
             except BufferFull:
                 await publisher.ready()
 
-    async def _listen(self, subscription: Subscription, listener: Listener) -> None:
+    async def _listen(self, subscription: Subscription, listener: TopicAccount) -> None:
         result, board = self._result, self._board
         while items := await subscription.take(TAKE):
             now = time.monotonic_ns()
@@ -261,7 +261,7 @@ def main() -> None:
     """Run one share."""
     end_with(int(sys.argv[3]))
     pa.set_cpu_count(1)
-    run(Share(Path(sys.argv[1]), int(sys.argv[2])).work())
+    run(ReplayShare(Path(sys.argv[1]), int(sys.argv[2])).work())
 
 
 if __name__ == "__main__":

@@ -25,9 +25,9 @@ from quorumcast.bench.labels import label
 from quorumcast.bench.plan import (
     CRASH_RECOVER,
     CRASHES,
-    Latency,
-    Plan,
-    Report,
+    BenchPlan,
+    BenchReport,
+    LatencySample,
     WorkerResult,
 )
 from quorumcast.bench.tracing import header_of
@@ -60,7 +60,7 @@ class Sample(msgspec.Struct):
     cpu_s: dict[str, float]
 
 
-class Processes:
+class ProcessorTime:
     """The processes whose time counts."""
 
     def __init__(self) -> None:
@@ -98,11 +98,11 @@ class Processes:
 class Bench:
     """One run."""
 
-    def __init__(self, plan: Plan, directory: Path, progress: Progress) -> None:
+    def __init__(self, plan: BenchPlan, directory: Path, progress: Progress) -> None:
         self.plan = plan
         self._directory = directory
         self._progress = progress
-        self._processes = Processes()
+        self._processes = ProcessorTime()
         self._bed = Bed(directory)
         self._workers: list[tuple[str, Child]] = []
         policy = plan.channel_policy()
@@ -129,7 +129,7 @@ class Bench:
         (directory / "plan.json").write_bytes(msgspec.json.encode(plan))
         self._board = Board(directory / "board", plan, create=True)
 
-    def run(self) -> Report:
+    def run(self) -> BenchReport:
         """Start everything, measure, stop everything."""
         try:
             self._progress("starting processes")
@@ -321,7 +321,7 @@ class Bench:
         stop: Sample,
         results: list[WorkerResult],
         suspicions: dict[str, dict[str, int]],
-    ) -> Report:
+    ) -> BenchReport:
         plan, board = self.plan, self._board
         subscribers = [result for result in results if result.role == "subscriber"]
         published = sum(board.posted(lane) for lane in range(plan.counted_lanes))
@@ -334,7 +334,7 @@ class Bench:
         used = {role: stop.cpu_s[role] - warm.cpu_s.get(role, 0.0) for role in stop.cpu_s}
         handled = sum(events for events, _ in rates) / len(rates) * seconds
         by_brokers = len(list((self._directory / "evidence").glob("*.evidence")))
-        return Report(
+        return BenchReport(
             policy=plan.policy,
             alpha=plan.channel_policy().alpha,
             brokers=plan.brokers,
@@ -367,20 +367,20 @@ class Bench:
         )
 
 
-def latency(samples_ns: list[int]) -> Latency:
+def latency(samples_ns: list[int]) -> LatencySample:
     """Median, 99th percentile and mean of sampled latencies, in milliseconds."""
     if not samples_ns:
-        return Latency()
+        return LatencySample()
     ordered = sorted(samples_ns)
     last = len(ordered) - 1
 
     def quantile(share: float) -> float:
         return round(ordered[round(last * share)] / 1e6, 3)
 
-    return Latency(quantile(0.5), quantile(0.99), round(sum(ordered) / len(ordered) / 1e6, 3))
+    return LatencySample(quantile(0.5), quantile(0.99), round(sum(ordered) / len(ordered) / 1e6, 3))
 
 
-def run_bench(plan: Plan, progress: Progress = lambda stage: None) -> Report:
+def run_bench(plan: BenchPlan, progress: Progress = lambda stage: None) -> BenchReport:
     """Measure what the plan says, on this machine."""
     plan.check()
     if plan.trace:

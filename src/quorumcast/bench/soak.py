@@ -44,7 +44,7 @@ RATE = 50.0
 Progress = Callable[[str], None]
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class SoakPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One bad hour."""
 
     policy: str = "total"
@@ -63,7 +63,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError("--seconds and --rate must be more than 0")
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
     """What became of it."""
 
     policy: str
@@ -93,7 +93,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class Soak:
     """One run."""
 
-    def __init__(self, plan: Plan, directory: Path, progress: Progress) -> None:
+    def __init__(self, plan: SoakPlan, directory: Path, progress: Progress) -> None:
         plan.check()
         self.plan = plan
         self._progress = progress
@@ -118,7 +118,7 @@ class Soak:
         self.silence_s = 0.0
         self._samples: list[tuple[float, float]] = []
 
-    async def perform(self) -> Report:
+    async def perform(self) -> SoakReport:
         """All of it."""
         plan = self.plan
         nodes = {name: await self._connect(name) for name in (*PUBLISHERS, *SUBSCRIBERS)}
@@ -243,7 +243,7 @@ class Soak:
             self._samples.append((memory, store))
             await asyncio.sleep(SAMPLE_S)
 
-    def _report(self) -> Report:
+    def _report(self) -> SoakReport:
         quarter = max(1, len(self._samples) // 4)
         early = self._samples[quarter : 2 * quarter] or self._samples
         late = self._samples[-quarter:]
@@ -258,7 +258,7 @@ class Soak:
             )
         one, other = (self.seen[name] for name in SUBSCRIBERS)
         common = min(len(one), len(other))
-        return Report(
+        return SoakReport(
             policy=self.plan.policy,
             brokers=self.plan.brokers,
             f=self.plan.f,
@@ -280,7 +280,9 @@ def _most(samples: list[tuple[float, float]], index: int) -> float:
     return round(max((sample[index] for sample in samples), default=0.0), 1)
 
 
-def run_soak(plan: Plan, directory: Path, progress: Progress = lambda stage: None) -> Report:
+def run_soak(
+    plan: SoakPlan, directory: Path, progress: Progress = lambda stage: None
+) -> SoakReport:
     """One bad hour."""
     soak = Soak(plan, directory, progress)
     with soak.cluster:

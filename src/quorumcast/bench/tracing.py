@@ -5,12 +5,12 @@ from __future__ import annotations
 import uuid
 
 from quorumcast import __version__
-from quorumcast.bench.plan import Plan
+from quorumcast.bench.plan import BenchPlan
 from quorumcast.runtime.digests import choose_digest
 from quorumcast.traces.form import BENCH, Header, Listening
 
 
-def header_of(plan: Plan, brokers: list[str]) -> Header:
+def header_of(plan: BenchPlan, brokers: list[str]) -> Header:
     """The scenario of a plan. Everybody listens to everything before anything is published."""
     listening = [
         Listening(plan.name_of("subscriber", index), plan.channel_name(channel))

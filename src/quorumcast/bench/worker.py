@@ -30,7 +30,7 @@ import pyarrow as pa
 from quorumcast.bench import events
 from quorumcast.bench.board import Board, Signal
 from quorumcast.bench.measured import measured_node
-from quorumcast.bench.plan import SKIP, Plan, WorkerResult
+from quorumcast.bench.plan import SKIP, BenchPlan, WorkerResult
 from quorumcast.client import run
 from quorumcast.client.events import Batch, BufferFull, Gap
 from quorumcast.client.node import Node
@@ -67,7 +67,7 @@ class Worker:
     def __init__(self, directory: Path, role: str, index: int) -> None:
         self.directory = directory
         self.index = index
-        self.plan = msgspec.json.decode((directory / "plan.json").read_bytes(), type=Plan)
+        self.plan = msgspec.json.decode((directory / "plan.json").read_bytes(), type=BenchPlan)
         self.board = Board(directory / "board", self.plan)
         self.result = WorkerResult(role=role, name=self.plan.name_of(role, index))
         self.guest = self.plan.is_guest(role, index)

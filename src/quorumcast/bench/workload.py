@@ -1,6 +1,6 @@
 """Workloads as files: who publishes how much on which topic and when, and who subscribes to what.
 
-    DIR/workload.json     what it is (`Header`), written last: a directory without it is unfinished
+    DIR/workload.json     a `WorkloadHeader`, written last: without it a directory is unfinished
     DIR/topics/           Parquet: topic, node that made it, events, subscribers
     DIR/subscriptions/    Parquet: topic, node
     DIR/events/           Parquet, in order from file to file: at_ms, id, node, topic, size
@@ -51,7 +51,7 @@ EVENT_COLUMNS = pa.schema(
 BATCH = 16_384
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True):
+class WorkloadHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What a workload is."""
 
     format: int = FORMAT
@@ -70,7 +70,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     made: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class Event(NamedTuple):
+class WorkloadEvent(NamedTuple):
     """One publication of a workload."""
 
     at_ms: int
@@ -83,7 +83,7 @@ class Event(NamedTuple):
 class Workload:
     """A workload on disk; events are read as they are needed."""
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, header: WorkloadHeader) -> None:
         self.path = path
         self.header = header
         rows = self._table(SUBSCRIPTIONS, SUBSCRIPTION_COLUMNS).to_pylist()
@@ -99,7 +99,7 @@ class Workload:
         """Every topic, in the order of the names."""
         return sorted(self.subscribers)
 
-    def events(self, most: int = 0) -> Iterator[Event]:
+    def events(self, most: int = 0) -> Iterator[WorkloadEvent]:
         """The events in their order, at most so many; 0 is all."""
         left = most or self.header.events
         for file in self._files(EVENTS):
@@ -110,7 +110,7 @@ class Workload:
                         if left <= 0:
                             return
                         left -= 1
-                        yield Event(*row)
+                        yield WorkloadEvent(*row)
 
     def _files(self, part: str) -> list[Path]:
         return sorted((self.path / part).glob("*.parquet"))
@@ -127,10 +127,10 @@ def _natural(name: str) -> tuple[int, str]:
     return len(name), name
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> WorkloadHeader:
     """What the workload in a directory is."""
     try:
-        header = msgspec.json.decode((path / HEADER).read_bytes(), type=Header)
+        header = msgspec.json.decode((path / HEADER).read_bytes(), type=WorkloadHeader)
     except FileNotFoundError:
         raise UsageError(
             f"{path} is no workload, or one that was never finished: it has no {HEADER}; make one "
@@ -156,13 +156,17 @@ def read_workload(path: Path) -> Workload:
     return Workload(path, header)
 
 
-def write_header(path: Path, header: Header) -> None:
+def write_header(path: Path, header: WorkloadHeader) -> None:
     """Say that the workload is complete."""
     (path / HEADER).write_bytes(msgspec.json.format(msgspec.json.encode(header), indent=2) + b"\n")
 
 
 def write_workload(
-    path: Path, header: Header, topics: pa.Table, subscriptions: pa.Table, events: list[pa.Table]
+    path: Path,
+    header: WorkloadHeader,
+    topics: pa.Table,
+    subscriptions: pa.Table,
+    events: list[pa.Table],
 ) -> None:
     """Write a small workload without Spark; each table of events becomes a file."""
     for part, tables in ((TOPICS, [topics]), (SUBSCRIPTIONS, [subscriptions]), (EVENTS, events)):

@@ -64,7 +64,7 @@ class Diagnosis:
         self.consistent = consistent
 
 
-class _Search:
+class _ExplanationSearch:
     """Looks for sets that have a member in every clause."""
 
     def __init__(self, clauses: Sequence[Clause], model: Model) -> None:
@@ -130,7 +130,7 @@ def smallest_clauses(clauses: Iterable[Clause]) -> list[Clause]:
 def diagnose(clauses: Iterable[Clause], model: Model) -> Diagnosis:
     """Who is in every explanation, and who in some."""
     kept = smallest_clauses(clauses)
-    search = _Search(kept, model)
+    search = _ExplanationSearch(kept, model)
     explanations = search.all_smallest()
     if not explanations:
         return Diagnosis((), {}, (), consistent=not kept)

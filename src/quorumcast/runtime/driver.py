@@ -42,7 +42,7 @@ from quorumcast.core.machine import (
 from quorumcast.core.message import Message
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened
-from quorumcast.faults.cell.tally import Tally
+from quorumcast.faults.cell.tally import DeedTally
 from quorumcast.faults.contract import Fault, Later
 from quorumcast.runtime.links.contract import Links
 from quorumcast.runtime.telemetry import Telemetry
@@ -84,7 +84,7 @@ class Adopting(Protocol):
         ...
 
 
-class Watcher(Protocol):
+class MachineWatcher(Protocol):
     """Who sees all that a machine does."""
 
     def on_handled(self, event: Event, effects: list[Effect], now: Millis) -> None:
@@ -122,9 +122,9 @@ class Driver:
         self.telemetry = telemetry or Telemetry()
         #: Installed faults, in the order in which they tamper; empty in an honest node.
         self.faults: tuple[Fault, ...] = ()
-        self._watchers: tuple[Watcher, ...] = ()
+        self._watchers: tuple[MachineWatcher, ...] = ()
         #: Where what they do is counted, if anybody wants to know.
-        self.tally: Tally | None = None
+        self.tally: DeedTally | None = None
         #: The kind of message with which this node vouches for publications, and for how many.
         self._voucher, self._count = publications
         self._handle = machine.handle
@@ -177,7 +177,7 @@ class Driver:
 
         return both
 
-    def watch(self, watcher: Watcher) -> None:
+    def watch(self, watcher: MachineWatcher) -> None:
         """Show there every event that the machine takes, and the effects that it asks for."""
         handle = self._handle
 

@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Connected, Effect, Event
-from quorumcast.faults.cell.tally import TalliedDeed, Tally
+from quorumcast.faults.cell.tally import DeedTally, TalliedDeed
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.attention import Attention
 from quorumcast.runtime.driver import Driver
@@ -118,7 +118,7 @@ class ObservationLog:
         self._role = role
         self._observer = Observer(manifest, node, role)
         #: What faults that are installed here do: labels, which no audit is judged by.
-        self.tally = Tally()
+        self.tally = DeedTally()
         #: How many deeds have been written.
         self._told = 0
         self._strain = Strain()

@@ -22,7 +22,7 @@ from quorumcast.sim.systems import planted, run_scenario
 CHUNK = 8
 
 
-class Failure(msgspec.Struct, frozen=True):
+class FailingSeed(msgspec.Struct, frozen=True):
     """A seed whose run broke a property."""
 
     seed: int
@@ -33,7 +33,7 @@ class Failure(msgspec.Struct, frozen=True):
     replay: str
 
 
-class Report(msgspec.Struct, kw_only=True):
+class CampaignFindings(msgspec.Struct, kw_only=True):
     """What a campaign found."""
 
     scenarios: int = 0
@@ -49,7 +49,7 @@ class Report(msgspec.Struct, kw_only=True):
     evidence: int = 0
     policies: dict[str, int] = msgspec.field(default_factory=dict)
     adversaries: dict[str, int] = msgspec.field(default_factory=dict)
-    failures: list[Failure] = msgspec.field(default_factory=list)
+    failures: list[FailingSeed] = msgspec.field(default_factory=list)
 
     def add(self, outcome: Outcome, variant: str = "") -> None:
         """Take in one run."""
@@ -70,7 +70,7 @@ class Report(msgspec.Struct, kw_only=True):
             first = outcome.violations[0]
             seed = int(outcome.seed)
             self.failures.append(
-                Failure(
+                FailingSeed(
                     seed,
                     outcome.policy,
                     outcome.adversary,
@@ -96,7 +96,7 @@ def replay_command(outcome: Outcome, variant: str = "") -> str:
     )
 
 
-class Task(msgspec.Struct, frozen=True):
+class SeedTask(msgspec.Struct, frozen=True):
     """Some seeds for one worker."""
 
     start: int
@@ -109,7 +109,7 @@ class Task(msgspec.Struct, frozen=True):
     system: str = "cell"
 
 
-def _run_task(task: Task) -> list[Outcome]:
+def _run_task(task: SeedTask) -> list[Outcome]:
     seeds = range(task.start, task.start + task.count)
     with planted(task.variant, task.system):
         return [
@@ -118,7 +118,7 @@ def _run_task(task: Task) -> list[Outcome]:
         ]
 
 
-def _outcomes(tasks: list[Task], workers: int) -> Iterator[Outcome]:
+def _outcomes(tasks: list[SeedTask], workers: int) -> Iterator[Outcome]:
     if workers == 1 or len(tasks) == 1:
         for task in tasks:
             yield from _run_task(task)
@@ -139,13 +139,15 @@ def run_campaign(
     workers: int | None = None,
     progress: Callable[[Outcome], None] | None = None,
     trace: Path | None = None,
-) -> Report:
+) -> CampaignFindings:
     """Run that many seeds; `progress` is told of each as it comes in."""
     tasks = [
-        Task(first, min(CHUNK, start + seeds - first), policy, adversary, trace, variant, system)
+        SeedTask(
+            first, min(CHUNK, start + seeds - first), policy, adversary, trace, variant, system
+        )
         for first in range(start, start + seeds, CHUNK)
     ]
-    report = Report()
+    report = CampaignFindings()
     for outcome in _outcomes(tasks, workers or os.cpu_count() or 1):
         report.add(outcome, variant)
         if progress is not None:

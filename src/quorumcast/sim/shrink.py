@@ -69,7 +69,7 @@ def episodes(acts: Sequence[Act]) -> list[Episode]:
     return found
 
 
-class _Search:
+class _Shortening:
     def __init__(self, plan: Plan, broken: str, most_runs: int) -> None:
         self.best = plan
         self.outcome: Outcome | None = None
@@ -139,7 +139,7 @@ def _milder(plan: Plan) -> Iterator[Plan]:
 
 def shrink(plan: Plan, broken: str, most_runs: int = MOST_RUNS) -> Shrunk | None:
     """The shortest plan found that breaks the property; None if this one does not."""
-    search = _Search(plan, broken, most_runs)
+    search = _Shortening(plan, broken, most_runs)
     if not search.keeps(plan):
         return None
     size = -1

@@ -15,7 +15,7 @@ CLIENTS = ("alice", "bob", "carol", "dave")
 CHANNELS: Mapping[str, str] = {"events": "ab+history"}
 
 
-class CellPlan:
+class CellSetup:
     """A manifest and everybody's identities."""
 
     def __init__(

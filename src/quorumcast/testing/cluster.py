@@ -31,7 +31,7 @@ from quorumcast.runtime.broker.identities import next_identity
 from quorumcast.runtime.broker.process import encode_settings
 from quorumcast.runtime.links.tls import make_certificate
 from quorumcast.testing.bed import PATIENCE_S, Bed, free_ports
-from quorumcast.testing.cells import CHANNELS, CLIENTS, CellPlan
+from quorumcast.testing.cells import CHANNELS, CLIENTS, CellSetup
 
 #: For one answer of a status page; a broker that stood still hangs up, and is asked again.
 ANSWER_S = 10.0
@@ -60,7 +60,7 @@ class LocalCluster(Bed):
     ) -> None:
         super().__init__(directory)
         ports = free_ports(brokers)
-        self.plan = CellPlan(
+        self.plan = CellSetup(
             brokers=brokers, f=f, clients=clients, channels=channels, ports=ports, repeatable=False
         )
         self.manifest: Manifest = self.plan.manifest

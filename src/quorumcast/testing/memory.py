@@ -31,7 +31,7 @@ from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links.contract import Listener, Trouble
-from quorumcast.testing.cells import CHANNELS, CLIENTS, CellPlan
+from quorumcast.testing.cells import CHANNELS, CLIENTS, CellSetup
 
 #: Messages that wait for one node before more are dropped, as in a full outbox.
 MAX_INBOX = 65_536
@@ -183,7 +183,7 @@ class MemoryCell:
         seed: int = 0,
         now_us: Clock = wall_us,
     ) -> None:
-        plan = CellPlan(brokers=brokers, f=f, clients=clients, channels=channels)
+        plan = CellSetup(brokers=brokers, f=f, clients=clients, channels=channels)
         self.manifest = plan.manifest
         self.identities = plan.identities
         self._signed = msgspec.json.encode(sign_manifest(plan.manifest, plan.operator))

@@ -28,7 +28,7 @@ REQUEST_BYTES = 1 << 16
 MOST_DESCRIPTORS = 16
 
 
-class Request(msgspec.Struct, frozen=True):
+class StartRequest(msgspec.Struct, frozen=True):
     """A child that is wanted; its output, its pipe for the exit code and `descriptors` come along.
 
     `descriptors` are the numbers that it knows the rest of them by.
@@ -67,7 +67,7 @@ class Nursery:
                 data, received, _, _ = socket.recv_fds(self._asked, REQUEST_BYTES, MOST_DESCRIPTORS)
                 if not data:
                     return None
-                request = msgspec.json.decode(data, type=Request)
+                request = msgspec.json.decode(data, type=StartRequest)
                 # Here, so that the next one of its kind has it.
                 main: Callable[[], None] = importlib.import_module(request.module).main
                 if self._fork(received):
@@ -105,7 +105,7 @@ class Nursery:
                 os.close(report)
 
 
-def _become(request: Request, received: Sequence[int]) -> None:
+def _become(request: StartRequest, received: Sequence[int]) -> None:
     """Be what was asked for, in every respect but the imports."""
     os.setsid()
     gc.unfreeze()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from quorumcast.testing.nursery import Request
+from quorumcast.testing.nursery import StartRequest
 
 _NURSERY = "from quorumcast.testing.nursery import main; main()"
 
@@ -84,7 +84,7 @@ class Processes:
         What it prints goes to `output`; it keeps the descriptors in `keep` under their numbers.
         """
         reading, writing = os.pipe()
-        request = Request(module, arguments, str(Path.cwd()), dict(os.environ), tuple(keep))
+        request = StartRequest(module, arguments, str(Path.cwd()), dict(os.environ), tuple(keep))
         handed = [output.fileno(), writing, *keep]
         with self._lock:
             asking = self._open()

@@ -13,7 +13,7 @@ from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
     from quorumcast.bench import faults, fit, floods, freeman, soak
-    from quorumcast.bench.plan import Plan, Report
+    from quorumcast.bench.plan import BenchPlan, BenchReport
     from quorumcast.bench.replay import ReplayReport
     from quorumcast.bench.run import Progress as Stages
 
@@ -102,13 +102,13 @@ def bench(
     Exit code 1 if something was, except where a fault makes that the expected result (AB or chain
     without history, a liar, and publishers that skip a broker: nothing can arrive).
     """
-    from quorumcast.bench.plan import LIE, Plan, lie_of
+    from quorumcast.bench.plan import LIE, BenchPlan, lie_of
 
     if fault == LIE:
         fault = lie_of(policy)
         if not fault:
             raise UsageError(f"{policy!r} withstands no lies; try '--fault crash'")
-    plan = Plan(
+    plan = BenchPlan(
         policy=policy,
         alpha=alpha,
         brokers=brokers,
@@ -143,7 +143,7 @@ def bench(
         _single(plan, json_)
 
 
-def _single(plan: Plan, json_: bool) -> None:
+def _single(plan: BenchPlan, json_: bool) -> None:
     import msgspec
 
     from quorumcast.bench.run import run_bench
@@ -158,7 +158,7 @@ def _single(plan: Plan, json_: bool) -> None:
         raise typer.Exit(1)
 
 
-def _replay(plan: Plan, workload: Path, processes: int, events: int, json_: bool) -> None:
+def _replay(plan: BenchPlan, workload: Path, processes: int, events: int, json_: bool) -> None:
     import msgspec
 
     from quorumcast.bench.replay import WINDOW, ReplayPlan, run_replay
@@ -208,7 +208,7 @@ def _replay_table(report: ReplayReport) -> Any:
     return table
 
 
-def _print(report: Report) -> None:
+def _print(report: BenchReport) -> None:
     from rich.table import Table
 
     table = Table(show_header=False, title=f"{report.policy}, {report.brokers} brokers")
@@ -231,7 +231,7 @@ def _print(report: Report) -> None:
     console().print(table)
 
 
-def _suite(name: str, plan: Plan, runs: int, json_: bool) -> None:
+def _suite(name: str, plan: BenchPlan, runs: int, json_: bool) -> None:
     if name not in SUITES:
         raise UsageError(f"there is no suite {name!r}; choose one of {', '.join(SUITES)}")
     if runs < 1:
@@ -242,7 +242,7 @@ def _suite(name: str, plan: Plan, runs: int, json_: bool) -> None:
         suite(plan, runs, json_, shown)
 
 
-def _freeman(plan: Plan, runs: int, json_: bool, progress: Stages) -> None:
+def _freeman(plan: BenchPlan, runs: int, json_: bool, progress: Stages) -> None:
     import msgspec
 
     from quorumcast.bench.freeman import run_freeman
@@ -254,7 +254,7 @@ def _freeman(plan: Plan, runs: int, json_: bool, progress: Stages) -> None:
         console().print(_freeman_table(lines))
 
 
-def _freeman_table(lines: list[freeman.Line]) -> Any:
+def _freeman_table(lines: list[freeman.FreemanRow]) -> Any:
     from rich.table import Table
 
     table = Table(title="One event of 56 bytes per publication; median of the runs")
@@ -274,7 +274,7 @@ def _freeman_table(lines: list[freeman.Line]) -> Any:
     return table
 
 
-def _fit(plan: Plan, runs: int, json_: bool, progress: Stages) -> None:
+def _fit(plan: BenchPlan, runs: int, json_: bool, progress: Stages) -> None:
     import msgspec
 
     from quorumcast.bench.fit import run_fit
@@ -288,7 +288,7 @@ def _fit(plan: Plan, runs: int, json_: bool, progress: Stages) -> None:
         raise typer.Exit(1)
 
 
-def _fit_table(lines: list[fit.Line]) -> Any:
+def _fit_table(lines: list[fit.FitRow]) -> Any:
     from rich.table import Table
 
     table = Table(title="FIT-Broker §5.2: events of 253 bytes, ten channels, two subscribers each")
@@ -311,13 +311,12 @@ def _fit_table(lines: list[fit.Line]) -> Any:
     return table
 
 
-def _soak(plan: Plan, runs: int, json_: bool, progress: Stages) -> None:
+def _soak(plan: BenchPlan, runs: int, json_: bool, progress: Stages) -> None:
     import tempfile
 
     import msgspec
 
-    from quorumcast.bench.soak import RATE, run_soak
-    from quorumcast.bench.soak import Plan as SoakPlan
+    from quorumcast.bench.soak import RATE, SoakPlan, run_soak
 
     reports = []
     for seed in range(1, runs + 1):
@@ -341,7 +340,7 @@ def _soak(plan: Plan, runs: int, json_: bool, progress: Stages) -> None:
         raise typer.Exit(1)
 
 
-def _soak_table(report: soak.Report) -> Any:
+def _soak_table(report: soak.SoakReport) -> Any:
     from rich.table import Table
 
     table = Table(show_header=False, title=f"{report.policy}, {report.brokers} brokers, durable")
@@ -360,7 +359,7 @@ def _soak_table(report: soak.Report) -> Any:
     return table
 
 
-def _faults(plan: Plan, runs: int, json_: bool, progress: Stages) -> None:
+def _faults(plan: BenchPlan, runs: int, json_: bool, progress: Stages) -> None:
     import msgspec
 
     from quorumcast.bench.faults import run_faults
@@ -374,7 +373,7 @@ def _faults(plan: Plan, runs: int, json_: bool, progress: Stages) -> None:
         raise typer.Exit(1)
 
 
-def _faults_table(plan: Plan, lines: list[faults.Line]) -> Any:
+def _faults_table(plan: BenchPlan, lines: list[faults.FaultRow]) -> Any:
     from rich.table import Table
 
     from quorumcast.bench.faults import BUDGET
@@ -407,7 +406,7 @@ def _faults_table(plan: Plan, lines: list[faults.Line]) -> Any:
     return table
 
 
-def _floods(plan: Plan, runs: int, json_: bool, progress: Stages) -> None:
+def _floods(plan: BenchPlan, runs: int, json_: bool, progress: Stages) -> None:
     import msgspec
 
     from quorumcast.bench.floods import run_floods
@@ -422,7 +421,7 @@ def _floods(plan: Plan, runs: int, json_: bool, progress: Stages) -> None:
         raise typer.Exit(1)
 
 
-def _floods_table(lines: list[floods.Line]) -> Any:
+def _floods_table(lines: list[floods.FloodRow]) -> Any:
     from rich.table import Table
 
     from quorumcast.bench.floods import LEAST_KEPT, LONGEST_ANSWER_S, MOST_SHARE

@@ -13,7 +13,7 @@ from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
     from quorumcast.sim.coverage.explore import Exploration
-    from quorumcast.sim.coverage.states import State
+    from quorumcast.sim.coverage.states import ProtocolState
 
 
 def run_coverage(
@@ -68,7 +68,7 @@ def run_coverage(
 
 
 def _print(
-    exploration: Exploration, known: int, unreached: list[State], replays: list[str]
+    exploration: Exploration, known: int, unreached: list[ProtocolState], replays: list[str]
 ) -> None:
     out = console()
     colour = "red" if replays else "green"

@@ -14,7 +14,7 @@ from quorumcast.cli.progress import Progress
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from quorumcast.sim.mutants.run import Report, Result, Share
+    from quorumcast.sim.mutants.run import MutantReport, Result, RoomFigures
 
 #: Characters of a detail that are shown to people.
 SHOWN = 100
@@ -68,16 +68,16 @@ def _tests() -> Path:
     return found
 
 
-def _as_json(report: Report) -> object:
+def _as_json(report: MutantReport) -> object:
     rooms = {room: _share(share) for room, share in report.rooms.items()}
     return {**msgspec.to_builtins(report), "rooms": rooms, "total": _share(report.total)}
 
 
-def _share(share: Share) -> dict[str, object]:
+def _share(share: RoomFigures) -> dict[str, object]:
     return {**msgspec.to_builtins(share), "percent": round(share.percent, 1)}
 
 
-def _print(report: Report, seeds: int) -> None:
+def _print(report: MutantReport, seeds: int) -> None:
     out = console()
     for result in report.results:
         out.print(_line(result), markup=False, highlight=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from quorumcast.cli.progress import Progress
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from quorumcast.sim.campaign import Report
+    from quorumcast.sim.campaign import CampaignFindings
     from quorumcast.sim.kernel.plan import Outcome
 
 EXAMPLE = "Example:  quorumcast sim --seeds 200 --policy ab+history --adversary alter"
@@ -262,7 +262,7 @@ def _named(name: str) -> str | None:
     return None if name == ALL else name
 
 
-def _print(report: Report) -> None:
+def _print(report: CampaignFindings) -> None:
     out = console()
     colour = "red" if report.violations else "green"
     out.print(

@@ -14,7 +14,7 @@ from quorumcast.cli.progress import Progress
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from quorumcast.bench.workload import Header
+    from quorumcast.bench.workload import WorkloadHeader
     from quorumcast.pipeline.workload.describe import Description
     from quorumcast.pipeline.workload.recipes import Recipe
 
@@ -230,7 +230,7 @@ def generate(
     _tell(header, output, json_)
 
 
-def _tell(header: Header, output: Path, json_: bool) -> None:
+def _tell(header: WorkloadHeader, output: Path, json_: bool) -> None:
     if json_:
         import msgspec
 

@@ -220,7 +220,7 @@ class FalsePositions(Tampering):
                 return [send]
 
 
-class Replay(Tampering):
+class Replaying(Tampering):
     """Says old things again, to anybody."""
 
     __slots__ = ("_said",)

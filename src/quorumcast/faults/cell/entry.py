@@ -1,8 +1,8 @@
 """A line of the catalogue, and what a fault of a node in a cell may know.
 
-An `Entry` also says what correct nodes may expect of the world while the fault is about: who can
-commit it, which policies still promise validity, and whether the lie leaves evidence that convinces
-a third party or suspicion only. The checkers of the simulator hold the cell to that.
+A `CatalogueEntry` also says what correct nodes may expect while the fault is about: which nodes can
+commit it, which policies still promise validity, and whether it leaves evidence that convinces a
+third party, or suspicion only. The checkers of the simulator hold the cell to that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Role(enum.Enum):
     SUBSCRIBER = "subscriber"
 
 
-class Trace(enum.Enum):
+class Footprint(enum.Enum):
     """What a fault leaves behind, at best, with correct nodes that it touches."""
 
     #: Signed statements that convince a third party, under the policies named by the entry.
@@ -93,7 +93,7 @@ class FaultContext:
         return [channel.name for channel in self.manifest.channels]
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the catalogue."""
 
     name: str
@@ -101,7 +101,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     description: str
     make: Callable[[FaultContext], Fault]
     #: The best that correct nodes can end up with when it strikes.
-    trace: Trace
+    trace: Footprint
     #: Policies under which the trace is evidence; under the others it is suspicion.
     provable_under: tuple[str, ...] = ()
     #: Policies that promise validity for correct publishers although f brokers do this.

@@ -44,7 +44,7 @@ class TalliedDeed(msgspec.Struct, frozen=True):
     history: bool = False
 
 
-class Tally:
+class DeedTally:
     """How often each deed was done."""
 
     __slots__ = ("deeds",)

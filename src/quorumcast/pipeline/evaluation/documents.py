@@ -8,7 +8,7 @@ others, and more.
 from __future__ import annotations
 
 from quorumcast.bench import fit, freeman
-from quorumcast.bench.plan import Plan
+from quorumcast.bench.plan import BenchPlan
 from quorumcast.pipeline.evaluation.model import Beside, Line
 from quorumcast.traces.form import BENCH
 
@@ -51,7 +51,7 @@ def _freeman(line: Line) -> list[Beside]:
 def _fit(line: Line) -> list[Beside]:
     """FIT-Broker §5.2: events of 253 bytes, ten channels, two subscribers."""
     scenario = line.scenario
-    for (test, policy), plan in fit.plans(Plan()).items():
+    for (test, policy), plan in fit.plans(BenchPlan()).items():
         same = (
             policy == scenario.policy
             and (plan.brokers, plan.tolerated()) == (scenario.brokers, scenario.f)

@@ -17,7 +17,7 @@ from quorumcast.bench.workload import (
     EVENTS,
     SUBSCRIPTIONS,
     TOPICS,
-    Header,
+    WorkloadHeader,
     read_header,
 )
 from quorumcast.pipeline.workload.content import TOLERANCE
@@ -51,7 +51,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """What was counted."""
 
     path: str
-    header: Header
+    header: WorkloadHeader
     events: int
     subscriptions: int
     deliveries: int

@@ -24,7 +24,7 @@ from quorumcast.bench.workload import (
     HEADER,
     SUBSCRIPTIONS,
     TOPICS,
-    Header,
+    WorkloadHeader,
     write_header,
 )
 from quorumcast.core.errors import UsageError
@@ -109,7 +109,7 @@ def _made(
 
 def write_generated(
     spark: SparkSession, generator: Generator, path: Path, partitions: int = 0
-) -> Header:
+) -> WorkloadHeader:
     """Make and write a workload of topics."""
     parts = partitions or partitions_for(spark, generator.events)
     events = _made(spark, generator.events, parts, generator.event_columns, EVENT_COLUMNS)
@@ -117,7 +117,7 @@ def write_generated(
     subscriptions = generator.subscription_table()
     write_table(spark, subscriptions, path / SUBSCRIPTIONS)
     write_table(spark, generator.topic_table(), path / TOPICS)
-    header = Header(
+    header = WorkloadHeader(
         name=generator.shape.name,
         seed=generator.seed,
         nodes=generator.nodes,
@@ -133,7 +133,7 @@ def write_generated(
 
 def write_content(
     spark: SparkSession, generator: ContentGenerator, path: Path, partitions: int = 0
-) -> Header:
+) -> WorkloadHeader:
     """Make and write a workload of predicates; matches are counted while it is made."""
     from pyspark.sql import functions as sql
 
@@ -145,7 +145,7 @@ def write_content(
     )
     write_table(spark, generator.subscription_table(), path / SUBSCRIPTIONS)
     counted = spark.read.parquet(str(path / EVENTS)).agg(sql.sum("matches")).first()
-    header = Header(
+    header = WorkloadHeader(
         kind=BY_CONTENT,
         name=shape.name,
         seed=generator.seed,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quorumcast.bench.workload import EVENTS, SUBSCRIPTIONS, TOPICS, Header, write_header
+from quorumcast.bench.workload import EVENTS, SUBSCRIPTIONS, TOPICS, WorkloadHeader, write_header
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.workload.files import partitions_for, write_events
 from quorumcast.pipeline.workload.recipes import Recipe, read_source
@@ -40,7 +40,7 @@ def prepare(
     recipe: Recipe,
     settings: Settings,
     path: Path,
-) -> Header:
+) -> WorkloadHeader:
     """Write the workload that a source makes."""
     from pyspark import StorageLevel
 
@@ -81,7 +81,7 @@ def finish(
     made: dict[str, object],
     dropped: dict[str, int],
     makers: DataFrame | None = None,
-) -> Header:
+) -> WorkloadHeader:
     """Write subscriptions, topics and the header beside events that are there.
 
     `makers` says which node makes a topic; otherwise it is the one that publishes on it first.
@@ -125,7 +125,7 @@ def finish(
         )
         .collect()[0]
     )
-    header = Header(
+    header = WorkloadHeader(
         name=name,
         seed=settings.seed,
         nodes=settings.nodes,

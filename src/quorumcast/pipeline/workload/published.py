@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quorumcast.bench.workload import Header
+from quorumcast.bench.workload import WorkloadHeader
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.workload.files import partitions_for, write_events
 from quorumcast.pipeline.workload.prepare import finish
@@ -29,7 +29,7 @@ _SCHEMA = """type string, node string, name string, totalNumberEvents long,
 
 def prepare_published(
     spark: SparkSession, sources: list[str], path: Path, *, seed: int = 1, partitions: int = 0
-) -> Header:
+) -> WorkloadHeader:
     """Write the workload that such files hold."""
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as sql

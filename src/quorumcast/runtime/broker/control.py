@@ -31,7 +31,7 @@ from quorumcast.faults.cell.entry import FaultContext, Role
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.broker.http import (
     Handler,
-    Request,
+    HttpRequest,
     Response,
     error_response,
     json_response,
@@ -125,7 +125,7 @@ class Control:
             ("DELETE", "/links"): self._on_cut_links,
         }
 
-    def _on_status(self, request: Request) -> Response:
+    def _on_status(self, request: HttpRequest) -> Response:
         return json_response(self.status())
 
     def status(self) -> dict[str, object]:
@@ -166,7 +166,7 @@ class Control:
             **node.telemetry.snapshot(),
         }
 
-    def _on_metrics(self, request: Request) -> Response:
+    def _on_metrics(self, request: HttpRequest) -> Response:
         from quorumcast.runtime.broker.metrics import Collector, exposition
 
         node = self._node
@@ -176,7 +176,7 @@ class Control:
         content_type = "text/plain; version=0.0.4; charset=utf-8"
         return Response(HTTPStatus.OK, exposition(collector), content_type)
 
-    def _on_list_faults(self, request: Request) -> Response:
+    def _on_list_faults(self, request: HttpRequest) -> Response:
         return json_response(
             {
                 "allowed": self._allow_faults,
@@ -189,7 +189,7 @@ class Control:
             }
         )
 
-    def _on_add_fault(self, request: Request) -> Response:
+    def _on_add_fault(self, request: HttpRequest) -> Response:
         if not self._allow_faults:
             return self._forbidden()
         try:
@@ -217,7 +217,7 @@ class Control:
         node.driver.faults = (*others, make_fault(order.name, context))
         note("misbehaves on request", fault=order.name)
 
-    def _on_clear_faults(self, request: Request) -> Response:
+    def _on_clear_faults(self, request: HttpRequest) -> Response:
         if not self._allow_faults:
             return self._forbidden()
         names = request.query.get("name")
@@ -226,7 +226,7 @@ class Control:
         note("misbehaves no more", still=[fault.name for fault in driver.faults])
         return self._on_list_faults(request)
 
-    def _on_cut_links(self, request: Request) -> Response:
+    def _on_cut_links(self, request: HttpRequest) -> Response:
         if not self._allow_faults:
             return self._forbidden()
         self._node.cut_links()

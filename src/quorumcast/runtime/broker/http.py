@@ -27,7 +27,7 @@ MAX_CONNECTIONS = 64
 TIMEOUT_S = 5.0
 
 
-class Request(msgspec.Struct, frozen=True):
+class HttpRequest(msgspec.Struct, frozen=True):
     """What somebody asked for."""
 
     method: str
@@ -63,7 +63,7 @@ def error_response(sentence: str, status: HTTPStatus) -> Response:
     return json_response({"error": sentence}, status)
 
 
-Handler = Callable[[Request], Response]
+Handler = Callable[[HttpRequest], Response]
 
 
 class HttpServer:
@@ -139,7 +139,7 @@ class HttpServer:
             return error_response(str(error), HTTPStatus.BAD_REQUEST)
 
 
-async def _read_request(reader: asyncio.StreamReader) -> Request:
+async def _read_request(reader: asyncio.StreamReader) -> HttpRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.split("\r\n")
     method, target, _ = first.split(" ")
@@ -157,7 +157,7 @@ async def _read_request(reader: asyncio.StreamReader) -> Request:
     url = urlsplit(target)
     body = await reader.readexactly(length)
     host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
-    return Request(method, url.path, parse_qs(url.query), body, host)
+    return HttpRequest(method, url.path, parse_qs(url.query), body, host)
 
 
 def _is_loopback(host: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Protocol
 from quorumcast.runtime.links.limits import TransportLimits
 
 
-class Reader(Protocol):
+class FrameReader(Protocol):
     """A link as it is seen from here."""
 
     def unread_bytes(self) -> int:
@@ -44,22 +44,22 @@ class Inbox:
     def __init__(self, limits: TransportLimits) -> None:
         self._limits = limits
         #: Links with room for the frame that they read or handle, and its size.
-        self._holders: dict[Reader, int] = {}
+        self._holders: dict[FrameReader, int] = {}
         #: The sum of these sizes; within the limit, or one frame alone.
         self._taken = 0
         #: Links that wait for room, the first one longest, and how much they want.
-        self._waiting: dict[Reader, int] = {}
+        self._waiting: dict[FrameReader, int] = {}
         #: Links that keep a large buffer for their next frame, and its size.
-        self._kept: dict[Reader, int] = {}
+        self._kept: dict[FrameReader, int] = {}
         #: What each holder had sent at the last look; None while nobody waits.
-        self._seen: dict[Reader, int] | None = None
+        self._seen: dict[FrameReader, int] | None = None
 
     @property
     def size(self) -> int:
         """Bytes that its links may take up beside their usual buffers."""
         return self._taken + sum(self._kept.values())
 
-    def enter(self, link: Reader, size: int) -> bool:
+    def enter(self, link: FrameReader, size: int) -> bool:
         """Take room for a whole frame; a link that gets none is told when there is some."""
         if link in self._holders:
             return True
@@ -70,7 +70,7 @@ class Inbox:
         self._hold(link, size)
         return True
 
-    def keep(self, link: Reader, size: int) -> bool:
+    def keep(self, link: FrameReader, size: int) -> bool:
         """The frame is handled; whether the link may keep its buffer for the next one."""
         if self._kept.get(link) == size:
             return True
@@ -80,7 +80,7 @@ class Inbox:
         self._kept[link] = size
         return True
 
-    def leave(self, link: Reader) -> None:
+    def leave(self, link: FrameReader) -> None:
         """The link needs no room any more, or is gone."""
         self._kept.pop(link, None)
         self._waiting.pop(link, None)
@@ -96,7 +96,7 @@ class Inbox:
     def _fits(self, size: int) -> bool:
         return not self._holders or self._taken + size <= self._limits.inbox_bytes
 
-    def _hold(self, link: Reader, size: int) -> None:
+    def _hold(self, link: FrameReader, size: int) -> None:
         self._kept.pop(link, None)
         self._holders[link] = size
         self._taken += size

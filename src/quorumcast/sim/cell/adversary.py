@@ -21,7 +21,7 @@ from quorumcast.sim.cell.cells import Cell
 from quorumcast.sim.cell.harm import entry_of
 from quorumcast.sim.kernel.adversary import Adversary
 from quorumcast.sim.kernel.network import Network
-from quorumcast.sim.kernel.node import Node
+from quorumcast.sim.kernel.node import SimulatedNode
 from quorumcast.sim.kernel.scheduler import Scheduler
 
 
@@ -84,7 +84,7 @@ class CellAdversary(Adversary):
     """Harm to the nodes of a cell."""
 
     def __init__(
-        self, cell: Cell, scheduler: Scheduler, network: Network, nodes: dict[NodeId, Node]
+        self, cell: Cell, scheduler: Scheduler, network: Network, nodes: dict[NodeId, SimulatedNode]
     ) -> None:
         super().__init__(CellFaults(cell), scheduler, network, nodes)
         self._cell = cell

@@ -20,7 +20,7 @@ from quorumcast.core.message import Message
 from quorumcast.faults.cell.base import Tampering
 from quorumcast.faults.cell.catalogue import ALL, CRASH_LIVE, TOTAL
 from quorumcast.faults.cell.clients import EquivocatingPublisher
-from quorumcast.faults.cell.entry import Entry, FaultContext, Role, Trace
+from quorumcast.faults.cell.entry import CatalogueEntry, FaultContext, Footprint, Role
 from quorumcast.faults.contract import Later
 from quorumcast.ordering.messages import (
     Accept,
@@ -194,14 +194,14 @@ def _aimed(
     *,
     only_under: tuple[str, ...] = (),
     benign: bool = False,
-) -> Entry:
+) -> CatalogueEntry:
     valid = CRASH_LIVE if role is Role.BROKER else ALL
-    return Entry(
+    return CatalogueEntry(
         name=name,
         role=role,
         description=description,
         make=lambda context: fault(name, context),
-        trace=Trace.NOTHING,
+        trace=Footprint.NOTHING,
         valid_under=valid,
         benign=benign,
         only_under=only_under,
@@ -229,4 +229,4 @@ _ENTRIES = (
 )  # fmt: skip
 
 #: Every aimed attack by its name.
-AIMED: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
+AIMED: dict[str, CatalogueEntry] = {entry.name: entry for entry in _ENTRIES}

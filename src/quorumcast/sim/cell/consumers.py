@@ -4,8 +4,8 @@ A companion is an order of operations, and what they mean is a pure function of 
 scenario of total order draws one: consumers that join, claim, acknowledge, hand back, fall silent
 and leave, of two lives and at two seats; operators that change the group; others that write what
 they have no right to write, or words that came too late. Readers begin at any operation. In the end
-everybody who follows must know what `Ledger` says, which is written apart from `named.state` and
-keeps one line for every position.
+all followers must agree with `PlainSubscription`, an independent model of `named.state` that keeps
+one entry for every position.
 """
 
 from __future__ import annotations
@@ -74,21 +74,21 @@ def charter(epoch: int, *, forged: bool = False) -> bytes:
     return msgspec.json.encode(signed)
 
 
-class Line(msgspec.Struct):
+class PositionState(msgspec.Struct):
     """What is known of one position: who has it, or that it waits; and its attempts."""
 
     holder: str
     attempts: int
 
 
-class Ledger:
+class PlainSubscription:
     """The state of a subscription, written the simplest way."""
 
     def __init__(self, root: int, start: int, epoch: int, allowed: tuple[str, ...], most: int):
         self.root, self.next, self.epoch = root, start, epoch
         self.allowed, self.most = allowed, most
         #: Positions that are not settled; a holder "" is nobody.
-        self.lines: dict[int, Line] = {}
+        self.lines: dict[int, PositionState] = {}
         self.sessions: dict[str, tuple[int, int]] = {}
         self.dead = self.again = 0
 
@@ -139,7 +139,10 @@ class Ledger:
                         self.lines[position].attempts = max(0, self.lines[position].attempts - 1)
                 self._end(author)
             case Dead(position=position):
-                used_up = self.most and self.lines.get(position, Line("", 0)).attempts > self.most
+                used_up = (
+                    self.most
+                    and self.lines.get(position, PositionState("", 0)).attempts > self.most
+                )
                 if position in self._of(author) and used_up:
                     del self.lines[position]
                     self.dead += 1
@@ -159,7 +162,7 @@ class Ledger:
                 self.lines[free[0]].attempts += 1
                 self.again += 1
             elif self.next < end:
-                self.lines[self.next] = Line(author, 1)
+                self.lines[self.next] = PositionState(author, 1)
                 self.next += 1
 
     def govern(self, epoch: int, members: tuple[str, ...], most: int) -> None:
@@ -199,7 +202,7 @@ class Companion:
         self._rng = rng
         self.shared = shared
         self.at = 0
-        self.ledger: Ledger | None = None
+        self.ledger: PlainSubscription | None = None
         #: The session of each author, and what the ledger was a few operations ago.
         self._session = dict.fromkeys(AUTHORS, 0)
         self.taken: tuple[int, Picture] | None = None
@@ -230,7 +233,7 @@ class Companion:
         epoch = rng.choice((newest, newest, min(3, newest + 1), newest if new else 1))
         return b"none" if rng.randrange(15) == 0 else charter(epoch, forged=rng.randrange(8) == 0)
 
-    def _work(self, author: NodeId, book: Ledger) -> AnyOperation:
+    def _work(self, author: NodeId, book: PlainSubscription) -> AnyOperation:
         rng = self._rng
         session = self._session[author] if rng.randrange(10) else rng.randrange(1, 4)
         if not session or rng.randrange(12) == 0:
@@ -279,7 +282,7 @@ class Companion:
         match operation:
             case Create(upto=upto, start=start):
                 if book is None or (book.root <= upto and epoch >= book.epoch):
-                    self.ledger = Ledger(self.at, start, epoch, members, most)
+                    self.ledger = PlainSubscription(self.at, start, epoch, members, most)
             case Configure() if book is not None and self.shared:
                 book.govern(epoch, members, most)
             case Configure() if book is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quorumcast.faults.cell.catalogue import CATALOGUE
-from quorumcast.faults.cell.entry import Entry, Role
+from quorumcast.faults.cell.entry import CatalogueEntry, Role
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.aimed import AIMED
 
@@ -55,7 +55,7 @@ ORDERING_ACCOMPLICES = (
 )
 
 
-def entry_of(name: str) -> Entry | None:
+def entry_of(name: str) -> CatalogueEntry | None:
     """What the catalogue, or the list of aimed attacks, says of a fault."""
     return CATALOGUE.get(name) or AIMED.get(name)
 

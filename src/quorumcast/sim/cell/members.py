@@ -34,7 +34,7 @@ LOOK_MS = 80
 ASK_MS = 40
 
 
-class Taken(msgspec.Struct, frozen=True):
+class KeptEpoch(msgspec.Struct, frozen=True):
     """What a broker keeps of its epoch."""
 
     manifest: Manifest
@@ -65,7 +65,7 @@ class Members:
         self._file = world.cell.manifest
         self._data = {self._file.epoch: self._written(self._file)}
         #: The epoch that each broker took last, which its next life begins with.
-        self._taken: dict[NodeId, Taken] = {}
+        self._taken: dict[NodeId, KeptEpoch] = {}
         #: Steps that the operator has in mind, in order: each waits for the one before.
         self._wanted: deque[tuple[str, NodeId]] = deque()
         world.network.on_mismatch = self._meet
@@ -82,10 +82,10 @@ class Members:
         Without a log brokers keep no epoch beside their stores. One that went back to an epoch of
         which fewer than f+1 brokers are left would believe nobody where the others are.
         """
-        taken = self._taken.get(name, Taken(self._file))
+        taken = self._taken.get(name, KeptEpoch(self._file))
         logs = any(channel.policy.total for channel in taken.manifest.channels)
         if not logs and self._file.broker(name) is not None:
-            taken = Taken(self._file)
+            taken = KeptEpoch(self._file)
         self._taken[name] = taken
         keyring = taken.manifest.keyring(identity_of(len(self._pool.brokers), name))
         self._world.cell.keyrings[name] = keyring
@@ -169,11 +169,11 @@ class Members:
         if not isinstance(machine, Broker) or manifest.epoch <= self._epoch(name):
             return
         if manifest.broker(name) is None:
-            self._taken[name] = Taken(manifest)
+            self._taken[name] = KeptEpoch(manifest)
             node.leave()
             world.network.break_all(name)
             return
-        self._taken[name] = Taken(manifest, machine.membership.older_logs(), effect.words)
+        self._taken[name] = KeptEpoch(manifest, machine.membership.older_logs(), effect.words)
         keyring = manifest.keyring(identity_of(len(self._pool.brokers), name))
         node.carry_out(machine.adopt(manifest, keyring))
         world.network.break_all(name)

@@ -38,7 +38,7 @@ PATIENCE_MS = 15_000
 HARMS = ("none", "crash")
 
 
-class Replay(msgspec.Struct, frozen=True, kw_only=True):
+class WorkloadOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a workload in the simulator."""
 
     events: int
@@ -134,13 +134,13 @@ def expected(
     return sum(len(subscribers.get(topic, ())) for _, _, topic in events)
 
 
-def replay(plan: CellPlan, due: int) -> Replay:
+def replay(plan: CellPlan, due: int) -> WorkloadOutcome:
     """Carry a workload's plan out; whoever got less or more than is due broke a promise."""
     outcome = perform(plan)
     if outcome.deliveries != due and not outcome.violations:
         found = Violation("Deliveries", f"{outcome.deliveries} of {due} events were delivered")
         outcome = msgspec.structs.replace(outcome, violations=[found])
-    return Replay(
+    return WorkloadOutcome(
         events=sum(act.what == "submit" for act in plan.acts),
         publishers=len(plan.publishers),
         readers=len(plan.subscribers),

@@ -23,20 +23,20 @@ from quorumcast.core.machine import Effect, Event, Receive, Send
 from quorumcast.sim.cell.adversary import CellAdversary
 from quorumcast.sim.cell.cells import Cell, life_of
 from quorumcast.sim.cell.judges.blame import Lies
-from quorumcast.sim.cell.judges.facts import Facts
+from quorumcast.sim.cell.judges.facts import CellFacts
 from quorumcast.sim.kernel.judging import Checker, Monitor
 from quorumcast.sim.kernel.network import Weather
 from quorumcast.sim.kernel.node import Watcher
 from quorumcast.sim.kernel.world import World
 
 
-class CellMonitor(Monitor[Facts]):
+class CellMonitor(Monitor[CellFacts]):
     """Beside what checkers see: how far brokers say they are, lies, and answered subscriptions."""
 
     def __init__(
         self,
-        facts: Facts,
-        checkers: Sequence[Checker[Facts]],
+        facts: CellFacts,
+        checkers: Sequence[Checker[CellFacts]],
         lies: Lies,
         on_positions: Callable[[NodeId, Channel], None],
     ) -> None:
@@ -58,7 +58,7 @@ class CellMonitor(Monitor[Facts]):
         super().on_effect(node, effect, now)
 
 
-class CellWorld(World[Facts]):
+class CellWorld(World[CellFacts]):
     """Everything there is."""
 
     adversary: CellAdversary
@@ -68,7 +68,7 @@ class CellWorld(World[Facts]):
         cell: Cell,
         seed: int | str,
         weather: Weather,
-        checkers: Sequence[Checker[Facts]],
+        checkers: Sequence[Checker[CellFacts]],
         *,
         sync_ms: int = 2,
         coalesce_ms: int = 0,
@@ -85,7 +85,7 @@ class CellWorld(World[Facts]):
         )
         self.cell = cell
         adversary = CellAdversary(cell, self.scheduler, self.network, self.nodes)
-        facts = Facts(cell.manifest, adversary)
+        facts = CellFacts(cell.manifest, adversary)
         facts.ordered = self._ordered
         facts.holds = self._holds
         facts.on_disk = lambda node, kind, owner: self.nodes[node].disk.held(kind, owner)

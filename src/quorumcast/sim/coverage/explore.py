@@ -15,7 +15,7 @@ import msgspec
 from quorumcast.manifest.policy import POLICY_NAMES
 from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.cell.scenario import draw
-from quorumcast.sim.coverage.states import State, known_states, states_of
+from quorumcast.sim.coverage.states import ProtocolState, known_states, states_of
 from quorumcast.sim.coverage.transitions import Transition, harm_of, transitions_of
 from quorumcast.sim.kernel.plan import Outcome
 
@@ -31,13 +31,13 @@ class Exploration(msgspec.Struct, kw_only=True):
     scenarios: int = 0
     #: How many scenarios showed each transition.
     transitions: dict[Transition, int] = msgspec.field(default_factory=dict)
-    reached: set[State] = msgspec.field(default_factory=set)
+    reached: set[ProtocolState] = msgspec.field(default_factory=set)
     #: Distinct transitions after each scenario.
     growth: list[int] = msgspec.field(default_factory=list)
     #: Runs that broke a property.
     failed: list[Outcome] = msgspec.field(default_factory=list)
 
-    def unreached(self, policies: Sequence[str] = POLICY_NAMES) -> list[State]:
+    def unreached(self, policies: Sequence[str] = POLICY_NAMES) -> list[ProtocolState]:
         """States that the code names and no scenario showed."""
         return [s for s in known_states() if s.policy in policies and s not in self.reached]
 

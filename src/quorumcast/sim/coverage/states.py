@@ -81,7 +81,7 @@ EFFECTS = (
 _KINDS = frozenset(kind.__name__ for kind in get_args(CellMessage))
 
 
-class State(msgspec.Struct, frozen=True, order=True):
+class ProtocolState(msgspec.Struct, frozen=True, order=True):
     """Something that a role does or meets under a policy."""
 
     policy: str
@@ -90,9 +90,9 @@ class State(msgspec.Struct, frozen=True, order=True):
 
 
 @cache
-def known_states() -> tuple[State, ...]:
+def known_states() -> tuple[ProtocolState, ...]:
     """Every state that the code names."""
-    found: dict[State, None] = {}
+    found: dict[ProtocolState, None] = {}
     for pattern, role, policies in MODULES:
         named = {path for path, *_ in MODULES if path != pattern}
         for path in sorted(PACKAGE.glob(pattern)):
@@ -100,7 +100,7 @@ def known_states() -> tuple[State, ...]:
                 continue  # it has a line of its own
             for what, under in _named_in(ast.parse(path.read_text(encoding="utf-8"))):
                 for policy in _chosen(_chosen(POLICY_NAMES, policies), under):
-                    found[State(policy, role, what)] = None
+                    found[ProtocolState(policy, role, what)] = None
     return tuple(sorted(found))
 
 
@@ -133,7 +133,7 @@ def _named_in(tree: ast.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
                 yield f"says {name}", ALL
 
 
-def states_of(transition: Transition) -> list[State]:
+def states_of(transition: Transition) -> list[ProtocolState]:
     """The states that a transition shows."""
     kind, _, rest = transition.effect.partition(" ")
     event = transition.event
@@ -148,4 +148,4 @@ def states_of(transition: Transition) -> list[State]:
         found.append(f"persists {rest}")
     elif kind in EFFECTS:
         found.append(f"says {kind}")
-    return [State(transition.policy, transition.role, what) for what in found]
+    return [ProtocolState(transition.policy, transition.role, what) for what in found]

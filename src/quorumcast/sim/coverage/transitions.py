@@ -99,7 +99,7 @@ def effect_name(effect: Effect) -> str:
             return type(effect).__name__
 
 
-class Probe:
+class TransitionProbe:
     """Watches one run and collects its transitions."""
 
     def __init__(self, plan: CellPlan) -> None:
@@ -148,9 +148,9 @@ class Probe:
         return ", ".join(phases)
 
 
-def transitions_of(plan: CellPlan) -> tuple[CellRun, Probe]:
+def transitions_of(plan: CellPlan) -> tuple[CellRun, TransitionProbe]:
     """A run of a plan that is about to begin, and the probe that watches it."""
     run = CellRun(plan)
-    probe = Probe(plan)
+    probe = TransitionProbe(plan)
     probe.watch(run.world)
     return run, probe

@@ -16,7 +16,7 @@ from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Effect, Receive
 from quorumcast.faults.contract import Fault, Later
 from quorumcast.sim.kernel.network import Network
-from quorumcast.sim.kernel.node import Node
+from quorumcast.sim.kernel.node import SimulatedNode
 from quorumcast.sim.kernel.scheduler import Scheduler
 
 
@@ -72,7 +72,7 @@ class Adversary:
         model: FaultModel,
         scheduler: Scheduler,
         network: Network,
-        nodes: Mapping[NodeId, Node],
+        nodes: Mapping[NodeId, SimulatedNode],
     ) -> None:
         self._model = model
         self._scheduler = scheduler

@@ -102,7 +102,7 @@ class Checker(Protocol[Known_contra]):
         ...
 
 
-class Watching:
+class EffectChecker:
     """A checker that only looks at what happens."""
 
     name = "?"

@@ -34,7 +34,7 @@ from quorumcast.crypto.session import (
     encode_parcel,
     make_session,
 )
-from quorumcast.sim.kernel.node import Node
+from quorumcast.sim.kernel.node import SimulatedNode
 from quorumcast.sim.kernel.scheduler import Scheduler
 
 #: How long a broken link stays unnoticed, and how long the ends wait before they try again.
@@ -89,7 +89,7 @@ class Sealed:
 RECORDED = 16
 
 
-class Link:
+class SimulatedLink:
     """The connection between two nodes, made by `caller`."""
 
     __slots__ = (
@@ -146,8 +146,8 @@ class Network:
                 scheduler.after(change.since_ms, partial(self._change, change))
             else:
                 self._change(change)
-        self._nodes: dict[NodeId, Node] = {}
-        self._links: dict[tuple[NodeId, NodeId], Link] = {}
+        self._nodes: dict[NodeId, SimulatedNode] = {}
+        self._links: dict[tuple[NodeId, NodeId], SimulatedLink] = {}
         #: Pairs that cannot reach each other for now.
         self._cut: dict[tuple[NodeId, NodeId], None] = {}
         self.packets = 0
@@ -162,21 +162,21 @@ class Network:
 
     # ------------------------------------------------------------ links
 
-    def add(self, node: Node) -> None:
+    def add(self, node: SimulatedNode) -> None:
         """A node that links may lead to."""
         self._nodes[node.id] = node
 
     def connect(self, caller: NodeId, callee: NodeId) -> None:
         """Keep a link between two nodes from now on, through all breaks."""
-        link = Link(caller, callee)
+        link = SimulatedLink(caller, callee)
         self._links[caller, callee] = self._links[callee, caller] = link
         self._scheduler.after(self._rng.randrange(RECONNECT_MS), lambda: self._greet(link))
 
-    def links_of(self, node: NodeId) -> list[Link]:
+    def links_of(self, node: NodeId) -> list[SimulatedLink]:
         """Every link that a node has, in the order in which they were made."""
         return [link for (a, _), link in self._links.items() if a == node]
 
-    def _reachable(self, link: Link) -> bool:
+    def _reachable(self, link: SimulatedLink) -> bool:
         return (
             self._nodes[link.caller].up
             and self._nodes[link.callee].up
@@ -184,7 +184,7 @@ class Network:
             and (link.callee, link.caller) not in self._cut
         )
 
-    def _greet(self, link: Link) -> None:
+    def _greet(self, link: SimulatedLink) -> None:
         over = self._nodes[link.caller].left or self._nodes[link.callee].left
         if link.sessions or link.greeting or over:
             return
@@ -242,7 +242,7 @@ class Network:
         factory, family = keyring.factory, self._family
         return make_session(secret, factory, hello, nonce, family, caller=is_caller)
 
-    def _replay_greeting(self, link: Link, hello: Hello, nonce: bytes) -> None:
+    def _replay_greeting(self, link: SimulatedLink, hello: Hello, nonce: bytes) -> None:
         """An attacker repeats the greeting before this one, or its answer, and what was said then.
 
         Each end has drawn a nonce of its own this time, so nothing of that may be believed.
@@ -260,7 +260,7 @@ class Network:
                 if not isinstance(fooled.open(frame), Refusal):
                     self.on_breach(end, peer, "takes packets of an earlier connection")
 
-    def break_link(self, link: Link) -> None:
+    def break_link(self, link: SimulatedLink) -> None:
         """End a connection; both ends notice and try again after a while."""
         link.generation += 1
         ends = list(link.sessions)
@@ -293,7 +293,7 @@ class Network:
         """Lose everything from one node to these, in this direction only, and let no link break."""
         self._cut.update({(sender, receiver): None for receiver in receivers})
 
-    def _notice(self, link: Link) -> None:
+    def _notice(self, link: SimulatedLink) -> None:
         if (link.caller, link.callee) in self._cut and link.sessions:
             self.break_link(link)
 
@@ -367,7 +367,7 @@ class Network:
 
     def carry(
         self,
-        link: Link,
+        link: SimulatedLink,
         sender: NodeId,
         receiver: NodeId,
         frame: bytes,
@@ -430,12 +430,12 @@ class Network:
         nonces = self._rng.randbytes(NONCE_SIZE), self._rng.randbytes(NONCE_SIZE)
         hello = Hello(PROTOCOL, keyring.cell, keyring.epoch, name, broker, nonces[0])
         thief = self._session(stolen, broker, hello, nonces[1], True)
-        link = self._links[name, broker] = Link(name, broker)
+        link = self._links[name, broker] = SimulatedLink(name, broker)
         link.sessions[broker] = self._session(keyring, name, hello, nonces[1], False)
         self._nodes[broker].connected(name)
         self.carry(link, name, broker, thief.seal(parcels), 1)
 
-    def link(self, a: NodeId, b: NodeId) -> Link | None:
+    def link(self, a: NodeId, b: NodeId) -> SimulatedLink | None:
         """The link between two nodes, if they have one."""
         return self._links.get((a, b))
 

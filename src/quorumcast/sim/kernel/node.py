@@ -66,7 +66,7 @@ class Watcher(Protocol):
         ...
 
 
-class Node:
+class SimulatedNode:
     """One node of the world."""
 
     __slots__ = (

@@ -16,7 +16,7 @@ from quorumcast.crypto.session import Family
 from quorumcast.sim.kernel.adversary import Adversary
 from quorumcast.sim.kernel.judging import Checker, Known, Monitor
 from quorumcast.sim.kernel.network import Network, Weather
-from quorumcast.sim.kernel.node import Node, Watcher
+from quorumcast.sim.kernel.node import SimulatedNode, Watcher
 from quorumcast.sim.kernel.scheduler import Scheduler
 
 
@@ -40,7 +40,7 @@ class World(Generic[Known]):
     ) -> None:
         self.scheduler = Scheduler(seed)
         self.network = Network(self.scheduler, keyrings, family, weather)
-        self.nodes: dict[NodeId, Node] = {}
+        self.nodes: dict[NodeId, SimulatedNode] = {}
         self._watchers: list[Watcher] = list(watchers)
         self._sync_ms = sync_ms
         self._coalesce_ms = coalesce_ms
@@ -69,9 +69,9 @@ class World(Generic[Known]):
 
     def add(
         self, name: NodeId, factory: Callable[[], Machine], calls: Collection[NodeId] = ()
-    ) -> Node:
+    ) -> SimulatedNode:
         """A node, which calls these others."""
-        node = Node(
+        node = SimulatedNode(
             name,
             factory,
             self.scheduler,

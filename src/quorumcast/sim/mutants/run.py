@@ -26,7 +26,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.manifest.policy import POLICY_NAMES
 from quorumcast.sim.cell.known_bad.catalogue import VARIANTS
 from quorumcast.sim.mutants.mistakes import PACKAGE, Mistake, chosen_policies, read_catalogue
-from quorumcast.sim.mutants.worker import Answer, Caught, Drawn, Task
+from quorumcast.sim.mutants.worker import Answer, Caught, Drawn, MutantTask
 from quorumcast.sim.systems import run_scenario, try_variant
 
 KNOWN_BAD = "known-bad"
@@ -39,7 +39,7 @@ CHUNK = 50
 FOR_EQUIVALENT, FOR_KNOWN_BAD = 30, 120
 
 
-class Verdict(enum.Enum):
+class MutantVerdict(enum.Enum):
     """What became of one mistake."""
 
     #: A drawn scenario noticed it.
@@ -59,10 +59,15 @@ class Verdict(enum.Enum):
     BROKEN = "broken"
 
 
-BAD = (Verdict.MISSED, Verdict.UNFINISHED, Verdict.NOT_EQUIVALENT, Verdict.BROKEN)
+BAD = (
+    MutantVerdict.MISSED,
+    MutantVerdict.UNFINISHED,
+    MutantVerdict.NOT_EQUIVALENT,
+    MutantVerdict.BROKEN,
+)
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class MutantEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A mistake of the catalogue or a known-bad variant, as the run sees it."""
 
     id: str
@@ -94,7 +99,7 @@ class Result(msgspec.Struct, kw_only=True):
     id: str
     room: str
     why: str
-    verdict: Verdict
+    verdict: MutantVerdict
     #: Drawn scenarios that were tried, the one that noticed it included.
     scenarios: int = 0
     #: Those of them in which it makes a difference; unknown of known-bad variants.
@@ -104,7 +109,7 @@ class Result(msgspec.Struct, kw_only=True):
     reason: str = ""
 
 
-class Share(msgspec.Struct, kw_only=True):
+class RoomFigures(msgspec.Struct, kw_only=True):
     """The figures of one room."""
 
     mistakes: int = 0
@@ -120,13 +125,13 @@ class Share(msgspec.Struct, kw_only=True):
         return 100 * self.caught / max(1, self.mistakes - self.equivalent)
 
 
-class Report(msgspec.Struct, kw_only=True):
+class MutantReport(msgspec.Struct, kw_only=True):
     """What a run found."""
 
     results: list[Result]
     seconds: float
-    rooms: dict[str, Share]
-    total: Share
+    rooms: dict[str, RoomFigures]
+    total: RoomFigures
     #: Seeds at which the code as it is breaks a property: they prove nothing and were passed over.
     unclean: list[tuple[int, str]]
 
@@ -136,10 +141,10 @@ class Report(msgspec.Struct, kw_only=True):
         return [result for result in self.results if result.verdict in BAD]
 
 
-def entries(rooms: Sequence[str] = (), only: Sequence[str] = ()) -> list[Entry]:
+def entries(rooms: Sequence[str] = (), only: Sequence[str] = ()) -> list[MutantEntry]:
     """Everything to be tried: whole rooms, single ids, or all there is."""
     found = [
-        Entry(
+        MutantEntry(
             id=mistake.id,
             room=mistake.room,
             why=mistake.why,
@@ -149,7 +154,7 @@ def entries(rooms: Sequence[str] = (), only: Sequence[str] = ()) -> list[Entry]:
         for mistake in read_catalogue()
     ]
     found += [
-        Entry(
+        MutantEntry(
             id=variant.name,
             room=KNOWN_BAD,
             why=variant.mistake,
@@ -166,7 +171,7 @@ def entries(rooms: Sequence[str] = (), only: Sequence[str] = ()) -> list[Entry]:
     ]
 
 
-def in_turn(chosen: Sequence[Entry]) -> list[Entry]:
+def in_turn(chosen: Sequence[MutantEntry]) -> list[MutantEntry]:
     """The same entries with the rooms mixed: a search that is cut short has looked at all rooms."""
     sizes = Counter(entry.room for entry in chosen)
     places = Counter[str]()
@@ -188,7 +193,7 @@ class Hunt:
 
     def __init__(
         self,
-        chosen: Sequence[Entry],
+        chosen: Sequence[MutantEntry],
         *,
         start: int = 0,
         seeds: int = 500,
@@ -207,7 +212,7 @@ class Hunt:
         self._progress = progress
         self._results = {
             entry.id: Result(
-                id=entry.id, room=entry.room, why=entry.why, verdict=Verdict.UNFINISHED
+                id=entry.id, room=entry.room, why=entry.why, verdict=MutantVerdict.UNFINISHED
             )
             for entry in chosen
         }
@@ -219,7 +224,7 @@ class Hunt:
         self._clean: dict[tuple[int, str], bool] = {}
         self._lock = threading.Lock()
 
-    def run(self) -> Report:
+    def run(self) -> MutantReport:
         """Everything."""
         depths = [*(depth for depth in ROUNDS if depth < self._seeds), self._seeds]
         for depth in depths:
@@ -236,7 +241,7 @@ class Hunt:
             self._each("unit tests", self._meet_tests)
         return self._report()
 
-    def _left(self) -> list[Entry]:
+    def _left(self) -> list[MutantEntry]:
         """What nobody has noticed; what scenarios reach most often comes first."""
         left = [
             entry
@@ -245,11 +250,11 @@ class Hunt:
         ]
         return sorted(left, key=lambda entry: -self._results[entry.id].reached)
 
-    def _each(self, what: str, act: Callable[[Entry], None]) -> None:
+    def _each(self, what: str, act: Callable[[MutantEntry], None]) -> None:
         left = self._left()
         done = 0
 
-        def one(entry: Entry) -> None:
+        def one(entry: MutantEntry) -> None:
             nonlocal done
             try:
                 act(entry)
@@ -269,7 +274,7 @@ class Hunt:
 
     # ---------------------------------------------------------------- scenarios
 
-    def _drawn(self, entry: Entry, first: int, depth: int) -> list[Drawn]:
+    def _drawn(self, entry: MutantEntry, first: int, depth: int) -> list[Drawn]:
         """The scenarios of an entry from the first-th to the depth-th; its policies take turns."""
         seeds = range(self._start + first, self._start + entry.depth(depth))
         return [(seed, entry.policies[seed % len(entry.policies)]) for seed in seeds]
@@ -287,7 +292,7 @@ class Hunt:
 
         def look(part: list[Drawn]) -> None:
             if time.time() < self._until:
-                answer = work(Task(drawn=tuple(part), reach=True, until=self._until))
+                answer = work(MutantTask(drawn=tuple(part), reach=True, until=self._until))
                 with self._lock:
                     self._reached |= dict(zip(part, map(frozenset, answer.reached), strict=False))
                     known, left = len(self._reached), len(wanted)
@@ -297,7 +302,7 @@ class Hunt:
             for _ in pool.map(look, parts):
                 pass
 
-    def _deepen(self, entry: Entry, depth: int) -> None:
+    def _deepen(self, entry: MutantEntry, depth: int) -> None:
         """Try scenarios until so many have been tried in all, or one notices the mistake.
 
         Those that do not reach the mistake count as tried.
@@ -309,7 +314,7 @@ class Hunt:
             coming = self._drawn(entry, result.scenarios, depth)
             everything = frozenset((entry.id,)) if entry.known_bad else frozenset()
             chosen = [d for d in coming if entry.id in self._reached.get(d, everything)]
-            task = Task(
+            task = MutantTask(
                 name=entry.id, known_bad=entry.known_bad, drawn=tuple(chosen), until=self._until
             )
             answer = work(task) if chosen else Answer(0)
@@ -334,79 +339,86 @@ class Hunt:
                 self._clean[key] = not run_scenario(*key).violations
             return self._clean[key]
 
-    def _judge(self, entry: Entry) -> None:
+    def _judge(self, entry: MutantEntry) -> None:
         """The verdict after all scenarios."""
         result = self._results[entry.id]
         mistake = entry.mistake
         if mistake is not None:
             result.reason = mistake.equivalent or mistake.missed
         if entry.equivalent and result.by is not None:
-            result.verdict = Verdict.NOT_EQUIVALENT
+            result.verdict = MutantVerdict.NOT_EQUIVALENT
         elif result.by is not None:
-            result.verdict = Verdict.CAUGHT
+            result.verdict = MutantVerdict.CAUGHT
         elif entry.equivalent:
-            result.verdict = Verdict.EQUIVALENT
+            result.verdict = MutantVerdict.EQUIVALENT
         elif result.reason:
-            result.verdict = Verdict.EXPECTED
+            result.verdict = MutantVerdict.EXPECTED
         elif result.scenarios >= entry.depth(self._seeds):
-            result.verdict = Verdict.MISSED
+            result.verdict = MutantVerdict.MISSED
 
     # ------------------------------------------------------------ plans and tests
 
-    def _meet_plan(self, entry: Entry) -> None:
+    def _meet_plan(self, entry: MutantEntry) -> None:
         variant = next(variant for variant in VARIANTS if variant.name == entry.id)
         catch = try_variant(variant)
         if catch.caught and catch.clean:
             result = self._results[entry.id]
             policy = entry.policies[0]
             result.by = Caught(catch.by, "", catch.seed, policy, "its own plan")
-            result.verdict = Verdict.BY_PLAN
+            result.verdict = MutantVerdict.BY_PLAN
 
-    def _meet_tests(self, entry: Entry) -> None:
+    def _meet_tests(self, entry: MutantEntry) -> None:
         mistake = entry.mistake
         if mistake is None or mistake.equivalent or self._tests is None:
             return
         for tests in test_files(self._tests, mistake):
-            caught = work(Task(name=entry.id, tests=tests)).caught
-            if caught is not None and work(Task(name="", tests=(caught.by,))).caught is None:
+            caught = work(MutantTask(name=entry.id, tests=tests)).caught
+            if caught is not None and work(MutantTask(name="", tests=(caught.by,))).caught is None:
                 result = self._results[entry.id]
-                result.by, result.verdict = caught, Verdict.BY_TEST
+                result.by, result.verdict = caught, MutantVerdict.BY_TEST
                 return
 
     # ------------------------------------------------------------------- figures
 
-    def _report(self) -> Report:
-        rooms: dict[str, Share] = {}
-        total = Share()
+    def _report(self) -> MutantReport:
+        rooms: dict[str, RoomFigures] = {}
+        total = RoomFigures()
         results = list(self._results.values())
         for name, said in self._broken.items():
-            self._results[name].verdict, self._results[name].reason = Verdict.BROKEN, said
+            self._results[name].verdict, self._results[name].reason = MutantVerdict.BROKEN, said
         for result in results:
-            for share in (rooms.setdefault(result.room, Share()), total):
+            for share in (rooms.setdefault(result.room, RoomFigures()), total):
                 _add(share, result.verdict)
         unclean = [key for key, clean in self._clean.items() if not clean]
         seconds = round(time.time() - self._began, 1)
-        return Report(results=results, seconds=seconds, rooms=rooms, total=total, unclean=unclean)
+        return MutantReport(
+            results=results, seconds=seconds, rooms=rooms, total=total, unclean=unclean
+        )
 
 
-def _add(share: Share, verdict: Verdict) -> None:
+def _add(share: RoomFigures, verdict: MutantVerdict) -> None:
     share.mistakes += 1
     match verdict:
-        case Verdict.CAUGHT:
+        case MutantVerdict.CAUGHT:
             share.caught += 1
-        case Verdict.BY_PLAN:
+        case MutantVerdict.BY_PLAN:
             share.by_plan += 1
-        case Verdict.BY_TEST:
+        case MutantVerdict.BY_TEST:
             share.by_test += 1
-        case Verdict.EQUIVALENT:
+        case MutantVerdict.EQUIVALENT:
             share.equivalent += 1
-        case Verdict.NOT_EQUIVALENT:
+        case MutantVerdict.NOT_EQUIVALENT:
             share.equivalent += 1
-        case Verdict.EXPECTED | Verdict.MISSED | Verdict.UNFINISHED | Verdict.BROKEN:
+        case (
+            MutantVerdict.EXPECTED
+            | MutantVerdict.MISSED
+            | MutantVerdict.UNFINISHED
+            | MutantVerdict.BROKEN
+        ):
             share.missed += 1
 
 
-def work(task: Task) -> Answer:
+def work(task: MutantTask) -> Answer:
     """Let a process of its own do this."""
     command = [sys.executable, "-m", "quorumcast.sim.mutants.worker"]
     done = subprocess.run(

@@ -33,7 +33,7 @@ MEMORY_BYTES = 4 << 30
 Drawn = tuple[int, str]
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class MutantTask(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is to do."""
 
     #: An id of the catalogue, or the name of a known-bad variant; empty: the code as it is.
@@ -89,7 +89,7 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def run_scenarios(task: Task) -> Answer:
+def run_scenarios(task: MutantTask) -> Answer:
     """Drawn scenarios until a checker reports a violation."""
     from quorumcast.sim.systems import run_scenario
 
@@ -108,7 +108,7 @@ def run_scenarios(task: Task) -> Answer:
     return Answer(len(task.drawn))
 
 
-def find_reached(task: Task) -> Answer:
+def find_reached(task: MutantTask) -> Answer:
     """Which mistakes of the catalogue drawn scenarios reach, on the code as it is."""
     fitting: dict[str, list[Mistake]] = {}
     for mistake in read_catalogue():
@@ -129,7 +129,7 @@ def find_reached(task: Task) -> Answer:
     return Answer(len(reached), reached=reached)
 
 
-def run_tests(task: Task) -> Answer:
+def run_tests(task: MutantTask) -> Answer:
     """Tests until one fails."""
     import pytest
 
@@ -153,7 +153,7 @@ def run_tests(task: Task) -> Answer:
     return Answer(len(task.tests), failed[0] if failed else None)
 
 
-def carry_out(task: Task) -> Answer:
+def carry_out(task: MutantTask) -> Answer:
     """Plant the mistake and look for it."""
     if task.reach:
         return find_reached(task)
@@ -172,7 +172,7 @@ def carry_out(task: Task) -> Answer:
 def main() -> None:
     """Read the task, answer on standard output."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-    answer = carry_out(msgspec.json.decode(sys.argv[1], type=Task))
+    answer = carry_out(msgspec.json.decode(sys.argv[1], type=MutantTask))
     print(msgspec.json.encode(answer).decode(), flush=True)
 
 

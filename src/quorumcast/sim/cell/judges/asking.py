@@ -11,7 +11,7 @@ from quorumcast.broadcast.messages import Pull
 from quorumcast.cell.messages import Regain
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Effect, Send
-from quorumcast.sim.cell.judges.facts import Facts
+from quorumcast.sim.cell.judges.facts import CellFacts
 
 #: So often the same is asked of brokers that hold the answer: links may be slow.
 MOST_ASKED = 12
@@ -27,7 +27,7 @@ class Questions:
         #: How often each node asked each question of brokers that hold the answer.
         self._asked: dict[tuple[NodeId, Pull | Regain], int] = {}
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         """A correct node is about to do this."""
         if not facts.calm or not isinstance(effect, Send):
             return
@@ -47,5 +47,5 @@ class Questions:
             what = f"{message.stream} {message.first}"
             facts.violate(self.name, f"{node} asks for {what} for ever, which {holders[0]} holds")
 
-    def at_end(self, facts: Facts) -> None:
+    def at_end(self, facts: CellFacts) -> None:
         """Nothing more."""

@@ -14,7 +14,7 @@ from quorumcast.cell.messages import Checkpoint, Vote
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.machine import Send
 from quorumcast.core.statements import Basis, SegmentStatement, parse_statement
-from quorumcast.sim.cell.judges.facts import Facts
+from quorumcast.sim.cell.judges.facts import CellFacts
 
 #: Wrong contents must have been sent this often before suspicion is due: the first may come late.
 BAD_BODIES_DUE = 3
@@ -37,7 +37,7 @@ class Lies:
         #: Who sent wrong contents often enough to be suspected.
         self.dubious: dict[NodeId, None] = {}
 
-    def on_send(self, facts: Facts, sender: NodeId, send: Send) -> None:
+    def on_send(self, facts: CellFacts, sender: NodeId, send: Send) -> None:
         """A node has sent a statement or contents."""
         if not facts.calm:
             return
@@ -46,7 +46,9 @@ class Lies:
         elif isinstance(send.message, Vote | Contents) and not facts.adversary.is_correct(sender):
             self._on_bodies(facts, sender, send, send.message)
 
-    def _on_statement(self, facts: Facts, sender: NodeId, send: Send, message: Checkpoint) -> None:
+    def _on_statement(
+        self, facts: CellFacts, sender: NodeId, send: Send, message: Checkpoint
+    ) -> None:
         statement = parse_statement(message.statement.payload)
         if not isinstance(statement, SegmentStatement):
             return
@@ -61,7 +63,7 @@ class Lies:
             said.setdefault(sender, []).append(statement.root)
             self._judge(facts, segment, said)
 
-    def _judge(self, facts: Facts, segment: _Segment, said: dict[NodeId, list[bytes]]) -> None:
+    def _judge(self, facts: CellFacts, segment: _Segment, said: dict[NodeId, list[bytes]]) -> None:
         truths = [roots[0] for broker, roots in said.items() if facts.adversary.is_correct(broker)]
         for broker, roots in said.items():
             if facts.adversary.is_correct(broker):
@@ -76,7 +78,7 @@ class Lies:
                 self.told[broker] = None
 
     def _on_bodies(
-        self, facts: Facts, sender: NodeId, send: Send, message: Vote | Contents
+        self, facts: CellFacts, sender: NodeId, send: Send, message: Vote | Contents
     ) -> None:
         digests = b"".join(facts.manifest.hash(body) for body in send.bodies)
         if digests == message.digests:

@@ -1,7 +1,7 @@
 """Safety and blame: what must hold at every moment, judged from outside the machines.
 
-Each checker is told what correct nodes did (`on_effect`) before `Facts` records it, and is asked
-once more when the run is over (`at_end`). Nothing here looks into a machine, except that
+Each checker is shown what correct nodes do (`on_effect`) before `CellFacts` records it, and is
+asked once more when the run is over (`at_end`). Nothing here looks into a machine, except that
 `Boundedness` reads the sizes that machines report of themselves. A checker that finds nothing says
 nothing; a checker that cannot find anything is a defect, so each has a test that feeds it a
 violation. What must hold eventually is in `promises`.
@@ -54,20 +54,20 @@ from quorumcast.ordering.messages import (
     Write,
 )
 from quorumcast.sim.cell.judges.asking import Questions
-from quorumcast.sim.cell.judges.facts import Facts, may_publish, may_subscribe
+from quorumcast.sim.cell.judges.facts import CellFacts, may_publish, may_subscribe
 from quorumcast.sim.cell.judges.journaling import Journaled
 from quorumcast.sim.cell.judges.order import TotalOrder
-from quorumcast.sim.cell.judges.refusing import Justified, Refusal
-from quorumcast.sim.kernel.judging import Checker, Watching
+from quorumcast.sim.cell.judges.refusing import Justified, NoRefusal
+from quorumcast.sim.kernel.judging import Checker, EffectChecker
 
 
-class Relevance(Watching):
+class Relevance(EffectChecker):
     """What a subscriber accepts matches a subscription of its own, by someone with the right."""
 
     name = "Relevance"
     watches = frozenset((Deliver,))
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Deliver):
             return
         stream = effect.stream
@@ -89,13 +89,13 @@ INTERNAL: frozenset[type] = frozenset(
 )
 
 
-class Rights(Watching):
+class NoDisclosure(EffectChecker):
     """A correct broker shows a channel only to those who may read it, and its log to brokers."""
 
     name = "Rights"
     watches = DISCLOSING | INTERNAL
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Send):
             return
         message, manifest = effect.message, facts.manifest
@@ -108,13 +108,13 @@ class Rights(Watching):
                 facts.violate(self.name, f"{node} shows {peer} what is on {channel}")
 
 
-class Authenticity(Watching):
+class Authenticity(EffectChecker):
     """A correct publisher named in an accepted publication did publish exactly that."""
 
     name = "Authenticity"
     watches = frozenset((Deliver,))
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Deliver):
             return
         what = f"{effect.stream} {effect.number}"
@@ -132,7 +132,7 @@ class Authenticity(Watching):
             facts.violate(self.name, f"{node} accepted {what} with altered contents")
 
 
-class Uniqueness(Watching):
+class Uniqueness(EffectChecker):
     """No publication twice."""
 
     name = "Uniqueness"
@@ -141,7 +141,7 @@ class Uniqueness(Watching):
     def __init__(self) -> None:
         self._seen: dict[tuple[int, Stream, int], None] = {}
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Deliver):
             return
         key = (id(facts.reader(node, effect.stream.channel)), effect.stream, effect.number)
@@ -150,7 +150,7 @@ class Uniqueness(Watching):
         self._seen[key] = None
 
 
-class Agreement(Watching):
+class Agreement(EffectChecker):
     """No two correct subscribers accept different contents for the same number (SC1)."""
 
     name = "Agreement"
@@ -159,7 +159,7 @@ class Agreement(Watching):
     def __init__(self) -> None:
         self._accepted: dict[tuple[Stream, int], tuple[Digest, NodeId]] = {}
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Deliver):
             return
         key = (effect.stream, effect.number)
@@ -170,7 +170,7 @@ class Agreement(Watching):
             )
 
 
-class Fifo(Watching):
+class Fifo(EffectChecker):
     """Numbers of one publisher are accepted in order and without a gap that was not announced.
 
     Nor is a gap announced of what brokers must still retain of a correct publisher.
@@ -182,7 +182,7 @@ class Fifo(Watching):
     def __init__(self, *, gaps_allowed: bool = False) -> None:
         self._gaps_allowed = gaps_allowed
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Deliver | Gap):
             return
         reader = facts.reader(node, effect.stream.channel)
@@ -205,13 +205,13 @@ class Fifo(Watching):
             )
 
 
-class SoundBlame(Watching):
+class SoundBlame(EffectChecker):
     """No correct node is ever named in evidence, and all evidence convinces a third party."""
 
     name = "Sound blame"
     watches = frozenset((Accuse,))
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Accuse):
             return
         accused = effect.evidence.accused
@@ -222,7 +222,7 @@ class SoundBlame(Watching):
             facts.violate(self.name, f"{node}'s evidence against {accused} is void: {flaw}")
 
 
-class SoundStatements(Watching):
+class SoundStatements(EffectChecker):
     """Correct brokers never sign different things of what is settled, nor one of them of anything.
 
     Blame rests on it: whoever holds two such statements convicts a correct broker.
@@ -234,7 +234,7 @@ class SoundStatements(Watching):
     def __init__(self) -> None:
         self._roots: dict[tuple[object, ...], tuple[bytes, NodeId]] = {}
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Send) or not isinstance(effect.message, Checkpoint):
             return
         said = parse_statement(effect.message.statement.payload)
@@ -252,7 +252,7 @@ class SoundStatements(Watching):
 STANDING: frozenset[type] = frozenset((Publish, Offer, Vote, Echo, Ready, Propose, Write, Accept))
 
 
-class OneStory(Watching):
+class OneStory(EffectChecker):
     """A correct node never tells two stories: one value for each place, whomever it tells.
 
     Quorums rest on it. It holds across crashes, for whoever forgets counts as faulty, or has lost a
@@ -265,7 +265,7 @@ class OneStory(Watching):
     def __init__(self) -> None:
         self._told: dict[tuple[object, ...], object] = {}
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Send):
             return
         message = effect.message
@@ -278,7 +278,7 @@ class OneStory(Watching):
                 facts.violate(self.name, f"{node} says {what} twice about {place}, and differently")
 
     def _places(
-        self, facts: Facts, message: Message
+        self, facts: CellFacts, message: Message
     ) -> Iterator[tuple[tuple[object, ...], object]]:
         match message:
             case Echo(stream=stream, first=first, run=run) | Ready(stream, first, run):
@@ -302,7 +302,7 @@ class OneStory(Watching):
 CARRYING: frozenset[type] = frozenset((Publish, ChainRun, Vote, Contents, Regained, Offer))
 
 
-class Vouching(Watching):
+class Vouching(EffectChecker):
     """What correct nodes pass on has the digests that they name, and was published as they say."""
 
     name = "Vouching"
@@ -311,7 +311,7 @@ class Vouching(Watching):
     def __init__(self) -> None:
         self._digests: dict[tuple[Stream, int], Digest] = {}
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         message = effect.message if isinstance(effect, Send) else None
         if not isinstance(effect, Send) or not isinstance(
             message, Publish | ChainRun | Vote | Contents | Regained | Offer
@@ -330,7 +330,7 @@ class Vouching(Watching):
             if number > len(published) or digest != self._digest(facts, stream, number):
                 facts.violate(self.name, f"{node} vouches for {stream} {number}, never published")
 
-    def _digest(self, facts: Facts, stream: Stream, number: int) -> Digest:
+    def _digest(self, facts: CellFacts, stream: Stream, number: int) -> Digest:
         known = self._digests.get((stream, number))
         if known is None:
             known = facts.manifest.hash(facts.published[stream][number - 1][0])
@@ -338,13 +338,13 @@ class Vouching(Watching):
         return known
 
 
-class SoundReceipts(Watching):
+class SoundReceipts(EffectChecker):
     """A receipt convinces a third party, and of nothing that its publisher did not publish."""
 
     name = "Sound receipts"
     watches = frozenset((Proven,))
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Proven):
             return
         receipt = effect.receipt
@@ -365,7 +365,7 @@ class SoundReceipts(Watching):
             facts.violate(self.name, f"{what} proves what was never published")
 
 
-class Acknowledgement(Watching):
+class Acknowledgement(EffectChecker):
     """A publisher is told that something is safe only once enough correct brokers hold it.
 
     It may wait for n-f brokers (on a chain for the chain), and f of these may be faulty. Nor is one
@@ -375,7 +375,7 @@ class Acknowledgement(Watching):
     name = "Acknowledged"
     watches = frozenset((Acknowledged, Contradicted))
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         if isinstance(effect, Contradicted):
             facts.violate(self.name, f"{node} is contradicted about {effect.stream}")
         if not isinstance(effect, Acknowledged) or effect.stream.lane is not Lane.DATA:
@@ -392,7 +392,7 @@ class Acknowledgement(Watching):
             held = ", ".join(holders) or "nobody"
             facts.violate(self.name, f"{node} was told that {effect.upto} are safe with {held}")
 
-    def _needed(self, facts: Facts, stream: Stream) -> int:
+    def _needed(self, facts: CellFacts, stream: Stream) -> int:
         # The publisher may be in any of the epochs.
         return min(self._needed_in(manifest, stream) for manifest in facts.manifests.values())
 
@@ -410,11 +410,11 @@ class Acknowledgement(Watching):
         return waited_for - quorums.f
 
 
-def safety_checkers(*, gaps_allowed: bool) -> list[Checker[Facts]]:
+def safety_checkers(*, gaps_allowed: bool) -> list[Checker[CellFacts]]:
     """Every property that must hold at every moment."""
     return [
         Relevance(),
-        Rights(),
+        NoDisclosure(),
         Authenticity(),
         Uniqueness(),
         Agreement(),
@@ -428,7 +428,7 @@ def safety_checkers(*, gaps_allowed: bool) -> list[Checker[Facts]]:
         Acknowledgement(),
         Journaled(),
         Questions(),
-        Refusal(),
+        NoRefusal(),
         Justified(),
     ]
 

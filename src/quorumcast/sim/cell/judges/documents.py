@@ -30,9 +30,9 @@ from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.successor import check_successor
 from quorumcast.sim.cell.cells import identity_of
 from quorumcast.sim.cell.judges.checkers import flaw_of, flaw_of_receipt
-from quorumcast.sim.cell.judges.facts import Facts
+from quorumcast.sim.cell.judges.facts import CellFacts
 from quorumcast.sim.cell.mangling import Altering
-from quorumcast.sim.kernel.judging import Watching
+from quorumcast.sim.kernel.judging import EffectChecker
 
 #: Of each kind: manifests, successors and forgeries in a run; documents judged, versions of each.
 DRAWN, JUDGED, VERSIONS = 4, 4, 6
@@ -316,7 +316,7 @@ def examine_quorums(n: int, f: int) -> Iterator[str]:
 # ------------------------------------------------------------------ the court
 
 
-class SoundCourt(Watching):
+class SoundCourt(EffectChecker):
     """Whoever verifies receipts and evidence believes what correct nodes collected.
 
     And nothing that is altered in one thing, unless it holds all the same.
@@ -329,7 +329,7 @@ class SoundCourt(Watching):
         self._rng = rng
         self._left = JUDGED
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         if not isinstance(effect, Proven | Accuse) or not self._left:
             return
         self._left -= 1

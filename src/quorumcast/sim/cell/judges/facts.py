@@ -1,7 +1,7 @@
 """What really happened: the oracle that checkers compare the machines' claims with.
 
-`Facts` watches the world from outside. It knows what applications asked for (submitted, joined),
-who is correct, and what correct subscribers accepted; checkers read it and add their verdicts. A
+`CellFacts` watches the world from outside. It knows what applications asked for (submitted,
+joined), who is correct, and what correct subscribers accepted; checkers read it. A
 subscriber's stay on a channel, from `Join` to `Leave` or crash, is one *reader*: promises are made
 to readers.
 """
@@ -111,7 +111,7 @@ class Reader(msgspec.Struct, eq=False):
         return f"{self.node} (on {self.channel} since {self.joined_at} ms)"
 
 
-class Facts(kernel.Facts):
+class CellFacts(kernel.Facts):
     """Everything that checkers of a cell may ask about."""
 
     events = frozenset((Submit, Join, Leave, Prove, Recall))

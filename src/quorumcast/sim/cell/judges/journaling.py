@@ -21,7 +21,7 @@ from quorumcast.core.statements import SegmentStatement, parse_statement
 from quorumcast.crypto.digest import root
 from quorumcast.ordering.consensus import Voted
 from quorumcast.ordering.messages import Accept, Write
-from quorumcast.sim.cell.judges.facts import Facts
+from quorumcast.sim.cell.judges.facts import CellFacts
 
 
 class Journaled:
@@ -36,7 +36,7 @@ class Journaled:
         #: What was found in journals; they are shortened later.
         self._found: dict[tuple[object, ...], None] = {}
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         """A correct node is about to do this."""
         if not isinstance(effect, Send) or facts.manifest.broker(node) is None:
             return
@@ -67,11 +67,11 @@ class Journaled:
             case _:
                 pass
 
-    def at_end(self, facts: Facts) -> None:
+    def at_end(self, facts: CellFacts) -> None:
         """Nothing more."""
 
     def _is_new(
-        self, facts: Facts, node: NodeId, stream: Stream, number: int, value: bytes
+        self, facts: CellFacts, node: NodeId, stream: Stream, number: int, value: bytes
     ) -> bool:
         """Whether this word binds a broker, and is said for the first time."""
         entry = facts.manifest.channel(stream.channel)
@@ -83,20 +83,20 @@ class Journaled:
         self._found[place] = None
         return True
 
-    def _echo(self, facts: Facts, node: NodeId, stream: Stream, first: int, run: bytes) -> None:
+    def _echo(self, facts: CellFacts, node: NodeId, stream: Stream, first: int, run: bytes) -> None:
         record = facts.on_disk(node, Vouched, str(stream)).get(first)
         if not isinstance(record, Vouched) or root(first, record.digests) != run:
             facts.violate(self.name, f"{node} echoes {stream} {first}, not in its journal")
 
     def _number(
-        self, facts: Facts, node: NodeId, stream: Stream, number: int, digest: bytes
+        self, facts: CellFacts, node: NodeId, stream: Stream, number: int, digest: bytes
     ) -> None:
         if number > facts.settled_by_any(stream) and (number, digest) not in _pledged(
             facts, node, stream
         ):
             facts.violate(self.name, f"{node} vouches for {stream} {number}, not in its journal")
 
-    def _segment(self, facts: Facts, node: NodeId, said: SegmentStatement) -> None:
+    def _segment(self, facts: CellFacts, node: NodeId, said: SegmentStatement) -> None:
         known = dict(_pledged(facts, node, said.stream))
         digests = [known.get(n, b"") for n in range(said.first, said.first + said.count)]
         last = said.first + said.count - 1
@@ -104,7 +104,7 @@ class Journaled:
         if not kept and last > facts.settled_by_any(said.stream):
             facts.violate(self.name, f"{node} signs {said.stream} {last}, not in its journal")
 
-    def _vote(self, facts: Facts, node: NodeId, word: Write | Accept) -> None:
+    def _vote(self, facts: CellFacts, node: NodeId, word: Write | Accept) -> None:
         record = facts.on_disk(node, Voted, word.log.value).get(word.instance)
         kept = isinstance(record, Voted) and (
             record.accepted == (word.regency, word.value)
@@ -118,7 +118,7 @@ class Journaled:
             )
 
 
-def _pledged(facts: Facts, node: NodeId, stream: Stream) -> Iterator[tuple[int, bytes]]:
+def _pledged(facts: CellFacts, node: NodeId, stream: Stream) -> Iterator[tuple[int, bytes]]:
     """What a broker's disk binds it to on a stream, the latest word last."""
     for kind in (Vouched, Attested):
         for record in facts.on_disk(node, kind, str(stream)).values():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from quorumcast.broadcast.application import Deliver, Gap, Recalled
 from quorumcast.core.ids import CELL, Channel, Digest, NodeId, Stream, total_order
 from quorumcast.core.machine import Effect
-from quorumcast.sim.cell.judges.facts import Facts, Reader
+from quorumcast.sim.cell.judges.facts import CellFacts, Reader
 
 
 class TotalOrder:
@@ -29,7 +29,7 @@ class TotalOrder:
         self._places: dict[tuple[Stream, int], int] = {}
         self._last: dict[int, int] = {}
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         """A correct node is about to do this."""
         match effect:
             case Gap(stream=stream, first=first, upto=upto) if stream.publisher == CELL:
@@ -49,7 +49,7 @@ class TotalOrder:
             case _:
                 pass
 
-    def _recall(self, facts: Facts, node: NodeId, found: Deliver | None) -> None:
+    def _recall(self, facts: CellFacts, node: NodeId, found: Deliver | None) -> None:
         """What is read again is what was there: everybody else may still be on the way to it."""
         if found is not None:
             what = (found.stream, found.number, found.digest)
@@ -57,7 +57,7 @@ class TotalOrder:
             if known != what:
                 facts.violate(self.name, f"{node} reads {what[:2]} again where {known[:2]} was")
 
-    def _place(self, facts: Facts, node: NodeId, effect: Deliver) -> None:
+    def _place(self, facts: CellFacts, node: NodeId, effect: Deliver) -> None:
         channel, position = effect.stream.channel, effect.position
         what = (effect.stream, effect.number, effect.digest)
         known = self._order.setdefault((channel, position), what)
@@ -73,14 +73,16 @@ class TotalOrder:
                 self.name, f"{effect.stream} {effect.number} is at {place} and at {position}"
             )
 
-    def _step(self, facts: Facts, node: NodeId, channel: Channel, first: int, upto: int) -> None:
+    def _step(
+        self, facts: CellFacts, node: NodeId, channel: Channel, first: int, upto: int
+    ) -> None:
         reader = id(facts.reader(node, channel))
         last = self._last.get(reader)
         if last is not None and first != last + 1:
             facts.violate(self.name, f"{node} came to position {first} after {last} of {channel}")
         self._last[reader] = upto
 
-    def at_end(self, facts: Facts) -> None:
+    def at_end(self, facts: CellFacts) -> None:
         """Along the sequence the numbers of each stream follow one another."""
         reached: dict[Stream, tuple[int, int]] = {}
         begun: dict[Channel, int] = {}
@@ -109,7 +111,7 @@ class Durability:
 
     name = "Durability"
 
-    def pending(self, facts: Facts) -> str | None:
+    def pending(self, facts: CellFacts) -> str | None:
         """What is still missing, if anything."""
         for stream, upto in facts.acknowledged.items():
             if not facts.adversary.is_correct(stream.publisher):
@@ -122,7 +124,7 @@ class Durability:
                     return f"{reader} has not accepted {stream} {missing}, acknowledged as safe"
         return None
 
-    def _missing(self, facts: Facts, reader: Reader, stream: Stream, upto: int) -> int | None:
+    def _missing(self, facts: CellFacts, reader: Reader, stream: Stream, upto: int) -> int | None:
         if reader.standing_at is None:
             return None
         published = facts.published.get(stream, ())

@@ -11,15 +11,15 @@ from collections.abc import Collection
 
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.faults.cell.catalogue import CATALOGUE
-from quorumcast.faults.cell.entry import Trace
+from quorumcast.faults.cell.entry import Footprint
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.judges.blame import Lies
-from quorumcast.sim.cell.judges.facts import Facts, Reader, may_publish, may_subscribe
+from quorumcast.sim.cell.judges.facts import CellFacts, Reader, may_publish, may_subscribe
 from quorumcast.sim.cell.judges.order import Durability
 from quorumcast.sim.kernel.judging import Promise
 
 
-def _first_due(facts: Facts, reader: Reader, stream: Stream) -> int | None:
+def _first_due(facts: CellFacts, reader: Reader, stream: Stream) -> int | None:
     """The first number that this reader must accept of a stream, if anybody does.
 
     A liar's numbers may have been accepted before it had anything to publish under them.
@@ -33,7 +33,7 @@ def _first_due(facts: Facts, reader: Reader, stream: Stream) -> int | None:
     return first
 
 
-def _correct_streams(facts: Facts) -> list[tuple[Stream, int]]:
+def _correct_streams(facts: CellFacts) -> list[tuple[Stream, int]]:
     """Streams of correct publishers, and how much of each is promised to subscribers.
 
     A publisher that crashed no longer repeats what it is not sure of: of its stream what it saw
@@ -61,7 +61,7 @@ class Validity:
 
     name = "Validity"
 
-    def pending(self, facts: Facts) -> str | None:
+    def pending(self, facts: CellFacts) -> str | None:
         for stream, count in _correct_streams(facts):
             for reader in facts.present():
                 if reader.channel != stream.channel:
@@ -75,7 +75,7 @@ class Validity:
         return None
 
 
-class Past:
+class RetainedPast:
     """Whoever asks for everything that is held gets all that brokers must retain, with no gap.
 
     True where brokers restart one after the other at most.
@@ -83,7 +83,7 @@ class Past:
 
     name = "Retention"
 
-    def pending(self, facts: Facts) -> str | None:
+    def pending(self, facts: CellFacts) -> str | None:
         if facts.restarting:
             return f"{facts.restarting[0]} was restarted and has not caught up"
         for reader in facts.present():
@@ -104,7 +104,7 @@ class Past:
                         return f"{reader} reads from the oldest on and lacks {stream} {number}"
         return None
 
-    def _had_gone(self, facts: Facts, reader: Reader, stream: Stream, number: int) -> bool:
+    def _had_gone(self, facts: CellFacts, reader: Reader, stream: Stream, number: int) -> bool:
         """Whether brokers no longer had to retain a number when the reader began."""
         entry = facts.manifest.channel(stream.channel)
         if entry is None or reader.standing_at is None:
@@ -122,7 +122,7 @@ class Extracts:
 
     name = "Excerpt"
 
-    def pending(self, facts: Facts) -> str | None:
+    def pending(self, facts: CellFacts) -> str | None:
         for reader in facts.readers:
             if not reader.until:
                 continue
@@ -140,12 +140,12 @@ class Extracts:
         return None
 
 
-class Standing:
+class SubscriptionsStand:
     """Every subscriber gets to know where its streams begin."""
 
     name = "Subscription"
 
-    def pending(self, facts: Facts) -> str | None:
+    def pending(self, facts: CellFacts) -> str | None:
         for reader in facts.present():
             if reader.standing_at is None and may_subscribe(
                 facts.manifest, reader.node, reader.channel
@@ -159,19 +159,19 @@ class Answers:
 
     name = "Recall"
 
-    def pending(self, facts: Facts) -> str | None:
+    def pending(self, facts: CellFacts) -> str | None:
         for reader in facts.present():
             for position in reader.recalling:
                 return f"{reader} wants position {position} once more and has no answer"
         return None
 
 
-class Receipts:
+class ReceiptsComplete:
     """Whoever wants a receipt of what a correct publisher has published last gets one."""
 
     name = "Receipt"
 
-    def pending(self, facts: Facts) -> str | None:
+    def pending(self, facts: CellFacts) -> str | None:
         for reader in facts.present():
             for stream, number in reader.proving:
                 if stream in facts.ended or not facts.adversary.is_correct(stream.publisher):
@@ -186,7 +186,7 @@ class AllAcknowledged:
 
     name = "Acknowledged"
 
-    def pending(self, facts: Facts) -> str | None:
+    def pending(self, facts: CellFacts) -> str | None:
         for stream, count in _correct_streams(facts):
             told = facts.acknowledged.get(stream, 0)
             if told < count:
@@ -205,7 +205,7 @@ class Totality:
         self._slack = 2 * policy.alpha_ceiling
         self.name = "Fairness" if self._slack else "Totality"
 
-    def pending(self, facts: Facts) -> str | None:
+    def pending(self, facts: CellFacts) -> str | None:
         present = facts.present()
         for stream, upto in facts.reached.items():
             if facts.adversary.faulty.get(stream.publisher) == "publisher-flood":
@@ -242,26 +242,32 @@ class CompleteBlame:
         #: … and whose wrong contents did.
         self._dubious = dubious
 
-    def pending(self, facts: Facts) -> str | None:
+    def pending(self, facts: CellFacts) -> str | None:
         for node, how in facts.adversary.faulty.items():
             entry = CATALOGUE.get(how)
             if entry is None or not (node in self._told or node in self._dubious):
                 continue
-            provable = entry.trace is Trace.EVIDENCE and self._policy in entry.provable_under
+            provable = entry.trace is Footprint.EVIDENCE and self._policy in entry.provable_under
             if provable and node in self._told and not facts.convicted(node):
                 return f"{node} did {how!r} and nobody can prove it"
-            if entry.trace is not Trace.NOTHING and not (
+            if entry.trace is not Footprint.NOTHING and not (
                 facts.suspected(node) or facts.convicted(node)
             ):
                 return f"{node} did {how!r} and nobody suspects it"
         return None
 
 
-def promised(policy: Policy, *, valid: bool, lies: Lies) -> list[Promise[Facts]]:
+def promised(policy: Policy, *, valid: bool, lies: Lies) -> list[Promise[CellFacts]]:
     """What this channel promises in the end; `valid`: the adversary leaves validity intact."""
-    result: list[Promise[Facts]] = []
+    result: list[Promise[CellFacts]] = []
     if valid:
-        result += [Standing(), Validity(), AllAcknowledged(), Past(), Receipts()]
+        result += [
+            SubscriptionsStand(),
+            Validity(),
+            AllAcknowledged(),
+            RetainedPast(),
+            ReceiptsComplete(),
+        ]
     if valid and policy.total:
         result += [Durability(), Extracts(), Answers()]
     if policy.has_totality:

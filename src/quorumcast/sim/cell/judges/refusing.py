@@ -24,7 +24,7 @@ from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Suspect, 
 from quorumcast.core.message import Message
 from quorumcast.faults.cell.base import stream_of
 from quorumcast.ordering.messages import Offer, Propose
-from quorumcast.sim.cell.judges.facts import Facts
+from quorumcast.sim.cell.judges.facts import CellFacts
 
 #: Reasons to ignore a message that tell of a fault; with the others it came too late or too early.
 FLAWS = frozenset(
@@ -43,13 +43,13 @@ FLAWS = frozenset(
 OF_LATENESS = frozenset((Suspicion.SILENT, Suspicion.WITHHOLDS, Suspicion.BROKEN_CHAIN))
 
 
-class Refusal:
+class NoRefusal:
     """A correct node finds no fault with what another correct node sent it."""
 
     name = "Refusal"
     watches: frozenset[type] = frozenset((Drop,))
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         """A correct node is about to do this."""
         if not isinstance(effect, Drop) or effect.reason not in FLAWS:
             return
@@ -65,7 +65,7 @@ class Refusal:
             self.name, f"{node} refuses a {what} of {effect.sender}: {effect.reason.value}"
         )
 
-    def at_end(self, facts: Facts) -> None:
+    def at_end(self, facts: CellFacts) -> None:
         """Nothing more."""
 
 
@@ -81,7 +81,7 @@ class Justified:
     def __init__(self) -> None:
         self._first = ""
 
-    def on_effect(self, facts: Facts, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         """A correct node is about to do this."""
         if self._first or not isinstance(effect, Suspect) or effect.reason in OF_LATENESS:
             return
@@ -92,18 +92,18 @@ class Justified:
             about = "" if effect.stream is None else f" on {effect.stream} {effect.number}"
             self._first = f"{node} suspects {effect.node} of {effect.reason.value}{about}"
 
-    def at_end(self, facts: Facts) -> None:
+    def at_end(self, facts: CellFacts) -> None:
         """Report the first one."""
         if self._first:
             facts.violate(self.name, self._first)
 
 
-def _may_be_altered(facts: Facts) -> bool:
+def _may_be_altered(facts: CellFacts) -> bool:
     """Whether an attacker on the wire may have altered the contents that a node has just got."""
     return facts.wire_tapped and isinstance(facts.cause, Receive) and bool(facts.cause.bodies)
 
 
-def _of_another_epoch(facts: Facts, drop: Drop, message: Message) -> bool:
+def _of_another_epoch(facts: CellFacts, drop: Drop, message: Message) -> bool:
     """Whether sender and receiver may go by different epochs."""
     if drop.reason is DropReason.WRONG_SENDER:
         known = {manifest.broker(drop.sender) is None for manifest in facts.manifests.values()}

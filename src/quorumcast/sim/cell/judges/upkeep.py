@@ -18,8 +18,8 @@ from quorumcast.cell.serving.holdings import Holdings, recoverable
 from quorumcast.cell.serving.pledges import Attested, Vouched
 from quorumcast.core.ids import NodeId, Stream, split_digests
 from quorumcast.core.tally import Tally
-from quorumcast.sim.cell.judges.facts import Facts
-from quorumcast.sim.kernel.node import Node
+from quorumcast.sim.cell.judges.facts import CellFacts
+from quorumcast.sim.kernel.node import SimulatedNode
 
 
 class Upkeep:
@@ -27,10 +27,10 @@ class Upkeep:
 
     name = "Upkeep"
 
-    def __init__(self, nodes: Mapping[NodeId, Node]) -> None:
+    def __init__(self, nodes: Mapping[NodeId, SimulatedNode]) -> None:
         self._nodes = nodes
 
-    def pending(self, facts: Facts) -> str | None:
+    def pending(self, facts: CellFacts) -> str | None:
         """What is still missing, if anything."""
         brokers = {
             name: self._nodes[name].machine
@@ -56,7 +56,7 @@ class Upkeep:
                     )
         return None
 
-    def _held(self, facts: Facts, brokers: Mapping[NodeId, Broker]) -> str | None:
+    def _held(self, facts: CellFacts, brokers: Mapping[NodeId, Broker]) -> str | None:
         holdings = Holdings(facts.manifest)
         for stream in facts.published:
             entry = facts.manifest.channel(stream.channel)
