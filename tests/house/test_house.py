@@ -16,6 +16,7 @@ SRC = Path(__file__).parents[2] / "src"
 FLOORS = (
     {"core"},
     {"crypto"},
+    {"traces"},
     {"manifest"},
     {"broadcast"},
     {"ordering"},
@@ -23,7 +24,6 @@ FLOORS = (
     {"named"},
     {"watch"},
     {"faults"},
-    {"traces"},
     {"sim", "runtime"},
     {"client"},
     {"testing"},

@@ -58,7 +58,8 @@ def synthesize(
         filled = {
             "t_ns": sent, "role": role, "node": file, "kind": kind, "channel": channel,
             "publisher": "publisher-1", "incarnation": 7, "lane": 0, "number": numbers, "peer": "",
-            "run": run, "place": 0, "by_history": False, "bytes": 0, "message": "", **columns,
+            "run": run, "place": 0, "hops": 0, "by_history": False, "bytes": 0, "message": "",
+            **columns,
         }  # fmt: skip
         arrays = [
             pa.array(filled[name], field.type)

@@ -10,13 +10,15 @@ import pytest
 from quorumcast.broadcast.application import Deliver
 from quorumcast.broadcast.messages import Ack, ChainRun, Publish
 from quorumcast.cell.messages import Vote
+from quorumcast.cell.tracing import CELL_NOTES
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Digest, Lane, NodeId, Stream
 from quorumcast.core.machine import Send
 from quorumcast.crypto.session import encode_parcel
 from quorumcast.ordering.messages import Offer
 from quorumcast.traces.form import COLUMNS, Header, place_for, read_header, run_of, write_header
-from quorumcast.traces.recorder import OLDEST_NS, TraceWriter, watch_effect
+from quorumcast.traces.notes import watch_effect
+from quorumcast.traces.recorder import OLDEST_NS, TraceWriter
 
 ALICE, BOB, B1, B2, B3 = map(NodeId, ("alice", "bob", "b1", "b2", "b3"))
 STREAM = Stream(Channel("orders"), ALICE, 7)
@@ -37,7 +39,7 @@ def noted(tmp_path: Path, me: NodeId, *effects: Send | Deliver) -> list[dict[str
     writer = TraceWriter(tmp_path / "trace.parquet", "a run", count(1000).__next__)
     recorder = writer.recorder("some role", me)
     for effect in effects:
-        watch_effect(recorder, me, effect)
+        watch_effect(recorder, CELL_NOTES, me, effect)
     writer.close()
     return rows(tmp_path)
 
@@ -59,10 +61,18 @@ def test_what_is_to_be_ordered_is_published_as_well(tmp_path: Path) -> None:
     assert [row["number"] for row in found if row["kind"] == "published"] == [1]
 
 
+def test_resumed_stream_is_published_by_every_seat_and_passed_on_by_others(tmp_path: Path) -> None:
+    publish = Send((B1,), Publish(STREAM, 1, bytes(32)), (b"a",))
+    for me, kind in ((NodeId("alice#3"), "published"), (B2, "passed_on")):
+        (row, *_) = noted(tmp_path / place(me, tmp_path), me, publish)
+        assert row["kind"] == kind
+
+
 def test_chain_tells_the_place_of_whoever_passes_it_on(tmp_path: Path) -> None:
     order = (B1, B2, B3)
     run = ChainRun(STREAM, 1, bytes(32), order, ())
-    assert noted(tmp_path / place("a", tmp_path), B2, Send((B3,), run))[0]["place"] == 2
+    (row, *_) = noted(tmp_path / place("a", tmp_path), B2, Send((B3,), run))
+    assert (row["kind"], row["place"]) == ("passed_on", 2)
     vote = Vote(STREAM, 1, bytes(32), order)
     (row, *_) = noted(tmp_path / place("b", tmp_path), B3, Send((BOB,), vote))
     assert (row["kind"], row["place"]) == ("forwarded", 3)
@@ -117,11 +127,11 @@ def test_killed_process_leaves_whole_files_and_goes_on_beside_them(tmp_path: Pat
     path = tmp_path / "b1.parquet"
     killed = TraceWriter(path, clock=times.__next__)
     for _ in range(5):
-        watch_effect(killed.recorder("broker", B1), B1, vote)
+        watch_effect(killed.recorder("broker", B1), CELL_NOTES, B1, vote)
     before = len([row for row in rows(tmp_path) if row["kind"] == "forwarded"])
     assert before >= 3  # what was older than a second
     again = TraceWriter(path, clock=times.__next__)
-    watch_effect(again.recorder("broker", B1), B1, vote)
+    watch_effect(again.recorder("broker", B1), CELL_NOTES, B1, vote)
     again.close()
     assert len([row for row in rows(tmp_path) if row["kind"] == "forwarded"]) == before + 1
     assert not [path for path in tmp_path.iterdir() if path.suffix != ".parquet"]
@@ -166,7 +176,7 @@ def test_header_of_another_format_is_one_sentence(tmp_path: Path) -> None:
     import msgspec
 
     write_header(tmp_path, msgspec.structs.replace(HEADER, format=99))
-    with pytest.raises(UsageError, match="has the format 99 and this version reads 2"):
+    with pytest.raises(UsageError, match="has the format 99 and this version reads 3"):
         read_header(tmp_path)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from quorumcast.cell.tracing import CELL_NOTES
 from quorumcast.core.ids import NodeId
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.observations import load_arrow, observing
 from quorumcast.runtime.trace import record
 from quorumcast.traces.drafts import directory_at
-from quorumcast.traces.recorder import Recorder
+from quorumcast.traces.notes import Recorder
 
 
 class Watching:
@@ -27,7 +28,7 @@ class Watching:
     def begin(self, driver: Driver, manifest: Manifest, me: NodeId, role: str) -> None:
         """Watch a machine that has had no event yet: links that are up are the first."""
         if self._recorder is not None:
-            record(driver, self._recorder, me)
+            record(driver, self._recorder, CELL_NOTES, me)
         self._logs.enter_context(observing(driver, self._observe, manifest, me, role))
 
     def end(self) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from quorumcast.broadcast.application import Deliver
 from quorumcast.core.ids import NodeId
-from quorumcast.core.machine import Send
 from quorumcast.runtime.driver import Driver
 from quorumcast.traces.form import run_of
-from quorumcast.traces.recorder import NodeRecorder, Recorder, TraceWriter, watch_effect
+from quorumcast.traces.notes import Notes, Recorder, watch_effect, watched
+from quorumcast.traces.recorder import NodeRecorder, TraceWriter
 
 
 class ParquetRecorder(NodeRecorder):
@@ -24,7 +23,7 @@ class ParquetRecorder(NodeRecorder):
         super().__init__(TraceWriter(path, run_of(path.parent)), role, node)
 
 
-def record(driver: Driver, recorder: Recorder, me: NodeId) -> None:
+def record(driver: Driver, recorder: Recorder, notes: Notes, me: NodeId) -> None:
     """Have notes taken of what a driver sends and delivers, as it really does."""
-    for kind in (Send, Deliver):
-        driver.observe(kind, partial(watch_effect, recorder, me))
+    for kind in watched(notes):
+        driver.observe(kind, partial(watch_effect, recorder, notes, me))

@@ -3,9 +3,10 @@
     DIR/trace.json       the scenario: who took part, under which policy, and what was expected
     DIR/*.parquet        rows of `COLUMNS`, one or more files per node
 
-Four kinds of rows, of which a file keeps each in row groups of its own:
+Five kinds of rows, of which a file keeps each in row groups of its own:
 
-    published    a publisher sent a publication to `peer`; or a broker passed it down a chain
+    published    a publisher sent a publication of its own to `peer`
+    passed_on    another node sent it on to `peer`, a node between publisher and subscribers
     forwarded    a broker vouched for a publication to the subscriber `peer`
     accepted     a subscriber accepted it; `peer` names the brokers that voted for it
     sent         `number` messages of the type `message` and `bytes` bytes went to `peer` since the
@@ -39,6 +40,8 @@ COLUMNS = {
     "run": "string",
     # The sender's place in a chain, from 1; 0 where there is none.
     "place": "int8",
+    # By how many messages, one after another, a publication came; 0 where a system does not say.
+    "hops": "int16",
     # Whether an acceptance is owed to a history and not to the fast path.
     "by_history": "bool",
     # Of contents that were accepted, or of messages that were sent, without their sealing.
@@ -47,7 +50,7 @@ COLUMNS = {
 }
 
 #: Counts up when a reader of older traces would be wrong about newer ones.
-FORMAT = 2
+FORMAT = 3
 HEADER = "trace.json"
 
 BENCH, SIMULATOR = "bench", "sim"

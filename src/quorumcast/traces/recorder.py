@@ -1,9 +1,8 @@
 """Takes notes of what a node does, and writes them as Parquet, a piece at a time.
 
-`watch_effect` is all that a driver needs: it shows each `Send` and `Deliver` that is carried out,
-after faults have had their hands on it. A note is one tuple in a list; rows, one per publication
-of a run, are made in columns when a piece is written. A piece is a whole file under its final name
-or not there at all, so that a process that is killed spoils nothing and loses the last second.
+A note is one tuple in a list; rows, one per publication of a run, are made in columns when a piece
+is written. A piece is a whole file under its final name or not there at all, so that a process that
+is killed spoils nothing and loses the last second.
 """
 
 from __future__ import annotations
@@ -11,15 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from quorumcast.broadcast.application import Deliver
-from quorumcast.broadcast.messages import ChainRun, Publish
-from quorumcast.cell.messages import Vote
-from quorumcast.core.ids import DIGEST_SIZE, Channel, NodeId, Stream
-from quorumcast.core.machine import Send
-from quorumcast.crypto.session import encode_parcel
-from quorumcast.ordering.messages import Offer
+from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.traces.drafts import replacing
 from quorumcast.traces.form import COLUMNS
 
@@ -32,61 +25,12 @@ if TYPE_CHECKING:
 MOST_NOTES = 50_000
 OLDEST_NS = 1_000_000_000
 
-KINDS = ("published", "forwarded", "accepted", "sent")
+KINDS = ("published", "passed_on", "forwarded", "accepted", "sent")
 _NONE = Stream(Channel(""), NodeId(""), 0)
 
 Clock = Callable[[], int]
-#: Time, kind, role, node, stream, first, count, peer, place, by history, bytes, message.
-Note = tuple[int, str, str, NodeId, Stream, int, int, str, int, bool, int, str]
-
-
-class Recorder(Protocol):
-    """Who takes the notes of one node."""
-
-    def note(
-        self,
-        kind: str,
-        stream: Stream,
-        first: int,
-        count: int,
-        peer: str,
-        *,
-        place: int = 0,
-        by_history: bool = False,
-        size: int = 0,
-    ) -> None:
-        """Publications first … first+count-1 were published, forwarded or accepted just now."""
-        ...
-
-    def sent(self, message: str, to: tuple[NodeId, ...], size: int) -> None:
-        """A message of this type and size went to each of these."""
-        ...
-
-
-def watch_effect(recorder: Recorder, me: NodeId, effect: Send | Deliver) -> None:
-    """Note an effect that a node is about to carry out."""
-    if isinstance(effect, Deliver):
-        recorder.note(
-            "accepted",
-            effect.stream,
-            effect.number,
-            1,
-            ",".join(effect.votes),
-            by_history=effect.by_history,
-            size=len(effect.body),
-        )
-        return
-    message = effect.message
-    raw, bodies = encode_parcel(message, effect.bodies)
-    recorder.sent(type(message).__name__, effect.to, len(raw) + sum(map(len, bodies)))
-    if not isinstance(message, Publish | Offer | ChainRun | Vote):
-        return
-    order = message.order if isinstance(message, ChainRun | Vote) else ()
-    place = order.index(me) + 1 if me in order else 0
-    kind = "forwarded" if isinstance(message, Vote) else "published"
-    count = len(message.digests) // DIGEST_SIZE
-    for peer in effect.to:
-        recorder.note(kind, message.stream, message.first, count, peer, place=place)
+#: Time, kind, role, node, stream, first, count, peer, place, hops, by history, bytes, message.
+Note = tuple[int, str, str, NodeId, Stream, int, int, str, int, int, bool, int, str]
 
 
 class TraceWriter:
@@ -121,14 +65,14 @@ class TraceWriter:
 
     def add(
         self, kind: str, role: str, node: NodeId, stream: Stream, first: int, count: int, peer: str,
-        place: int, by_history: bool, size: int,
+        place: int, hops: int, by_history: bool, size: int,
     ) -> None:  # fmt: skip
         """Keep one note."""
         now = self._clock()
         if not self._notes:
             self._since = now
         self._notes.append(
-            (now, kind, role, node, stream, first, count, peer, place, by_history, size, "")
+            (now, kind, role, node, stream, first, count, peer, place, hops, by_history, size, "")
         )
         old = self._oldest_ns is not None and now - self._since >= self._oldest_ns
         if old or len(self._notes) >= MOST_NOTES:
@@ -151,7 +95,7 @@ class TraceWriter:
         now = self._clock()
         notes, self._notes = self._notes, []
         notes += [
-            (now, "sent", role, node, _NONE, count, 1, peer, 0, False, size, message)
+            (now, "sent", role, node, _NONE, count, 1, peer, 0, 0, False, size, message)
             for (role, node, message, peer), (count, size) in self._traffic.items()
         ]
         self._traffic.clear()
@@ -191,12 +135,13 @@ class NodeRecorder:
         peer: str,
         *,
         place: int = 0,
+        hops: int = 0,
         by_history: bool = False,
         size: int = 0,
     ) -> None:
         """Keep one note."""
         self._writer.add(
-            kind, self._role, self._node, stream, first, count, peer, place, by_history, size
+            kind, self._role, self._node, stream, first, count, peer, place, hops, by_history, size
         )
 
     def sent(self, message: str, to: tuple[NodeId, ...], size: int) -> None:
@@ -209,20 +154,15 @@ class NodeRecorder:
 
 
 def write_rows(path: Path, run: str, notes: Sequence[Note]) -> None:
-    """A whole file at once, each kind in row groups of its own, so that readers can skip them.
-
-    What brokers pass down a chain lies apart from what publishers published.
-    """
+    """A whole file at once, each kind in row groups of its own, so that readers can skip them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = pa.schema(list(COLUMNS.items()))
     with replacing(path) as draft, pq.ParquetWriter(draft, schema) as writer:
         for kind in KINDS:
-            for broker in (False, True):
-                chosen = [n for n in notes if n[1] == kind and (n[2] == "broker") == broker]
-                if chosen:
-                    writer.write_table(_table(schema, run, chosen))
+            if chosen := [note for note in notes if note[1] == kind]:
+                writer.write_table(_table(schema, run, chosen))
 
 
 def _table(schema: pa.Schema, run: str, notes: list[Note]) -> pa.Table:
@@ -230,9 +170,10 @@ def _table(schema: pa.Schema, run: str, notes: list[Note]) -> pa.Table:
     import numpy as np
     import pyarrow as pa
 
-    times, kinds, roles, nodes, streams, firsts, counts, peers, places, histories, sizes, types = (
-        zip(*notes, strict=True)
-    )
+    (
+        times, kinds, roles, nodes, streams, firsts, counts, peers, places, hops, histories, sizes,
+        types,
+    ) = zip(*notes, strict=True)  # fmt: skip
     lengths = np.array(counts)
     of_note = np.repeat(np.arange(len(notes)), lengths)
     rows = len(of_note)
@@ -270,6 +211,7 @@ def _table(schema: pa.Schema, run: str, notes: list[Note]) -> pa.Table:
         "peer": strings(peers, of_note),
         "run": strings([run], np.zeros(rows, dtype=np.int64)),
         "place": integers(np.array(places)[of_note], pa.int8()),
+        "hops": integers(np.array(hops)[of_note], pa.int16()),
         "by_history": pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(flags)]),
         "bytes": integers(np.array(sizes)[of_note], pa.int64()),
         "message": strings(types, of_note),

@@ -2,15 +2,15 @@
 
 Three streams of rows leave the files, and no row group is read for more than one of them:
 
-    what brokers did and everybody's `sent` rows      summed up where they are read
-    `published` by publishers                         one row per publication: when it left
-    `accepted`                                        one row per publication and subscriber
+    `passed_on`, `forwarded` and `sent`    summed up where they are read
+    `published`                            one row per publication: when it left
+    `accepted`                             one row per publication and subscriber
 
 Publications and acceptances meet once, hashed by publication. Each publication was owed to
 subscribers that the headers name, a small table that every task has. What comes out of the meeting
 is a row for each delivery that was owed, with or without its acceptance, and for each acceptance
-that was not owed. These are summed up three times in one go, by latency bucket, by subscriber and
-channel, and by subscriber and second. Nothing larger than those sums comes to the driver.
+that was not owed. These are summed up three times in one go: by latency bucket, by subscriber,
+channel and hops, and by subscriber and second. Nothing larger than those sums comes to the driver.
 
 Shuffles: publications, acceptances, and sums, which are few. Cost is proportional to rows.
 """
@@ -44,6 +44,7 @@ NOBODY = ""
 _SPARK_TYPES = {
     "string": "string",
     "int64": "bigint",
+    "int16": "smallint",
     "int8": "tinyint",
     "bool": "boolean",
 }
@@ -139,10 +140,10 @@ def summed(rows: DataFrame, owed: DataFrame) -> DataFrame:
 
 
 def traffic(rows: DataFrame) -> DataFrame:
-    """What brokers forwarded, and what everybody sent, by kind and peer."""
+    """What every node sent, passed on and forwarded, by kind and peer."""
     from pyspark.sql import functions as sf
 
-    counted = rows.where("kind in ('forwarded', 'sent') or role = 'broker'")
+    counted = rows.where("kind in ('passed_on', 'forwarded', 'sent')")
     return counted.groupBy(
         sf.lit(TRAFFIC).alias("part"), "run", "role", "node", "kind", "message", "place",
         sf.expr("if(kind = 'sent', peer, null)").alias("peer"),
@@ -157,7 +158,7 @@ def publications(rows: DataFrame) -> DataFrame:
     """Every publication, and when its publisher first sent it to anybody."""
     from pyspark.sql import functions as sf
 
-    sent = rows.where("kind = 'published' and role <> 'broker' and lane = 0")
+    sent = rows.where("kind = 'published' and lane = 0")
     return sent.groupBy(*PUBLICATION).agg(sf.min("t_ns").alias("sent_ns"))
 
 
@@ -174,20 +175,27 @@ def deliveries(rows: DataFrame, published: DataFrame, owed: DataFrame) -> DataFr
     # numbers are summed up without objects.
     accepted = (
         rows.where("kind = 'accepted' and lane = 0")
-        .select(*PUBLICATION, "node", sf.expr("t_ns * 2 + int(by_history)").alias("first"), "bytes")
+        .select(
+            *PUBLICATION,
+            "node",
+            sf.expr("t_ns * 2 + int(by_history)").alias("first"),
+            "bytes",
+            "hops",
+        )
         .repartition(*PUBLICATION)
         .groupBy(*PUBLICATION, "node")
         .agg(
             sf.min("first").alias("first"),
             sf.count(sf.lit(1)).alias("times"),
             sf.max("bytes").alias("bytes"),
+            sf.max("hops").alias("hops"),
         )
     )
     return expected.join(accepted.hint("shuffle_hash"), [*PUBLICATION, "node"], "full")
 
 
 def delivered(deliveries: DataFrame) -> DataFrame:
-    """Deliveries by latency, by subscriber and channel, and by subscriber and second."""
+    """Deliveries by latency, by subscriber, channel and hops, and by subscriber and second."""
     from pyspark.sql import functions as sf
 
     told = deliveries.select(
@@ -197,6 +205,7 @@ def delivered(deliveries: DataFrame) -> DataFrame:
         "sent_ns",
         "times",
         "bytes",
+        "hops",
         "from_ns",
         sf.expr("shiftright(first, 1)").alias("accepted_ns"),
         sf.expr("first % 2").alias("by_history"),
@@ -214,12 +223,13 @@ def delivered(deliveries: DataFrame) -> DataFrame:
     groups = told.groupingSets(
         [
             [told["run"], told["bucket"]],
-            [told["run"], told["node"], told["channel"]],
+            [told["run"], told["node"], told["channel"], told["hops"]],
             [told["run"], told["node"], told["second"]],
         ],
         "run",
         "node",
         "channel",
+        "hops",
         "bucket",
         "second",
     )

@@ -152,11 +152,13 @@ class _Group:
         self.traffic = [row for row in rows if row["part"] == TRAFFIC]
         self.latencies = [row for row in rows if row["part"] == LATENCY]
         everything = [row for row in rows if row["part"] == DELIVERY]
+        owed: Counter[tuple[str, str, str]] = Counter()
+        for row in everything:
+            owed[row["run"], row["channel"], row["node"]] += row["owed"]
         #: By run and channel: what was published there.
         self.published: dict[tuple[str, str], int] = {}
-        for row in everything:
-            key = row["run"], row["channel"]
-            self.published[key] = max(self.published.get(key, 0), row["owed"])
+        for (run, channel, _), count in owed.items():
+            self.published[run, channel] = max(self.published.get((run, channel), 0), count)
         self.deliveries = [row for row in everything if row["node"] != NOBODY]
         self.seconds = [row for row in rows if row["part"] == SECOND and row["second"] is not None]
 
@@ -372,7 +374,8 @@ def _by_message(sent: Sums) -> list[MessageLine]:
     for row in sent:
         messages[row["message"]] += row["messages"]
         sizes[row["message"]] += row["bytes"]
-    return [MessageLine(name, count, sizes[name]) for name, count in messages.most_common()]
+    most_first = sorted(messages.items(), key=lambda entry: (-entry[1], entry[0]))
+    return [MessageLine(name, count, sizes[name]) for name, count in most_first]
 
 
 def _spread(values: Sequence[int]) -> Spread | None:

@@ -26,6 +26,7 @@ import msgspec
 from quorumcast.cell.messages import CELL_FAMILY, Vote
 from quorumcast.cell.serving.broker import RECORDS, Broker
 from quorumcast.cell.serving.membership import Adopt, Renewal
+from quorumcast.cell.tracing import CELL_NOTES
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import DIGEST_SIZE, NodeId
 from quorumcast.core.machine import Accuse, Suspect
@@ -167,7 +168,7 @@ class BrokerNode:
         if settings.trace is not None:
             path = settings.trace / f"{identity.name}.parquet"
             self._recorder = ParquetRecorder(path, "broker", identity.name)
-            record(self.driver, self._recorder, identity.name)
+            record(self.driver, self._recorder, CELL_NOTES, identity.name)
         self.control = Control(self, allow_faults=settings.allow_faults)
         self.http = HttpServer(self.control.routes())
 

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from quorumcast import __version__
 from quorumcast.broadcast.application import Deliver
+from quorumcast.cell.tracing import CELL_NOTES
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Effect, Event, Send
 from quorumcast.sim.cell.run import CellRun
 from quorumcast.traces.form import SIMULATOR, Header, Listening, place_for, write_header
-from quorumcast.traces.recorder import NodeRecorder, TraceWriter, watch_effect
+from quorumcast.traces.notes import watch_effect
+from quorumcast.traces.recorder import NodeRecorder, TraceWriter
 
 NS_PER_MS = 1_000_000
 
@@ -46,7 +48,7 @@ class Tracer:
             recorder = self._recorders.get(node)
             if recorder is None:
                 recorder = self._recorders[node] = self._writer.recorder(self._role(node), node)
-            watch_effect(recorder, node, effect)
+            watch_effect(recorder, CELL_NOTES, node, effect)
 
     def _role(self, node: NodeId) -> str:
         if node in self._plan.publishers:
