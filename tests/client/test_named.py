@@ -1,4 +1,4 @@
-"""Named subscriptions through the client: going on, coming again, sharing, giving up."""
+"""Named subscriptions through the client: resuming, redelivery, sharing, dead letters."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ from tests.client.test_total_order import in_a_loop, publish
 from tests.runtime.world import PATIENCE_S, until
 
 from quorumcast.client import DeadLetter, Delivery, GapError, NamedSubscription, Node
-from quorumcast.client.named.companion import Past
+from quorumcast.client.named.companion import CompanionLog
 from quorumcast.client.named.overview import subscriptions_of
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
@@ -58,7 +58,7 @@ async def cell_of(cell: MemoryCell, *names: str) -> list[Node]:
 
 
 @in_a_loop
-async def test_subscription_goes_on_where_it_stopped() -> None:
+async def test_reopened_subscription_continues_where_it_stopped() -> None:
     async with MemoryCell(channels=CHANNELS) as cell:
         alice, bob = await cell_of(cell, "alice", "bob")
         await publish(alice, "orders", 30)
@@ -75,7 +75,7 @@ async def test_subscription_goes_on_where_it_stopped() -> None:
 
 
 @in_a_loop
-async def test_what_was_not_acknowledged_comes_again_and_what_nobody_saw_comes_as_new() -> None:
+async def test_unacknowledged_delivery_is_redelivered_and_undelivered_one_is_new() -> None:
     async with MemoryCell(channels=CHANNELS) as cell:
         alice, bob = await cell_of(cell, "alice", "bob")
         await publish(alice, "orders", 8)
@@ -91,7 +91,7 @@ async def test_what_was_not_acknowledged_comes_again_and_what_nobody_saw_comes_a
     ("start", "expected"), [("latest", 6), ("earliest", 1), (4, 4)], ids=["latest", "earliest", "4"]
 )
 @in_a_loop
-async def test_start_counts_the_first_time(start: str | int, expected: int) -> None:
+async def test_start_applies_to_the_first_use_only(start: str | int, expected: int) -> None:
     async with MemoryCell(channels=CHANNELS) as cell:
         alice, bob = await cell_of(cell, "alice", "bob")
         await publish(alice, "orders", 5)
@@ -102,7 +102,7 @@ async def test_start_counts_the_first_time(start: str | int, expected: int) -> N
 
 
 @in_a_loop
-async def test_taking_the_next_acknowledges_the_last() -> None:
+async def test_automatic_acknowledgement_is_sent_with_the_next_delivery() -> None:
     async with MemoryCell(channels=CHANNELS) as cell:
         alice, bob = await cell_of(cell, "alice", "bob")
         await publish(alice, "orders", 3)
@@ -113,7 +113,7 @@ async def test_taking_the_next_acknowledges_the_last() -> None:
 
 
 @in_a_loop
-async def test_anew_begins_again() -> None:
+async def test_anew_recreates_the_subscription() -> None:
     async with MemoryCell(channels=CHANNELS) as cell:
         alice, bob = await cell_of(cell, "alice", "bob")
         await publish(alice, "orders", 3)
@@ -124,7 +124,7 @@ async def test_anew_begins_again() -> None:
 
 
 @in_a_loop
-async def test_used_up_attempts_end_on_the_dead_letter_channel() -> None:
+async def test_publication_out_of_attempts_is_published_as_a_dead_letter() -> None:
     async with MemoryCell(channels=CHANNELS) as cell:
         alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
         await publish(alice, "orders", 4)
@@ -156,8 +156,8 @@ async def test_used_up_attempts_end_on_the_dead_letter_channel() -> None:
 
 
 @in_a_loop
-async def test_letter_waits_for_a_place_on_its_channel_and_work_goes_on() -> None:
-    """One publication that fails must not stop a subscription because others publish there."""
+async def test_dead_letter_waits_for_room_on_its_channel_while_deliveries_continue() -> None:
+    """A full dead-letter channel must not stop the subscription."""
     few = Policy.named("total", limits=Limits(publishers=1))
     dead_letters = ChannelEntry(Channel("dead"), few)
     async with MemoryCell(channels={**CHANNELS, "dead": dead_letters}) as cell:
@@ -181,7 +181,7 @@ async def test_letter_waits_for_a_place_on_its_channel_and_work_goes_on() -> Non
 
 
 @in_a_loop
-async def test_without_a_dead_letter_channel_it_is_recorded_alone() -> None:
+async def test_dead_publication_without_a_channel_for_letters_is_only_recorded() -> None:
     async with MemoryCell(channels=CHANNELS) as cell:
         alice, bob = await cell_of(cell, "alice", "bob")
         await publish(alice, "orders", 1)
@@ -191,7 +191,7 @@ async def test_without_a_dead_letter_channel_it_is_recorded_alone() -> None:
 
 
 @in_a_loop
-async def test_members_share_the_work_and_miss_nothing() -> None:
+async def test_members_share_all_publications() -> None:
     patient = replace(ORDERS, groups=(replace(GROUP, ack_timeout_ms=3_600_000),))
     async with MemoryCell(channels={**CHANNELS, "orders": patient}) as cell:
         alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
@@ -218,7 +218,7 @@ async def test_members_share_the_work_and_miss_nothing() -> None:
 
 
 @in_a_loop
-async def test_silent_member_loses_its_work_to_another() -> None:
+async def test_positions_of_a_silent_member_go_to_another() -> None:
     async with MemoryCell(channels=CHANNELS) as cell:
         alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
         await publish(alice, "orders", 6)
@@ -232,7 +232,7 @@ async def test_silent_member_loses_its_work_to_another() -> None:
 
 
 @in_a_loop
-async def test_member_at_work_keeps_it_however_long_it_takes() -> None:
+async def test_slow_member_keeps_its_positions_while_it_is_alive() -> None:
     async with MemoryCell(channels=CHANNELS) as cell:
         alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
         await publish(alice, "orders", 1)
@@ -244,13 +244,13 @@ async def test_member_at_work_keeps_it_however_long_it_takes() -> None:
             delivery = await anext(slow)
             for _ in range(8):  # beats: more than twice the time-out
                 await anext(operations)
-            assert slow.state().held_by("bob")[0].attempt == 1
+            assert slow.state().assigned_to("bob")[0].attempt == 1
             await delivery.ack()
             await until(lambda: other.state().cursor == 2)
 
 
 @in_a_loop
-async def test_group_without_work_is_silent() -> None:
+async def test_idle_group_writes_no_operations() -> None:
     async with MemoryCell(channels=CHANNELS) as cell:
         alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
         async with (
@@ -317,7 +317,7 @@ async def test_lying_broker_changes_nothing(fault: str) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @in_a_loop
-async def test_members_that_die_and_come_back_lose_nothing(seed: int) -> None:
+async def test_members_that_crash_and_return_lose_no_publication(seed: int) -> None:
     rng, count = random.Random(seed), 60
     liars = {"broker-3": rng.choice(["lie-to-subscribers", "false-positions", "alter"])}
     endless = replace(ORDERS, groups=(replace(GROUP, max_attempts=0, dead_letter=""),))
@@ -326,7 +326,7 @@ async def test_members_that_die_and_come_back_lose_nothing(seed: int) -> None:
         alice = await cell.connect("alice")
 
         async def work(name: str) -> None:
-            """Live after life, each with a few deliveries and a sudden or an orderly end."""
+            """Open session after session, each with a few deliveries and a crash or a close."""
             while True:
                 node = await cell.connect(name)
                 mine = node.subscribe_as("orders", "billing", start=1, prefetch=4)
@@ -361,7 +361,7 @@ async def test_members_that_die_and_come_back_lose_nothing(seed: int) -> None:
 
 
 @in_a_loop
-async def test_what_the_channel_no_longer_holds_is_announced() -> None:
+async def test_positions_that_are_no_longer_retained_are_announced_as_a_gap() -> None:
     channels = {"orders": SMALL, "orders/subscriptions": TOTAL}
     async with MemoryCell(channels=channels) as cell:
         alice, bob = await cell_of(cell, "alice", "bob")
@@ -399,7 +399,7 @@ async def test_active_subscription_survives_the_retention_of_its_companion() -> 
 
 
 @in_a_loop
-async def test_subscription_whose_state_is_gone_is_refused_unless_begun_anew() -> None:
+async def test_subscription_whose_state_is_no_longer_retained_is_refused_without_anew() -> None:
     channels = {"orders": TOTAL, "orders/subscriptions": SMALL}
     async with MemoryCell(channels=channels) as cell:
         alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
@@ -415,10 +415,10 @@ async def test_subscription_whose_state_is_gone_is_refused_unless_begun_anew() -
         async with carol.subscribe_as("orders", "old", anew=True, start=9) as old:
             assert (await anext(old)).position == 9
         async with carol.subscribe("orders/subscriptions") as operations:
-            past = Past(operations)
-            await past.read_all()
-            assert (None, "old") not in past.names()
-            assert ("carol", "old") in past.names()
+            log = CompanionLog(operations)
+            await log.read_all()
+            assert (None, "old") not in log.names()
+            assert ("carol", "old") in log.names()
 
 
 # ----------------------------------------------------------------- bad input
@@ -470,7 +470,7 @@ async def test_position_that_does_not_exist_yet_is_refused() -> None:
 
 
 @in_a_loop
-async def test_client_without_rights_is_told() -> None:
+async def test_client_without_rights_gets_an_error() -> None:
     channels = {**CHANNELS, "orders": replace(ORDERS, subscribers=("bob", "carol"))}
     async with MemoryCell(channels=channels) as cell:
         dave = await cell.connect("dave")
@@ -507,17 +507,17 @@ def test_named_subscription_without_an_event_loop() -> None:
 
 
 @in_a_loop
-async def test_consumers_beyond_the_bound_take_turns_and_do_not_displace_one_another_for_ever(
+async def test_consumers_beyond_the_bound_do_not_displace_each_other_forever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("quorumcast.named.state.MAX_MEMBERS", 1)
+    monkeypatch.setattr("quorumcast.named.state.MAX_SESSIONS", 1)
     async with MemoryCell(channels=CHANNELS) as cell:
         alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
         async with (
             bob.subscribe_as("orders", "billing") as one,
             carol.subscribe_as("orders", "billing") as two,
         ):
-            await until(lambda: list(one.state().members) == ["carol"])
+            await until(lambda: list(one.state().sessions) == ["carol"])
             stood = two.position
             await publish(alice, "logs", 200)
             assert two.position == stood

@@ -82,7 +82,7 @@ class Process:
         self._process.communicate()
 
 
-def test_killed_consumer_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_killed_consumer_continues_where_it_stopped(tmp_path: Path) -> None:
     with cluster(tmp_path) as cell:
         run(publish(cell, 1, 12))
         consumer = Process(cell, "bob", "mine", hold=4)
@@ -98,7 +98,7 @@ def test_killed_consumer_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert [attempt for _, attempt, _ in found[:2]] == [2, 2]
 
 
-def test_killed_member_loses_its_work_to_the_other(tmp_path: Path) -> None:
+def test_positions_of_a_killed_member_go_to_the_other(tmp_path: Path) -> None:
     with cluster(tmp_path) as cell:
         run(publish(cell, 1, 20))
         victim = Process(cell, "bob", "billing", hold=3)
@@ -119,7 +119,9 @@ def test_killed_member_loses_its_work_to_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["lie-to-subscribers", "lie-in-ordering", "silent"])
-def test_two_members_share_all_of_it_although_a_broker_lies(tmp_path: Path, fault: str) -> None:
+def test_two_members_share_all_publications_although_a_broker_lies(
+    tmp_path: Path, fault: str
+) -> None:
     async def share(cell: LocalCluster) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {"bob": [], "carol": []}
 
@@ -148,7 +150,7 @@ def test_two_members_share_all_of_it_although_a_broker_lies(tmp_path: Path, faul
     assert sorted(found["bob"] + found["carol"]) == list(range(1, 41))
 
 
-def test_what_fails_again_and_again_ends_on_the_dead_letter_channel(tmp_path: Path) -> None:
+def test_publication_out_of_attempts_is_published_as_a_dead_letter(tmp_path: Path) -> None:
     async def fail(cell: LocalCluster) -> tuple[list[int], DeadLetter]:
         attempts: list[int] = []
         async with (
@@ -200,7 +202,7 @@ def test_subscription_survives_the_death_of_every_broker(tmp_path: Path) -> None
     assert {attempt for _, attempt, _ in first + rest} == {1}
 
 
-def test_consumer_goes_on_when_all_brokers_come_back(tmp_path: Path) -> None:
+def test_consumer_continues_after_all_brokers_restarted(tmp_path: Path) -> None:
     async def outlive(cell: LocalCluster) -> list[int]:
         async with (
             await node(cell, "bob") as bob,

@@ -18,7 +18,7 @@ from quorumcast.crypto.evidence import Court
 from quorumcast.faults.cell.entry import FaultContext
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
-from quorumcast.named.state import State
+from quorumcast.named.state import SubscriptionState
 from quorumcast.ordering.messages import Offer
 from quorumcast.sim.cell.cells import channel_entry, identity_of, make_simulated_cell, operator_of
 from quorumcast.sim.cell.consumers import examine_subscriptions
@@ -158,9 +158,11 @@ def test_subscriptions_are_what_their_operations_say() -> None:
     assert [said for seed in range(20) for said in examine_subscriptions(random.Random(seed))] == []
 
 
-@pytest.mark.parametrize("name", ["_nack", "_free", "_claim", "_release", "_configure"])
+@pytest.mark.parametrize(
+    "name", ["_nack", "_end_session", "_claim", "_expire_session", "_configure"]
+)
 def test_subscriptions_that_lose_an_operation_are_reported(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(State, name, lambda *arguments: None)
+    monkeypatch.setattr(SubscriptionState, name, lambda *arguments: None)
     assert [said for seed in range(20) for said in examine_subscriptions(random.Random(seed))]

@@ -1,4 +1,4 @@
-"""Golden scripts of a named subscription: what its consumers write into the companion channel.
+"""Golden scripts of a named subscription: deliveries, and the operations on its companion.
 
 The real client on a cell in memory (`MemoryCell`), in an event loop whose clock moves only when
 everybody waits, so that nothing depends on the machine. A script has these commands:
@@ -9,14 +9,14 @@ everybody waits, so that nothing depends on the machine. A script has these comm
     open CONSUMER, close …       begin and end a session
     take CONSUMER COUNT          what the application is handed
     ack CONSUMER POSITION…, nack …
-    cut CONSUMER                 nobody hears of it any more: a crash, or a network that is down
+    cut CONSUMER                 disconnect it: a crash, or a network that is down
     heal CONSUMER                it can be reached again
     run MS                       let time pass
 
-Printed are deliveries, and every operation in the order of the companion: position, author, what
-it says, and the state of the subscription behind it, as every reader computes it (`named.state`).
+The transcript has a line for each delivery, and for each operation in the order of the companion:
+position, author, operation, and the resulting state, as every reader computes it (`named.state`).
 `2#1` is position 2 in its first attempt. Sessions, which consumers draw, are called s1, s2, …;
-signs of life (`Beat`) are counted alone.
+heartbeats are only counted.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from quorumcast.core.ids import Channel
 from quorumcast.manifest.manifest import ChannelEntry, Group
 from quorumcast.manifest.policy import Policy
 from quorumcast.named.operations import (
-    Ack,
+    AckPositions,
     AnyOperation,
-    Beat,
-    Claim,
+    ClaimPositions,
+    CloseSession,
     Configure,
     Create,
-    Dead,
-    Join,
-    Leave,
-    Nack,
-    Release,
-    Skip,
-    Snapshot,
+    ExpireSession,
+    Heartbeat,
+    MarkDead,
+    NackPositions,
+    OpenSession,
+    SkipTo,
+    WriteSnapshot,
     decode,
 )
-from quorumcast.named.state import State
+from quorumcast.named.state import SubscriptionState
 from quorumcast.testing import MemoryCell
 
 ORDERS, COMPANION = "orders", "orders/subscriptions"
@@ -90,7 +90,7 @@ class ConsumerScript:
         self._open: dict[str, NamedSubscription] = {}
         self._held: dict[tuple[str, int], Delivery] = {}
         self._sessions: dict[int, str] = {}
-        #: Signs of life in this block.
+        #: Heartbeats in this block.
         self._beats = 0
 
     def play(self, commands: list[str]) -> list[str]:
@@ -102,7 +102,7 @@ class ConsumerScript:
             plain = [word for word in words if "=" not in word]
             act: Callable[..., Coroutine[Any, Any, None]] = getattr(self, f"_do_{verb}")
             self._loop.run_until_complete(act(plain, options))
-        beats = [f"      (not shown: {self._beats} Beat)"] if self._beats else []
+        beats = [f"      (not shown: {self._beats} Heartbeat)"] if self._beats else []
         return [*self._lines, *beats] or ["(silence)"]
 
     def end(self) -> None:
@@ -197,13 +197,13 @@ class ConsumerScript:
             for item in items:
                 assert isinstance(item, Batch)
                 for payload in item.payloads:
-                    self._follower.take(item.position or 0, item.publisher, [payload])
+                    self._follower.read(item.position or 0, item.publisher, [payload])
                     entry = decode(payload)
                     assert entry is not None
                     self._print(f"{item.position} {item.publisher}", entry.operation)
 
     def _print(self, where: str, operation: AnyOperation) -> None:
-        if isinstance(operation, Beat):
+        if isinstance(operation, Heartbeat):
             self._beats += 1
         else:
             said = f"{where} {self._operation(operation)}"
@@ -217,17 +217,21 @@ class ConsumerScript:
         match operation:
             case Create(upto=upto, start=start):
                 return f"{kind} at {start}, void if created after {upto}"
-            case Claim(count=count, end=end):
+            case ClaimPositions(count=count, end=end):
                 return f"{kind}: {count} before {end}"
-            case Ack(ranges=ranges) | Nack(ranges=ranges) | Leave(touched=ranges):
+            case (
+                AckPositions(ranges=ranges)
+                | NackPositions(ranges=ranges)
+                | CloseSession(delivered=ranges)
+            ):
                 return f"{kind}: {_ranges(ranges)}"
-            case Release(consumer=consumer, seen=seen):
+            case ExpireSession(consumer=consumer, last_seen=seen):
                 return f"{kind}: {consumer}, silent since {seen}"
-            case Dead(position=position):
+            case MarkDead(position=position):
                 return f"{kind}: {position}"
-            case Skip(upto=upto) | Snapshot(upto=upto):
+            case SkipTo(upto=upto) | WriteSnapshot(upto=upto):
                 return f"{kind}: {upto}"
-            case Join() | Beat() | Configure():
+            case OpenSession() | Heartbeat() | Configure():
                 return kind
 
 
@@ -236,15 +240,15 @@ def _ranges(ranges: tuple[tuple[int, int], ...]) -> str:
     return " ".join(found) or "nothing"
 
 
-def _state(state: State | None) -> str:
-    """Who holds what, what is to come again, and what nobody has had yet."""
+def _state(state: SubscriptionState | None) -> str:
+    """The assignments of each consumer, positions that await redelivery, and the next new one."""
     if state is None:
         return "no state"
     said = []
-    for member in sorted(state.members):
-        held = [f"{claim.position}#{claim.attempt}" for claim in state.held_by(member)]
+    for member in sorted(state.sessions):
+        held = [f"{claim.position}#{claim.attempt}" for claim in state.assigned_to(member)]
         said.append(f"{member} holds {' '.join(held) or 'nothing'}")
-    if state.pool:
-        said.append("to come again " + " ".join(map(str, sorted(state.pool))))
+    if state.returned:
+        said.append("awaiting redelivery " + " ".join(map(str, sorted(state.returned))))
     said += [f"dead {' '.join(map(str, state.dead))}"] if state.dead else []
     return "; ".join([*said, f"new from {state.next}"])

@@ -1,1 +1,1 @@
-"""Named subscriptions: what consumers agree on by writing it into a total order of their own."""
+"""Named subscriptions: replicated consumer state, computed from a totally ordered channel."""

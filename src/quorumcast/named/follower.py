@@ -1,23 +1,23 @@
-"""Following one named subscription through the operations of its companion channel.
+"""Computing the state of one named subscription while its reader may start late.
 
-Whoever reads the companion from its first operation on simply applies what it reads. Companions
-are retained for a while only, so most readers begin in the middle, at operation `since`, and need a
-*root* to begin with:
+A reader that has every operation of the companion applies them in order. Brokers retain the
+companion for a limited time, so most readers start at some later operation, `since`. Such a reader
+needs a *root*, an operation from which the state can be computed:
 
-- a `Snapshot` whose `upto` is not before `since - 1`, by somebody whom the reader trusts: the owner
-  of a private subscription, a member (by the reader's own manifest) of a shared one. What was read
-  after `upto` and before the snapshot is applied to it, unless a `Create` is among that;
-- a `Create` whose `upto` is not before `since - 1`: its author had read everything up to there, and
-  the reader has read everything since, so both know that no other `Create` came in between. Its
-  author must be trusted as well, unless the reader has read from the first operation on: then the
-  order itself says everything.
+- a `WriteSnapshot` with `upto >= since - 1`, by an author whom the reader trusts: the owner of a
+  private subscription, or a member (by the reader's own manifest) of a shared one. The reader
+  applies to it the operations that it has read after `upto`. It rejects the snapshot if there is a
+  `Create` among them;
+- a `Create` with `upto >= since - 1`. The author had read everything up to `upto`, and the reader
+  has read everything since, so both know that there was no other `Create` in between. The reader
+  must trust the author, unless it has read from the first operation on.
 
-Two consumers that create the same subscription at once therefore make one: the second `Create` is
-void for everybody. Whoever follows already takes no root: it knows the state.
+If two consumers create the same subscription concurrently, the second `Create` has no effect for
+any reader. A reader that already knows the state does not need a root, and ignores snapshots.
 
-A shared subscription is governed by the operator's own words: `Create` and `Configure` carry the
-signed manifest (the *charter*), so who was a member when is the same for every reader, whatever
-manifest it holds itself.
+The members of a shared subscription are part of its state: `Create` and `Configure` carry the
+manifest as the operator signed it (the *charter*). All readers therefore agree on the members at
+each operation, even if they hold different manifests themselves.
 """
 
 from __future__ import annotations
@@ -31,36 +31,38 @@ from quorumcast.manifest.files import parse_manifest
 from quorumcast.manifest.manifest import Group, Manifest
 from quorumcast.named.operations import (
     AnyOperation,
+    CompanionEntry,
     Configure,
     Create,
-    Entry,
-    Settings,
-    Snapshot,
+    SubscriptionSettings,
+    WriteSnapshot,
     decode,
 )
-from quorumcast.named.state import Charter, State, listed
+from quorumcast.named.state import Charter, SubscriptionState, is_listed
 
-#: Operations that a reader without a root keeps; a snapshot that needs older ones is of no use.
-MAX_EARLY = 4096
+#: Operations that a reader without a root buffers; it cannot use a snapshot that needs older ones.
+MAX_BUFFERED = 4096
 
-Charters = Callable[[bytes], Charter | None]
-Early = tuple[int, NodeId, AnyOperation]
+#: Verifies and reads a signed manifest; None if it does not declare the group.
+CharterReader = Callable[[bytes], Charter | None]
+#: Position on the companion, author and operation.
+Positioned = tuple[int, NodeId, AnyOperation]
 
 
 class Follower:
-    """Computes the state of one subscription from what its reader feeds it, in order."""
+    """Computes the state of one subscription from the operations of its companion, in order."""
 
     __slots__ = (
-        "_charters",
-        "_created",
-        "_early",
+        "_buffered",
+        "_newest_create",
         "_owner",
+        "_read_charter",
         "_since",
         "_trusted",
         "name",
-        "operations",
-        "rooted",
-        "seen",
+        "newest_root",
+        "operations_since_root",
+        "read_upto",
         "state",
     )
 
@@ -70,47 +72,48 @@ class Follower:
         owner: NodeId | None,
         since: int,
         trusted: Callable[[NodeId], bool],
-        charters: Charters = lambda data: None,
+        read_charter: CharterReader = lambda data: None,
     ) -> None:
         self.name = name
-        #: Whose it is; None for a shared one.
+        #: Owner of a private subscription; None for a shared one.
         self._owner = owner
-        #: The first operation after which nothing is missing.
+        #: The first operation from which on this reader knows all operations.
         self._since = since
-        #: Whose snapshots this reader believes.
+        #: Whether this reader believes the snapshots of an author.
         self._trusted = trusted
-        self._charters = charters
+        self._read_charter = read_charter
         #: None until there is a root.
-        self.state: State | None = None
-        #: What was read before the root, at most MAX_EARLY.
-        self._early: deque[Early] = deque()
-        #: The newest `Create` in that, by whomever.
-        self._created = 0
-        #: The last operation (of any subscription) that was fed.
-        self.seen = since - 1
-        #: Where the newest `Create` or `Snapshot` that others can begin with stands.
-        self.rooted = 0
-        #: Operations since then.
-        self.operations = 0
+        self.state: SubscriptionState | None = None
+        #: Operations before the root, at most MAX_BUFFERED.
+        self._buffered: deque[Positioned] = deque()
+        #: Position of the newest `Create` that was read before the root, by any author.
+        self._newest_create = 0
+        #: The newest position of the companion (of any subscription) that was read.
+        self.read_upto = since - 1
+        #: Position of the newest operation that other readers can use as a root.
+        self.newest_root = 0
+        #: Operations of this subscription after `newest_root`.
+        self.operations_since_root = 0
 
     @property
     def shared(self) -> bool:
-        """Whether it belongs to a group."""
+        """Whether the subscription belongs to a group."""
         return self._owner is None
 
     def sizes(self) -> dict[str, int]:
-        """How much each container fed by peers holds."""
-        return {"early": len(self._early), **({} if self.state is None else self.state.sizes())}
+        """The size of each container that peers fill."""
+        state = {} if self.state is None else self.state.sizes()
+        return {"buffered": len(self._buffered), **state}
 
-    def take(self, position: int, author: NodeId, payloads: Iterable[bytes]) -> None:
-        """The operations of the next publication of the companion."""
+    def read(self, position: int, author: NodeId, payloads: Iterable[bytes]) -> None:
+        """Process the next publication of the companion."""
         for payload in payloads:
             entry = decode(payload)
             if entry is not None and self._concerns(author, entry):
                 self._on_operation(position, author, entry.operation)
-        self.seen = position
+        self.read_upto = position
 
-    def _concerns(self, author: NodeId, entry: Entry) -> bool:
+    def _concerns(self, author: NodeId, entry: CompanionEntry) -> bool:
         if entry.name != self.name or entry.shared != self.shared:
             return False
         return self.shared or holder(author) == self._owner
@@ -119,14 +122,14 @@ class Follower:
         match operation:
             case Create():
                 self._on_create(position, author, operation)
-            case Snapshot():
+            case WriteSnapshot():
                 self._on_snapshot(position, author, operation)
             case _ if self.state is None:
-                self._early.append((position, author, operation))
-                if len(self._early) > MAX_EARLY:
-                    self._since = self._early.popleft()[0] + 1
+                self._buffered.append((position, author, operation))
+                if len(self._buffered) > MAX_BUFFERED:
+                    self._since = self._buffered.popleft()[0] + 1
             case _:
-                self.operations += 1
+                self.operations_since_root += 1
                 self._apply(position, author, operation)
 
     def _apply(self, position: int, author: NodeId, operation: AnyOperation) -> None:
@@ -134,7 +137,7 @@ class Follower:
             return
         charter: Charter | None = None
         if isinstance(operation, Configure) and self.shared:
-            charter = self._charters(operation.charter)
+            charter = self._read_charter(operation.charter)
             if charter is None:
                 return
         self.state.apply(position, author, operation, charter)
@@ -144,55 +147,59 @@ class Follower:
     def _on_create(self, position: int, author: NodeId, create: Create) -> None:
         charter = Charter(0, (holder(author),), create.settings)
         if self.shared:
-            found = self._charters(create.charter)
-            if found is None or not listed(author, found.members):
+            found = self._read_charter(create.charter)
+            if found is None or not is_listed(author, found.members):
                 return
             charter = found
         state = self.state
         if state is None:
-            known = self._since - 1 <= create.upto and self._created <= create.upto
-            self._created = position
-            if not known or not (self._since == 1 or self._trusted(author)):
+            complete = self._since - 1 <= create.upto and self._newest_create <= create.upto
+            self._newest_create = position
+            if not complete or not (self._since == 1 or self._trusted(author)):
                 return
         elif state.root > create.upto or charter.epoch < state.epoch:
-            return  # a newer charter speaks for itself: whom it adds need not wait for a member
-        self.state = State(position, create.start, charter.members, charter.settings, charter.epoch)
-        self._early.clear()
-        self.rooted, self.operations = position, 0
-
-    def _on_snapshot(self, position: int, author: NodeId, snapshot: Snapshot) -> None:
-        if self.state is None:
-            if not self._trusted(author) or not self._since - 1 <= snapshot.upto < position:
-                return
-            if self._created > snapshot.upto:
-                return  # whether what it shows was begun anew since then cannot be known here
-            self.state = State.restored(snapshot.picture)
-            early, self._early = self._early, deque()
-            for entry in early:
-                if entry[0] > snapshot.upto:
-                    self._apply(*entry)
-        elif not self.state.may(author):
+            # Membership in the present state is not required: the operator's signature on a charter
+            # that is not older suffices, so a client that it adds need not wait for a member.
             return
-        self.rooted, self.operations = position, 0
+        self.state = SubscriptionState(
+            position, create.start, charter.members, charter.settings, charter.epoch
+        )
+        self._buffered.clear()
+        self.newest_root, self.operations_since_root = position, 0
+
+    def _on_snapshot(self, position: int, author: NodeId, operation: WriteSnapshot) -> None:
+        if self.state is None:
+            if not self._trusted(author) or not self._since - 1 <= operation.upto < position:
+                return
+            if self._newest_create > operation.upto:
+                return  # that `Create` may have replaced the state in the snapshot
+            self.state = SubscriptionState.from_snapshot(operation.snapshot)
+            buffered, self._buffered = self._buffered, deque()
+            for positioned in buffered:
+                if positioned[0] > operation.upto:
+                    self._apply(*positioned)
+        elif not self.state.is_allowed(author):
+            return
+        self.newest_root, self.operations_since_root = position, 0
 
 
 def charter_of(manifest: Manifest, group: Group) -> Charter:
-    """What a manifest says of a group."""
-    settings = Settings(group.max_attempts, group.ack_timeout_ms, group.dead_letter)
+    """The charter of a group in a manifest."""
+    settings = SubscriptionSettings(group.max_attempts, group.ack_timeout_ms, group.dead_letter)
     return Charter(manifest.epoch, group.members, settings)
 
 
-def charters_of(cell: str, operator: bytes, channel: str, name: str) -> Charters:
-    """Reads what the operator of this cell signed about a group; None if it did not."""
-    read: dict[bytes, Charter | None] = {}
+def charter_reader(cell: str, operator: bytes, channel: str, name: str) -> CharterReader:
+    """A reader of signed manifests of this cell that returns the charter of one group."""
+    cached: dict[bytes, Charter | None] = {}
 
-    def charter(data: bytes) -> Charter | None:
-        if data not in read:
-            read.clear()  # one at a time: members write the same one
-            read[data] = _read_charter(data, cell, operator, channel, name)
-        return read[data]
+    def read(data: bytes) -> Charter | None:
+        if data not in cached:
+            cached.clear()  # one entry is enough: members usually write the same manifest
+            cached[data] = _read_charter(data, cell, operator, channel, name)
+        return cached[data]
 
-    return charter
+    return read
 
 
 def _read_charter(

@@ -1,22 +1,28 @@
-"""What consumers of a named subscription write into its channel's companion.
+"""The operations that consumers of a named subscription publish on its companion channel.
 
-The companion of `orders` is the channel `orders/subscriptions`. It has a total order too, so
-everybody who reads it sees the same operations in the same sequence and computes the same state
-(`named.state`). Each payload there is one `Entry`; what is none is ignored by everybody alike.
+A *named subscription* is a consumer group: several consumers share the publications of a channel,
+and each publication is assigned to one of them until it is acknowledged. Consumers coordinate
+through the *companion* channel, `orders/subscriptions` for the channel `orders`. The companion has
+total order, so every reader sees the same operations in the same sequence and computes the same
+state (`named.state`). Each payload of the companion is one `CompanionEntry`. All readers ignore a
+payload that does not decode.
 
-| operation | says |
+| operation | effect |
 | --- | --- |
-| `Create` | the subscription begins at a position; what it was before (up to `upto`) is void |
-| `Configure` | other settings, or another list of members |
-| `Join` | a new session of a consumer; whatever its earlier one held is free again |
-| `Claim` | give me so many positions, of those before `end` |
-| `Ack`, `Nack` | these are done; these are to come again |
-| `Beat` | I am still at work |
-| `Leave` | I go; of what I hold my application has seen those in `touched` |
-| `Release` | that consumer has done nothing since operation `seen`: free what it holds |
-| `Dead` | this one failed too often and lies on the dead-letter channel, if there is one |
-| `Skip` | the cell holds nothing before this position any longer |
-| `Snapshot` | the state after operation `upto`, for whoever cannot read that far back |
+| `Create` | starts the subscription at a position and discards its earlier state |
+| `Configure` | changes the settings, or the members of a group |
+| `OpenSession` | starts a session of a consumer and ends its previous session |
+| `ClaimPositions` | assigns up to `count` positions before `end` to the session |
+| `AckPositions`, `NackPositions` | acknowledge positions; return positions for redelivery |
+| `Heartbeat` | shows that the consumer is alive |
+| `CloseSession` | ends the session and returns its unacknowledged positions |
+| `ExpireSession` | ends the session of another consumer that has been silent since `last_seen` |
+| `MarkDead` | gives up a position whose attempts are exhausted (it is a dead letter now) |
+| `SkipTo` | moves past positions that brokers no longer retain |
+| `WriteSnapshot` | stores the state, for readers that start after older operations have expired |
+
+The tags are the class names of the first version of this format. Operations are stored in channels,
+so a tag never changes.
 """
 
 from __future__ import annotations
@@ -32,14 +38,15 @@ from quorumcast.manifest.groups import MAX_ATTEMPTS, MAX_MEMBERS_NAMED, MAX_TIME
 
 VERSION = 1
 
-#: Consumers of one subscription at the same time.
-MAX_MEMBERS = 64
-#: Positions that one consumer may hold.
+#: Open sessions of one subscription.
+MAX_SESSIONS = 64
+#: Positions assigned to one consumer.
 MAX_CLAIMED = 256
-#: Dead positions that a state names; further ones are counted.
+#: Dead positions listed in a state; older ones are only counted.
 MAX_DEAD = 64
 #: Ranges in one operation.
 MAX_RANGES = 256
+#: Bytes of a signed manifest in an operation.
 MAX_CHARTER = 4 * 1024 * 1024
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
@@ -47,45 +54,47 @@ Attempt = Annotated[int, Meta(ge=0, le=2**31)]
 Ranges = Annotated[tuple[tuple[Positive, Positive], ...], Meta(max_length=MAX_RANGES)]
 
 
-class Settings(msgspec.Struct, frozen=True, array_like=True):
-    """How often a publication is tried, for how long, and where it goes then."""
+class SubscriptionSettings(msgspec.Struct, frozen=True, array_like=True):
+    """Redelivery settings of a subscription."""
 
-    #: Deliveries before a publication is given up; 0 for no end.
+    #: Attempts before a publication is given up; 0 is unlimited.
     max_attempts: Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)] = 0
-    #: A consumer without a sign of life for so long loses what it holds.
+    #: Silence after which a session may be expired.
     ack_timeout_ms: Annotated[int, Meta(ge=1, le=MAX_TIMEOUT_MS)] = 30_000
-    #: The channel for what is given up; "" for none.
+    #: Channel for publications that are given up; "" for none.
     dead_letter: Annotated[str, Meta(max_length=MAX_NAME)] = ""
 
 
-class Member(msgspec.Struct, frozen=True, array_like=True):
-    """A consumer at work: its session, and the operation that was its last sign of life."""
+class ConsumerSession(msgspec.Struct, frozen=True, array_like=True):
+    """The open session of one consumer."""
 
     consumer: Name
     session: Positive
-    seen: Count
+    #: Position (on the companion) of the newest operation of this session.
+    last_seen: Count
 
 
-class Claimed(msgspec.Struct, frozen=True, array_like=True):
-    """A position that a consumer holds, and the how-manieth attempt this is."""
+class Assignment(msgspec.Struct, frozen=True, array_like=True):
+    """A position that is assigned to a consumer."""
 
     position: Positive
     consumer: Name
+    #: Attempt number, from 1.
     attempt: Attempt
 
 
-class Picture(msgspec.Struct, frozen=True, array_like=True):
-    """A state, written down."""
+class StateSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """The serialised form of `named.state.SubscriptionState`, whose fields it has."""
 
     root: Positive
     epoch: Count
     allowed: Annotated[tuple[Name, ...], Meta(max_length=MAX_MEMBERS_NAMED)]
-    settings: Settings
+    settings: SubscriptionSettings
     next: Positive
-    members: Annotated[tuple[Member, ...], Meta(max_length=MAX_MEMBERS)]
-    held: Annotated[tuple[Claimed, ...], Meta(max_length=MAX_MEMBERS * MAX_CLAIMED)]
-    pool: Annotated[
-        tuple[tuple[Positive, Attempt], ...], Meta(max_length=2 * MAX_MEMBERS * MAX_CLAIMED)
+    sessions: Annotated[tuple[ConsumerSession, ...], Meta(max_length=MAX_SESSIONS)]
+    assigned: Annotated[tuple[Assignment, ...], Meta(max_length=MAX_SESSIONS * MAX_CLAIMED)]
+    returned: Annotated[
+        tuple[tuple[Positive, Attempt], ...], Meta(max_length=2 * MAX_SESSIONS * MAX_CLAIMED)
     ]
     dead: Annotated[tuple[Positive, ...], Meta(max_length=MAX_DEAD)]
     dead_count: Count
@@ -93,105 +102,116 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Operation(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of all operations."""
+    """Base class of operations."""
 
 
 class Create(Operation, frozen=True, array_like=True, tag=True):
-    """Begin at a position. Void if another `Create` took effect after operation `upto`."""
+    """Starts the subscription at a position.
+
+    It has no effect if another `Create` took effect after operation `upto`.
+    """
 
     upto: Count
     start: Positive
-    settings: Settings
-    #: For a shared subscription the manifest that declares it, as its operator signed it.
+    settings: SubscriptionSettings
+    #: For a shared subscription: the signed manifest that declares its group.
     charter: Annotated[bytes, Meta(max_length=MAX_CHARTER)] = b""
 
 
 class Configure(Operation, frozen=True, array_like=True, tag=True):
-    """Other settings; for a shared subscription those of a newer manifest."""
+    """Changes the settings; for a shared subscription, to those of a newer manifest."""
 
-    settings: Settings
+    settings: SubscriptionSettings
     charter: Annotated[bytes, Meta(max_length=MAX_CHARTER)] = b""
 
 
-class Join(Operation, frozen=True, array_like=True, tag=True):
-    """A consumer begins a session."""
+class OpenSession(Operation, frozen=True, array_like=True, tag="Join"):
+    """Starts a session of its author; an earlier session of the author ends."""
 
     session: Positive
 
 
-class Claim(Operation, frozen=True, array_like=True, tag=True):
-    """A consumer wants positions: those that are to come again first, then new ones."""
+class ClaimPositions(Operation, frozen=True, array_like=True, tag="Claim"):
+    """Requests positions: first those that await redelivery, then new ones before `end`."""
 
     session: Positive
     count: Annotated[int, Meta(ge=1, le=MAX_CLAIMED)]
     end: Positive
 
 
-class Ack(Operation, frozen=True, array_like=True, tag=True):
-    """These are done."""
+class AckPositions(Operation, frozen=True, array_like=True, tag="Ack"):
+    """Acknowledges positions."""
 
     session: Positive
     ranges: Ranges
 
 
-class Nack(Operation, frozen=True, array_like=True, tag=True):
-    """These are to come again."""
+class NackPositions(Operation, frozen=True, array_like=True, tag="Nack"):
+    """Returns positions for redelivery."""
 
     session: Positive
     ranges: Ranges
 
 
-class Beat(Operation, frozen=True, array_like=True, tag=True):
-    """A sign of life."""
+class Heartbeat(Operation, frozen=True, array_like=True, tag="Beat"):
+    """Shows that its author is alive."""
 
     session: Positive
 
 
-class Leave(Operation, frozen=True, array_like=True, tag=True):
-    """A consumer ends its session; what its application never saw counts as no attempt."""
+class CloseSession(Operation, frozen=True, array_like=True, tag="Leave"):
+    """Ends a session and returns its positions.
+
+    Positions outside `delivered` never reached the application, so their attempt does not count.
+    """
 
     session: Positive
-    touched: Ranges = ()
+    delivered: Ranges = ()
 
 
-class Release(Operation, frozen=True, array_like=True, tag=True):
-    """A consumer was silent for too long; void if it did anything after operation `seen`."""
+class ExpireSession(Operation, frozen=True, array_like=True, tag="Release"):
+    """Ends a silent session of any consumer.
+
+    It has no effect if that session wrote an operation after operation `last_seen`.
+    """
 
     consumer: Name
     session: Positive
-    seen: Count
+    last_seen: Count
 
 
-class Dead(Operation, frozen=True, array_like=True, tag=True):
-    """A position that failed too often is given up."""
+class MarkDead(Operation, frozen=True, array_like=True, tag="Dead"):
+    """Gives up a position whose attempts are exhausted."""
 
     session: Positive
     position: Positive
 
 
-class Skip(Operation, frozen=True, array_like=True, tag=True):
-    """New positions begin here: the cell no longer holds those before."""
+class SkipTo(Operation, frozen=True, array_like=True, tag="Skip"):
+    """Skips new positions before `upto`, because brokers no longer retain them."""
 
     session: Positive
     upto: Positive
 
 
-class Snapshot(Operation, frozen=True, array_like=True, tag=True):
-    """The state after operation `upto`."""
+class WriteSnapshot(Operation, frozen=True, array_like=True, tag="Snapshot"):
+    """Stores the state after operation `upto`."""
 
     upto: Count
-    picture: Picture
+    snapshot: StateSnapshot
 
 
-AnyOperation = (
-    Create | Configure | Join | Claim | Ack | Nack | Beat | Leave | Release | Dead | Skip | Snapshot
+#: Operations that count only if their author has this session open.
+SessionOperation = (
+    ClaimPositions | AckPositions | NackPositions | Heartbeat | CloseSession | MarkDead | SkipTo
 )
+AnyOperation = Create | Configure | OpenSession | SessionOperation | ExpireSession | WriteSnapshot
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class CompanionEntry(msgspec.Struct, frozen=True, array_like=True):
     """One payload of a companion channel.
 
-    A private subscription belongs to whoever published the entry; a shared one to its group.
+    A private subscription belongs to the publisher of the entry, a shared one to its group.
     """
 
     version: Annotated[int, Meta(ge=VERSION, le=VERSION)]
@@ -201,16 +221,16 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_entries: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
+_entries: msgspec.msgpack.Decoder[CompanionEntry] = msgspec.msgpack.Decoder(CompanionEntry)
 
 
 def encode(shared: bool, name: str, operation: AnyOperation) -> bytes:
-    """An operation as a payload."""
-    return _encode(Entry(VERSION, shared, name, operation))
+    """The payload that carries an operation."""
+    return _encode(CompanionEntry(VERSION, shared, name, operation))
 
 
-def decode(payload: bytes) -> Entry | None:
-    """The entry in a payload; None if there is none that we understand."""
+def decode(payload: bytes) -> CompanionEntry | None:
+    """The entry in a payload; None if the payload is not an entry of this version."""
     try:
         return _entries.decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -1,15 +1,15 @@
-"""Sets of positions as sorted ranges: one acknowledgement speaks of many."""
+"""Sets of positions as sorted ranges, so that one acknowledgement covers many positions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-#: First and last position of each row of consecutive ones.
+#: First and last position of a range, both included.
 Span = tuple[int, int]
 
 
 def spans(positions: Iterable[int]) -> list[Span]:
-    """The ranges that hold exactly these positions, in order."""
+    """The sorted ranges that contain exactly these positions."""
     found: list[Span] = []
     for position in sorted(positions):
         if found and found[-1][1] >= position - 1:
@@ -20,9 +20,9 @@ def spans(positions: Iterable[int]) -> list[Span]:
 
 
 def within(ranges: Iterable[Span], present: Iterable[int]) -> Iterator[int]:
-    """Those positions that some range holds.
+    """Those of the present positions that lie in some range.
 
-    Runs over what is present, never over the ranges: their width is up to whoever wrote them.
+    Iterates over `present`, never over the ranges: a peer chooses how wide a range is.
     """
     wanted = list(ranges)
     return (p for p in present if any(first <= p <= last for first, last in wanted))

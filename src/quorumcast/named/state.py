@@ -1,22 +1,24 @@
-"""The state of one named subscription: a pure function of the operations that consumers wrote.
+"""The state of one named subscription: a pure function of the operations on its companion.
 
-Every position from the start on is in exactly one of these, and none is in two:
+Every position from the start of the subscription on is in exactly one of four states:
 
-    fresh     not before `next`: nobody has had it yet
-    held      claimed by one session of one consumer
-    pool      to come again: nacked, or its holder went away
-    settled   acknowledged, or dead
+    new         `next` or later: never assigned
+    assigned    claimed by one session of one consumer
+    returned    awaits redelivery: negatively acknowledged, or its session ended
+    settled     acknowledged, or dead
 
-so nothing is lost and nobody works on what somebody else holds. The state says nothing of time: a
-member that believes another one dead says so in the order (`Release`), and loses against any sign
-of life that stands before it there. Operations that make no sense where they stand (not a member,
-not its claim, a session that is over) change nothing, and change nothing for everybody.
+Therefore no position is lost, and no two consumers work on the same position.
 
-An *attempt* is an assignment. One beyond `max_attempts` is never handed to the application:
-its holder puts the publication on the dead-letter channel and says `Dead`.
+The state contains no time. A consumer that suspects another consumer writes `ExpireSession` with
+the newest operation that it has read from it. The operation has no effect if the suspect wrote
+another one in between. Invalid operations (not from a member, of an ended session, about a position
+of another consumer) are ignored, by all readers alike.
 
-Bounds: MAX_MEMBERS members, MAX_CLAIMED positions each. New positions are handed out only when
-nothing waits to come again, so held and pool together are bounded by their product.
+An *attempt* is one assignment of a position. An attempt beyond `max_attempts` never reaches the
+application: its consumer publishes a dead letter instead and writes `MarkDead`.
+
+Bounds: MAX_SESSIONS sessions with MAX_CLAIMED positions each. New positions are assigned only while
+no position awaits redelivery, so assigned and returned positions together stay below the product.
 """
 
 from __future__ import annotations
@@ -29,113 +31,121 @@ from quorumcast.core.ids import NodeId, holder
 from quorumcast.named.operations import (
     MAX_CLAIMED,
     MAX_DEAD,
-    MAX_MEMBERS,
-    Ack,
+    MAX_SESSIONS,
+    AckPositions,
     AnyOperation,
-    Beat,
-    Claim,
-    Claimed,
+    Assignment,
+    ClaimPositions,
+    CloseSession,
     Configure,
-    Dead,
-    Join,
-    Leave,
-    Member,
-    Nack,
-    Picture,
-    Release,
-    Settings,
-    Skip,
+    ConsumerSession,
+    ExpireSession,
+    Heartbeat,
+    MarkDead,
+    NackPositions,
+    OpenSession,
+    SessionOperation,
+    SkipTo,
+    StateSnapshot,
+    SubscriptionSettings,
 )
 from quorumcast.named.ranges import within
 
-#: In a list of members: whoever may write to the companion.
+#: Wildcard in a list of members: every client that may write to the companion.
 ANYBODY = "*"
 
 
-def listed(author: str, members: tuple[str, ...]) -> bool:
-    """Whether an author is one of these clients, at whichever seat."""
+def is_listed(author: str, members: tuple[str, ...]) -> bool:
+    """Whether an author is one of these clients, at any seat."""
     return ANYBODY in members or holder(author) in members
 
 
 class Charter(msgspec.Struct, frozen=True):
-    """What the operator says of a shared subscription in one epoch."""
+    """The declaration of a shared subscription in the operator's manifest of one epoch."""
 
     epoch: int
     members: tuple[str, ...]
-    settings: Settings
+    settings: SubscriptionSettings
 
 
-class State:
-    """Who holds what of one subscription."""
+class SubscriptionState:
+    """Sessions and assignments of one subscription."""
 
     __slots__ = (
         "allowed",
+        "assigned",
         "dead",
         "dead_count",
         "epoch",
-        "held",
-        "members",
         "next",
-        "pool",
         "redelivered",
+        "returned",
         "root",
+        "sessions",
         "settings",
     )
 
     def __init__(
-        self, root: int, start: int, allowed: tuple[str, ...], settings: Settings, epoch: int = 0
+        self,
+        root: int,
+        start: int,
+        allowed: tuple[str, ...],
+        settings: SubscriptionSettings,
+        epoch: int = 0,
     ) -> None:
-        #: The operation that created it.
+        #: Position (on the companion) of the `Create` that this state started from.
         self.root = root
-        #: Who may take part, since which epoch; changed by `Configure` alone.
+        #: Clients that may take part; only `Configure` changes it.
         self.allowed = allowed
+        #: Epoch of the manifest that says so; 0 for a private subscription.
         self.epoch = epoch
         self.settings = settings
-        #: The first position that nobody has had yet; only grows.
+        #: The first position that was never assigned; only grows.
         self.next = start
-        #: Consumers at work, at most MAX_MEMBERS.
-        self.members: dict[str, Member] = {}
-        #: Position → who holds it, and in which attempt; holders are members.
-        self.held: dict[int, Claimed] = {}
-        #: Position → attempts so far; disjoint from `held`.
-        self.pool: dict[int, int] = {}
-        #: The newest positions that were given up, and how many there were.
+        #: Open sessions by consumer, at most MAX_SESSIONS.
+        self.sessions: dict[str, ConsumerSession] = {}
+        #: Assignments by position; each consumer in it has an open session.
+        self.assigned: dict[int, Assignment] = {}
+        #: Attempts so far of positions that await redelivery; disjoint from `assigned`.
+        self.returned: dict[int, int] = {}
+        #: The newest dead positions, at most MAX_DEAD.
         self.dead: list[int] = []
+        #: The number of all dead positions.
         self.dead_count = 0
-        #: How often a position was handed out again.
+        #: The number of repeated assignments.
         self.redelivered = 0
 
     # ---------------------------------------------------------------- reading
 
     @property
     def cursor(self) -> int:
-        """Everything before it is settled."""
-        return min((self.next, *self.held, *self.pool))
+        """The low watermark: every position before it is settled."""
+        return min((self.next, *self.assigned, *self.returned))
 
-    def may(self, author: str) -> bool:
-        """Whether this author's operations count."""
-        return listed(author, self.allowed)
+    def is_allowed(self, author: str) -> bool:
+        """Whether operations of this author count."""
+        return is_listed(author, self.allowed)
 
     def session(self, consumer: str) -> int:
-        """The session of a consumer; 0 if it is at work in none."""
-        member = self.members.get(consumer)
-        return 0 if member is None else member.session
+        """The open session of a consumer; 0 if there is none."""
+        found = self.sessions.get(consumer)
+        return 0 if found is None else found.session
 
-    def held_by(self, consumer: str) -> list[Claimed]:
-        """What a consumer holds, by position."""
-        mine = [claim for claim in self.held.values() if claim.consumer == consumer]
-        return sorted(mine, key=lambda claim: claim.position)
+    def assigned_to(self, consumer: str) -> list[Assignment]:
+        """The assignments of a consumer, by position."""
+        mine = [one for one in self.assigned.values() if one.consumer == consumer]
+        return sorted(mine, key=lambda one: one.position)
 
-    def condemned(self, claim: Claimed) -> bool:
-        """Whether its attempts are used up."""
-        return 0 < self.settings.max_attempts < claim.attempt
+    def is_exhausted(self, assignment: Assignment) -> bool:
+        """Whether this attempt is beyond the allowed number of attempts."""
+        return 0 < self.settings.max_attempts < assignment.attempt
 
     def sizes(self) -> dict[str, int]:
-        """How much each container fed by peers holds."""
+        """The size of each container that peers fill."""
         return {
-            "members": len(self.members),
-            "held": len(self.held),
-            "pool": len(self.pool),
+            "sessions": len(self.sessions),
+            "assigned": len(self.assigned),
+            "returned": len(self.returned),
             "dead": len(self.dead),
         }
 
@@ -144,103 +154,109 @@ class State:
     def apply(
         self, position: int, author: NodeId, operation: AnyOperation, charter: Charter | None = None
     ) -> None:
-        """The next operation of the order; `charter` is what a `Configure` of a group carries."""
-        if charter is not None and not listed(author, charter.members):
+        """Apply the next operation; `charter` is that of a `Configure` of a shared subscription."""
+        if charter is not None and not is_listed(author, charter.members):
             return
-        # A newer charter speaks for itself: whom it adds need not wait for an older member.
-        if charter is None and not self.may(author):
+        # The operator's signature on a newer charter suffices: a client that it adds may write it.
+        if charter is None and not self.is_allowed(author):
             return
         match operation:
-            case Join():
-                self._join(position, author, operation)
-            case Release():
-                self._release(operation)
+            case OpenSession():
+                self._open_session(position, author, operation)
+            case ExpireSession():
+                self._expire_session(operation)
             case Configure():
                 self._configure(operation, charter)
-            case Claim() | Ack() | Nack() | Beat() | Leave() | Dead() | Skip():
+            case (
+                ClaimPositions()
+                | AckPositions()
+                | NackPositions()
+                | Heartbeat()
+                | CloseSession()
+                | MarkDead()
+                | SkipTo()
+            ):
                 if self.session(author) == operation.session:
-                    self.members[author] = Member(author, operation.session, position)
-                    self._work(author, operation)
+                    self.sessions[author] = ConsumerSession(author, operation.session, position)
+                    self._apply_in_session(author, operation)
             case _:
-                pass  # `Create` and `Snapshot` are the follower's business
+                pass  # the follower handles `Create` and `WriteSnapshot`
 
-    def _work(
-        self, author: str, operation: Claim | Ack | Nack | Beat | Leave | Dead | Skip
-    ) -> None:
+    def _apply_in_session(self, author: str, operation: SessionOperation) -> None:
         match operation:
-            case Claim():
+            case ClaimPositions():
                 self._claim(author, operation)
-            case Ack(ranges=ranges):
-                for position in self._mine(author, ranges):
-                    del self.held[position]
-            case Nack(ranges=ranges):
-                for position in self._mine(author, ranges):
+            case AckPositions(ranges=ranges):
+                for position in self._assigned_within(author, ranges):
+                    del self.assigned[position]
+            case NackPositions(ranges=ranges):
+                for position in self._assigned_within(author, ranges):
                     self._nack(position)
-            case Leave(touched=touched):
-                seen = self._mine(author, touched)
-                for claim in self.held_by(author):
-                    if claim.position not in seen:
-                        del self.held[claim.position]
-                        self.pool[claim.position] = max(0, claim.attempt - 1)
-                self._free(author)
-            case Dead(position=position):
-                claimed = self.held.get(position)
-                if claimed is not None and claimed.consumer == author and self.condemned(claimed):
-                    del self.held[position]
+            case CloseSession(delivered=ranges):
+                delivered = self._assigned_within(author, ranges)
+                for one in self.assigned_to(author):
+                    if one.position not in delivered:
+                        del self.assigned[one.position]
+                        self.returned[one.position] = max(0, one.attempt - 1)
+                self._end_session(author)
+            case MarkDead(position=position):
+                found = self.assigned.get(position)
+                if found is not None and found.consumer == author and self.is_exhausted(found):
+                    del self.assigned[position]
                     self.dead = [*self.dead, position][-MAX_DEAD:]
                     self.dead_count += 1
-            case Skip(upto=upto):
+            case SkipTo(upto=upto):
                 self.next = max(self.next, upto)
-            case Beat():
+            case Heartbeat():
                 pass
 
-    def _mine(self, author: str, ranges: Iterable[tuple[int, int]]) -> list[int]:
-        return list(within(ranges, [claim.position for claim in self.held_by(author)]))
+    def _assigned_within(self, author: str, ranges: Iterable[tuple[int, int]]) -> list[int]:
+        return list(within(ranges, [one.position for one in self.assigned_to(author)]))
 
-    def _join(self, position: int, author: str, join: Join) -> None:
-        if self.session(author) == join.session:
+    def _open_session(self, position: int, author: str, operation: OpenSession) -> None:
+        if self.session(author) == operation.session:
             return
-        self._free(author)
-        if len(self.members) >= MAX_MEMBERS:
-            holders = {claim.consumer for claim in self.held.values()}
-            idle = [m for m in self.members.values() if m.consumer not in holders]
+        self._end_session(author)
+        if len(self.sessions) >= MAX_SESSIONS:
+            busy = {one.consumer for one in self.assigned.values()}
+            idle = [one for one in self.sessions.values() if one.consumer not in busy]
             if not idle:
                 return
-            del self.members[min(idle, key=lambda m: (m.seen, m.consumer)).consumer]
-        self.members[author] = Member(author, join.session, position)
+            del self.sessions[min(idle, key=lambda one: (one.last_seen, one.consumer)).consumer]
+        self.sessions[author] = ConsumerSession(author, operation.session, position)
 
-    def _claim(self, author: str, claim: Claim) -> None:
-        room = min(claim.count, MAX_CLAIMED - len(self.held_by(author)))
-        for position in sorted(self.pool)[: max(room, 0)]:
-            self.held[position] = Claimed(position, author, self.pool.pop(position) + 1)
+    def _claim(self, author: str, claim: ClaimPositions) -> None:
+        room = min(claim.count, MAX_CLAIMED - len(self.assigned_to(author)))
+        for position in sorted(self.returned)[: max(room, 0)]:
+            self.assigned[position] = Assignment(position, author, self.returned.pop(position) + 1)
             self.redelivered += 1
             room -= 1
         for position in range(self.next, min(self.next + max(room, 0), claim.end)):
-            self.held[position] = Claimed(position, author, 1)
+            self.assigned[position] = Assignment(position, author, 1)
             self.next = position + 1
 
     def _nack(self, position: int) -> None:
-        claim = self.held[position]
+        found = self.assigned[position]
         most = self.settings.max_attempts
-        if most and claim.attempt >= most:
-            # It stays with its holder, who has the contents at hand and gives it up.
-            self.held[position] = Claimed(position, claim.consumer, most + 1)
+        if most and found.attempt >= most:
+            # The position stays with its consumer, which has the contents for the dead letter.
+            self.assigned[position] = Assignment(position, found.consumer, most + 1)
         else:
-            del self.held[position]
-            self.pool[position] = claim.attempt
+            del self.assigned[position]
+            self.returned[position] = found.attempt
 
-    def _release(self, release: Release) -> None:
-        member = self.members.get(release.consumer)
-        if member is None or member.session != release.session or member.seen > release.seen:
+    def _expire_session(self, expire: ExpireSession) -> None:
+        found = self.sessions.get(expire.consumer)
+        if found is None or found.session != expire.session or found.last_seen > expire.last_seen:
             return
-        self._free(release.consumer)
+        self._end_session(expire.consumer)
 
-    def _free(self, consumer: str) -> None:
-        """End a session: what it holds is to come again."""
-        for claim in self.held_by(consumer):
-            del self.held[claim.position]
-            self.pool[claim.position] = claim.attempt
-        self.members.pop(consumer, None)
+    def _end_session(self, consumer: str) -> None:
+        """Remove a session and return its positions for redelivery."""
+        for one in self.assigned_to(consumer):
+            del self.assigned[one.position]
+            self.returned[one.position] = one.attempt
+        self.sessions.pop(consumer, None)
 
     def _configure(self, configure: Configure, charter: Charter | None) -> None:
         if charter is None:
@@ -250,39 +266,42 @@ class State:
         if self.epoch and charter.epoch > self.epoch:
             self.epoch, self.allowed = charter.epoch, charter.members
             self.settings = charter.settings
-            for consumer in [name for name in self.members if not self.may(name)]:
-                self._free(consumer)
+            for consumer in [name for name in self.sessions if not self.is_allowed(name)]:
+                self._end_session(consumer)
 
     # -------------------------------------------------------------- snapshots
 
-    def picture(self) -> Picture:
-        """The state, written down."""
-        return Picture(
+    def snapshot(self) -> StateSnapshot:
+        """This state in serialised form."""
+        return StateSnapshot(
             root=self.root,
             epoch=self.epoch,
             allowed=self.allowed,
             settings=self.settings,
             next=self.next,
-            members=tuple(self.members.values()),
-            held=tuple(self.held.values()),
-            pool=tuple(self.pool.items()),
+            sessions=tuple(self.sessions.values()),
+            assigned=tuple(self.assigned.values()),
+            returned=tuple(self.returned.items()),
             dead=tuple(self.dead),
             dead_count=self.dead_count,
             redelivered=self.redelivered,
         )
 
     @classmethod
-    def restored(cls, picture: Picture) -> State:
-        """The state that was written down."""
-        state = cls(picture.root, picture.next, picture.allowed, picture.settings, picture.epoch)
-        state.members = {member.consumer: member for member in picture.members}
-        # Whoever wrote it is trusted with what it says, not with making sense.
-        state.held = {c.position: c for c in picture.held if c.consumer in state.members}
-        state.pool = {p: a for p, a in picture.pool if p not in state.held}
-        state.pool |= {
-            c.position: c.attempt for c in picture.held if c.consumer not in state.members
+    def from_snapshot(cls, found: StateSnapshot) -> SubscriptionState:
+        """The state in a snapshot.
+
+        The author of the snapshot is trusted, but its contents may be inconsistent. A position that
+        is assigned to a consumer without a session is returned, so that it is not lost.
+        """
+        state = cls(found.root, found.next, found.allowed, found.settings, found.epoch)
+        state.sessions = {one.consumer: one for one in found.sessions}
+        state.assigned = {o.position: o for o in found.assigned if o.consumer in state.sessions}
+        state.returned = {p: a for p, a in found.returned if p not in state.assigned}
+        state.returned |= {
+            o.position: o.attempt for o in found.assigned if o.consumer not in state.sessions
         }
-        state.dead = list(picture.dead)
-        state.dead_count = picture.dead_count
-        state.redelivered = picture.redelivered
+        state.dead = list(found.dead)
+        state.dead_count = found.dead_count
+        state.redelivered = found.redelivered
         return state

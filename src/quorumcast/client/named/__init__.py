@@ -1,1 +1,1 @@
-"""Named subscriptions: consumers that share the work, and what the cell keeps of it."""
+"""The client side of named subscriptions (consumer groups)."""

@@ -1,8 +1,8 @@
-"""Reading a companion channel: the state of one named subscription, from the cell's own order.
+"""Finding the state of a named subscription in its companion channel.
 
-The newest operations are read first, then ever older ones, until there is a root that the state can
-be computed from (`named.follower`). Every one of them was accepted as any publication is: no broker
-is believed.
+The reader fetches the newest operations first, and then older ones, until there is a root from
+which the state can be computed (`named.follower`). Operations are accepted like all publications,
+with the votes of enough brokers, so no single broker is trusted.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from quorumcast.client.subscription import Subscription
 from quorumcast.core.ids import NodeId, holder
 from quorumcast.core.limits import Overflow
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
-from quorumcast.named.follower import Follower, charters_of
+from quorumcast.named.follower import Follower, charter_reader
 from quorumcast.named.operations import decode
-from quorumcast.named.state import listed
+from quorumcast.named.state import is_listed
 
-#: Operations that are read at first.
-LOOK_BACK = 256
+#: Operations in the first request.
+FIRST_READ = 256
 
 
 class Connection(Protocol):
-    """What named subscriptions need of the node that they are on."""
+    """The part of a node that named subscriptions need."""
 
     manifest: Manifest
 
     @property
     def name(self) -> NodeId:
-        """Who we are."""
+        """Our node id."""
         ...
 
     def publisher(self, channel: str) -> Publisher:
-        """Publish on a channel."""
+        """A publisher of a channel."""
         ...
 
     def subscribe(
         self, channel: str, *, overflow: Overflow | None = None, expired: bool = False
     ) -> Subscription:
-        """Subscribe to a channel."""
+        """A subscription to a channel."""
         ...
 
     def charter(self) -> bytes:
@@ -51,29 +51,29 @@ class Connection(Protocol):
 def make_follower(
     manifest: Manifest, entry: ChannelEntry, name: str, owner: NodeId | None, since: int
 ) -> Follower:
-    """A follower of a private (its owner's) or a shared subscription."""
+    """A follower of a private subscription, or of a shared one (`owner` is None)."""
     if owner is not None:
         return Follower(name, owner, since, lambda author: holder(author) == owner)
-    charters = charters_of(manifest.cell, manifest.operator, entry.name, name)
+    read_charter = charter_reader(manifest.cell, manifest.operator, entry.name, name)
     group = entry.group(name)
     members = () if group is None else group.members
 
-    return Follower(name, None, since, lambda author: listed(author, members), charters)
+    return Follower(name, None, since, lambda author: is_listed(author, members), read_charter)
 
 
-class Past:
-    """What was read of a companion: from `since` to before `end`, without a hole."""
+class CompanionLog:
+    """A contiguous part of a companion, from `since` to before `end`, read backwards."""
 
     def __init__(self, companion: Subscription) -> None:
         self._companion = companion
         self.end = companion.end
         self.since = self.end
-        #: Whether there is nothing before `since`: not held any longer, or never written.
+        #: Whether brokers retain nothing before `since`.
         self.exhausted = self.end == 1
         self._found: dict[int, Batch] = {}
 
     async def read_back(self, count: int) -> None:
-        """Read so many more, older ones."""
+        """Fetch up to `count` operations before `since`."""
         first = max(1, self.since - count)
         wanted = range(first, self.since)
         found = await self._companion.recall(wanted)
@@ -87,21 +87,21 @@ class Past:
         self.since = min(since, self.end)
 
     async def read_all(self) -> None:
-        """Everything that the cell still holds."""
+        """Fetch everything that brokers retain."""
         while not self.exhausted:
-            await self.read_back(4 * LOOK_BACK)
+            await self.read_back(4 * FIRST_READ)
 
-    def feed(self, follower: Follower) -> Follower:
-        """Let a follower take all of it."""
+    def replay_into(self, follower: Follower) -> Follower:
+        """Pass all operations to a follower, and return it."""
         for position in sorted(self._found):
             if position >= self.since:
                 batch = self._found[position]
-                follower.take(position, batch.publisher, batch.payloads)
-        follower.seen = max(follower.seen, self.end - 1)
+                follower.read(position, batch.publisher, batch.payloads)
+        follower.read_upto = max(follower.read_upto, self.end - 1)
         return follower
 
     def names(self) -> list[tuple[NodeId | None, str]]:
-        """Owner (None for shared ones) and name of all subscriptions that something was said of."""
+        """Owner (None if shared) and name of each subscription with an operation in this part."""
         found: dict[tuple[NodeId | None, str], None] = {}
         for position in sorted(self._found):
             batch = self._found[position]
@@ -120,12 +120,12 @@ async def find_state(
     name: str,
     owner: NodeId | None,
 ) -> tuple[Follower, bool]:
-    """A follower of a subscription, and whether everything that was ever said was read."""
-    past, count = Past(companion), LOOK_BACK
+    """A follower of a subscription, and whether it has read the companion from the beginning."""
+    log, count = CompanionLog(companion), FIRST_READ
     while True:
-        if not past.exhausted:
-            await past.read_back(count)
-        follower = past.feed(make_follower(manifest, entry, name, owner, past.since))
-        if follower.state is not None or past.exhausted:
-            return follower, past.since == 1
+        if not log.exhausted:
+            await log.read_back(count)
+        follower = log.replay_into(make_follower(manifest, entry, name, owner, log.since))
+        if follower.state is not None or log.exhausted:
+            return follower, log.since == 1
         count *= 4

@@ -1,4 +1,4 @@
-"""Dead letters: publications that a named subscription gave up, as they lie on another channel."""
+"""Dead letters: publications that a named subscription gave up, published on another channel."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from quorumcast.core.publication import PAYLOAD, batch_of_payloads
 if TYPE_CHECKING:
     from quorumcast.client.named.companion import Connection
 
-#: What a letter needs beside its contents.
-_ENVELOPE = 1024
-#: How long to wait for a place on a dead-letter channel that has none.
-PLACE_S = 0.5
+#: Bytes of a letter beside its contents, at most.
+_OVERHEAD = 1024
+#: Pause before another attempt to publish on a dead-letter channel that has no room.
+RETRY_S = 0.5
 
 
 class DeadLetter(msgspec.Struct, frozen=True, tag="dead-letter-1", tag_field="kind"):
     """One event of a dead-letter channel.
 
-    `channel`, `subscription` and `position` say where it came from. A consumer that died between
-    publishing the letter and saying so in the order leaves the letter to the next one: two letters
-    with the same three are one publication.
+    `channel`, `subscription` and `position` identify the publication. If a consumer crashes after
+    it publishes a letter and before it writes `MarkDead`, another consumer publishes the letter
+    again. Letters that agree in the three fields are duplicates.
     """
 
     channel: str
     subscription: str
     position: int
-    #: Who published it, and as which number of which stream.
+    #: Publisher, stream and number of the publication.
     publisher: str
     incarnation: int
     number: int
-    #: Attempts that were made.
+    #: Deliveries to applications.
     attempts: int
-    #: Who gave it up.
+    #: The consumer that gave it up.
     consumer: str
-    #: Its contents, unchanged (an Arrow record batch); None if they are gone, or too long to lie
-    #: in another publication.
+    #: Its contents, unchanged (an Arrow record batch); None if brokers no longer retain them, or
+    #: if they are too long for a letter.
     contents: bytes | None
 
     @classmethod
     def read(cls, payload: bytes) -> DeadLetter:
-        """The letter in an event of a dead-letter channel."""
+        """Decode an event of a dead-letter channel."""
         try:
             return _letters.decode(payload)
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -57,21 +57,21 @@ class DeadLetter(msgspec.Struct, frozen=True, tag="dead-letter-1", tag_field="ki
             ) from None
 
     def data(self, schema: pa.Schema | None = None) -> pa.RecordBatch:
-        """Its events as a record batch of the channel's schema (None for payloads)."""
+        """Its events as a record batch of the channel's schema (None for a channel of bytes)."""
         data, payloads = Packer(PAYLOAD if schema is None else schema).unpack(
             self.contents or b""
         ) or (None, None)
         if data is None and payloads is None:
             raise UsageError(
-                f"publication {self.position} of {self.channel!r} is not here or not of this "
-                "schema: give that of its channel"
+                f"publication {self.position} of {self.channel!r} is not in this letter, or is of "
+                "another schema: give the schema of its channel"
             )
         return data if data is not None else batch_of_payloads(payloads or [])
 
     def write(self) -> bytes:
-        """The event for the dead-letter channel."""
+        """Encode the letter as an event, without contents that are too long."""
         letter = self
-        if self.contents is not None and len(self.contents) > MAX_EVENT_BYTES - _ENVELOPE:
+        if self.contents is not None and len(self.contents) > MAX_EVENT_BYTES - _OVERHEAD:
             letter = msgspec.structs.replace(self, contents=None)
         return _encode(letter)
 
@@ -80,12 +80,12 @@ _encode = msgspec.msgpack.Encoder().encode
 _letters: msgspec.msgpack.Decoder[DeadLetter] = msgspec.msgpack.Decoder(DeadLetter)
 
 
-async def post_letter(
+async def publish_letter(
     node: Connection, channel: str, letter: DeadLetter, wanted: Callable[[], bool]
 ) -> None:
-    """Put a letter on its channel; if all its publishers' places are taken, once there is one.
+    """Publish a letter; while the channel has no room for another publisher, try again.
 
-    A channel that is gone, or to which the right was lost, raises: somebody must see to it.
+    Raises `UsageError` if the channel no longer exists, or if we may no longer publish on it.
     """
     while True:
         try:
@@ -95,4 +95,4 @@ async def post_letter(
         except UsageError:
             if not wanted() or not node.manifest.may_publish(node.name, channel):
                 raise
-        await asyncio.sleep(PLACE_S)
+        await asyncio.sleep(RETRY_S)

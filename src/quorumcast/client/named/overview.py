@@ -1,40 +1,43 @@
-"""All named subscriptions of a channel at a glance, computed from its companion."""
+"""The progress of all named subscriptions of a channel, computed from its companion."""
 
 from __future__ import annotations
 
 import msgspec
 
-from quorumcast.client.named.companion import Connection, Past, make_follower
+from quorumcast.client.named.companion import CompanionLog, Connection, make_follower
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import Overflow
 from quorumcast.manifest.groups import check_companion
 
 
 class SubscriptionFacts(msgspec.Struct, frozen=True):
-    """How one subscription stands."""
+    """The progress of one subscription."""
 
     name: str
-    #: Whose it is; "" for a shared one.
+    #: Owner of a private subscription; "" for a shared one.
     owner: str
-    #: Consumers at work.
+    #: Consumers with an open session.
     members: tuple[str, ...]
-    #: Everything before this position is settled; None if the companion no longer says.
+    #: Low watermark: every position before it is settled. None if the companion has no root.
     cursor: int | None
-    #: Positions from there on, and how many of them somebody works on or are to come again.
+    #: Positions from the cursor to the end of the channel.
     lag: int = 0
+    #: Positions that are assigned to a consumer.
     in_flight: int = 0
+    #: Positions that await redelivery.
     waiting: int = 0
-    #: How often a position was handed out again, and how many were given up; the newest of them.
+    #: The number of redeliveries, and of dead positions.
     redelivered: int = 0
     dead: int = 0
+    #: The newest dead positions.
     dead_positions: tuple[int, ...] = ()
 
 
 async def subscriptions_of(node: Connection, channel: str) -> list[SubscriptionFacts]:
-    """Every subscription of a channel that its companion still speaks of.
+    """Every subscription of a channel with operations that brokers still retain.
 
-    Verified as everything that a subscriber accepts is; groups of the manifest that nobody has
-    used yet are not among them.
+    Operations are verified like all publications. Groups of the manifest that were never used are
+    not included.
     """
     entry = node.manifest.channel(channel)
     if entry is None:
@@ -48,13 +51,13 @@ async def subscriptions_of(node: Connection, channel: str) -> list[SubscriptionF
         node.subscribe(channel, overflow=Overflow.WAIT) as live,
         node.subscribe(name, overflow=Overflow.WAIT, expired=True) as companion,
     ):
-        past = Past(companion)
-        await past.read_all()
+        log = CompanionLog(companion)
+        await log.read_all()
         found = []
-        for owner, title in past.names():
+        for owner, title in log.names():
             if owner is None and entry.group(title) is None:
-                continue  # nobody declared it: whatever was written about it counts for nothing
-            follower = past.feed(make_follower(node.manifest, entry, title, owner, past.since))
+                continue  # the manifest declares no such group, so its operations have no effect
+            follower = log.replay_into(make_follower(node.manifest, entry, title, owner, log.since))
             state = follower.state
             if state is None:
                 found.append(SubscriptionFacts(title, owner or "", (), None))
@@ -63,11 +66,11 @@ async def subscriptions_of(node: Connection, channel: str) -> list[SubscriptionF
                 SubscriptionFacts(
                     name=title,
                     owner=owner or "",
-                    members=tuple(state.members),
+                    members=tuple(state.sessions),
                     cursor=state.cursor,
                     lag=max(0, live.end - state.cursor),
-                    in_flight=len(state.held),
-                    waiting=len(state.pool),
+                    in_flight=len(state.assigned),
+                    waiting=len(state.returned),
                     redelivered=state.redelivered,
                     dead=state.dead_count,
                     dead_positions=tuple(state.dead),

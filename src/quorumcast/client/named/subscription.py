@@ -1,21 +1,22 @@
-"""Named subscriptions: where a consumer stopped is kept by the cell, and work comes again.
+"""Named subscriptions: the public API.
 
     async with node.subscribe_as("orders", "billing") as billing:
         async for delivery in billing:
             handle(delivery.events)
             await delivery.ack()
 
-A subscription is known by its name: whoever opens it again goes on where it stopped. What was
-handed out and not acknowledged comes again: after a crash, a `nack`, or silence. A *private* one
-belongs to the client that made it, whose processes share it if each has a seat; a *shared* one is
-declared by the operator. Of several consumers each publication goes to one.
+The cell keeps the state of a named subscription. A consumer that opens it again continues where the
+subscription stopped. Publications that were delivered and not acknowledged are redelivered: after a
+`nack`, a crash, or silence for longer than the timeout. A *private* subscription belongs to the
+client that created it; the client's processes share it if each has a seat. A *shared* subscription
+is declared by the operator. Each publication is assigned to one of the consumers.
 
-Delivery is at least once: a consumer that dies between its work and the acknowledgement will see
-the publication again. `delivery.position` is the same every time and for every member, so consumers
-that store it together with their effect, in one transaction, have each effect exactly once.
+Delivery is at least once: if a consumer crashes between its work and the acknowledgement, the
+publication is redelivered. `delivery.position` is the same in each attempt and for each consumer. A
+consumer that stores the position with its effect in one transaction has each effect exactly once.
 
-What everybody agrees on lies in the channel's companion, which no broker can forge
-(`named.state`); `consumer` does the work.
+The state is computed from the companion channel, which no broker can forge (`named.state`). This
+module checks arguments, opens the subscription and hands out deliveries; `consumer` does the rest.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from typing import TYPE_CHECKING
 from quorumcast.client.arguments import Start, check_counts, check_start, check_times
 from quorumcast.client.events import Batch, Event, Gap, GapError
 from quorumcast.client.named.companion import Connection, find_state
-from quorumcast.client.named.consumer import Consumer, Work
+from quorumcast.client.named.consumer import Consumer, PendingDelivery
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId, holder
 from quorumcast.core.limits import MAX_NAME, Overflow
 from quorumcast.manifest.groups import MAX_ATTEMPTS, MAX_TIMEOUT_MS, check_companion
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.named.follower import Follower, charter_of
-from quorumcast.named.operations import MAX_CLAIMED, Configure, Create, Settings
-from quorumcast.named.state import State, listed
+from quorumcast.named.operations import MAX_CLAIMED, Configure, Create, SubscriptionSettings
+from quorumcast.named.state import SubscriptionState, is_listed
 
 if TYPE_CHECKING:
     from quorumcast.client.subscription import Subscription
@@ -45,17 +46,19 @@ AUTO, MANUAL = "auto", "manual"
 
 
 class Delivery:
-    """A publication that this consumer is to work on."""
+    """A publication that is assigned to this consumer."""
 
-    __slots__ = ("_consumer", "_session", "_work", "batch", "position")
+    __slots__ = ("_consumer", "_pending", "_session", "batch", "position")
 
-    def __init__(self, consumer: Consumer, position: int, work: Work, batch: Batch) -> None:
+    def __init__(
+        self, consumer: Consumer, position: int, pending: PendingDelivery, batch: Batch
+    ) -> None:
         self._consumer = consumer
         self._session = consumer.session
-        self._work = work
+        self._pending = pending
         #: The publication.
         self.batch = batch
-        #: Its place in the channel's total order: the same in every attempt.
+        #: Its position in the channel's total order, the same in each attempt.
         self.position = position
 
     @property
@@ -65,22 +68,22 @@ class Delivery:
 
     @property
     def attempt(self) -> int:
-        """1 for the first time; it may have been assigned to somebody who never looked at it."""
-        return self._work.attempt
+        """Attempt number, from 1; earlier attempts may not have reached an application."""
+        return self._pending.attempt
 
     async def ack(self) -> None:
-        """Done with it. Said together with others; `flush` waits until it stands in the order."""
-        self._answer(done=True)
+        """Acknowledge it, soon and together with others; `flush` waits until that is ordered."""
+        self._answer(ack=True)
 
     async def nack(self) -> None:
-        """It is to come again, to whoever claims it; the next attempt, if there is one."""
-        self._answer(done=False)
+        """Return it for redelivery to any consumer, or as a dead letter after the last attempt."""
+        self._answer(ack=False)
 
-    def _answer(self, *, done: bool) -> None:
-        # Of a session that is over nothing counts: others have the work by now.
-        if not self._work.done and self._session == self._consumer.session:
-            self._work.done = True
-            self._consumer.answer(self.position, done=done)
+    def _answer(self, *, ack: bool) -> None:
+        # After the end of its session the publication may be assigned to another consumer.
+        if not self._pending.answered and self._session == self._consumer.session:
+            self._pending.answered = True
+            self._consumer.answer(self.position, ack=ack)
 
     def __repr__(self) -> str:
         return f"<Delivery {self.position}, attempt {self.attempt}>"
@@ -131,7 +134,7 @@ class NamedSubscription:
 
     def _check_settings(
         self, ack_timeout_s: float | None, max_attempts: int | None, dead_letter: str | None
-    ) -> Settings:
+    ) -> SubscriptionSettings:
         node, group = self._node, self._group
         if not 0 < len(self.name) <= MAX_NAME:
             raise UsageError(f"{self.name!r} is no name: give 1 to {MAX_NAME} characters")
@@ -142,7 +145,7 @@ class NamedSubscription:
                     "dead-letter channel are in the manifest"
                 )
             charter = charter_of(node.manifest, group)
-            if not listed(node.name, group.members):
+            if not is_listed(node.name, group.members):
                 raise UsageError(
                     f"{node.name!r} is no member of the group {self.name!r} of channel "
                     f"{self._entry.name!r}; ask the operator, or choose another name"
@@ -160,7 +163,7 @@ class NamedSubscription:
             )
         if dead_letter:
             self._check_dead_letter(dead_letter, attempts)
-        return Settings(attempts, timeout_ms, dead_letter or "")
+        return SubscriptionSettings(attempts, timeout_ms, dead_letter or "")
 
     def _check_dead_letter(self, channel: str, attempts: int) -> None:
         target = self._node.manifest.channel(channel)
@@ -178,11 +181,11 @@ class NamedSubscription:
     # ------------------------------------------------------------------ opening
 
     async def open(self) -> None:
-        """Find out where the subscription stands and begin a session."""
+        """Find the state of the subscription, create it if it is new, and open a session."""
         if self._consumer is not None:
             raise UsageError("this subscription was opened before: ask the node for another one")
         live = self._node.subscribe(self._entry.name, overflow=Overflow.WAIT)
-        # Whether an operation counts must not depend on anybody's clock.
+        # All readers must apply the same operations, so validity times must not hide any.
         companion = self._node.subscribe(self._companion, overflow=Overflow.WAIT, expired=True)
         try:
             await live.wait_joined()
@@ -192,7 +195,7 @@ class NamedSubscription:
                 companion, self._node.manifest, self._entry, self.name, owner
             )
             if follower.state is None and not complete and not self._anew:
-                raise UsageError(self._lost(owner))
+                raise UsageError(self._state_lost(owner))
             consumer = Consumer(self._node, live, companion, follower, prefetch=self._prefetch)
         except BaseException:
             live.close()
@@ -218,20 +221,22 @@ class NamedSubscription:
             else:
                 start = self._beginning or live.oldest
             self._check_charter(follower)
-            upto = follower.seen
-            consumer.say(Create(upto, start, self._settings, self._charter()))
-            await consumer.until(lambda: follower.state is not None and follower.state.root > upto)
+            upto = follower.read_upto
+            consumer.write(Create(upto, start, self._settings, self._charter()))
+            await consumer.wait_until(
+                lambda: follower.state is not None and follower.state.root > upto
+            )
         elif self._group is not None:
             state, charter = follower.state, charter_of(self._node.manifest, self._group)
-            if charter.epoch > state.epoch and not state.may(self._node.name):
-                consumer.say(Configure(Settings(), self._charter()))
-                await consumer.until(lambda: state.epoch >= charter.epoch)
+            if charter.epoch > state.epoch and not state.is_allowed(self._node.name):
+                consumer.write(Configure(SubscriptionSettings(), self._charter()))
+                await consumer.wait_until(lambda: state.epoch >= charter.epoch)
         elif self._given and follower.state.settings != self._settings:
-            consumer.say(Configure(self._settings))
+            consumer.write(Configure(self._settings))
         await consumer.join()
 
     def _check_charter(self, follower: Follower) -> None:
-        """What is older than the state changes nothing, and would be waited for for ever."""
+        """Refuse an outdated manifest: its `Create` has no effect, so we would wait forever."""
         epoch = self._node.manifest.epoch
         if self._group is not None and follower.state is not None and epoch < follower.state.epoch:
             raise UsageError(
@@ -242,7 +247,7 @@ class NamedSubscription:
     def _charter(self) -> bytes:
         return b"" if self._group is None else self._node.charter()
 
-    def _lost(self, owner: NodeId | None) -> str:
+    def _state_lost(self, owner: NodeId | None) -> str:
         who = "" if owner is None else f" of {owner!r}"
         return (
             f"{self._companion!r} no longer holds all operations, and none that say where the "
@@ -262,7 +267,7 @@ class NamedSubscription:
         return item
 
     async def next(self) -> Delivery | Gap:
-        """The next delivery, or a gap that the subscription had to leave out."""
+        """The next delivery, or a gap that the subscription had to skip."""
         consumer = self._opened()
         last, self._last = self._last, None
         if self._auto and last is not None:
@@ -278,11 +283,11 @@ class NamedSubscription:
 
     @property
     def lag(self) -> int:
-        """How many publications are not settled yet, at most."""
+        """Publications from the oldest unsettled one to the end of the channel."""
         return self._opened().lag
 
-    def state(self) -> State:
-        """What everybody agrees on, as far as this consumer has read: for people to look at."""
+    def state(self) -> SubscriptionState:
+        """The state after the newest operation that this consumer has read, for inspection."""
         return self._opened().state
 
     @property
@@ -291,7 +296,7 @@ class NamedSubscription:
         return self._opened().position
 
     async def flush(self) -> None:
-        """Until what was acknowledged so far stands in the order."""
+        """Wait until all acknowledgements so far are ordered."""
         await self._opened().flush()
 
     def _opened(self) -> Consumer:
@@ -302,7 +307,7 @@ class NamedSubscription:
     # ------------------------------------------------------------------- ending
 
     async def close(self) -> None:
-        """Say what was acknowledged and give back the rest."""
+        """Write pending acknowledgements, and return the other deliveries."""
         if self._consumer is not None:
             await self._consumer.close()
 

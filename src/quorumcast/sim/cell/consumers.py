@@ -21,27 +21,27 @@ from quorumcast.manifest.files import sign_manifest
 from quorumcast.manifest.groups import make_companion
 from quorumcast.manifest.manifest import Group, Manifest
 from quorumcast.manifest.policy import Policy
-from quorumcast.named.follower import Follower, charters_of
+from quorumcast.named.follower import Follower, charter_reader
 from quorumcast.named.operations import (
     MAX_CLAIMED,
-    MAX_MEMBERS,
-    Ack,
+    MAX_SESSIONS,
+    AckPositions,
     AnyOperation,
-    Beat,
-    Claim,
-    Claimed,
+    Assignment,
+    ClaimPositions,
+    CloseSession,
     Configure,
+    ConsumerSession,
     Create,
-    Dead,
-    Join,
-    Leave,
-    Member,
-    Nack,
-    Picture,
-    Release,
-    Settings,
-    Skip,
-    Snapshot,
+    ExpireSession,
+    Heartbeat,
+    MarkDead,
+    NackPositions,
+    OpenSession,
+    SkipTo,
+    StateSnapshot,
+    SubscriptionSettings,
+    WriteSnapshot,
     encode,
 )
 from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell, operator_of
@@ -92,7 +92,7 @@ class PlainSubscription:
         self.sessions: dict[str, tuple[int, int]] = {}
         self.dead = self.again = 0
 
-    def may(self, author: str) -> bool:
+    def is_allowed(self, author: str) -> bool:
         """Whether an author, at whichever seat, is a member."""
         return author.split("#")[0] in self.allowed
 
@@ -106,39 +106,39 @@ class PlainSubscription:
 
     def write(self, at: int, author: str, operation: AnyOperation) -> None:
         """The next operation, by a member."""
-        if isinstance(operation, Join):
+        if isinstance(operation, OpenSession):
             if self.sessions.get(author, (0, 0))[0] != operation.session:
                 self._end(author)
                 self.sessions[author] = (operation.session, at)
             return
-        if isinstance(operation, Release):
+        if isinstance(operation, ExpireSession):
             session, seen = self.sessions.get(operation.consumer, (0, 0))
-            if session == operation.session and seen <= operation.seen:
+            if session == operation.session and seen <= operation.last_seen:
                 self._end(operation.consumer)
             return
         if self.sessions.get(author, (0, 0))[0] != getattr(operation, "session", -1):
             return
         self.sessions[author] = (self.sessions[author][0], at)
         match operation:
-            case Claim(count=count, end=end):
+            case ClaimPositions(count=count, end=end):
                 self._claim(author, count, end)
-            case Ack(ranges=ranges):
+            case AckPositions(ranges=ranges):
                 for position in self._named(author, ranges):
                     del self.lines[position]
-            case Nack(ranges=ranges):
+            case NackPositions(ranges=ranges):
                 for position in self._named(author, ranges):
                     line = self.lines[position]
                     if self.most and line.attempts >= self.most:
                         line.attempts = self.most + 1
                     else:
                         line.holder = ""
-            case Leave(touched=touched):
+            case CloseSession(delivered=touched):
                 seen_ = self._named(author, touched)
                 for position in self._of(author):
                     if position not in seen_:
                         self.lines[position].attempts = max(0, self.lines[position].attempts - 1)
                 self._end(author)
-            case Dead(position=position):
+            case MarkDead(position=position):
                 used_up = (
                     self.most
                     and self.lines.get(position, PositionState("", 0)).attempts > self.most
@@ -146,7 +146,7 @@ class PlainSubscription:
                 if position in self._of(author) and used_up:
                     del self.lines[position]
                     self.dead += 1
-            case Skip(upto=upto):
+            case SkipTo(upto=upto):
                 self.next = max(self.next, upto)
             case _:
                 pass
@@ -169,24 +169,24 @@ class PlainSubscription:
         """A newer charter."""
         if epoch > self.epoch:
             self.epoch, self.allowed, self.most = epoch, members, most
-            for consumer in [name for name in self.sessions if not self.may(name)]:
+            for consumer in [name for name in self.sessions if not self.is_allowed(name)]:
                 self._end(consumer)
 
-    def picture(self) -> Picture:
+    def snapshot(self) -> StateSnapshot:
         """The same as a snapshot has it, in order of names and positions."""
-        return Picture(
+        return StateSnapshot(
             root=self.root,
             epoch=self.epoch,
             allowed=self.allowed,
-            settings=Settings(self.most),
+            settings=SubscriptionSettings(self.most),
             next=self.next,
-            members=tuple(Member(n, *said) for n, said in sorted(self.sessions.items())),
-            held=tuple(
-                Claimed(p, line.holder, line.attempts)
+            sessions=tuple(ConsumerSession(n, *said) for n, said in sorted(self.sessions.items())),
+            assigned=tuple(
+                Assignment(p, line.holder, line.attempts)
                 for p, line in sorted(self.lines.items())
                 if line.holder
             ),
-            pool=tuple(
+            returned=tuple(
                 (p, line.attempts) for p, line in sorted(self.lines.items()) if not line.holder
             ),
             dead=(),
@@ -205,7 +205,7 @@ class Companion:
         self.ledger: PlainSubscription | None = None
         #: The session of each author, and what the ledger was a few operations ago.
         self._session = dict.fromkeys(AUTHORS, 0)
-        self.taken: tuple[int, Picture] | None = None
+        self.taken: tuple[int, StateSnapshot] | None = None
 
     def draw(self) -> tuple[NodeId, AnyOperation]:
         """What somebody writes next."""
@@ -215,13 +215,15 @@ class Companion:
             upto = self.at if book is None else rng.choice((self.at, book.root - 1, 0))
             start = rng.choice((1, rng.randrange(1, 30)))
             return author, Create(
-                upto, start, Settings(rng.choice((0, 2))), self._charter(new=True)
+                upto, start, SubscriptionSettings(rng.choice((0, 2))), self._charter(new=True)
             )
         if rng.randrange(12) == 0:
-            upto, picture = self.taken or (self.at, book.picture())
+            upto, picture = self.taken or (self.at, book.snapshot())
             if rng.randrange(3) == 0:
-                return OUTSIDER, Snapshot(self.at, _lie(picture))
-            return rng.choice([a for a in AUTHORS if book.may(a)]), Snapshot(upto, picture)
+                return OUTSIDER, WriteSnapshot(self.at, _lie(picture))
+            return rng.choice([a for a in AUTHORS if book.is_allowed(a)]), WriteSnapshot(
+                upto, picture
+            )
         return author, self._work(author, book)
 
     def _charter(self, *, new: bool = False) -> bytes:
@@ -238,30 +240,30 @@ class Companion:
         session = self._session[author] if rng.randrange(10) else rng.randrange(1, 4)
         if not session or rng.randrange(12) == 0:
             session = self._session[author] = self._session[author] % 3 + 1
-            return Join(session)
+            return OpenSession(session)
         mine = [p for p, line in book.lines.items() if line.holder == author]
         chosen = mine if mine and rng.randrange(4) else list(book.lines) or [1]
         first = rng.choice(chosen)
         ranges = ((first, first + rng.randrange(3)),)
         consumer = rng.choice(list(book.sessions) or [author])
         known, seen = book.sessions.get(consumer, (1, 0))
-        release = Release(
+        release = ExpireSession(
             consumer, known if rng.randrange(4) else 1, max(0, seen + rng.choice((-1, 0, 1)))
         )
         return rng.choice(
             (
-                Claim(session, rng.randrange(1, 8), book.next + rng.randrange(8)),
-                Claim(session, rng.randrange(1, 8), book.next + rng.randrange(8)),
-                Ack(session, ranges),
-                Ack(session, ranges),
-                Nack(session, ranges),
-                Nack(session, ranges),
-                Dead(session, first),
-                Beat(session),
+                ClaimPositions(session, rng.randrange(1, 8), book.next + rng.randrange(8)),
+                ClaimPositions(session, rng.randrange(1, 8), book.next + rng.randrange(8)),
+                AckPositions(session, ranges),
+                AckPositions(session, ranges),
+                NackPositions(session, ranges),
+                NackPositions(session, ranges),
+                MarkDead(session, first),
+                Heartbeat(session),
                 release,
-                Leave(session, ranges if rng.randrange(2) else ()),
-                Skip(session, max(1, book.next + rng.randrange(-3, 4))),
-                Configure(Settings(rng.choice((0, 2, 3))), self._charter()),
+                CloseSession(session, ranges if rng.randrange(2) else ()),
+                SkipTo(session, max(1, book.next + rng.randrange(-3, 4))),
+                Configure(SubscriptionSettings(rng.choice((0, 2, 3))), self._charter()),
             )
         )
 
@@ -287,38 +289,42 @@ class Companion:
                 book.govern(epoch, members, most)
             case Configure() if book is not None:
                 book.most = most
-            case Snapshot():
+            case WriteSnapshot():
                 pass
             case _:
-                if book is not None and book.may(author):
+                if book is not None and book.is_allowed(author):
                     book.write(self.at, author, operation)
 
 
-def _lie(picture: Picture) -> Picture:
+def _lie(picture: StateSnapshot) -> StateSnapshot:
     """A state in which somebody else has everything."""
-    claims = tuple(Claimed(p, OUTSIDER, 1) for p in range(1, picture.next))
+    claims = tuple(Assignment(p, OUTSIDER, 1) for p in range(1, picture.next))
     return msgspec.structs.replace(
-        picture, members=(Member(OUTSIDER, 1, 0),), held=claims, pool=(), allowed=("*",)
+        picture,
+        sessions=(ConsumerSession(OUTSIDER, 1, 0),),
+        assigned=claims,
+        returned=(),
+        allowed=("*",),
     )
 
 
-def _known(follower: Follower) -> Picture | None:
+def _known(follower: Follower) -> StateSnapshot | None:
     """What a follower knows, in the order of the ledger."""
     if follower.state is None:
         return None
-    found = follower.state.picture()
+    found = follower.state.snapshot()
     return msgspec.structs.replace(
         found,
-        settings=Settings(found.settings.max_attempts),
-        members=tuple(sorted(found.members, key=lambda m: m.consumer)),
-        held=tuple(sorted(found.held, key=lambda c: c.position)),
-        pool=tuple(sorted(found.pool)),
+        settings=SubscriptionSettings(found.settings.max_attempts),
+        sessions=tuple(sorted(found.sessions, key=lambda m: m.consumer)),
+        assigned=tuple(sorted(found.assigned, key=lambda c: c.position)),
+        returned=tuple(sorted(found.returned)),
         dead=(),
     )
 
 
 def _reader(since: int, manifest: Manifest, *, shared: bool) -> Follower:
-    charters = charters_of(manifest.cell, manifest.operator, CHANNEL, NAME)
+    charters = charter_reader(manifest.cell, manifest.operator, CHANNEL, NAME)
     trusted = (OWNER, OTHER) if shared else (OWNER,)
     owner = None if shared else OWNER
     return Follower(NAME, owner, since, lambda a: a.split("#")[0] in trusted, charters)
@@ -344,20 +350,20 @@ def examine_subscriptions(rng: random.Random) -> Iterator[str]:
         )
         for since, reader in readers.items():
             if since <= companion.at:
-                reader.take(companion.at, author, words)
+                reader.read(companion.at, author, words)
         if companion.at % LOOK == 0:
-            truth = None if companion.ledger is None else companion.ledger.picture()
+            truth = None if companion.ledger is None else companion.ledger.snapshot()
             companion.taken = None if truth is None else (companion.at, truth)
             for since, reader in readers.items():
                 known = _known(reader)
                 if known != truth and (known is not None or since == 1):
                     yield f"a reader from {since} on is wrong after {type(operation).__name__}"
                     return
-    if companion.ledger is not None and len(companion.ledger.sessions) <= MAX_MEMBERS:
+    if companion.ledger is not None and len(companion.ledger.sessions) <= MAX_SESSIONS:
         companion.at += 1
-        last = Snapshot(companion.at - 1, companion.ledger.picture())
-        member = next(a for a in AUTHORS if companion.ledger.may(a))
+        last = WriteSnapshot(companion.at - 1, companion.ledger.snapshot())
+        member = next(a for a in AUTHORS if companion.ledger.is_allowed(a))
         for since, reader in readers.items():
-            reader.take(companion.at, member, [encode(shared, NAME, last)])
-            if _known(reader) != companion.ledger.picture():
+            reader.read(companion.at, member, [encode(shared, NAME, last)])
+            if _known(reader) != companion.ledger.snapshot():
                 yield f"a reader from {since} on does not know the state after a snapshot"
