@@ -392,7 +392,7 @@ def test_history_gap_between_two_never_makes_brokers_sign_what_is_not_settled() 
     for broker, third in ((one, P[3]), (other, b"lie")):
         feed(broker.handle, publish(1, P[1], P[2], third, P[4]), told(1, H1), told(2, second))
         for index, body in ((1, H1), (2, second)):
-            peers = [b for b in (B1, B2, B3, B4) if b != broker._around.me]
+            peers = [b for b in (B1, B2, B3, B4) if b != broker._view.me]
             readies = [readied(b, index, body) for b in peers]
             feed(broker.handle, *readies, contents(B2, index, body, stream=LANE))
     for broker in (one, other):

@@ -42,16 +42,13 @@ FAR = 10_000
 
 def fan_out(policy: Policy = AB, up: tuple[NodeId, ...] = BROKERS, credit: int = FAR) -> FanOut:
     """An outlet whose brokers in `up` have answered its introduction."""
-    cell = Cell(policy)
-    made = FanOut(STREAM, BROKERS, cell.manifest.quorums, policy, cell.manifest.hash)
+    made = FanOut(STREAM, Cell(policy).view(ALICE), policy)
     answer(made, up, credit)
     return made
 
 
 def chain_out(policy: Policy = CHAIN, up: tuple[NodeId, ...] = BROKERS) -> ChainOut:
-    cell, keyring = Cell(policy), Cell(policy).keyring(ALICE)
-    m = cell.manifest
-    made = ChainOut(STREAM, BROKERS, m.quorums, policy, m.hash, keyring)
+    made = ChainOut(STREAM, Cell(policy).view(ALICE), policy)
     answer(made, up, FAR)
     return made
 
@@ -394,10 +391,9 @@ def test_chain_out_who_had_a_run_before_may_not_have_got_it_by_this_chain() -> N
 def test_chain_out_histories_bring_what_chains_do_not() -> None:
     """That b2 has it does not say that b1 passed it on."""
     policy = Policy.named("chain+history")
-    m = Cell(policy).manifest
-    histories = HistoryOut(STREAM.history, BROKERS, m.quorums, policy, m.hash)
-    keyring = Cell(policy).keyring(ALICE)
-    outlet = ChainOut(STREAM, BROKERS, m.quorums, policy, m.hash, keyring, histories)
+    view = Cell(policy).view(ALICE)
+    histories = HistoryOut(STREAM.history, view, policy)
+    outlet = ChainOut(STREAM, view, policy, histories)
     answer(outlet, BROKERS, FAR)
     outlet.submit((b"a",))
     for broker in (B1, B2):
@@ -494,10 +490,9 @@ def test_chain_out_broker_new_to_the_chain_is_introduced_to_the_buffer() -> None
 
 def test_chain_out_chain_is_drawn_from_3f_plus_1_only() -> None:
     """Two chains of 2f+1 out of 3f+1 share a correct broker; with a fifth one they may not."""
-    cell = Cell(CHAIN, n=5)
-    m = cell.manifest
-    outlet = ChainOut(STREAM, m.broker_ids, m.quorums, CHAIN, m.hash, cell.keyring(ALICE))
-    answer(outlet, m.broker_ids, FAR)
+    view = Cell(CHAIN, n=5).view(ALICE)
+    outlet = ChainOut(STREAM, view, CHAIN)
+    answer(outlet, view.brokers, FAR)
     outlet.submit((b"a",))
     seen = set()
     for _ in range(40):

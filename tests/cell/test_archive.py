@@ -35,7 +35,7 @@ P = bodies(1, 8)
 
 
 def archive(limits: Limits = LIMITS) -> Archive:
-    return Archive(STREAM, CELL.keyring(BOB), CELL.manifest.quorums, limits)
+    return Archive(STREAM, CELL.view(BOB), limits)
 
 
 def acceptor(upto: int = 8) -> Acceptor:

@@ -18,12 +18,12 @@ def test_desks_of_a_deleted_channel_go_and_stay_gone() -> None:
     assert list(broker.streams()) == [STREAM]
 
     without = replace(cell.manifest, channels=())
-    broker.adopt(without, cell.keyring(broker._desks._keyring.identity.name))
+    broker.adopt(without, cell.keyring(broker._view.me))
     assert broker.streams() == {}
     effects = broker.handle(publish, T0)
     assert Drop(DropReason.UNKNOWN_CHANNEL, ALICE) in effects
 
-    broker.adopt(cell.manifest, cell.keyring(broker._desks._keyring.identity.name))
+    broker.adopt(cell.manifest, cell.keyring(broker._view.me))
     # It vouched for this stream once and has forgotten what it said.
     assert broker.handle(publish, T0) == [Drop(DropReason.UNKNOWN_STREAM, ALICE)]
     later = replace(STREAM, incarnation=2)

@@ -34,7 +34,7 @@ def interest(
     policy: Policy = AB, n: int = 4, f: int = 1, start: int | None = None, since: int = 0
 ) -> Interest:
     cell = Cell(policy, n=n, f=f, publishers=(ALICE, CAROL))
-    return Interest(cell.manifest, cell.manifest.channels[0], cell.keyring(BOB), start, since)
+    return Interest(cell.view(BOB), cell.manifest.channels[0], start, since)
 
 
 def say(

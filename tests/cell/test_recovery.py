@@ -552,7 +552,7 @@ def test_broker_beside_a_silent_one_asks_the_others_again_and_again() -> None:
 
 def test_broker_liar_that_names_many_streams_costs_nothing() -> None:
     """What one peer alone speaks of can never be had: it is not looked at again and again."""
-    holdings = Holdings(Cell(AB).manifest)
+    holdings = Holdings(Cell(AB).view(B1))
     invented = [Position(Stream(ORDERS, ALICE, n), 1, 9) for n in range(2, MAX_STREAMS_NAMED + 2)]
     for peer in PEERS:
         holdings.hear(peer, Positions(ORDERS, (Position(STREAM, 1, 4),)))

@@ -80,10 +80,10 @@ def test_broker_of_a_bare_chain_keeps_a_window_that_others_may_lack() -> None:
     assert CHAIN.limits != limits
     chain = msgspec.structs.replace(CHAIN, limits=limits)
     made = Cell(chain).broker(B1)
-    desk = made._desks.open(STREAM, made._manifest.channels[0], ALICE)
+    desk = made._desks.open(STREAM, made._view.channels[0], ALICE)
     assert desk is not None
     for body in bodies(1, 10):
-        desk.carrier.ledger.append(made._manifest.hash(body), body)
+        desk.carrier.ledger.append(made._view.hash(body), body)
     pass_time(made, 0, 4 * SPAN)
     assert base(made) == 7
 

@@ -52,7 +52,7 @@ class EpochHall(Hall):
         """A broker takes the second epoch, with the fifth broker."""
         around = self.around(member)
         around.members, around.epoch = (B1, B2, B3, B4, B5), 2
-        self.sequencer(member).adopt(OrderQuorums(5, 1, True))
+        self.sequencer(member).begin_epoch(OrderQuorums(5, 1, True))
 
     def join(self) -> None:
         """The fifth one starts in the second epoch."""
@@ -60,7 +60,7 @@ class EpochHall(Hall):
         self._found(B5)
         around = self.around(B5)
         around.epoch = 2
-        self.sequencer(B5).adopt(OrderQuorums(5, 1, True))
+        self.sequencer(B5).begin_epoch(OrderQuorums(5, 1, True))
         self.sequencer(B5)._consensus.late = False  # as one that starts with the file
         self.rejoin(B5)
 

@@ -22,9 +22,7 @@ BROKERS = (B1, B2, B3, B4)
 def outlet(policy: Policy = TOTAL) -> tuple[Cell, OfferOut]:
     """An outlet whose brokers have answered its introduction."""
     cell = Cell(policy)
-    made = OfferOut(
-        STREAM, BROKERS, cell.manifest.quorums, policy, cell.manifest.hash, cell.keyring(ALICE)
-    )
+    made = OfferOut(STREAM, cell.view(ALICE), policy)
     for broker in BROKERS:
         assert made.connected(broker) == [Send((broker,), Open(STREAM, 1, 1))]
         made.on_ack(broker, ordered(0))

@@ -196,9 +196,7 @@ def test_voices_of_one_seat_are_bounded() -> None:
 
 
 def outlet(policy: Policy = TOTAL) -> ResumedOut:
-    cell = Cell(policy)
-    quorums, hash_ = cell.manifest.quorums, cell.manifest.hash
-    made = ResumedOut(RESUMED, BROKERS, quorums, policy, hash_, cell.keyring(ALICE))
+    made = ResumedOut(RESUMED, Cell(policy).view(ALICE), policy)
     for broker in BROKERS:
         assert made.connected(broker) == [Send((broker,), Open(RESUMED, 1, 1))]
     return made

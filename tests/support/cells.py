@@ -36,6 +36,7 @@ from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.build import make_cell, repeatable_seeds
 from quorumcast.manifest.manifest import EVERYONE, ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.view import View
 
 ORDERS = Channel("orders")
 ALICE, BOB, CAROL = NodeId("alice"), NodeId("bob"), NodeId("carol")
@@ -99,15 +100,10 @@ class Cell:
         return Subscriber(self.manifest, self.keyring(name))
 
     def around(self, me: NodeId = B1, readers: Sequence[NodeId] = ()) -> Surroundings:
-        return Surroundings(
-            me=me,
-            brokers=self.manifest.broker_ids,
-            quorums=self.manifest.quorums,
-            policy=self.policy,
-            hash=self.manifest.hash,
-            keyring=self.keyring(me),
-            readers=lambda _: readers,
-        )
+        return Surroundings(self.view(me), self.policy, lambda _: readers)
+
+    def view(self, me: NodeId) -> View:
+        return View(self.manifest, self.keyring(me))
 
     @property
     def court(self) -> Court:

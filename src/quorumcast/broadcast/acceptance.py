@@ -186,7 +186,7 @@ class Acceptor:
             "accepted": len(self._accepted),
         }
 
-    def adopt(self, rule: Rule, brokers: tuple[NodeId, ...]) -> None:
+    def recount(self, rule: Rule, brokers: tuple[NodeId, ...]) -> None:
         """Go on in a new epoch: votes of brokers that left no longer count.
 
         What was decided stays decided. A broker that is new need not have voted on what was there

@@ -49,7 +49,7 @@ class Relay(Forwarder):
             return dropped(event, DropReason.OUT_OF_TURN)
         if self.ledger.settles and self._crowded(run.first, event.bodies):
             return dropped(event, DropReason.OVER_LIMIT)
-        digests = check_run(self._around, event, run.digests)
+        digests = check_run(self._view, event, run.digests)
         if isinstance(digests, DropReason):
             return dropped(event, digests)
         taken = self._take(run.first, digests, event.bodies)

@@ -75,7 +75,6 @@ class Bracha(Carrier):
     """The broker side of Bracha's broadcast for one stream."""
 
     __slots__ = (
-        "_around",
         "_delivered",
         "_done",
         "_expected",
@@ -91,8 +90,7 @@ class Bracha(Carrier):
     )
 
     def __init__(self, stream: Stream, around: Surroundings) -> None:
-        self.stream = stream
-        self._around = around
+        super().__init__(stream, around)
         #: Numbers below ledger.next belong to runs that we are ready for, in order.
         self.ledger = Ledger(around.policy.limits)
         self.ledger.wait_for_settling()
@@ -139,14 +137,13 @@ class Bracha(Carrier):
 
     @property
     def credit(self) -> int:
-        return self.ledger.next - 1 + self._around.policy.limits.window
+        return self.ledger.next - 1 + self._policy.limits.window
 
     @property
     def _echo_quorum(self) -> int:
-        quorums, policy = self._around.quorums, self._around.policy
-        if self.stream.lane is Lane.HISTORY and policy.chained:
-            return quorums.echo_over_chain
-        return quorums.echo
+        if self.stream.lane is Lane.HISTORY and self._policy.chained:
+            return self._view.quorums.echo_over_chain
+        return self._view.quorums.echo
 
     def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
         self._now = now
@@ -191,7 +188,7 @@ class Bracha(Carrier):
     @property
     def is_under_way(self) -> bool:
         """Whether f+1 brokers echo a run that is not delivered: not this one alone got it."""
-        enough = self._around.quorums.one_correct
+        enough = self._view.quorums.one_correct
         return any(i.echoes.leader(enough) is not None for i in self._instances.values())
 
     def begin_at(self, number: int, history: int = 1) -> None:
@@ -228,14 +225,14 @@ class Bracha(Carrier):
             "done": len(self._done),
         }
 
-    def adopt(self, around: Surroundings) -> list[Effect]:
-        """Votes of brokers that left go; those that stay said in this epoch what they say now."""
-        self._around = around
+    def recount(self) -> list[Effect]:
+        # Brokers that stay said in this epoch what they say now.
+        brokers = self._view.brokers
         effects: list[Effect] = []
         for first in sorted(self._instances):
             instance = self._instances[first]
-            instance.echoes.retain(around.brokers)
-            instance.readies.retain(around.brokers)
+            instance.echoes.retain(brokers)
+            instance.readies.retain(brokers)
             # With a broker less, what is there may be enough.
             effects += self._maybe_ready(first, instance)
         return effects + self._advance()
@@ -273,7 +270,7 @@ class Bracha(Carrier):
         expected = max(self._expected, self.ledger.next)
         if run.first > expected:
             return dropped(event, DropReason.OUT_OF_TURN)
-        digests = check_run(self._around, event, run.digests)
+        digests = check_run(self._view, event, run.digests)
         if isinstance(digests, DropReason):
             return dropped(event, digests)
         value = root(run.first, run.digests)
@@ -313,17 +310,17 @@ class Bracha(Carrier):
         if instance.echoed is not None:
             return []
         instance.echoed = value
-        instance.echoes.vote(self._around.me, value)
-        effects: list[Effect] = [Send(self._around.peers, Echo(self.stream, first, value))]
+        instance.echoes.vote(self._view.me, value)
+        effects: list[Effect] = [Send(self._view.peers, Echo(self.stream, first, value))]
         return effects + self._maybe_ready(first, instance)
 
     def _on_echo(self, event: Receive, echo: Echo) -> list[Effect]:
-        if echo.first in self._done and event.sender in self._around.brokers:
+        if echo.first in self._done and event.sender in self._view.brokers:
             return self._answer_straggler(event.sender, echo.first)
         return self._count(event, echo)
 
     def _on_ready(self, event: Receive, ready: Ready) -> list[Effect]:
-        if ready.first in self._done and event.sender in self._around.brokers:
+        if ready.first in self._done and event.sender in self._view.brokers:
             # A late ready is the normal case here; only a stuck broker repeats its echo.
             are_ready = self._done[ready.first][2]
             if event.sender in are_ready:
@@ -333,7 +330,7 @@ class Bracha(Carrier):
         return self._count(event, ready)
 
     def _count(self, event: Receive, word: Echo | Ready) -> list[Effect]:
-        if event.sender not in self._around.brokers:
+        if event.sender not in self._view.brokers:
             return dropped(event, DropReason.WRONG_SENDER)
         instance = self._instance(word.first)
         if instance is None:
@@ -353,7 +350,7 @@ class Bracha(Carrier):
             return dropped(event, DropReason.DUPLICATE)
         if instance.ready is None and not self._may_echo(run.first, instance, value):
             return dropped(event, DropReason.DUPLICATE)
-        digests = check_run(self._around, event, run.digests)
+        digests = check_run(self._view, event, run.digests)
         if isinstance(digests, DropReason):
             return [
                 Drop(digests, event.sender),
@@ -380,7 +377,7 @@ class Bracha(Carrier):
         return (
             self.stream.lane is Lane.DATA
             and first == max(self._expected, self.ledger.next)
-            and instance.echoes.count(value) >= self._around.quorums.one_correct
+            and instance.echoes.count(value) >= self._view.quorums.one_correct
         )
 
     def is_done(self, first: int) -> bool:
@@ -393,7 +390,7 @@ class Bracha(Carrier):
 
     def _on_pull(self, event: Receive, pull: Pull) -> list[Effect]:
         """Another broker asks for the run that starts here, and how it ended."""
-        if event.sender not in self._around.brokers:
+        if event.sender not in self._view.brokers:
             return dropped(event, DropReason.WRONG_SENDER)
         effects: list[Effect] = []
         if pull.first in self._done:
@@ -419,7 +416,7 @@ class Bracha(Carrier):
             return []
         value = instance.echoes.leader(self._echo_quorum)
         if value is None:
-            value = instance.readies.leader(self._around.quorums.ready_join)
+            value = instance.readies.leader(self._view.quorums.ready_join)
         if value is None:
             return []
         instance.ready = value
@@ -435,15 +432,15 @@ class Bracha(Carrier):
             # Bracha (1987) echoes here as well: whoever lost the publisher's word and learned of it
             # from others would else never echo, and brokers that lost echoes would wait for ever.
             instance.echoed = value
-            instance.echoes.vote(self._around.me, value)
-            effects.append(Send(self._around.peers, Echo(self.stream, first, value)))
-        instance.readies.vote(self._around.me, value)
-        effects.append(Send(self._around.peers, Ready(self.stream, first, value)))
+            instance.echoes.vote(self._view.me, value)
+            effects.append(Send(self._view.peers, Echo(self.stream, first, value)))
+        instance.readies.vote(self._view.me, value)
+        effects.append(Send(self._view.peers, Ready(self.stream, first, value)))
         return effects
 
     def _pull(self, first: int, instance: Instance, value: bytes) -> list[Effect]:
         sources = instance.echoes.voters(value) + instance.readies.voters(value)
-        sources = [broker for broker in sources if broker != self._around.me]
+        sources = [broker for broker in sources if broker != self._view.me]
         if not sources:
             return []
         source = sources[instance.pulled % len(sources)]
@@ -470,7 +467,7 @@ class Bracha(Carrier):
             instance = self._instances[first]
             if instance.ready is None:
                 break
-            if instance.readies.count(instance.ready) < self._around.quorums.ready_accept:
+            if instance.readies.count(instance.ready) < self._view.quorums.ready_accept:
                 break
             count = len(instance.contents[instance.ready][0])
             self._delivered = max(self._delivered, first + count - 1)
@@ -484,7 +481,7 @@ class Bracha(Carrier):
         are_ready = self._instances[first].readies.voters(value)
         self._forget(first)
         self._done[first] = (value, count, are_ready)
-        while len(self._done) > self._around.policy.limits.window:
+        while len(self._done) > self._policy.limits.window:
             self._done.popitem(last=False)
 
     def _on_retry(self) -> list[Effect]:
@@ -503,7 +500,7 @@ class Bracha(Carrier):
         return effects
 
     def _repeat(self, first: int, instance: Instance) -> list[Effect]:
-        peers = self._around.peers
+        peers = self._view.peers
         effects: list[Effect] = []
         if instance.echoed is not None:
             effects.append(Send(peers, Echo(self.stream, first, instance.echoed)))
@@ -557,7 +554,7 @@ class Bracha(Carrier):
         return instance
 
     def _in_window(self, first: int) -> bool:
-        window = self._around.policy.limits.window
+        window = self._policy.limits.window
         return (
             self.ledger.next <= first <= self.ledger.next + window
             and len(self._instances) <= 2 * window

@@ -67,10 +67,11 @@ def is_chain(quorums: Quorums, brokers: tuple[NodeId, ...], order: tuple[NodeId,
 class Chain(Forwarder):
     """The broker side of the chain protocol for one stream."""
 
-    __slots__ = ("_vouchers",)
+    __slots__ = ("_readers", "_vouchers")
 
     def __init__(self, stream: Stream, around: Surroundings) -> None:
         super().__init__(stream, around)
+        self._readers = around.readers
         #: MACs that came with the newest run, for the subscribers; the last broker passes them on.
         self._vouchers: tuple[Voucher, ...] = ()
 
@@ -87,16 +88,16 @@ class Chain(Forwarder):
     @property
     def spare(self) -> int:
         # Brokers further down may lack as much, and only what is still held is passed on again.
-        return self.ledger.next - self._around.policy.limits.window
+        return self.ledger.next - self._policy.limits.window
 
     def sizes(self) -> dict[str, int]:
         return {**super().sizes(), "vouchers": len(self._vouchers)}
 
     def _on_run(self, event: Receive, run: ChainRun) -> list[Effect]:
-        around = self._around
-        if not is_chain(around.quorums, around.brokers, run.order) or around.me not in run.order:
+        view = self._view
+        if not is_chain(view.quorums, view.brokers, run.order) or view.me not in run.order:
             return dropped(event, DropReason.BAD_CHAIN)
-        place = run.order.index(around.me)
+        place = run.order.index(view.me)
         if event.sender != (run.order[place - 1] if place else self.stream.publisher):
             return dropped(event, DropReason.WRONG_SENDER)
         if run.first > self.ledger.next:
@@ -119,7 +120,7 @@ class Chain(Forwarder):
                     for node in dict.fromkeys((*unvouched, event.sender))
                 ),
             ]
-        digests = check_run(around, event, run.digests)
+        digests = check_run(view, event, run.digests)
         if isinstance(digests, DropReason):
             return dropped(event, digests)
         taken = self.ledger.take(run.first, digests, event.bodies, run.order)
@@ -132,26 +133,25 @@ class Chain(Forwarder):
 
     def _unvouched(self, run: ChainRun, place: int) -> list[NodeId]:
         """Algorithm 8, lines 8–10: who of the f+1 predecessors, as many as there are, does not."""
-        mine = {v.author: v.mac for v in run.vouchers if v.reader == self._around.me}
+        mine = {v.author: v.mac for v in run.vouchers if v.reader == self._view.me}
         return [
             author
             for author in self._must_vouch(run, place)
             if author not in mine
-            or not self._around.keyring.vouched(
+            or not self._view.keyring.vouched(
                 author, mine[author], run.stream, run.first, run.digests, run.order
             )
         ]
 
     def _must_vouch(self, run: ChainRun, place: int) -> tuple[NodeId, ...]:
-        return predecessors(self._around.quorums, run.order, place, self.stream.publisher)
+        return predecessors(self._view.quorums, run.order, place, self.stream.publisher)
 
     def _pass_on(self, event: Receive, run: ChainRun, place: int) -> list[Effect]:
         """Repeated runs are passed on as well: the publisher repeats what got lost further down."""
-        around = self._around
-        order = run.order
-        readers: list[NodeId] = list(order[place + 1 : place + 1 + around.quorums.chain_reach])
-        subscribers = around.readers(self.stream.channel)
-        if len(readers) < around.quorums.chain_reach:
+        view, order = self._view, run.order
+        readers: list[NodeId] = list(order[place + 1 : place + 1 + view.quorums.chain_reach])
+        subscribers = self._readers(self.stream.channel)
+        if len(readers) < view.quorums.chain_reach:
             readers.extend(subscribers)
         kept = self._still_needed(run, place, subscribers)
         if place == len(order) - 1:
@@ -159,9 +159,9 @@ class Chain(Forwarder):
             return [Vouch(self.stream, run.first, run.digests, order)]
         mine = tuple(
             Voucher(
-                around.me,
+                view.me,
                 reader,
-                around.keyring.vouch(reader, run.stream, run.first, run.digests, order),
+                view.keyring.vouch(reader, run.stream, run.first, run.digests, order),
             )
             for reader in readers
         )
@@ -176,7 +176,7 @@ class Chain(Forwarder):
 
         Otherwise a lying predecessor could make us send more than our readers' decoders take.
         """
-        quorums, publisher, order = self._around.quorums, self.stream.publisher, run.order
+        quorums, publisher, order = self._view.quorums, self.stream.publisher, run.order
         read: dict[NodeId, tuple[NodeId, ...]] = {
             order[later]: predecessors(quorums, order, later, publisher)
             for later in range(place + 1, len(order))

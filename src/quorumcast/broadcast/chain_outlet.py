@@ -19,10 +19,8 @@ from quorumcast.broadcast.outlet import (
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.machine import Effect, Send, Suspect, Suspicion
 from quorumcast.core.message import Message
-from quorumcast.core.quorum import Quorums
-from quorumcast.crypto.digest import Hasher
-from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.view import View
 
 
 class ChainOut(FanOut):
@@ -32,34 +30,28 @@ class ChainOut(FanOut):
         "_began",
         "_blamed",
         "_changes",
-        "_keyring",
         "_missed",
         "_order",
         "_points",
-        "_quorums",
         "_stalls",
     )
 
     def __init__(
         self,
         stream: Stream,
-        brokers: tuple[NodeId, ...],
-        quorums: Quorums,
+        view: View,
         policy: Policy,
-        hash_: Hasher,
-        keyring: Keyring,
         histories: HistoryOut | None = None,
     ) -> None:
-        super().__init__(stream, brokers, quorums, policy, hash_, histories)
-        self._quorums = quorums
-        self._keyring = keyring
-        pool = brokers[: quorums.chain_pool]
+        super().__init__(stream, view, policy, histories)
+        # The pool stays in all epochs (`manifest.successor`): nothing is chosen anew.
+        pool = view.brokers[: view.quorums.chain_pool]
         #: How often each broker was next to a break; the f worst stand aside.
         self._points = dict.fromkeys(pool, 0)
         #: How often the chain was changed.
         self._changes = 0
         #: The chain in use.
-        self._order = pool[: quorums.chain_length]
+        self._order = pool[: view.quorums.chain_length]
         #: How far each of its members was when it was chosen.
         self._began = dict.fromkeys(self._order, 0)
         #: What subscribers were said to have missed when the chain was last changed for it.
@@ -94,11 +86,6 @@ class ChainOut(FanOut):
     def unfinished(self) -> bool:
         return self._acknowledged < self.next - 1
 
-    def adopt(self, brokers: tuple[NodeId, ...], quorums: Quorums) -> list[Effect]:
-        """The pool of chains stays as it is (`manifest.successor`): nothing is chosen anew."""
-        self._quorums = quorums
-        return super().adopt(brokers, quorums)
-
     def _send_new(self, run: OutRun) -> list[Effect]:
         head = self._progress[self._order[0]]
         if head.connected and head.sent == run.first and self._chain_credit() >= run.last:
@@ -112,11 +99,11 @@ class ChainOut(FanOut):
     def _message(self, run: OutRun) -> Message:
         vouchers = tuple(
             Voucher(
-                self._keyring.identity.name,
+                self._view.me,
                 reader,
-                self._keyring.vouch(reader, self.stream, run.first, run.digests, self._order),
+                self._view.keyring.vouch(reader, self.stream, run.first, run.digests, self._order),
             )
-            for reader in self._order[: self._quorums.chain_reach]
+            for reader in self._order[: self._view.quorums.chain_reach]
         )
         return ChainRun(self.stream, run.first, run.digests, self._order, vouchers)
 
@@ -151,7 +138,7 @@ class ChainOut(FanOut):
         effects = super().on_ack(broker, ack)
         if self.missed > self._missed:
             self._missed = self.missed
-            effects += self._change_chain(self._order[-self._quorums.chain_reach :])
+            effects += self._change_chain(self._order[-self._view.quorums.chain_reach :])
         return effects
 
     def tick(self) -> list[Effect]:
@@ -186,7 +173,7 @@ class ChainOut(FanOut):
         short = tuple(broker for broker, progress in members.items() if progress.credit < wanted)
         if short:
             # f+1 of them: one is correct, so it is we who owe something (a history).
-            return (short, ()) if len(short) < self._quorums.one_correct else ((), ())
+            return (short, ()) if len(short) < self._view.quorums.one_correct else ((), ())
         for place, (_, progress) in enumerate(members.items()):
             if progress.acked <= done:
                 return self._order[max(0, place - 1) : place + 1], self._culprits(place)
@@ -214,7 +201,7 @@ class ChainOut(FanOut):
         # The f with most points stand aside; of equals the one further down the present chain.
         rank = {broker: place for place, broker in enumerate(self._order)}
         standing = sorted(self._points, key=lambda b: (self._points[b], rank.get(b, -1)))
-        chosen = standing[: self._quorums.chain_length]
+        chosen = standing[: self._view.quorums.chain_length]
         self._changes += 1
         order = self._arranged(chosen)
         effects: list[Effect] = [

@@ -26,10 +26,9 @@ from quorumcast.core.ids import (
 )
 from quorumcast.core.limits import MAX_FRAME_BYTES
 from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Receive, Send, TimerFired
-from quorumcast.core.quorum import Quorums
 from quorumcast.crypto.digest import Hasher
-from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.view import View
 
 
 class Vouch(Effect, frozen=True):
@@ -42,21 +41,12 @@ class Vouch(Effect, frozen=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """What a carrier knows of the world: its cell, its keys, its channel's policy."""
+    """What a carrier knows of the world: its cell, its channel's policy, and who listens."""
 
-    me: NodeId
-    brokers: tuple[NodeId, ...]
-    quorums: Quorums
+    view: View
     policy: Policy
-    hash: Hasher
-    keyring: Keyring
     #: Who subscribes to a channel at this broker right now.
     readers: Callable[[Channel], Sequence[NodeId]]
-
-    @property
-    def peers(self) -> tuple[NodeId, ...]:
-        """The other brokers."""
-        return tuple(broker for broker in self.brokers if broker != self.me)
 
 
 class Carrier(ABC):
@@ -66,12 +56,16 @@ class Carrier(ABC):
     that binds it before it vouches, and leaves it to others to bring back what a broker lost.
     """
 
-    __slots__ = ("ledger", "stream")
+    __slots__ = ("_policy", "_view", "ledger", "stream")
 
     ledger: Ledger
-    stream: Stream
     #: The birth of the log that the numbers are positions of; b"" if it is no log.
     birth: bytes = b""
+
+    def __init__(self, stream: Stream, around: Surroundings) -> None:
+        self.stream = stream
+        self._view = around.view
+        self._policy = around.policy
 
     @abstractmethod
     def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
@@ -81,8 +75,8 @@ class Carrier(ABC):
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
 
-    def adopt(self, around: Surroundings) -> list[Effect]:
-        """Go on in a new epoch, perhaps with a broker more or less; its votes go with it."""
+    def recount(self) -> list[Effect]:
+        """Brokers may have come or gone with a new epoch: votes of those that left do not count."""
         return []
 
     # ---------------------------------------------------------------- progress
@@ -184,9 +178,7 @@ class Carrier(ABC):
         return False
 
 
-def check_run(
-    surroundings: Surroundings, event: Receive, digests: bytes
-) -> list[Digest] | DropReason:
+def check_run(view: View, event: Receive, digests: bytes) -> list[Digest] | DropReason:
     """The digests of a run whose bodies match them, or why it is no run."""
     bodies = event.bodies
     parts = split_digests(digests)
@@ -195,7 +187,7 @@ def check_run(
     if sum(map(len, bodies)) > MAX_FRAME_BYTES // 2:
         # It must fit into a frame again, with whatever MACs travel with it then.
         return DropReason.OVER_LIMIT
-    return parts if match(parts, bodies, surroundings.hash) else DropReason.BAD_BODY
+    return parts if match(parts, bodies, view.hash) else DropReason.BAD_BODY
 
 
 def match(digests: Sequence[Digest], bodies: Bodies, hash_: Hasher) -> bool:

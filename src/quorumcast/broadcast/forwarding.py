@@ -16,24 +16,23 @@ from quorumcast.core.machine import Bodies, DropReason, Effect, Receive, TimerFi
 class Forwarder(Carrier):
     """The broker side of a protocol that forwards runs; a protocol adds how it takes them."""
 
-    __slots__ = ("_around",)
+    __slots__ = ()
 
     def __init__(self, stream: Stream, around: Surroundings) -> None:
-        self.stream = stream
-        self._around = around
+        super().__init__(stream, around)
         #: Every number below ledger.next was forwarded, with exactly one digest.
         self.ledger = Ledger(around.policy.limits)
 
     @property
     def credit(self) -> int:
-        return self.upto + self._around.policy.limits.window
+        return self.upto + self._policy.limits.window
 
     def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
         match event:
             case Receive(message=Open(base=base, fresh=fresh)):
                 if not publisher_of(self.stream, event.sender):
                     return dropped(event, DropReason.WRONG_SENDER)
-                self.ledger.join(base, fresh, trusted=self._around.policy.trusts_publishers)
+                self.ledger.join(base, fresh, trusted=self._policy.trusts_publishers)
                 return []
             case Receive(message=Pull() as message):
                 return answer_pull(self.ledger, event, message)
@@ -56,7 +55,3 @@ class Forwarder(Carrier):
 
     def sizes(self) -> dict[str, int]:
         return {"ledger": len(self.ledger)}
-
-    def adopt(self, around: Surroundings) -> list[Effect]:
-        self._around = around
-        return []

@@ -73,7 +73,6 @@ class History(Carrier):
     """A fast carrier together with Bracha for its histories, for one stream."""
 
     __slots__ = (
-        "_around",
         "_asked",
         "_bracha",
         "_ends",
@@ -87,8 +86,7 @@ class History(Carrier):
     )
 
     def __init__(self, stream: Stream, around: Surroundings, fast: Carrier) -> None:
-        self.stream = stream
-        self._around = around
+        super().__init__(stream, around)
         self._fast = fast
         self._bracha = Bracha(stream.history, around)
         self.ledger = fast.ledger
@@ -141,7 +139,7 @@ class History(Carrier):
 
     @property
     def credit(self) -> int:
-        return min(self._fast.credit, self.settled + 2 * self._around.policy.alpha_ceiling)
+        return min(self._fast.credit, self.settled + 2 * self._policy.alpha_ceiling)
 
     def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
         match event:
@@ -233,10 +231,8 @@ class History(Carrier):
             "seen": len(self._seen),
         }
 
-    def adopt(self, around: Surroundings) -> list[Effect]:
-        self._around = around
-        self._fast.adopt(around)
-        return self._heed(self._bracha.adopt(around))
+    def recount(self) -> list[Effect]:
+        return self._heed(self._bracha.recount())
 
     def _on_message(self, event: Receive, now: Millis) -> list[Effect]:
         message = event.message
@@ -276,7 +272,7 @@ class History(Carrier):
     def _blocked(self, run: Publish | ChainRun) -> bool:
         """No more than 2α publications beyond what is settled (Freeman §6.2, line 21)."""
         last = run.first + len(run.digests) // DIGEST_SIZE - 1
-        return last > self.settled + 2 * self._around.policy.alpha_ceiling
+        return last > self.settled + 2 * self._policy.alpha_ceiling
 
     def _on_contents(self, event: Receive, run: Contents) -> list[Effect]:
         """Bodies that were fetched: taken if a history names their digests."""
@@ -287,7 +283,7 @@ class History(Carrier):
         ):
             if wanted.get(number) != digest:
                 continue
-            if self._around.hash(body) != digest:
+            if self._view.hash(body) != digest:
                 effects += [
                     Drop(DropReason.BAD_BODY, event.sender),
                     Suspect(event.sender, Suspicion.BAD_BODY, self.stream, number),
@@ -303,7 +299,7 @@ class History(Carrier):
                 self.ledger.correct(number, digest, body)
         self._forget_learned(range(run.first, run.first + len(event.bodies)))
         fetched = self.ledger.digests(before, self.ledger.next - before)
-        if fetched and not self._around.policy.chained:
+        if fetched and not self._policy.chained:
             # Whoever asks is told of it from now on, so the journal must hold it. On a chain nobody
             # vouches without the MACs that come with a number.
             effects.append(Vouch(self.stream, before, fetched))
@@ -334,7 +330,7 @@ class History(Carrier):
         if found is None:
             return dropped(event, DropReason.BAD_RUN)
         signed, statement = found
-        if not is_ours(self._around.keyring, signed, statement):
+        if not is_ours(self._view.keyring, signed, statement):
             return dropped(event, DropReason.BAD_SIGNATURE)
         accusation = self._seen.add(signed, statement)
         if accusation:
@@ -355,7 +351,7 @@ class History(Carrier):
         before = self._end_before(statement)
         if before is not None and statement.first != before + 1:
             return True
-        if end_of(statement) - statement.first >= 2 * self._around.policy.alpha_ceiling:
+        if end_of(statement) - statement.first >= 2 * self._policy.alpha_ceiling:
             return True
         if self._agrees(statement):
             return False
@@ -379,7 +375,7 @@ class History(Carrier):
 
     def _read(self, event: Receive, index: int) -> tuple[Signed, HistoryStatement] | None:
         """The history that is the one body of a message, if it is no larger than it must be."""
-        most = 2 * self._around.policy.alpha_ceiling * DIGEST_SIZE + OVERHEAD
+        most = 2 * self._policy.alpha_ceiling * DIGEST_SIZE + OVERHEAD
         if len(event.bodies) != 1 or len(event.bodies[0]) > most:
             return None
         found = read_history(event.bodies[0], self.stream)
@@ -421,7 +417,7 @@ class History(Carrier):
         self._ends[statement.index] = end_of(statement)
         while len(self._ends) > REMEMBERED:
             del self._ends[min(self._ends)]
-        unheld = end_of(statement) - self._around.policy.limits.retained_publications
+        unheld = end_of(statement) - self._policy.limits.retained_publications
         if self.ledger.next <= unheld:
             # Nobody holds what lies before any longer; waiting for it would be for ever.
             self.ledger.skip_to(unheld + 1)
@@ -446,7 +442,7 @@ class History(Carrier):
         wanted, ledger = self._wanted(), self.ledger
         lacking = {n for n, d in wanted.items() if n >= ledger.base and ledger.digest(n) != d}
         self._learned = {n: d for n, d in self._learned.items() if n in lacking}
-        peers = self._around.peers
+        peers = self._view.peers
         first = min(lacking, default=ledger.next + 1)
         if first > ledger.next or not peers:
             return []  # what comes before it is not there, and a ledger has no holes
@@ -472,19 +468,15 @@ class History(Carrier):
     def _compare(self, event: Receive, echo: Echo) -> list[Effect]:
         """A peer echoes another history than the one we saw: ask to see it."""
         mine = self._seen.body(echo.first)
-        if mine is None or event.sender == self._around.me:
+        if mine is None or event.sender == self._view.me:
             return []
-        digest = self._around.hash(mine)
+        digest = self._view.hash(mine)
         if root(echo.first, digest) == echo.run:
             return []
         return [Send((event.sender,), Pull(self.stream.history, echo.first, 1))]
 
     def _on_rival(self, event: Receive, run: Contents) -> list[Effect]:
         found = self._read(event, run.first)
-        if (
-            found is None
-            or run.first not in self._seen
-            or not is_ours(self._around.keyring, *found)
-        ):
+        if found is None or run.first not in self._seen or not is_ours(self._view.keyring, *found):
             return []
         return self._seen.add(*found)

@@ -22,9 +22,8 @@ from quorumcast.broadcast.messages import Ack, Open, Publish
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.machine import Bodies, Effect, Send
 from quorumcast.core.message import Message
-from quorumcast.core.quorum import Quorums
-from quorumcast.crypto.digest import Hasher
 from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.view import View
 
 #: Runs repeated to one broker in one go, and their bytes; one run in any case.
 REPEAT_BURST = 64
@@ -89,17 +88,16 @@ class FanOut:
 
     __slots__ = (
         "_acknowledged",
-        "_brokers",
-        "_hash",
         "_histories",
         "_limits",
         "_most_flying",
-        "_one_correct",
         "_pending_bytes",
+        "_policy",
         "_progress",
         "_quorum",
         "_runs",
         "_settles",
+        "_view",
         "next",
         "stream",
     )
@@ -107,28 +105,25 @@ class FanOut:
     def __init__(
         self,
         stream: Stream,
-        brokers: tuple[NodeId, ...],
-        quorums: Quorums,
+        view: View,
         policy: Policy,
-        hash_: Hasher,
         histories: HistoryOut | None = None,
     ) -> None:
         self.stream = stream
+        self._view = view
         #: What carries the histories of this lane, if there are any.
         self._histories = histories
-        self._brokers = brokers
-        self._quorum = self._acknowledging(quorums)
-        self._one_correct = quorums.one_correct
+        self._policy = policy
+        self._quorum = self._acknowledging()
         self._limits = policy.limits
         self._settles = policy.has_history or policy.whole_runs
         #: Runs that one broker may be sent before it has settled the first; 0: any number.
         self._most_flying = RUNS_UNDER_WAY if policy.whole_runs else 0
-        self._hash = hash_
         #: Runs by first number, contiguous and in order; the newest ends at next-1.
         self._runs: dict[int, OutRun] = {}
         #: Bytes of bodies in _runs.
         self._pending_bytes = 0
-        self._progress = {broker: Progress() for broker in brokers}
+        self._progress = {broker: Progress() for broker in view.brokers}
         #: Every number up to this one was reported as acknowledged.
         self._acknowledged = 0
         #: The number of the next publication.
@@ -170,13 +165,13 @@ class FanOut:
     def missed(self) -> int:
         """How many publications subscribers missed; f+1 brokers say so, one of them correct."""
         told = sorted((p.missed for p in self._progress.values()), reverse=True)
-        return told[self._one_correct - 1]
+        return told[self._view.quorums.one_correct - 1]
 
     @property
     def settled(self) -> int:
         """Every number up to this one is settled; f+1 brokers say so, one of them correct."""
         told = sorted((p.settled for p in self._progress.values()), reverse=True)
-        return told[self._one_correct - 1]
+        return told[self._view.quorums.one_correct - 1]
 
     @property
     def room(self) -> int:
@@ -207,17 +202,15 @@ class FanOut:
         """How much is kept."""
         return {"runs": len(self._runs), "run_bytes": self._pending_bytes}
 
-    def adopt(self, brokers: tuple[NodeId, ...], quorums: Quorums) -> list[Effect]:
+    def recount(self) -> list[Effect]:
         """Go on in a new epoch: by its quorums, with whoever is a broker in it."""
-        self._brokers = brokers
-        self._quorum = self._acknowledging(quorums)
-        self._one_correct = quorums.one_correct
-        self._progress = {b: self._progress.get(b) or Progress() for b in brokers}
+        self._quorum = self._acknowledging()
+        self._progress = {b: self._progress.get(b) or Progress() for b in self._view.brokers}
         return self._advance()
 
-    def _acknowledging(self, quorums: Quorums) -> int:
+    def _acknowledging(self) -> int:
         """So many brokers must have a publication before it counts as acknowledged."""
-        return quorums.responders
+        return self._view.quorums.responders
 
     def contents(self) -> Bodies:
         """What was submitted and can still be repeated, in order."""
@@ -227,7 +220,7 @@ class FanOut:
 
     def submit(self, bodies: Bodies) -> tuple[bytes, list[Effect]]:
         """Number a run and send it; returns its digests as well."""
-        hash_ = self._hash
+        hash_ = self._view.hash
         digests = b"".join([hash_(body) for body in bodies])
         size = sum(map(len, bodies))
         seal = self._seal(self.next, digests)
@@ -407,15 +400,8 @@ class HistoryOut(FanOut):
 
     __slots__ = ("_begins",)
 
-    def __init__(
-        self,
-        stream: Stream,
-        brokers: tuple[NodeId, ...],
-        quorums: Quorums,
-        policy: Policy,
-        hash_: Hasher,
-    ) -> None:
-        super().__init__(stream, brokers, quorums, policy, hash_)
+    def __init__(self, stream: Stream, view: View, policy: Policy) -> None:
+        super().__init__(stream, view, policy)
         #: The first number that each history names; of base … next, the next one included.
         self._begins = {1: 1}
 

@@ -11,6 +11,7 @@ from quorumcast.core.ids import Channel, NodeId
 from quorumcast.core.machine import Drop, DropReason, Effect
 from quorumcast.core.tally import Ballot, Tally
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.manifest.view import View
 
 
 def channel_entry(manifest: Manifest, channel: Channel) -> ChannelEntry:
@@ -47,13 +48,13 @@ class Refusals:
             self._by_channel[channel].withdraw(broker)
 
     def hear(
-        self, manifest: Manifest, used: Collection[Channel], broker: NodeId, refuse: Refuse
+        self, view: View, used: Collection[Channel], broker: NodeId, refuse: Refuse
     ) -> list[Effect]:
         """A broker refuses; `used` are the channels on which we asked for anything."""
-        if broker not in manifest.broker_ids or refuse.channel not in used:
+        if broker not in view.brokers or refuse.channel not in used:
             return [Drop(DropReason.UNEXPECTED, broker)]
         tally = self._by_channel.setdefault(refuse.channel, Tally())
         counted = tally.vote(broker, refuse.reason) is Ballot.COUNTED
-        if counted and tally.count(refuse.reason) == manifest.quorums.one_correct:
+        if counted and tally.count(refuse.reason) == view.quorums.one_correct:
             return [Refused(refuse.channel, refuse.reason)]
         return []

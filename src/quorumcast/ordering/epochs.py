@@ -112,7 +112,7 @@ class Epochs:
         """Since when it has waited."""
         return self._since if self._held else None
 
-    def adopt(self, epoch: int) -> None:
+    def begin(self, epoch: int) -> None:
         """This broker goes by that epoch now."""
         self.present = epoch
         self._held.clear()

@@ -30,7 +30,7 @@ class OrderedLog(Carrier):
     spare: int
 
     def __init__(self, stream: Stream, around: Surroundings) -> None:
-        self.stream = stream
+        super().__init__(stream, around)
         self.ledger = Ledger(around.policy.limits)
         #: The runs that the ledger holds at least a part of, in order.
         self._extents: deque[Extent] = deque()

@@ -13,10 +13,8 @@ from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.labels import label, unlabel
 from quorumcast.core.machine import Bodies, Effect
 from quorumcast.core.message import Message
-from quorumcast.core.quorum import Protection, Quorums
-from quorumcast.crypto.digest import Hasher
-from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.view import View
 from quorumcast.ordering.messages import Offer
 from quorumcast.ordering.offers import sign_offer
 from quorumcast.ordering.state import chained, extent_root
@@ -25,23 +23,10 @@ from quorumcast.ordering.state import chained, extent_root
 class OfferOut(FanOut):
     """Every run to every broker, to be ordered."""
 
-    __slots__ = ("_keyring", "_log")
+    __slots__ = ()
 
-    def __init__(
-        self,
-        stream: Stream,
-        brokers: tuple[NodeId, ...],
-        quorums: Quorums,
-        policy: Policy,
-        hash_: Hasher,
-        keyring: Keyring,
-    ) -> None:
-        self._keyring = keyring
-        self._log = policy.protection
-        super().__init__(stream, brokers, quorums, policy, hash_)
-
-    def _acknowledging(self, quorums: Quorums) -> int:
-        return quorums.of_log(self._log).believe
+    def _acknowledging(self) -> int:
+        return self._view.quorums.of_log(self._policy.protection).believe
 
     def contents(self) -> Bodies:
         found = [unlabel(body) for body in super().contents()]
@@ -54,9 +39,9 @@ class OfferOut(FanOut):
         return super().submit(tuple(labelled))
 
     def _seal(self, first: int, digests: bytes) -> bytes:
-        if self._log is not Protection.BYZANTINE:
+        if self._policy.crash_only:
             return b""
-        return sign_offer(self._keyring, self.stream, first, digests)
+        return sign_offer(self._view.keyring, self.stream, first, digests)
 
     def _message(self, run: OutRun) -> Message:
         return Offer(self.stream, run.first, run.digests, run.seal)
@@ -80,20 +65,10 @@ class ResumedOut(OfferOut):
     how much waits at a time.
     """
 
-    __slots__ = ("_chains", "_concluding", "_ended", "_ordered", "_responders", "_words")
+    __slots__ = ("_chains", "_concluding", "_ended", "_ordered", "_words")
 
-    def __init__(
-        self,
-        stream: Stream,
-        brokers: tuple[NodeId, ...],
-        quorums: Quorums,
-        policy: Policy,
-        hash_: Hasher,
-        keyring: Keyring,
-    ) -> None:
-        super().__init__(stream, brokers, quorums, policy, hash_, keyring)
-        #: So many brokers must have answered before anything is sent.
-        self._responders = quorums.responders
+    def __init__(self, stream: Stream, view: View, policy: Policy) -> None:
+        super().__init__(stream, view, policy)
         #: Up to this number earlier lives had it ordered; None until so many have answered.
         self._ordered: int | None = None
         #: What stands for everything up to a number; from the last acknowledged run on.
@@ -110,17 +85,13 @@ class ResumedOut(OfferOut):
         self._concluding = True
         return self._judge()
 
-    def adopt(self, brokers: tuple[NodeId, ...], quorums: Quorums) -> list[Effect]:
-        self._responders = quorums.responders
-        return super().adopt(brokers, quorums)
-
     def on_ack(self, broker: NodeId, ack: Ack) -> list[Effect]:
         self._words[broker] = ack
         effects: list[Effect] = []
         if self._denies(ack) is None:  # a broker that denies is neither counted nor served
             effects += super().on_ack(broker, ack)
         effects += self._judge()
-        if self._ordered is None and len(self._told()) >= self._responders:
+        if self._ordered is None and len(self._told()) >= self._view.quorums.responders:
             told = sorted((word.upto for word in self._told()), reverse=True)
             self._ordered = told[self._quorum - 1]
             for other, progress in self._progress.items():

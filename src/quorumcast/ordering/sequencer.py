@@ -185,7 +185,7 @@ class Sequencer:
         """The manifest that was ordered to follow the present one, once it has been executed."""
         return self._execution.passed
 
-    def adopt(self, quorums: OrderQuorums) -> None:
+    def begin_epoch(self, quorums: OrderQuorums) -> None:
         """Go on with the brokers of the epoch that `around` speaks of now.
 
         What was executed stays. Of what was decided beyond, only what is known to lie before the
@@ -193,7 +193,7 @@ class Sequencer:
         """
         consensus, caution, held = self._consensus, self._caution, self.catch_up.held
         execution = self._execution
-        execution.epochs.adopt(self._around.epoch)
+        execution.epochs.begin(self._around.epoch)
         stands = execution.executed
         while stands < consensus.decided and not execution.reached:
             batch = consensus.batch(stands + 1)

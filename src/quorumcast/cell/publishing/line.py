@@ -17,8 +17,8 @@ from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, holde
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import Drop, DropReason, Effect, SetTimer, Timer
 from quorumcast.core.statements import HistoryStatement, canonical
-from quorumcast.crypto.keyring import Keyring
-from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.view import View
 from quorumcast.ordering.outlet import OfferOut, ResumedOut
 
 RETRANSMIT_MS = 250
@@ -72,27 +72,25 @@ class Line:
         "tail_set",
     )
 
-    def __init__(self, manifest: Manifest, entry: ChannelEntry, keyring: Keyring, inc: int) -> None:
-        me = keyring.identity.name
-        self.stream = Stream(entry.name, me, inc)
+    def __init__(self, view: View, entry: ChannelEntry, incarnation: int) -> None:
+        self.stream = Stream(entry.name, view.me, incarnation)
         if self.stream.line is not None:
             # The client's own, whichever seat it takes this time.
-            self.stream = Stream(entry.name, holder(me), inc)
-        self._keyring = keyring
+            self.stream = Stream(entry.name, holder(view.me), incarnation)
+        self._keyring = view.keyring
         policy = self._policy = entry.policy
-        brokers, quorums, hash_ = manifest.broker_ids, manifest.quorums, manifest.hash
         history: HistoryOut | None = None
         if policy.has_history:
-            history = HistoryOut(self.stream.history, brokers, quorums, policy, hash_)
+            history = HistoryOut(self.stream.history, view, policy)
         self.history = history
         self.data: FanOut
         if policy.chained:
-            self.data = ChainOut(self.stream, brokers, quorums, policy, hash_, keyring, history)
+            self.data = ChainOut(self.stream, view, policy, history)
         elif policy.total:
             kind = OfferOut if self.stream.line is None else ResumedOut
-            self.data = kind(self.stream, brokers, quorums, policy, hash_, keyring)
+            self.data = kind(self.stream, view, policy)
         else:
-            self.data = FanOut(self.stream, brokers, quorums, policy, hash_, history)
+            self.data = FanOut(self.stream, view, policy, history)
         #: The latest life that each broker knows, of those that know a later one than this.
         self.outlived: dict[NodeId, int] = {}
         #: Publications between histories, right now.
@@ -127,12 +125,12 @@ class Line:
         """The lanes of this line."""
         return (self.data,) if self.history is None else (self.data, self.history)
 
-    def adopt(self, manifest: Manifest) -> list[Effect]:
+    def recount(self) -> list[Effect]:
         """Go on in a new epoch, perhaps with other brokers."""
-        effects = self.data.adopt(manifest.broker_ids, manifest.quorums)
+        effects = self.data.recount()
         if self.history is not None:
             # The application is told of publications, not of histories.
-            self.history.adopt(manifest.broker_ids, manifest.quorums)
+            self.history.recount()
         return effects
 
     def connected(self, peer: NodeId) -> list[Effect]:

@@ -50,6 +50,7 @@ from quorumcast.core.machine import (
 )
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.view import View
 from quorumcast.ordering.outlet import ResumedOut
 
 
@@ -60,16 +61,14 @@ class Publisher:
         "_by_stream",
         "_incarnation",
         "_incarnations",
-        "_keyring",
         "_lines",
-        "_manifest",
         "_refusals",
         "_up",
+        "_view",
     )
 
     def __init__(self, manifest: Manifest, keyring: Keyring, incarnation: int) -> None:
-        self._manifest = manifest
-        self._keyring = keyring
+        self._view = View(manifest, keyring)
         self._incarnation = incarnation
         #: Channels on which it had to begin a later life than its clock said.
         self._incarnations: dict[Channel, int] = {}
@@ -84,11 +83,10 @@ class Publisher:
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
         """Go on in a new epoch: other clients, rights, keys, channels, a broker more or less."""
-        self._manifest = manifest
-        self._keyring.adopt(keyring)
+        self._view.adopt(manifest, keyring)
         self._refusals.clear()
         self._up = {peer: None for peer in self._up if peer in manifest.broker_ids}
-        return [effect for line in self._lines.values() for effect in line.adopt(manifest)]
+        return [effect for line in self._lines.values() for effect in line.recount()]
 
     def room(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> int:
         """How many more publications the buffer of a channel takes."""
@@ -194,8 +192,8 @@ class Publisher:
         incarnation = resumed or self._incarnations.get(channel, self._incarnation) + urgent
         line = self._lines.get((channel, incarnation))
         if line is None:
-            entry = channel_entry(self._manifest, channel)
-            line = Line(self._manifest, entry, self._keyring, incarnation)
+            entry = channel_entry(self._view.manifest, channel)
+            line = Line(self._view, entry, incarnation)
             self._lines[channel, incarnation] = self._by_stream[line.stream] = line
         return line
 
@@ -207,7 +205,7 @@ class Publisher:
         return [effect for peer in self._up for effect in line.connected(peer)]
 
     def _on_connected(self, peer: NodeId) -> list[Effect]:
-        if peer not in self._manifest.broker_ids:
+        if peer not in self._view.brokers:
             return []
         self._up[peer] = None
         effects: list[Effect] = []
@@ -233,7 +231,7 @@ class Publisher:
         line = self._by_stream.get(ack.stream.data)
         if line is None:
             return [Drop(DropReason.UNKNOWN_STREAM, broker)]
-        if broker not in self._manifest.broker_ids:
+        if broker not in self._view.brokers:
             return [Drop(DropReason.WRONG_SENDER, broker)]
         self._refusals.served(ack.stream.channel, broker)
         return line.on_ack(broker, ack) + line.timers() + self._maybe_finish(line)
@@ -241,13 +239,13 @@ class Publisher:
     def _on_outlived(self, broker: NodeId, message: Outlived, now: Millis) -> list[Effect]:
         """A broker knows a later life of this publisher; f of them may be lying about it."""
         line = self._by_stream.get(message.stream)
-        if line is None or broker not in self._manifest.broker_ids:
+        if line is None or broker not in self._view.brokers:
             return [Drop(DropReason.UNKNOWN_STREAM, broker)]
         if line.stream.line is not None:
             return [Drop(DropReason.BAD_RUN, broker)]
         line.outlived[broker] = message.newest
         told = sorted(line.outlived.values(), reverse=True)
-        enough = self._manifest.quorums.one_correct
+        enough = self._view.quorums.one_correct
         if len(told) < enough or line.data.acknowledged or not line.introduced:
             return []
         known = told[enough - 1]
@@ -295,7 +293,7 @@ class Publisher:
         if refuse.listening:
             return []  # this node listens as well
         used = {channel for channel, _ in self._lines}
-        effects = self._refusals.hear(self._manifest, used, broker, refuse)
+        effects = self._refusals.hear(self._view, used, broker, refuse)
         if any(isinstance(effect, Refused) for effect in effects):
             for (channel, _), line in self._lines.items():
                 if channel == refuse.channel:

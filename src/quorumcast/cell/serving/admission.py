@@ -16,27 +16,22 @@ from quorumcast.cell.messages import Refuse
 from quorumcast.cell.serving.audience import Audience
 from quorumcast.core.ids import Channel, NodeId, holder
 from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Send
-from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.view import View
 from quorumcast.ordering.messages import Offer
 
 
 class Admission:
     """The door of one broker."""
 
-    __slots__ = ("_audience", "_manifest", "_me", "_publishers", "disk_full")
+    __slots__ = ("_audience", "_publishers", "_view", "disk_full")
 
-    def __init__(self, manifest: Manifest, me: NodeId, audience: Audience) -> None:
-        self._manifest = manifest
-        self._me = me
+    def __init__(self, view: View, audience: Audience) -> None:
+        self._view = view
         self._audience = audience
         #: Who publishes on a channel; only those with the right to, at the seats of no more clients
-        #: than its limit.
+        #: than its limit. Whoever has a place keeps it in the next epoch.
         self._publishers: dict[Channel, dict[NodeId, None]] = {}
         self.disk_full = False
-
-    def adopt(self, manifest: Manifest) -> None:
-        """Go on in a new epoch; whoever has a place keeps it."""
-        self._manifest = manifest
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
@@ -76,9 +71,9 @@ class Admission:
 
     def may_not_listen(self, sender: NodeId, channel: Channel) -> list[Effect]:
         """The refusal of whoever has no right to hear this, or nothing."""
-        if self._manifest.channel(channel) is None:
+        if self._view.channel(channel) is None:
             return self.refuse(sender, channel, DropReason.UNKNOWN_CHANNEL)
-        if not self._manifest.may_subscribe(sender, channel):
+        if not self._view.may_subscribe(sender, channel):
             return self.refuse(sender, channel, DropReason.NO_RIGHT)
         return []
 
@@ -86,7 +81,7 @@ class Admission:
         """The refusal of a subscriber, or nothing."""
         if refusal := self.may_not_listen(sender, channel):
             return refusal
-        entry = self._manifest.channel(channel)
+        entry = self._view.channel(channel)
         there = self._audience.readers(channel)
         if entry is None or _has_room(there, sender, entry.policy.limits.subscribers):
             return []
@@ -100,7 +95,7 @@ class Admission:
         there = self._publishers.setdefault(channel, {})
         if sender in there:
             return []
-        entry = self._manifest.channel(channel)
+        entry = self._view.channel(channel)
         if entry is not None and not _has_room(there, sender, entry.policy.limits.publishers):
             return self._full(sender, channel, "publishers", entry.policy.limits.publishers)
         there[sender] = None
@@ -109,18 +104,18 @@ class Admission:
     def may_not_offer(self, event: Receive) -> list[Effect]:
         """The refusal of what a client wants ordered, or nothing."""
         message, sender = event.message, event.sender
-        if not isinstance(message, Offer | Open) or sender in self._manifest.broker_ids:
+        if not isinstance(message, Offer | Open) or sender in self._view.brokers:
             return []
         channel = message.stream.channel
-        entry = self._manifest.channel(channel)
+        entry = self._view.channel(channel)
         if entry is None:
             return self.refuse(sender, channel, DropReason.UNKNOWN_CHANNEL)
         if not entry.policy.total:
             return []
-        if not self._manifest.may_publish(sender, channel):
+        if not self._view.may_publish(sender, channel):
             return self.refuse(sender, channel, DropReason.NO_RIGHT)
         if self.disk_full and entry.policy.journal and isinstance(message, Offer):
-            said = f"the disk of {self._me} is full: free some space; nothing was lost"
+            said = f"the disk of {self._view.me} is full: free some space; nothing was lost"
             return [Drop(DropReason.OVER_LIMIT, sender), Send((sender,), Refuse(channel, said))]
         return self.may_not_publish(sender, channel)
 

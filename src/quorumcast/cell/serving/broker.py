@@ -79,6 +79,7 @@ from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.view import View
 from quorumcast.ordering.birth import Lived
 from quorumcast.ordering.consensus import Voted
 from quorumcast.ordering.execution import Decided, Snapshot
@@ -113,12 +114,12 @@ class Broker:
         "_audience",
         "_desks",
         "_dispatch",
-        "_manifest",
         "_pledges",
         "_recovery",
         "_retention",
         "_retransmission",
         "_sequencers",
+        "_view",
         "membership",
     )
 
@@ -139,20 +140,17 @@ class Broker:
         life: bytes,
     ) -> None:
         # A life is drawn by the driver whenever a broker starts; no two are alike.
-        self._manifest = manifest
-        me = keyring.identity.name
-        self._audience = Audience(me)
-        self._admission = Admission(manifest, me, self._audience)
+        view = self._view = View(manifest, keyring)
+        self._audience = Audience(view.me)
+        self._admission = Admission(view, self._audience)
         self._pledges = Pledges()
-        self._desks = type(self).desks(
-            manifest, keyring, self._audience.readers, life, self._pledges.released
-        )
-        self._sequencers = type(self).sequencers(manifest, keyring, self._desks, older, life=life)
+        self._desks = type(self).desks(view, self._audience.readers, life, self._pledges.released)
+        self._sequencers = type(self).sequencers(view, self._desks, older, life=life)
         #: Which epoch it goes by, and what shows it to others.
-        self.membership = Membership(manifest, keyring, self._sequencers, words)
-        self._retention = Retention(self._desks)
+        self.membership = Membership(view, self._sequencers, words)
+        self._retention = Retention(view, self._desks)
         self._retransmission = Retransmission()
-        self._recovery = type(self).recovery(manifest, me, self._desks, self._pledges)
+        self._recovery = type(self).recovery(view, self._desks, self._pledges)
         self._dispatch: dict[type, Callable[[Receive, Millis], list[Effect]]] = {
             Publish: self._on_stream,
             ChainRun: self._on_stream,
@@ -174,15 +172,14 @@ class Broker:
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
         """Go on in a new epoch: other clients, rights, keys, channels, a broker more or less."""
-        self._manifest = manifest
-        self._admission.adopt(manifest)
+        self._view.adopt(manifest, keyring)
         effects: list[Effect] = []
-        for desk, said in self._desks.adopt(manifest, keyring):
+        for desk, said in self._desks.recount():
             effects += self._finish(desk, said) if said else []
-        effects += self._sequencers.adopt(manifest)
-        self.membership.adopt(manifest)
-        self._recovery.adopt(manifest)
-        return effects + self._retention.watch(manifest)
+        effects += self._sequencers.begin_epoch()
+        self.membership.begin_epoch()
+        self._recovery.begin_anew()
+        return effects + self._retention.watch()
 
     def handle(self, event: Event, now: Millis) -> list[Effect]:
         if isinstance(event, Receive) and not isinstance(event.message, Taken):
@@ -192,7 +189,7 @@ class Broker:
             return self._positioned(moved)
         match event:
             case Connected(peer=peer):
-                watch = self._retention.watch(self._manifest)
+                watch = self._retention.watch()
                 return [*watch, *self._recovery.connected(peer), *self._handle(event, now)]
             case TimerFired(timer=Sweep()):
                 return self._sweep(now)
@@ -264,7 +261,7 @@ class Broker:
 
     def _sweep(self, now: Millis) -> list[Effect]:
         """Let go of what is too old, and of streams of which nothing is left."""
-        effects = self._retention.sweep(self._manifest, now)
+        effects = self._retention.sweep(now)
         for desk in self._desks.all():
             if desk.carrier.ledger.quota.emptied and not desk.entry.policy.total:
                 effects += self._end_exhausted(desk.stream)
@@ -346,10 +343,10 @@ class Broker:
         stream: Stream = message.stream  # type: ignore[attr-defined]
         data = stream.data
         own = sender == data.publisher
-        if not own and sender not in self._manifest.broker_ids:
+        if not own and sender not in self._view.brokers:
             return [Drop(DropReason.WRONG_SENDER, sender)]
-        if not self._manifest.may_publish(data.publisher, data.channel):
-            known = self._manifest.channel(data.channel) is not None
+        if not self._view.may_publish(data.publisher, data.channel):
+            known = self._view.channel(data.channel) is not None
             reason = DropReason.NO_RIGHT if known else DropReason.UNKNOWN_CHANNEL
             return self._admission.refuse(sender, data.channel, reason)
         if own and (refusal := self._admission.may_not_publish(sender, data.channel)):
@@ -362,7 +359,7 @@ class Broker:
                 answer = Send((sender,), Outlived(data, newest))
                 return [Drop(DropReason.OUTLIVED, sender), answer]
         if desk is None or (own and desk.introducer != sender):
-            entry = self._manifest.channel(data.channel)
+            entry = self._view.channel(data.channel)
             # What is ordered is not carried here: a liar could have this broker tell a publisher
             # that nothing is held. Only in a log streams are resumed; here one would be later than
             # all lives to come.
@@ -427,7 +424,7 @@ class Broker:
     def _on_recovery(self, event: Receive, now: Millis) -> list[Effect]:
         """What brokers ask one another so that nobody goes without what the others retain."""
         message, sender = event.message, event.sender
-        if sender not in self._manifest.broker_ids:
+        if sender not in self._view.brokers:
             return [Drop(DropReason.WRONG_SENDER, sender)]
         match message:
             case Survey() | Regain():
@@ -471,7 +468,7 @@ class Broker:
         """The journal remembers which streams there were, and nothing more of them."""
         effects: list[Effect] = []
         for ended in self._desks.take_endings():
-            entry = self._manifest.channel(ended.channel)
+            entry = self._view.channel(ended.channel)
             if entry is not None and entry.policy.journal:
                 effects += [Persist(self._desks.ended(ended)), *erase(ended)]
             for lane in (ended, ended.history):
@@ -566,7 +563,7 @@ class Broker:
         message, sender = event.message, event.sender
         if not isinstance(message, Pull):
             return []
-        if sender in self._manifest.broker_ids:
+        if sender in self._view.brokers:
             return self._on_stream(event, now)
         if refusal := self._admission.may_not_listen(sender, message.stream.channel):
             return refusal

@@ -26,8 +26,8 @@ from quorumcast.cell.serving.pledges import Ended, EndedStreams, Life
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream
 from quorumcast.core.machine import Effect
 from quorumcast.core.quorum import Broadcast
-from quorumcast.crypto.keyring import Keyring
-from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.view import View
 from quorumcast.ordering.log import OrderedLog
 
 #: Streams per publisher and channel that were opened and not used, or are known by hearsay alone.
@@ -45,12 +45,11 @@ class Desks:
         "_by_stream",
         "_ended",
         "_endings",
-        "_keyring",
         "_lives",
-        "_manifest",
         "_quotas",
         "_readers",
         "_released",
+        "_view",
     )
 
     #: The broker side of each protocol; a new protocol is added here.
@@ -65,16 +64,14 @@ class Desks:
 
     def __init__(
         self,
-        manifest: Manifest,
-        keyring: Keyring,
+        view: View,
         readers: Callable[[Channel], Sequence[NodeId]],
         life: bytes,
         released: Callable[[Stream], int] = lambda _: 1,
     ) -> None:
         #: Whose memory reaches how far.
         self._lives = Lives(life)
-        self._manifest = manifest
-        self._keyring = keyring
+        self._view = view
         self._readers = readers
         #: Where the part of a lane begins that an earlier life retained.
         self._released = released
@@ -87,19 +84,17 @@ class Desks:
         #: What retention counts together, per channel, publisher and lane.
         self._quotas: dict[tuple[Owner, Lane], Quota] = {}
 
-    def adopt(self, manifest: Manifest, keyring: Keyring) -> list[tuple[Desk, list[Effect]]]:
+    def recount(self) -> list[tuple[Desk, list[Effect]]]:
         """Go on in a new epoch; streams that are there already go on with its brokers.
 
         Those of a channel that is gone go with it, and never come back under its name.
         """
-        self._manifest = manifest
-        self._keyring.adopt(keyring)
-        self._lives.retain(manifest.broker_ids)
-        for data in [s for s in self._by_stream if manifest.channel(s.channel) is None]:
+        self._lives.retain(self._view.brokers)
+        for data in [s for s in self._by_stream if self._view.channel(s.channel) is None]:
             self._remove(data)
             over = self._over_of(data)
             over.upto = max(over.upto, data.incarnation)
-        return [(desk, desk.carrier.adopt(self._around(desk.entry))) for desk in self.all()]
+        return [(desk, desk.carrier.recount()) for desk in self.all()]
 
     def __len__(self) -> int:
         return len(self._by_stream)
@@ -160,7 +155,7 @@ class Desks:
             return None
         # What other brokers have settled this one gets back from them, in its own name.
         closed = data.incarnation <= self._over_of(data).closed
-        from_peers = introducer == self._keyring.identity.name
+        from_peers = introducer == self._view.me
         if desk is None and closed and not from_peers:
             return None
         if desk is None:
@@ -169,7 +164,7 @@ class Desks:
             # Without a journal nobody remembers the stream longer than its life.
             lasting = policy.total or policy.journal
             peers = lives.others if lasting else dict(lives.others)
-            notary = Notary(data, self._keyring, policy.basis, segment, lives.own, peers)
+            notary = Notary(data, self._view.keyring, policy.basis, segment, lives.own, peers)
             desk = Desk(data, entry, self._make_carrier(data, entry), notary)
             desk.closed, desk.from_peers = closed, from_peers
             self._by_stream[data] = desk
@@ -179,19 +174,8 @@ class Desks:
         self._make_room(desk, entry.policy.limits.streams_per_publisher)
         return self._by_stream.get(data)
 
-    def _around(self, entry: ChannelEntry) -> Surroundings:
-        return Surroundings(
-            me=self._keyring.identity.name,
-            brokers=self._manifest.broker_ids,
-            quorums=self._manifest.quorums,
-            policy=entry.policy,
-            hash=self._manifest.hash,
-            keyring=self._keyring,
-            readers=self._readers,
-        )
-
     def _make_carrier(self, data: Stream, entry: ChannelEntry) -> Carrier:
-        around = self._around(entry)
+        around = Surroundings(self._view, entry.policy, self._readers)
         carrier = type(self).carriers[entry.policy.broadcast](data, around)
         if entry.policy.has_history:
             carrier = type(self).history(data, around, carrier)

@@ -15,9 +15,11 @@ from quorumcast.cell.serving.desks import Desks
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES
 from quorumcast.core.machine import Drop, DropReason, Effect, Send
-from quorumcast.core.quorum import accept_votes
+from quorumcast.core.quorum import Quorums, accept_votes
 from quorumcast.core.statements import Basis
-from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.view import View
 
 
 def recoverable(entry: ChannelEntry) -> bool:
@@ -26,6 +28,22 @@ def recoverable(entry: ChannelEntry) -> bool:
     A log has its own way. On a chain nobody can vote without the MACs that came with a number.
     """
     return not (entry.policy.total or entry.policy.chained)
+
+
+def words_needed(
+    quorums: Quorums, policy: Policy, lane: Lane = Lane.DATA, *, after: bool = False
+) -> int:
+    """How many equal final words decide what a number is.
+
+    `after`: the number lies after all that this broker holds, so it has vouched for nothing else
+    there. It may then repeat what one correct broker vouched for, as if it had heard it from the
+    publisher.
+    """
+    if policy.crash_only:
+        return 1
+    if after or lane is Lane.HISTORY or policy.basis is Basis.SETTLED:
+        return quorums.one_correct
+    return accept_votes(quorums, policy.protection, policy.broadcast)
 
 
 def desk_of(desks: Desks, stream: Stream) -> Desk | None:
@@ -79,10 +97,10 @@ def testify(desks: Desks, sender: NodeId, message: Survey | Regain) -> list[Effe
 class Holdings:
     """Of what each peer is sure, by its own account."""
 
-    __slots__ = ("_by_stream", "_ended", "_manifest", "_streams", "_told")
+    __slots__ = ("_by_stream", "_ended", "_streams", "_told", "_view")
 
-    def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
+    def __init__(self, view: View) -> None:
+        self._view = view
         #: What each peer last said of each channel; only streams of entitled publishers.
         self._told: dict[tuple[Channel, NodeId], dict[Stream, Position]] = {}
         #: The same by stream: a liar may name a thousand on every channel, and is asked often.
@@ -96,13 +114,12 @@ class Holdings:
         sizes = (len(told) + len(self._ended[key]) for key, told in self._told.items())
         return max(sizes, default=0)
 
-    def adopt(self, manifest: Manifest) -> None:
+    def forget_gone(self) -> None:
         """Go on in a new epoch, in which a channel or a broker may be gone."""
-        self._manifest = manifest
         self._told = {
             (channel, peer): told
             for (channel, peer), told in self._told.items()
-            if manifest.channel(channel) is not None and manifest.broker(peer) is not None
+            if self._view.channel(channel) is not None and peer in self._view.brokers
         }
         self._ended = {key: self._ended[key] for key in self._told}
         self._by_stream = {}
@@ -125,7 +142,7 @@ class Holdings:
             if position.stream.channel == message.channel
             and self._has_lane(position.stream)
             and position.base <= position.next
-            and self._manifest.may_publish(position.stream.publisher, message.channel)
+            and self._view.may_publish(position.stream.publisher, message.channel)
         ]
         told = {position.stream: position for position in named if not position.over}
         self._told[message.channel, peer] = told
@@ -139,7 +156,7 @@ class Holdings:
         return list(told)
 
     def _has_lane(self, stream: Stream) -> bool:
-        entry = self._manifest.channel(stream.channel)
+        entry = self._view.channel(stream.channel)
         return stream.lane is Lane.DATA or (entry is not None and entry.policy.has_history)
 
     def answered(self, channel: Channel) -> list[NodeId]:
@@ -150,8 +167,8 @@ class Holdings:
         """Every stream of which so many speak that it exists: liars alone may invent any number."""
         if self._streams is None:
             enough = {
-                entry.name: min(self.needed(entry), self._manifest.quorums.one_correct)
-                for entry in self._manifest.channels
+                entry.name: min(self.needed(entry), self._view.quorums.one_correct)
+                for entry in self._view.channels
             }
             self._streams = [
                 stream
@@ -166,7 +183,7 @@ class Holdings:
         Enough: as many as do not all lie. One correct broker lets go of whole streams by retention
         alone, and so may all others.
         """
-        entry = self._manifest.channel(channel)
+        entry = self._view.channel(channel)
         enough = 0 if entry is None else self.needed(entry, after=True)
         ends: dict[Stream, list[int]] = {}
         for (name, _), ended in self._ended.items():
@@ -183,18 +200,8 @@ class Holdings:
         return self._by_stream.get(stream, {})
 
     def needed(self, entry: ChannelEntry, lane: Lane = Lane.DATA, *, after: bool = False) -> int:
-        """How many equal words decide what a number is.
-
-        `after`: the number lies after all that this broker holds, so it has vouched for nothing
-        else there. It may then repeat what one correct broker vouched for, as if it had heard it
-        from the publisher.
-        """
-        policy, quorums = entry.policy, self._manifest.quorums
-        if policy.crash_only:
-            return 1
-        if after or lane is Lane.HISTORY or policy.basis is Basis.SETTLED:
-            return quorums.one_correct
-        return accept_votes(quorums, policy.protection, policy.broadcast)
+        """How many equal words decide what a number is."""
+        return words_needed(self._view.quorums, entry.policy, lane, after=after)
 
     def end(self, entry: ChannelEntry, stream: Stream) -> int:
         """Where enough peers end to go on after what is held; 0 if too few speak of the stream."""
@@ -251,5 +258,5 @@ class Holdings:
 
         With 2f+1 brokers one is enough, perhaps a liar (`correct_responders`).
         """
-        needed, words, quorums = self.needed(entry), len(self.of(stream)), self._manifest.quorums
+        needed, words, quorums = self.needed(entry), len(self.of(stream)), self._view.quorums
         return min(needed, quorums.one_correct, quorums.correct_responders) <= words < needed

@@ -42,9 +42,9 @@ from quorumcast.core.quorum import Protection, faulty_across
 from quorumcast.core.statements import EpochStatement, Signed, canonical, parse_epoch
 from quorumcast.crypto.directory import PublicKeys
 from quorumcast.crypto.identity import signature_holds
-from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.files import manifest_digest, parse_manifest
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.view import View
 
 #: How often a broker that waits to move on says so.
 REMIND_MS = 300
@@ -84,25 +84,22 @@ class Membership:
 
     __slots__ = (
         "_digest",
-        "_keyring",
-        "_manifest",
         "_moving",
         "_pending",
         "_proof",
         "_read",
         "_sequencers",
+        "_view",
         "_words",
     )
 
     def __init__(
         self,
-        manifest: Manifest,
-        keyring: Keyring,
+        view: View,
         sequencers: Sequencers,
         proof: tuple[Signed, ...] = (),
     ) -> None:
-        self._manifest = manifest
-        self._keyring = keyring
+        self._view = view
         self._sequencers = sequencers
         #: A manifest of the operator's that waits for the present epoch to be taken by enough.
         self._pending: bytes | None = None
@@ -114,7 +111,7 @@ class Membership:
         #: again and again.
         self._read: tuple[bytes, Manifest, bytes] | None = None
         #: What stands for the present manifest.
-        self._digest = manifest_digest(manifest)
+        self._digest = manifest_digest(view.manifest)
         #: Whether this broker has said that it moves on; `adopt` follows.
         self._moving = False
         self._say_present()
@@ -122,7 +119,7 @@ class Membership:
     def _say_present(self) -> None:
         """Without a log a broker that goes by an epoch is all that there is to say."""
         if not self._sequencers.all():
-            self._sign(self._manifest)
+            self._sign(self._view.manifest)
 
     def _parse(self, data: bytes) -> Manifest:
         """A manifest that was checked before it came here."""
@@ -130,16 +127,16 @@ class Membership:
 
     def _look_up(self, data: bytes) -> tuple[bytes, Manifest, bytes]:
         if self._read is None or self._read[0] != data:
-            manifest = parse_manifest(data, operator=self._manifest.operator)
+            manifest = parse_manifest(data, operator=self._view.manifest.operator)
             self._read = (data, manifest, manifest_digest(manifest))
         return self._read
 
     def _sign(self, manifest: Manifest) -> Signed:
-        me = self._keyring.identity.name
+        me = self._view.me
         statement = EpochStatement(
             cell=manifest.cell, broker=me, epoch=manifest.epoch, digest=manifest_digest(manifest)
         )
-        signed = self._keyring.identity.sign(canonical(statement))
+        signed = self._view.keyring.identity.sign(canonical(statement))
         self._words.setdefault(manifest.epoch, {})[me] = signed
         return signed
 
@@ -147,7 +144,7 @@ class Membership:
     def words(self) -> tuple[Signed, ...]:
         """What proves to others that the present epoch was decided, as far as it is known."""
         said = {signed.signer: signed for signed in self._proof}
-        return tuple((said | self._words.get(self._manifest.epoch, {})).values())
+        return tuple((said | self._words.get(self._view.epoch, {})).values())
 
     @property
     def torn(self) -> bool:
@@ -158,18 +155,13 @@ class Membership:
         """The logs that there are, for whoever starts in the next epoch."""
         return tuple(self._sequencers.all())
 
-    @property
-    def _peers(self) -> tuple[NodeId, ...]:
-        me = self._keyring.identity.name
-        return tuple(broker for broker in self._manifest.broker_ids if broker != me)
-
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
         return {"words": sum(map(len, self._words.values()))}
 
-    def adopt(self, manifest: Manifest) -> None:
-        """The broker goes by that manifest now."""
-        self._manifest = manifest
+    def begin_epoch(self) -> None:
+        """The broker goes by another manifest now."""
+        manifest = self._view.manifest
         self._digest = manifest_digest(manifest)
         self._pending = None
         self._moving = False
@@ -192,9 +184,9 @@ class Membership:
         if self._pending is None or self._moving:
             return []
         following = self._parse(self._pending)
-        steps = (following.broker_ids, following.f) != (self._manifest.broker_ids, self._manifest.f)
+        steps = (following.broker_ids, following.f) != (self._view.brokers, self._view.quorums.f)
         there = {broker for words in self._words.values() for broker in words}
-        if steps and len(there) < self._manifest.quorums.responders:
+        if steps and len(there) < self._view.quorums.responders:
             return []
         return self._move(self._pending, ())
 
@@ -230,10 +222,10 @@ class Membership:
             return []
         effects: list[Effect] = []
         epoch = self._parse(data).epoch
-        me = self._keyring.identity.name
+        me = self._view.me
         if me not in self._words.get(epoch, {}):
             signed = self._sign(self._parse(data))
-            effects += [Send(self._peers, Taken(signed)), SetTimer(Remind(epoch), REMIND_MS)]
+            effects += [Send(self._view.peers, Taken(signed)), SetTimer(Remind(epoch), REMIND_MS)]
         words = tuple(word for word in self._words[epoch].values() if self._speaks_for(word, data))
         if self._learnable(self._parse(data), words):
             effects += self._move(data, words)
@@ -242,28 +234,28 @@ class Membership:
     def _learnable(self, following: Manifest, words: Iterable[Signed]) -> bool:
         """Whether so many brokers of an epoch have executed it that others can learn it there."""
         staying = [signed for signed in words if following.broker(signed.signer) is not None]
-        return len(staying) >= anchored(following, faulty_across(self._manifest.f, following.f))
+        return len(staying) >= anchored(following, faulty_across(self._view.quorums.f, following.f))
 
     def _on_remind(self, timer: Remind) -> list[Effect]:
         """Time has passed, and this broker is still here."""
-        wanted = timer.epoch if self._sequencers.all() else self._manifest.epoch
-        mine = self._words.get(wanted, {}).get(self._keyring.identity.name)
-        if mine is None or timer.epoch <= self._manifest.epoch:
+        wanted = timer.epoch if self._sequencers.all() else self._view.epoch
+        mine = self._words.get(wanted, {}).get(self._view.me)
+        if mine is None or timer.epoch <= self._view.epoch:
             return []
-        return [Send(self._peers, Taken(mine)), SetTimer(timer, REMIND_MS)]
+        return [Send(self._view.peers, Taken(mine)), SetTimer(timer, REMIND_MS)]
 
     def _on_connected(self, peer: NodeId) -> list[Effect]:
         """A broker can be reached: it may lack our word."""
-        if peer not in self._peers:
+        if peer not in self._view.peers:
             return []
-        me = self._keyring.identity.name
+        me = self._view.me
         return [Send((peer,), Taken(words[me])) for words in self._words.values() if me in words]
 
     def _on_taken(self, sender: NodeId, message: Taken) -> list[Effect]:
         """A broker goes by an epoch, or would as soon as enough do."""
         signed = message.statement
         word = parse_epoch(signed.payload)
-        present = self._manifest.epoch
+        present = self._view.epoch
         if word is None or sender != signed.signer or not self._genuine(signed, word):
             return [Drop(DropReason.BAD_SIGNATURE, sender)]
         if word.epoch < present:
@@ -275,7 +267,7 @@ class Membership:
 
     def _note(self, sender: NodeId, epoch: int, signed: Signed) -> None:
         """Keep a word; of epochs to come one of each broker, for only one can be next."""
-        present = self._manifest.epoch
+        present = self._view.epoch
         for other in [e for e in self._words if present < e and present < epoch]:
             self._words[other].pop(sender, None)
             if not self._words[other]:
@@ -285,9 +277,9 @@ class Membership:
     def _genuine(self, signed: Signed, word: EpochStatement) -> bool:
         return (
             word.broker == signed.signer
-            and word.cell == self._manifest.cell
-            and self._manifest.broker(word.broker) is not None
-            and self._keyring.signature_holds(signed)
+            and word.cell == self._view.manifest.cell
+            and word.broker in self._view.brokers
+            and self._view.keyring.signature_holds(signed)
         )
 
     def _speaks_for(self, signed: Signed, data: bytes) -> EpochStatement | None:
@@ -317,7 +309,7 @@ class Membership:
                 self._genuine(signed, word)
                 if directory is None
                 else keys is not None
-                and (word.broker, word.cell) == (signed.signer, self._manifest.cell)
+                and (word.broker, word.cell) == (signed.signer, self._view.manifest.cell)
                 and signature_holds(signed, keys.verify_key)
             ):
                 found[word.broker] = signed
@@ -329,7 +321,7 @@ class Membership:
             return []
         try:
             parse_manifest(
-                event.data, operator=self._manifest.operator, newer_than=self._manifest.epoch
+                event.data, operator=self._view.manifest.operator, newer_than=self._view.epoch
             )
         except UsageError:
             return []
@@ -337,7 +329,7 @@ class Membership:
         known = self._about(event.data, event.words)
         theirs = self._about(event.data, event.words, following.keys)
         words = {signed.signer: signed for signed in (*theirs, *known)}
-        enough = len(known) >= self._manifest.quorums.one_correct
+        enough = len(known) >= self._view.quorums.one_correct
         if enough and self._learnable(following, words.values()):
             return self._move(event.data, tuple(words.values()))
         if not self._sequencers.all():

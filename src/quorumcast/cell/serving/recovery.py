@@ -61,7 +61,8 @@ from quorumcast.core.machine import (
     Timer,
 )
 from quorumcast.core.statements import Basis
-from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.view import View
 
 TICK_MS = 150
 #: How long a broker waits before it asks all peers again; one that lacks nothing does only that.
@@ -90,8 +91,6 @@ class Recovery:
         "_idle",
         "_job",
         "_late",
-        "_manifest",
-        "_me",
         "_outpaced",
         "_paces",
         "_pledges",
@@ -102,19 +101,19 @@ class Recovery:
         "_turn",
         "_unasked",
         "_up",
+        "_view",
         "_writing",
     )
 
     #: How peers' words are kept and weighed.
     holdings: type[Holdings] = Holdings
 
-    def __init__(self, manifest: Manifest, me: NodeId, desks: Desks, pledges: Pledges) -> None:
-        self._manifest = manifest
-        self._me = me
+    def __init__(self, view: View, desks: Desks, pledges: Pledges) -> None:
+        self._view = view
         self._desks = desks
         #: What this broker vouched for in an earlier life.
         self._pledges = pledges
-        self._holdings = type(self).holdings(manifest)
+        self._holdings = type(self).holdings(view)
         #: Peers that can be reached.
         self._up: dict[NodeId, None] = {}
         #: For how many ticks an answer has been awaited, by channel and peer.
@@ -142,10 +141,9 @@ class Recovery:
         #: Ticks since all peers were asked.
         self._unasked = 0
 
-    def adopt(self, manifest: Manifest) -> None:
-        """Go on in a new epoch, in which a channel may be gone."""
-        self._manifest = manifest
-        self._holdings.adopt(manifest)
+    def begin_anew(self) -> None:
+        """Go on in a new epoch, in which a channel or a broker may be gone."""
+        self._holdings.forget_gone()
         self._job = self._writing = None
 
     def sizes(self) -> dict[str, int]:
@@ -168,7 +166,7 @@ class Recovery:
     def _unanswered(self) -> list[str]:
         """Channels of which too few peers have said what they hold, for people to look at."""
         waits: list[str] = []
-        quorums = self._manifest.quorums
+        quorums = self._view.quorums
         for entry in self._entries():
             told = self._holdings.answered(entry.name)
             asked = any(name == entry.name and peer not in told for name, peer in self._surveyed)
@@ -184,14 +182,14 @@ class Recovery:
     # --------------------------------------------------------------- asking
 
     def _entries(self) -> list[ChannelEntry]:
-        return [entry for entry in self._manifest.channels if not entry.policy.total]
+        return [entry for entry in self._view.channels if not entry.policy.total]
 
     def _channels(self) -> list[Channel]:
         return [entry.name for entry in self._entries()]
 
     def connected(self, peer: NodeId) -> list[Effect]:
         """A peer can be reached: what does it hold?"""
-        if peer not in self._manifest.broker_ids:
+        if peer not in self._view.brokers:
             return []
         self._up[peer] = None
         return self._survey((peer,), self._channels())
@@ -249,7 +247,7 @@ class Recovery:
         job, sender, digests = self._job, event.sender, message.digests
         if job is None or (message.stream, message.first) != (job.stream, job.first):
             return [Drop(DropReason.DUPLICATE, sender)]
-        if event.bodies and not match(split_digests(digests), event.bodies, self._manifest.hash):
+        if event.bodies and not match(split_digests(digests), event.bodies, self._view.hash):
             return [
                 Drop(DropReason.BAD_BODY, sender),
                 Suspect(sender, Suspicion.BAD_BODY, job.stream, job.first),
@@ -269,7 +267,7 @@ class Recovery:
     # --------------------------------------------------------------- taking
 
     def _maybe_take(self, job: Job) -> list[Effect]:
-        entry = self._manifest.channel(job.stream.channel)
+        entry = self._view.channel(job.stream.channel)
         if entry is None:
             return []
         after = is_after(job, self._desks.get(job.stream.data))
@@ -350,7 +348,7 @@ class Recovery:
 
         Histories also on a chain: whoever delivered one may vote on it.
         """
-        entry = self._manifest.channel(stream.channel)
+        entry = self._view.channel(stream.channel)
         if entry is None or not (recoverable(entry) or stream.lane is Lane.HISTORY):
             return None
         return entry
@@ -361,7 +359,7 @@ class Recovery:
 
     def _ahead(self, stream: Stream) -> tuple[int, int] | None:
         """The range after what is held, first and one past the last."""
-        entry, desk = self._manifest.channel(stream.channel), self._desks.get(stream.data)
+        entry, desk = self._view.channel(stream.channel), self._desks.get(stream.data)
         if entry is None or (stream, True) in self._done:
             return None
         ledger = None if desk is None else desk.ledger(stream.lane)
@@ -400,7 +398,7 @@ class Recovery:
         for _ in range(min(SLICE, len(streams))):
             self._at %= len(streams)
             stream = streams[self._at]
-            entry = self._manifest.channel(stream.channel)
+            entry = self._view.channel(stream.channel)
             is_next = not self._writing or entry is None or not entry.policy.journal
             chosen = self._choose(stream) if is_next else None
             if chosen is not None:
@@ -421,7 +419,7 @@ class Recovery:
                     self._resume(stream, end)
             # Otherwise its publisher may be about to send it.
             elif pace.lags or ledger.left_behind:
-                entry = self._manifest.channel(stream.channel)
+                entry = self._view.channel(stream.channel)
                 held = 0 if entry is None else self._holdings.end_from(entry, stream, first)
                 if held > first:
                     return first, min(self._size, held - first)
@@ -473,7 +471,7 @@ class Recovery:
         nothing that beginning later could leave out.
         """
         waits = {channel for channel, _ in self._surveyed}
-        enough = self._manifest.quorums.other_responders
+        enough = self._view.quorums.other_responders
         for desk in filter(None, map(self._desks.get, streams)):
             for stream, carrier in desk.lanes() if desk.entry.policy.settles else ():
                 claim = carrier.ledger.unrepeated
@@ -488,29 +486,29 @@ class Recovery:
 
     def _reach(self, stream: Stream) -> int:
         """Up to where a stream is settled, by the word of enough peers or by the journal."""
-        entry, ledger = self._manifest.channel(stream.channel), self._desks.ledger(stream)
+        entry, ledger = self._view.channel(stream.channel), self._desks.ledger(stream)
         start = 1 if ledger is None else ledger.start
         own = self._pledges.settled(stream) + 1
         return start if entry is None else max(start, own, self._holdings.end(entry, stream))
 
     def _resume(self, stream: Stream, number: int) -> None:
         """Begin, or go on, at a number up to which enough peers have everything."""
-        entry = self._manifest.channel(stream.channel)
+        entry = self._view.channel(stream.channel)
         if entry is None:
             return
         data = stream.data
-        desk = self._desks.get(data) or self._desks.open(data, entry, self._me)
+        desk = self._desks.get(data) or self._desks.open(data, entry, self._view.me)
         if desk is not None:
             desk.lane(stream.lane).resume(number)
             # It is no hearsay any more, and may be one too many.
-            self._desks.open(data, entry, desk.introducer or self._me)
+            self._desks.open(data, entry, desk.introducer or self._view.me)
 
     def _begin(self, stream: Stream, first: int, count: int) -> None:
         self._job = job = Job(stream, first, count)
-        entry = self._manifest.channel(stream.channel)
+        entry = self._view.channel(stream.channel)
         pledged = [p for p in self._pledges.of(stream, first, count) if p is not None]
         if entry is not None and entry.policy.basis is Basis.FORWARDED and len(pledged) == count:
-            job.words.vote(self._me, b"".join(pledged))
+            job.words.vote(self._view.me, b"".join(pledged))
 
     def _ask(self) -> list[Effect]:
         job = self._job
@@ -584,7 +582,7 @@ class Recovery:
         for stream in streams:
             if not self._holdings.of(stream):
                 continue
-            desk, entry = self._desks.get(stream.data), self._manifest.channel(stream.channel)
+            desk, entry = self._desks.get(stream.data), self._view.channel(stream.channel)
             at = 1 if desk is None else desk.ledger(stream.lane).next
             end = 0 if entry is None else self._holdings.end(entry, stream)
             self._paces[stream] = self._paces.get(stream, Pace(at)).tick(at, end)

@@ -15,7 +15,7 @@ from quorumcast.cell.serving.desks import Desks
 from quorumcast.core.ids import Millis
 from quorumcast.core.limits import FOREVER_MS
 from quorumcast.core.machine import Effect, SetTimer, Timer
-from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.view import View
 
 #: The longest pause between two looks.
 LONGEST_MS = 60_000
@@ -28,29 +28,30 @@ class Sweep(Timer, frozen=True, tag=True):
 class Retention:
     """The ages of what one broker keeps."""
 
-    __slots__ = ("_desks", "_set")
+    __slots__ = ("_desks", "_set", "_view")
 
-    def __init__(self, desks: Desks) -> None:
+    def __init__(self, view: View, desks: Desks) -> None:
+        self._view = view
         self._desks = desks
         #: Whether Sweep is set.
         self._set = False
 
-    def watch(self, manifest: Manifest) -> list[Effect]:
+    def watch(self) -> list[Effect]:
         """Begin to look, if a channel of this epoch limits the time and nobody looks yet."""
-        spans = [channel.policy.limits.retained_ms for channel in manifest.channels]
+        spans = [channel.policy.limits.retained_ms for channel in self._view.channels]
         shortest = min(spans, default=FOREVER_MS)
         if self._set or shortest >= FOREVER_MS:
             return []
         self._set = True
         return [SetTimer(Sweep(), min(shortest // AGES, LONGEST_MS))]
 
-    def sweep(self, manifest: Manifest, now: Millis) -> list[Effect]:
+    def sweep(self, now: Millis) -> list[Effect]:
         """Let go of what is too old, and look again later."""
         self._set = False
         effects: list[Effect] = []
         for desk in self._desks.all():
-            entry = manifest.channel(desk.stream.channel)
+            entry = self._view.channel(desk.stream.channel)
             span = FOREVER_MS if entry is None else entry.policy.limits.retained_ms
             if span < FOREVER_MS:
                 effects += desk.carrier.expire(now, span)
-        return effects + self.watch(manifest)
+        return effects + self.watch()

@@ -24,10 +24,10 @@ from quorumcast.core.machine import (
 )
 from quorumcast.core.message import Message
 from quorumcast.core.quorum import Protection, Quorums
-from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.files import parse_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.successor import check_successor
+from quorumcast.manifest.view import View
 from quorumcast.ordering.epochs import within_epoch
 from quorumcast.ordering.execution import Surroundings
 from quorumcast.ordering.log import OrderedLog
@@ -51,10 +51,9 @@ class Sequencers:
         "_by_log",
         "_desks",
         "_judged",
-        "_keyring",
         "_life",
-        "_manifest",
         "_older",
+        "_view",
     )
 
     #: How a log is kept.
@@ -62,8 +61,7 @@ class Sequencers:
 
     def __init__(
         self,
-        manifest: Manifest,
-        keyring: Keyring,
+        view: View,
         desks: Desks,
         older: Collection[Protection] = (),
         *,
@@ -71,8 +69,7 @@ class Sequencers:
     ) -> None:
         #: Drawn anew whenever the broker starts.
         self._life = life
-        self._manifest = manifest
-        self._keyring = keyring
+        self._view = view
         self._desks = desks
         #: Logs that there were in the epoch before the one in which this broker starts.
         self._older = older
@@ -83,19 +80,19 @@ class Sequencers:
         self._around: dict[Protection, Surroundings] = {}
         self._found_logs()
 
-    def adopt(self, manifest: Manifest) -> list[Effect]:
+    def begin_epoch(self) -> list[Effect]:
         """Go on in a new epoch, perhaps with other brokers and with a log more."""
-        self._manifest = manifest
+        view = self._view
         self._older = ()
         self._judged = (b"", 0)
         for log, sequencer in self._by_log.items():
             around = self._around[log]
-            around.members, around.epoch = manifest.broker_ids, manifest.epoch
-            sequencer.adopt(manifest.quorums.of_log(log))
+            around.members, around.epoch = view.brokers, view.epoch
+            sequencer.begin_epoch(view.quorums.of_log(log))
         ordered = bool(self._by_log)
         self._found_logs()
         # The driver has the manifest; it need not be offered again.
-        return [Forget(Stored, str(EPOCHS), manifest.epoch + 1)] if ordered else []
+        return [Forget(Stored, str(EPOCHS), view.epoch + 1)] if ordered else []
 
     # ----------------------------------------------------------------- epochs
 
@@ -116,42 +113,42 @@ class Sequencers:
 
     def _judge(self, data: bytes) -> int:
         try:
-            following = parse_manifest(data, operator=self._manifest.operator)
-            if following.epoch <= self._manifest.epoch:
+            following = parse_manifest(data, operator=self._view.manifest.operator)
+            if following.epoch <= self._view.epoch:
                 return 0
-            check_successor(self._manifest, following)
+            check_successor(self._view.manifest, following)
         except UsageError:
             return 0
         return following.epoch
 
     def _found_logs(self) -> None:
-        for entry in self._manifest.channels:
+        for entry in self._view.channels:
             log = entry.policy.log
             if log is not None and log not in self._by_log:
                 self._by_log[log] = self._found(log)
 
     def _found(self, log: Protection) -> Sequencer:
-        manifest = self._manifest
-        mine = [c.policy for c in manifest.channels if c.policy.log is log]
+        view = self._view
+        mine = [c.policy for c in view.channels if c.policy.log is log]
         around = Surroundings(
-            manifest.broker_ids,
-            self._keyring,
-            manifest.hash,
+            view.brokers,
+            view.keyring,
+            view.hash,
             limits=self._limits,
             may_publish=lambda stream: (
                 self.log_of(stream.channel) is log
-                and self._manifest.may_publish(stream.publisher, stream.channel)
+                and self._view.may_publish(stream.publisher, stream.channel)
             ),
             log_of=self._ordered,
             life=self._life,
             hear_life=self._desks.hear_life,
-            epoch=manifest.epoch,
+            epoch=view.epoch,
             follows=self._follows,
         )
         self._around[log] = around
         return type(self).kind(
             log,
-            manifest.quorums.of_log(log),
+            view.quorums.of_log(log),
             around,
             durable=any(policy.journal for policy in mine),
             window=max(policy.limits.pipeline for policy in mine),
@@ -161,15 +158,15 @@ class Sequencers:
 
     def log_of(self, channel: Channel) -> Protection | None:
         """The log that orders a channel, if one does."""
-        entry = self._manifest.channel(channel)
+        entry = self._view.channel(channel)
         return None if entry is None else entry.policy.log
 
     def _limits(self, stream: Stream) -> Limits:
-        entry = self._manifest.channel(stream.channel)
+        entry = self._view.channel(stream.channel)
         return Limits() if entry is None else entry.policy.limits
 
     def _ordered(self, channel: Channel) -> OrderedLog | None:
-        entry = self._manifest.channel(channel)
+        entry = self._view.channel(channel)
         if entry is None or not entry.policy.total:
             return None
         stream = total_order(channel)

@@ -16,7 +16,6 @@ from quorumcast.cell.serving.notary import segment_start
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Accuse, Drop, DropReason, Effect, Suspect, Suspicion
-from quorumcast.core.quorum import Quorums
 from quorumcast.core.statements import (
     Basis,
     Evidence,
@@ -28,7 +27,7 @@ from quorumcast.core.statements import (
     outvotes,
 )
 from quorumcast.crypto.digest import root
-from quorumcast.crypto.keyring import Keyring
+from quorumcast.manifest.view import View
 
 #: Receipts that an application may wait for at a time, and the bytes of their contents.
 MAX_PENDING = 1024
@@ -61,12 +60,11 @@ class Awaited:
 class Archive:
     """Signed statements on one stream."""
 
-    __slots__ = ("_accused", "_keyring", "_limits", "_pending", "_quorums", "_statements", "stream")
+    __slots__ = ("_accused", "_limits", "_pending", "_statements", "_view", "stream")
 
-    def __init__(self, stream: Stream, keyring: Keyring, quorums: Quorums, limits: Limits) -> None:
+    def __init__(self, stream: Stream, view: View, limits: Limits) -> None:
         self.stream = stream
-        self._keyring = keyring
-        self._quorums = quorums
+        self._view = view
         self._limits = limits
         #: Statements by range and broker; kept_segments + RANGES of each broker.
         self._statements: dict[Range, dict[NodeId, tuple[SegmentStatement, Signed]]] = {}
@@ -75,9 +73,8 @@ class Archive:
         #: Brokers accused already; one proof is enough.
         self._accused: dict[NodeId, None] = {}
 
-    def adopt(self, quorums: Quorums) -> None:
-        """Go on in a new epoch: what was signed in another one makes no receipt in this."""
-        self._quorums = quorums
+    def forget_statements(self) -> None:
+        """What was signed in another epoch makes no receipt in this one."""
         self._statements.clear()
 
     def refresh(self) -> list[int]:
@@ -143,8 +140,8 @@ class Archive:
         return (
             signed.signer == statement.broker == broker
             and statement.stream == self.stream
-            and statement.cell == self._keyring.cell
-            and statement.epoch == self._keyring.epoch
+            and statement.cell == self._view.keyring.cell
+            and statement.epoch == self._view.keyring.epoch
             and 1 <= statement.count <= self._limits.segment
             and statement.first >= 1
             and self._start(statement.first) == self._start(statement.first + statement.count - 1)
@@ -175,7 +172,7 @@ class Archive:
         effects: list[Effect] = []
         for liar, (statement, signed) in filed.items():
             against = self._witnesses(statement, filed)
-            if len(against) >= self._quorums.one_correct:
+            if len(against) >= self._view.quorums.one_correct:
                 effects += self._blame(liar, statement, signed, against)
         return effects
 
@@ -195,7 +192,7 @@ class Archive:
         suspicion = Suspect(liar, Suspicion.FALSE_STATEMENT, self.stream, said.first)
         if said.basis is not Basis.SETTLED or not self._holds(signed):
             return [suspicion]
-        enough = tuple(against[: self._quorums.one_correct])
+        enough = tuple(against[: self._view.quorums.one_correct])
         return [suspicion, *self._accuse(EvidenceKind.OUTVOTED, liar, (signed,), enough)]
 
     def _accuse(
@@ -216,7 +213,7 @@ class Archive:
         ]
 
     def _holds(self, signed: Signed) -> bool:
-        return self._keyring.signature_holds(signed)
+        return self._view.keyring.signature_holds(signed)
 
     # ------------------------------------------------------------- receipts
 

@@ -24,6 +24,7 @@ from quorumcast.cell.subscribing.interest import Interest
 from quorumcast.core.ids import Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import Effect, Send, SetTimer, Suspect, Suspicion, Timer
+from quorumcast.manifest.view import View
 
 PULL_MS = 40
 #: Pulls in a row, with nothing in between that came by itself, after which another broker is made
@@ -50,11 +51,10 @@ def first_source(subscriber: NodeId, brokers: Sequence[NodeId]) -> NodeId:
 class Fetcher:
     """Chooses sources and pulls bodies for one subscriber."""
 
-    __slots__ = ("_brokers", "_me", "_pulling", "_up")
+    __slots__ = ("_pulling", "_up", "_view")
 
-    def __init__(self, me: NodeId, brokers: tuple[NodeId, ...], up: Collection[NodeId]) -> None:
-        self._me = me
-        self._brokers = brokers
+    def __init__(self, view: View, up: Collection[NodeId]) -> None:
+        self._view = view
         #: Brokers that can be reached; the subscriber's own, which changes.
         self._up = up
         #: Streams for which PullDue is set, and the number that was lacking then.
@@ -64,21 +64,17 @@ class Fetcher:
         """How much is kept."""
         return {"pulling": len(self._pulling)}
 
-    def adopt(self, brokers: tuple[NodeId, ...]) -> None:
-        """Go on in a new epoch with these brokers."""
-        self._brokers = brokers
-
     # -------------------------------------------------------------- sources
 
     def choose_source(self, interest: Interest) -> None:
         """The first one, of those that can be reached."""
-        up = [broker for broker in self._brokers if broker in self._up]
+        up = [broker for broker in self._view.brokers if broker in self._up]
         if up:
-            interest.source = first_source(self._me, up)
+            interest.source = first_source(self._view.me, up)
 
     def change_source(self, interest: Interest) -> list[Effect]:
         """The next broker that can be reached sends bodies from now on."""
-        brokers = [b for b in self._brokers if b in self._up or b == interest.source]
+        brokers = [b for b in self._view.brokers if b in self._up or b == interest.source]
         old = interest.source
         if old is None or len(brokers) < 2:
             interest.source = None if old not in self._up else old

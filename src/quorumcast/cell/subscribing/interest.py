@@ -28,9 +28,8 @@ from quorumcast.cell.subscribing.silence import Silence, Tardiness
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_ENDED
 from quorumcast.core.machine import Effect
-from quorumcast.core.quorum import Quorums
-from quorumcast.crypto.keyring import Keyring
-from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.view import View
 
 #: Refreshes for which a beginning in the past waits for brokers that may know of more.
 DOUBTFUL_TICKS = 4
@@ -47,15 +46,13 @@ class Interest:
     __slots__ = (
         "_doubts",
         "_floor",
-        "_keyring",
         "_lost",
-        "_manifest",
         "_named",
-        "_quorums",
         "_reports",
         "_rules",
         "_since",
         "_start",
+        "_view",
         "_waits",
         "acceptors",
         "archives",
@@ -75,9 +72,8 @@ class Interest:
 
     def __init__(
         self,
-        manifest: Manifest,
+        view: View,
         entry: ChannelEntry,
-        keyring: Keyring,
         start: int | None = None,
         since: int = 0,
         excerpt: Excerpt | None = None,
@@ -90,11 +86,9 @@ class Interest:
         self._since = since
         #: Set where it ends somewhere.
         self.excerpt = excerpt
-        self._manifest = manifest
-        self._quorums: Quorums = manifest.quorums
-        self._keyring = keyring
-        self._rules = rules_for(self._quorums, entry.policy, manifest.broker_ids)
-        self._reports = Reports(manifest, entry.policy)
+        self._view = view
+        self._rules = rules_for(view.quorums, entry.policy, view.brokers)
+        self._reports = Reports(view, entry.policy)
         #: Streams (data lanes) that too few brokers have named yet, and which ones have; of each
         #: publisher at most as many by each broker as a correct one may know of.
         self._named: dict[Stream, dict[NodeId, None]] = {}
@@ -126,17 +120,15 @@ class Interest:
         #: Refreshes for which no broker that answers has held the next number of a stream.
         self._waits: dict[Stream, int] = {}
 
-    def adopt(self, manifest: Manifest) -> None:
+    def recount(self) -> None:
         """Go on in a new epoch with other rights and, perhaps, a broker more or less.
 
         Who lost the right to publish is not heard any more.
         """
-        self._manifest = manifest
-        self._quorums = manifest.quorums
-        self._rules = rules_for(self._quorums, self.entry.policy, manifest.broker_ids)
-        members = manifest.broker_ids
+        members = self._view.brokers
+        self._rules = rules_for(self._view.quorums, self.entry.policy, members)
         self.silence.retain(members)
-        self._reports.adopt(manifest)
+        self._reports.forget_gone()
         for data, named in list(self._named.items()):
             self._named[data] = {broker: None for broker in named if broker in members}
             if not self._named[data]:
@@ -144,9 +136,9 @@ class Interest:
         if self.source not in members:
             self.source = None
         for acceptor in self.acceptors.values():
-            acceptor.adopt(self._rules[acceptor.stream.lane], members)
+            acceptor.recount(self._rules[acceptor.stream.lane], members)
         for archive in self.archives.values():
-            archive.adopt(self._quorums)
+            archive.forget_statements()
         for stream in [s for s in self.acceptors if not self._may_speak(s)]:
             self._end(stream)
             floor = self._floor.get(stream.publisher, -1)
@@ -201,7 +193,7 @@ class Interest:
         return bool(fresh), self._gaps(held)
 
     def _maybe_begin(self) -> tuple[bool, list[Effect]]:
-        if len(self._reports) < self._quorums.responders:
+        if len(self._reports) < self._view.quorums.responders:
             return False, []
         patient = self._start is not None and self._doubts < DOUBTFUL_TICKS
         if patient and self._reports.doubtful(self._start or 0):
@@ -225,7 +217,7 @@ class Interest:
         """Publishers with the right to it; where there is one order, the cell speaks for all."""
         if self.entry.policy.total:
             return stream == total_order(self.channel)
-        return self._manifest.may_publish(stream.publisher, stream.channel)
+        return self._view.may_publish(stream.publisher, stream.channel)
 
     def _begin(self) -> list[Effect]:
         self.begun = True
@@ -311,12 +303,12 @@ class Interest:
             stream,
             first,
             self._rules[stream.lane],
-            self._manifest.hash,
+            self._view.hash,
             limits,
             may_split=self.entry.policy.may_split and stream.lane is Lane.DATA,
         )
         if stream.lane is Lane.DATA:
-            self.archives[stream] = Archive(stream, self._keyring, self._quorums, limits)
+            self.archives[stream] = Archive(stream, self._view, limits)
         self._retire_old(stream, limits.streams_per_publisher)
 
     def _retire_old(self, stream: Stream, limit: int) -> None:
@@ -399,7 +391,7 @@ class Interest:
 
     def notice_silence(self) -> list[Effect]:
         """A broker that does not vote on what others have long voted on is suspected."""
-        return self.silence.notice(self._manifest.broker_ids, self.acceptors, self.seen)
+        return self.silence.notice(self._view.brokers, self.acceptors, self.seen)
 
     @property
     def finished(self) -> bool:

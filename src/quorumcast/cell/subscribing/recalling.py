@@ -46,7 +46,7 @@ from quorumcast.core.machine import (
     Timer,
 )
 from quorumcast.core.tally import Tally
-from quorumcast.crypto.digest import Hasher
+from quorumcast.manifest.view import View
 
 RECALL_MS = 60
 #: Late answers in a row, about eight seconds, after which brokers that say nothing do not count.
@@ -71,11 +71,10 @@ class Wanted(msgspec.Struct):
 class Recaller:
     """Recalls positions for one subscriber."""
 
-    __slots__ = ("_brokers", "_hash", "_tries", "_up", "_wanted")
+    __slots__ = ("_tries", "_up", "_view", "_wanted")
 
-    def __init__(self, brokers: tuple[NodeId, ...], hash_: Hasher, up: Collection[NodeId]) -> None:
-        self._brokers = brokers
-        self._hash = hash_
+    def __init__(self, view: View, up: Collection[NodeId]) -> None:
+        self._view = view
         #: Brokers that can be reached; the subscriber's own, which changes.
         self._up = up
         #: What is recalled, at most MAX_RECALLED; one body for each broker that answered.
@@ -87,12 +86,11 @@ class Recaller:
         """How much is kept."""
         return {"recalled": sum(map(len, self._wanted.values()))}
 
-    def adopt(self, brokers: tuple[NodeId, ...]) -> None:
+    def recount(self) -> None:
         """Go on in a new epoch: what brokers that left have said no longer counts."""
-        self._brokers = brokers
         for wanted in self._wanted.values():
             for found in wanted.values():
-                found.tally.retain(brokers)
+                found.tally.retain(self._view.brokers)
 
     def forget(self, channel: Channel) -> list[Effect]:
         """Nobody listens to a channel any more."""
@@ -160,7 +158,7 @@ class Recaller:
     ) -> list[Effect]:
         stream = total_order(interest.channel)
         found = self._wanted[interest.channel][number]
-        if self._hash(body) != digest:
+        if self._view.hash(body) != digest:
             return [
                 Drop(DropReason.BAD_BODY, broker),
                 Suspect(broker, Suspicion.BAD_BODY, stream, number),
@@ -194,7 +192,7 @@ class Recaller:
         return [Recalled(interest.channel, number, None, oldest) for number in gone]
 
     def _ask(self, interest: Interest, numbers: list[int]) -> list[Effect]:
-        up = [broker for broker in self._brokers if broker in self._up]
+        up = [broker for broker in self._view.brokers if broker in self._up]
         tries = self._tries.get(interest.channel, 0)
         # At first no more than are needed: each of them sends the contents.
         asked = tuple(up if tries else up[: interest.needed(Lane.DATA)])

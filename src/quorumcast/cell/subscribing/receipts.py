@@ -13,23 +13,20 @@ from quorumcast.cell.messages import Checkpoint
 from quorumcast.cell.subscribing.interest import Interest
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Drop, DropReason, Effect, Send
-from quorumcast.core.quorum import Quorums, receipt_votes
+from quorumcast.core.quorum import receipt_votes
 from quorumcast.core.statements import SegmentStatement
+from quorumcast.manifest.view import View
 
 
 class Receipts:
     """Gathers signatures for one subscriber."""
 
-    __slots__ = ("_quorums", "_up")
+    __slots__ = ("_up", "_view")
 
-    def __init__(self, quorums: Quorums, up: Collection[NodeId]) -> None:
-        self._quorums = quorums
+    def __init__(self, view: View, up: Collection[NodeId]) -> None:
+        self._view = view
         #: Brokers that can be reached; the subscriber's own, which changes.
         self._up = up
-
-    def adopt(self, quorums: Quorums) -> None:
-        """Go on in a new epoch."""
-        self._quorums = quorums
 
     def on_prove(self, interest: Interest | None, event: Prove) -> list[Effect]:
         """The application wants a receipt: from what is there, or else brokers are asked."""
@@ -66,4 +63,4 @@ class Receipts:
         ]
 
     def _votes(self, interest: Interest) -> int:
-        return receipt_votes(self._quorums, interest.entry.policy.protection)
+        return receipt_votes(self._view.quorums, interest.entry.policy.protection)

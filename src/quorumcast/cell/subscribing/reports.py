@@ -14,8 +14,8 @@ from quorumcast.cell.messages import Position
 from quorumcast.core.ids import Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.core.quorum import accept_votes
-from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.view import View
 
 #: Rounds of questions that a broker may leave unanswered and still count among those who answer.
 FRESH_ROUNDS = 3
@@ -24,10 +24,10 @@ FRESH_ROUNDS = 3
 class Reports:
     """The last report of each broker."""
 
-    __slots__ = ("_held", "_manifest", "_policy", "_round", "_rounds")
+    __slots__ = ("_held", "_policy", "_round", "_rounds", "_view")
 
-    def __init__(self, manifest: Manifest, policy: Policy) -> None:
-        self._manifest = manifest
+    def __init__(self, view: View, policy: Policy) -> None:
+        self._view = view
         self._policy = policy
         #: At most MAX_STREAMS_NAMED streams each.
         self._held: dict[NodeId, dict[Stream, Position]] = {}
@@ -63,27 +63,26 @@ class Reports:
         """What this broker reported may no longer be so."""
         self._held.pop(broker, None)
 
-    def adopt(self, manifest: Manifest) -> None:
+    def forget_gone(self) -> None:
         """Brokers that left have no say."""
-        self._manifest = manifest
-        for gone in [broker for broker in self._held if broker not in manifest.broker_ids]:
+        for gone in [broker for broker in self._held if broker not in self._view.brokers]:
             del self._held[gone]
             self._rounds.pop(gone, None)
 
     @property
     def enough(self) -> int:
         """So many brokers do not all lie."""
-        return 1 if self._policy.crash_only else self._manifest.quorums.one_correct
+        return 1 if self._policy.crash_only else self._view.quorums.one_correct
 
     @property
     def _voters(self) -> tuple[NodeId, ...]:
         """The brokers whose votes make a subscriber accept: on a bare chain those of the pool."""
-        brokers = self._manifest.broker_ids
-        return brokers if self._policy.live else brokers[: self._manifest.quorums.chain_pool]
+        brokers = self._view.brokers
+        return brokers if self._policy.live else brokers[: self._view.quorums.chain_pool]
 
     def needed(self, lane: Lane) -> int:
         """How many brokers must hold a publication so that it can still be accepted."""
-        quorums, policy = self._manifest.quorums, self._policy
+        quorums, policy = self._view.quorums, self._policy
         if lane is Lane.HISTORY:
             return quorums.ready_accept
         if policy.has_history:

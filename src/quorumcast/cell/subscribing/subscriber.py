@@ -58,6 +58,7 @@ from quorumcast.core.machine import (
 from quorumcast.core.statements import SegmentStatement, parse_statement
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.view import View
 
 REFRESH_MS = 250
 
@@ -74,43 +75,36 @@ class Subscriber:
     __slots__ = (
         "_fetcher",
         "_interests",
-        "_keyring",
-        "_manifest",
-        "_me",
         "_patience",
         "_recaller",
         "_receipts",
         "_refusals",
         "_up",
+        "_view",
     )
 
     def __init__(self, manifest: Manifest, keyring: Keyring) -> None:
-        self._manifest = manifest
-        self._keyring = keyring
-        self._me = keyring.identity.name
+        view = self._view = View(manifest, keyring)
         #: One interest per channel joined.
         self._interests: dict[Channel, Interest] = {}
         #: Brokers that can be reached, in the order in which they came.
         self._up: dict[NodeId, None] = {}
-        self._fetcher = Fetcher(self._me, manifest.broker_ids, self._up)
-        self._receipts = Receipts(manifest.quorums, self._up)
-        self._recaller = Recaller(manifest.broker_ids, manifest.hash, self._up)
+        self._fetcher = Fetcher(view, self._up)
+        self._receipts = Receipts(view, self._up)
+        self._recaller = Recaller(view, self._up)
         self._refusals = Refusals()
         self._patience = Patience()
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
         """Go on in a new epoch: other clients, rights, keys, channels, a broker more or less."""
-        self._manifest = manifest
-        self._keyring.adopt(keyring)
+        self._view.adopt(manifest, keyring)
         self._refusals.clear()
         for gone in [peer for peer in self._up if peer not in manifest.broker_ids]:
             del self._up[gone]
-        self._fetcher.adopt(manifest.broker_ids)
-        self._recaller.adopt(manifest.broker_ids)
-        self._receipts.adopt(manifest.quorums)
+        self._recaller.recount()
         effects: list[Effect] = []
         for interest in self._interests.values():
-            interest.adopt(manifest)
+            interest.recount()
             effects += interest.take_lost()
             if interest.source is None:
                 self._fetcher.choose_source(interest)
@@ -194,13 +188,13 @@ class Subscriber:
 
     def _on_join(self, join: Join) -> list[Effect]:
         channel = join.channel
-        entry = channel_entry(self._manifest, channel)
+        entry = channel_entry(self._view.manifest, channel)
         if channel in self._interests:
             return []
         excerpt = None
         if join.until:
             excerpt = Excerpt(join.until, entry.policy.limits, self._patience)
-        interest = Interest(self._manifest, entry, self._keyring, join.start, join.since, excerpt)
+        interest = Interest(self._view, entry, join.start, join.since, excerpt)
         self._interests[channel] = interest
         self._fetcher.choose_source(interest)
         return [*self._ask_all(interest), SetTimer(Refresh(channel), REFRESH_MS)]
@@ -216,7 +210,7 @@ class Subscriber:
         ]
 
     def _on_connected(self, peer: NodeId) -> list[Effect]:
-        if peer not in self._manifest.broker_ids:
+        if peer not in self._view.brokers:
             return []
         self._up[peer] = None
         self._patience.back(peer)
@@ -251,7 +245,7 @@ class Subscriber:
     # --------------------------------------------------------------- votes
 
     def _interest(self, stream: Stream, sender: NodeId) -> Interest | None:
-        if sender not in self._manifest.broker_ids:
+        if sender not in self._view.brokers:
             return None
         return self._interests.get(stream.channel)
 
@@ -270,7 +264,7 @@ class Subscriber:
             return [Drop(DropReason.BAD_CHAIN, sender)]
         effects = acceptor.vote(sender, vote.first, vote.digests, event.bodies, vote.order)
         for voucher in vote.vouchers:
-            if voucher.reader != self._me or voucher.author not in vote.order:
+            if voucher.reader != self._view.me or voucher.author not in vote.order:
                 continue
             if self._vouched(voucher.author, voucher.mac, vote):
                 effects += acceptor.vote(voucher.author, vote.first, vote.digests, (), vote.order)
@@ -289,8 +283,8 @@ class Subscriber:
         """Whoever votes names the stream; on a chain the MACs of the others do so as well."""
         authors = [
             voucher.author
-            for voucher in vote.vouchers[: self._manifest.quorums.chain_reach]
-            if voucher.author in self._manifest.broker_ids
+            for voucher in vote.vouchers[: self._view.quorums.chain_reach]
+            if voucher.author in self._view.brokers
             and self._vouched(voucher.author, voucher.mac, vote)
         ]
         # A list, not a generator: each of them is to be counted.
@@ -299,10 +293,11 @@ class Subscriber:
         return [Drop(DropReason.UNKNOWN_STREAM, sender)]
 
     def _is_chain(self, order: tuple[NodeId, ...]) -> bool:
-        return is_chain(self._manifest.quorums, self._manifest.broker_ids, order)
+        return is_chain(self._view.quorums, self._view.brokers, order)
 
     def _vouched(self, author: NodeId, mac: bytes, vote: Vote) -> bool:
-        return self._keyring.vouched(author, mac, vote.stream, vote.first, vote.digests, vote.order)
+        keyring = self._view.keyring
+        return keyring.vouched(author, mac, vote.stream, vote.first, vote.digests, vote.order)
 
     def _advance(self, interest: Interest, acceptor: Acceptor) -> list[Effect]:
         """Deliver what is due, settle what histories name, see to bodies that are lacking."""
@@ -326,7 +321,7 @@ class Subscriber:
 
     def _read_on(self, interest: Interest, excerpt: Excerpt, acceptor: Acceptor) -> list[Effect]:
         """Deliver what everybody has voted on, and ask for the next span in time."""
-        due = acceptor.deliver(excerpt.awaited(self._manifest.broker_ids))
+        due = acceptor.deliver(excerpt.awaited(self._view.brokers))
         effects = [positioned(effect) for effect in excerpt.keep(due)]
         if excerpt.blocks(acceptor):
             effects.append(SetTimer(HearDue(interest.channel), HEAR_MS))
@@ -343,7 +338,7 @@ class Subscriber:
         acceptor = None if interest is None else interest.acceptors.get(total_order(channel))
         if interest is None or interest.excerpt is None or acceptor is None:
             return []
-        interest.excerpt.time_over(acceptor, self._manifest.broker_ids)
+        interest.excerpt.time_over(acceptor, self._view.brokers)
         return self._advance(interest, acceptor)
 
     def _settle(self, interest: Interest, accepted: list[Effect]) -> list[Effect]:
@@ -388,7 +383,7 @@ class Subscriber:
 
     def _on_positions(self, broker: NodeId, message: Positions) -> list[Effect]:
         interest = self._interests.get(message.channel)
-        if interest is None or broker not in self._manifest.broker_ids:
+        if interest is None or broker not in self._view.brokers:
             return [Drop(DropReason.UNKNOWN_CHANNEL, broker)]
         self._refusals.served(message.channel, broker)
         return self._informed(interest, *interest.on_positions(broker, message))
@@ -422,7 +417,7 @@ class Subscriber:
     def _on_refuse(self, broker: NodeId, refuse: Refuse) -> list[Effect]:
         if refuse.listening is False:
             return []  # this node publishes as well
-        return self._refusals.hear(self._manifest, self._interests, broker, refuse)
+        return self._refusals.hear(self._view, self._interests, broker, refuse)
 
     def _on_checkpoint(self, broker: NodeId, message: Checkpoint) -> list[Effect]:
         statement = parse_statement(message.statement.payload)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.desk import Desk
-from quorumcast.cell.serving.holdings import Holdings, recoverable
+from quorumcast.cell.serving.holdings import recoverable, words_needed
 from quorumcast.cell.serving.pledges import Attested, Vouched
 from quorumcast.core.ids import NodeId, Stream, split_digests
 from quorumcast.core.tally import Tally
@@ -57,13 +57,14 @@ class Upkeep:
         return None
 
     def _held(self, facts: CellFacts, brokers: Mapping[NodeId, Broker]) -> str | None:
-        holdings = Holdings(facts.manifest)
+        quorums = facts.manifest.quorums
         for stream in facts.published:
             entry = facts.manifest.channel(stream.channel)
             if entry is None or not recoverable(entry):
                 continue
             desks = {name: broker.desk(stream) for name, broker in brokers.items()}
-            before, after = holdings.needed(entry), holdings.needed(entry, after=True)
+            before = words_needed(quorums, entry.policy)
+            after = words_needed(quorums, entry.policy, after=True)
             for name, broker in brokers.items():
                 others = [desk for other, desk in desks.items() if other != name and desk]
                 if broker.has_ended(stream):

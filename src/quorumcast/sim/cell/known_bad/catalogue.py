@@ -168,7 +168,7 @@ def _take_second(self: Any, first: int, digests: Any, bodies: Any) -> Taken:
 
 
 def _echo_second(self: Any, event: Any, run: Any, value: bytes) -> list[Any]:
-    return [Send(self._around.peers, Echo(self.stream, run.first, value))]
+    return [Send(self._view.peers, Echo(self.stream, run.first, value))]
 
 
 def _vote_again(

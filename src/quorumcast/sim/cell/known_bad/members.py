@@ -25,7 +25,7 @@ PLOT = "plot"
 
 def _believable(self: Membership, following: Manifest, words: Iterable[Signed]) -> bool:
     """The epoch was decided; nothing is said about who can tell others what came before it."""
-    return len(tuple(words)) >= self._manifest.quorums.one_correct
+    return len(tuple(words)) >= self._view.quorums.one_correct
 
 
 def _two_stories(seed: int) -> CellPlan:
