@@ -83,7 +83,7 @@ def context(cell: Cell, role: Role, **options: object) -> FaultContext:
         cell.manifest,
         cell.keyrings[node],
         random.Random(7),
-        **options,  # type: ignore[arg-type]
+        **options,
     )
 
 

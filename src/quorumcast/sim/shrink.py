@@ -35,6 +35,8 @@ _ENDS = {
 }
 _STEPS = ("add", "remove")
 
+CELL = "cell"
+
 Episode = tuple[Act, ...]
 
 
@@ -160,7 +162,8 @@ def encode_plan(plan: Plan) -> bytes:
     if any(corruption.attack is not None for corruption in plan.corruptions):
         raise UsageError("a plan with attacks that are not in the catalogue cannot be written")
     lines = []
-    for name, value in _told(plan).items():
+    system = {} if plan.system == CELL else {"system": plan.system}
+    for name, value in (system | _told(plan)).items():
         items = value if isinstance(value, list) else ()
         if any(isinstance(item, dict) for item in items):
             rows = b",\n  ".join(map(msgspec.json.encode, items))
@@ -196,9 +199,9 @@ def _no_attack(kind: object, value: object) -> Callable[..., object] | None:
 
 
 class _Kind(msgspec.Struct):
-    """Which system a plan is of."""
+    """Which system a plan is of; a cell where it does not say."""
 
-    system: str = "cell"
+    system: str = CELL
 
 
 def decode_plan(data: bytes) -> Plan:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId
-from quorumcast.core.machine import Receive
 from quorumcast.crypto.keyring import Keyring
-from quorumcast.faults.contract import Fault
+from quorumcast.faults.contract import Fault, FaultSetting
 from quorumcast.manifest.manifest import Manifest
 
 
@@ -40,10 +39,10 @@ class Footprint(enum.Enum):
     NOTHING = "nothing"
 
 
-class FaultContext:
-    """What a fault may know and use: its own node's keys, and nobody else's."""
+class FaultContext(FaultSetting):
+    """What a fault in a cell may know and use: its own node's keys, and nobody else's."""
 
-    __slots__ = ("heard", "keyring", "manifest", "node", "percent", "rng", "shared", "victims")
+    __slots__ = ("keyring", "manifest")
 
     def __init__(
         self,
@@ -51,30 +50,11 @@ class FaultContext:
         manifest: Manifest,
         keyring: Keyring,
         rng: random.Random,
-        *,
-        percent: int = 100,
-        victims: tuple[str, ...] = (),
-        shared: dict[bytes, bytes] | None = None,
-        heard: Sequence[Receive] = (),
+        **setting: Any,
     ) -> None:
-        if not 0 <= percent <= 100:
-            raise UsageError(f"percent is {percent}: say how many in a hundred, from 0 to 100")
-        self.node = node
+        super().__init__(node, rng, **setting)
         self.manifest = manifest
         self.keyring = keyring
-        self.rng = rng
-        #: How many in a hundred messages it touches, where a fault can choose.
-        self.percent = percent
-        #: Names of nodes or channels that it aims at; empty: it chooses for itself.
-        self.victims = victims
-        #: What conspirators tell one another: each digest, contents or run in its other version.
-        self.shared: dict[bytes, bytes] = {} if shared is None else shared
-        #: What the node was told lately, where its driver keeps it: in the simulator.
-        self.heard = heard
-
-    def hits(self) -> bool:
-        """Whether this one is among the percentage that is to be touched."""
-        return self.percent >= 100 or self.rng.randrange(100) < self.percent
 
     def brokers(self) -> list[NodeId]:
         """The other brokers, in manifest order."""

@@ -7,32 +7,30 @@ correct and merely late.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
-from quorumcast.core.machine import Receive
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import FaultContext, Role
-from quorumcast.faults.contract import Fault
+from quorumcast.faults.contract import Fault, FaultSetting
 from quorumcast.sim.cell.aimed import AIMED
 from quorumcast.sim.cell.cells import Cell
 from quorumcast.sim.cell.harm import entry_of
-from quorumcast.sim.kernel.adversary import Adversary
+from quorumcast.sim.kernel.adversary import Adversary, FaultModel
 from quorumcast.sim.kernel.network import Network
 from quorumcast.sim.kernel.node import SimulatedNode
 from quorumcast.sim.kernel.scheduler import Scheduler
 
 
-class CellFaults:
+class CellFaults(FaultModel):
     """Which nodes of a cell may be faulty together, and what each can commit."""
 
     def __init__(self, cell: Cell) -> None:
+        super().__init__(cell.manifest.f, {})
         self._cell = cell
 
     def refusal(self, node: NodeId, faulty: Mapping[NodeId, str]) -> str:
-        """Why this node may not be faulty beside these; empty if it may."""
         manifest = self._cell.manifest
         taken = [broker for broker in manifest.broker_ids if broker in faulty]
         if manifest.broker(node) is None or len(taken) < manifest.f:
@@ -43,7 +41,6 @@ class CellFaults:
         )
 
     def maker(self, node: NodeId, fault: str) -> Callable[[FaultContext], Fault]:
-        """What makes the fault of that name; a `UsageError` if this node cannot commit it."""
         entry = entry_of(fault)
         if entry is None:
             known = ", ".join((*CATALOGUE, *AIMED))
@@ -57,26 +54,16 @@ class CellFaults:
             raise UsageError(f"crash protection does not cover {fault!r}")
         return entry.make
 
-    def context(
-        self,
-        node: NodeId,
-        rng: random.Random,
-        *,
-        percent: int,
-        victims: tuple[str, ...],
-        shared: dict[bytes, bytes] | None,
-        heard: Sequence[Receive],
-    ) -> FaultContext:
-        """What a fault of this node may know and use."""
+    def context(self, setting: FaultSetting) -> FaultContext:
         return FaultContext(
-            node,
+            setting.node,
             self._cell.manifest,
-            self._cell.keyrings[node],
-            rng,
-            percent=percent,
-            victims=victims,
-            shared=shared,
-            heard=heard,
+            self._cell.keyrings[setting.node],
+            setting.rng,
+            percent=setting.percent,
+            victims=setting.victims,
+            shared=setting.shared,
+            heard=setting.heard,
         )
 
 

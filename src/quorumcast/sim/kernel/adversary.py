@@ -7,42 +7,40 @@ node that commits it.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Millis, NodeId
-from quorumcast.core.machine import Effect, Receive
-from quorumcast.faults.contract import Fault, Later
+from quorumcast.core.machine import Effect
+from quorumcast.faults.contract import Fault, FaultSetting, Later
 from quorumcast.sim.kernel.network import Network
 from quorumcast.sim.kernel.node import SimulatedNode
 from quorumcast.sim.kernel.scheduler import Scheduler
 
 
-class FaultModel(Protocol):
-    """What may go wrong in a system."""
+class FaultModel:
+    """How many nodes may be faulty, and the faults by name; a system may say more."""
+
+    def __init__(self, most: int, faults: Mapping[str, Callable[[Any], Fault]]) -> None:
+        self._most = most
+        self._faults = faults
 
     def refusal(self, node: NodeId, faulty: Mapping[NodeId, str]) -> str:
         """Why this node may not be faulty beside these; empty if it may."""
-        ...
+        full = len(faulty) >= self._most
+        return f"{node} cannot be faulty, too: {', '.join(faulty)} already are" if full else ""
 
     def maker(self, node: NodeId, fault: str) -> Callable[[Any], Fault]:
         """What makes the fault of that name; a `UsageError` if this node cannot commit it."""
-        ...
+        if fault not in self._faults:
+            known = ", ".join(self._faults)
+            raise UsageError(f"there is no fault {fault!r}; choose one of {known}")
+        return self._faults[fault]
 
-    def context(
-        self,
-        node: NodeId,
-        rng: random.Random,
-        *,
-        percent: int,
-        victims: tuple[str, ...],
-        shared: dict[bytes, bytes] | None,
-        heard: Sequence[Receive],
-    ) -> Any:
-        """What a fault of this node may know and use."""
-        ...
+    def context(self, setting: FaultSetting) -> Any:
+        """What a fault of the system gets."""
+        return setting
 
 
 class Combined:
@@ -111,7 +109,7 @@ class Adversary:
         """Make a node misbehave from now on, in this way beside those that it has already."""
         make = attack if attack is not None else self._model.maker(node, fault)
         self.declare(node, fault)
-        context = self._model.context(
+        setting = FaultSetting(
             node,
             self._scheduler.fork(f"fault {node}"),
             percent=percent,
@@ -120,7 +118,7 @@ class Adversary:
             heard=self._nodes[node].heard,
         )
         faults = self._faults.setdefault(node, [])
-        faults.append(make(context))
+        faults.append(make(self._model.context(setting)))
         committed = faults[0] if len(faults) == 1 else Combined(faults)
         self._nodes[node].fault = self.on_fault(node, committed)
         self.injected += 1
