@@ -1,4 +1,4 @@
-"""The observer: what a node notices of its peers, from events and effects alone. n = 4, f = 1."""
+"""The observer: events and effects of one machine in, observations of its peers out. n=4, f=1."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ from quorumcast.watch.turnout import (
 )
 
 BROKERS = (B1, B2, B3, B4)
-#: Links that have been up for a while.
+#: When observation begins: links have been up for a while.
 LATER = PATIENCE_MS
 STANDING = Standing(Protection.BYZANTINE, 0, 0, 0)
 
 
 class Watched:
-    """An observer of one node, and the time."""
+    """An observer with a clock. Its links have been up for a while."""
 
     def __init__(self, me: NodeId, role: str, policy: str = "ab", n: int = 4) -> None:
         self.cell = Cell(Policy.parse(policy), n)
@@ -114,7 +114,7 @@ def vote(number: int) -> Vote:
     return Vote(STREAM, number, digests(b"%d" % number))
 
 
-def test_vote_that_never_comes_is_missing_and_late_ones_are_classed() -> None:
+def test_late_votes_are_counted_by_lateness() -> None:
     bob = Watched(BOB, "subscriber")
     for broker in (B1, B2):
         bob.hear(broker, vote(1))
@@ -129,7 +129,7 @@ def test_vote_that_never_comes_is_missing_and_late_ones_are_classed() -> None:
     assert bucket_of(50) == 80
 
 
-def test_missing_vote_is_told_with_its_number() -> None:
+def test_missing_vote_is_noted_with_its_number() -> None:
     bob = Watched(BOB, "subscriber")
     bob.answered()
     bob.hear(B1, vote(7))
@@ -152,7 +152,7 @@ def test_nothing_is_missing_over_a_link_that_was_down_or_lost_packets() -> None:
     assert {row.accused for row in bob.rows("missing")} == {B1, B4}
 
 
-def test_no_vote_is_missing_of_a_broker_that_may_not_know_of_the_subscription() -> None:
+def test_vote_of_a_broker_that_did_not_answer_the_subscribe_is_not_missing() -> None:
     bob = Watched(BOB, "subscriber")
     bob.answered()
     bob.send(B1, Unsubscribe(ORDERS))
@@ -164,7 +164,7 @@ def test_no_vote_is_missing_of_a_broker_that_may_not_know_of_the_subscription() 
     assert {row.accused for row in bob.rows("missing")} == {B3, B4}
 
 
-def test_broker_that_votes_knows_of_the_subscription_unless_there_was_another_before() -> None:
+def test_vote_counts_as_answer_unless_an_earlier_subscription_was_cancelled() -> None:
     bob = Watched(BOB, "subscriber")
     bob.send(B2, Unsubscribe(ORDERS))
     bob.event(Connected(B4))
@@ -185,7 +185,7 @@ def test_broker_that_votes_knows_of_the_subscription_unless_there_was_another_be
         (False, "ab", PATIENCE_MS // 2, set()),
     ],
 )
-def test_source_that_answered_owes_contents_with_every_vote_whatever_got_lost(
+def test_source_that_answered_must_send_contents_with_every_vote(
     answered: bool, policy: str, after_ms: int, missing: set[tuple[str, str, str]]
 ) -> None:
     bob = Watched(BOB, "subscriber", policy)
@@ -198,7 +198,7 @@ def test_source_that_answered_owes_contents_with_every_vote_whatever_got_lost(
     assert bob.found("missing") == missing
 
 
-def test_answer_to_an_earlier_request_promises_no_contents() -> None:
+def test_answer_to_an_earlier_subscribe_promises_no_contents() -> None:
     bob = Watched(BOB, "subscriber")
     for bodies in (False, True):
         bob.send(B1, Subscribe(ORDERS, (), bodies=bodies))
@@ -209,7 +209,7 @@ def test_answer_to_an_earlier_request_promises_no_contents() -> None:
 
 
 @pytest.mark.parametrize(("lost", "missing"), [(False, {(B1, "", "Contents")}), (True, set())])
-def test_source_that_has_not_answered_may_not_have_heard_where_packets_get_lost(
+def test_source_that_has_not_answered_owes_contents_unless_packets_are_lost(
     lost: bool, missing: set[tuple[str, str, str]]
 ) -> None:
     bob = Watched(BOB, "subscriber")
@@ -222,7 +222,7 @@ def test_source_that_has_not_answered_may_not_have_heard_where_packets_get_lost(
 
 
 @pytest.mark.parametrize(("ready", "missing"), [((B2,), set()), ((B2, B3), {B4})])
-def test_ready_is_owed_once_so_many_are_ready_that_all_will_be(
+def test_ready_is_due_once_enough_readies_make_every_correct_broker_ready(
     ready: tuple[NodeId, ...], missing: set[NodeId]
 ) -> None:
     broker = Watched(B1, "broker", "brb")
@@ -232,13 +232,13 @@ def test_ready_is_owed_once_so_many_are_ready_that_all_will_be(
     broker.now += PATIENCE_MS
     rows = broker.rows("missing")
     assert {row.accused for row in rows if row.message == "Ready"} == missing
-    broker.hear(B2, Ready(STREAM, 1, b"a" * 32))  # what is said again is owed by nobody again
+    broker.hear(B2, Ready(STREAM, 1, b"a" * 32))  # a repetition starts no new expectation
     broker.now += PATIENCE_MS
     assert broker.rows("missing") == []
 
 
 @pytest.mark.parametrize(("settled", "missing"), [((1,), set()), ((1, 1), {B3, B4})])
-def test_history_that_one_correct_broker_settled_all_of_them_acknowledge(
+def test_history_settled_by_f_plus_one_brokers_must_be_acknowledged_by_all(
     settled: tuple[int, ...], missing: set[NodeId]
 ) -> None:
     alice = Watched(ALICE, "publisher", "chain+history")
@@ -250,7 +250,7 @@ def test_history_that_one_correct_broker_settled_all_of_them_acknowledge(
 
 
 @pytest.mark.parametrize(("voting", "missing"), [((B1,), set()), ((B1, B2), {B3, B4})])
-def test_history_that_one_correct_broker_delivered_all_of_them_vote_for(
+def test_history_with_f_plus_one_votes_must_be_voted_for_by_all(
     voting: tuple[NodeId, ...], missing: set[NodeId]
 ) -> None:
     bob = Watched(BOB, "subscriber", "chain+history")
@@ -262,7 +262,7 @@ def test_history_that_one_correct_broker_delivered_all_of_them_vote_for(
     assert {(row.accused, row.lane) for row in rows} == {(broker, 1) for broker in missing}
 
 
-def test_proposal_that_nobody_hands_over_counts_once_whatever_is_in_it() -> None:
+def test_proposal_without_contents_is_noted_once_per_instance() -> None:
     broker = Watched(B4, "broker", "total")
     for instance in (1, 2):
         items = [Item(STREAM, 3 * instance + n, digests(b"%d" % n)) for n in range(3)]
@@ -272,7 +272,7 @@ def test_proposal_that_nobody_hands_over_counts_once_whatever_is_in_it() -> None
     assert sum(row.count for row in rows) == 2
 
 
-def test_nobody_leaves_a_regency_that_it_has_begun_but_for_the_next() -> None:
+def test_standing_that_leaves_a_begun_regency_is_backwards() -> None:
     broker = leading()
     broker.hear(B3, msgspec.structs.replace(STANDING, synced=False))
     broker.hear(B4, msgspec.structs.replace(STANDING, regency=1, synced=False))
@@ -280,7 +280,7 @@ def test_nobody_leaves_a_regency_that_it_has_begun_but_for_the_next() -> None:
 
 
 @pytest.mark.parametrize("regency", [0, 4])
-def test_leader_proposes_nothing_only_where_its_predecessors_left_something_open(
+def test_empty_proposal_is_noted_unless_it_fills_an_open_instance(
     regency: int,
 ) -> None:
     broker = Watched(B2, "broker", "total")
@@ -298,7 +298,7 @@ def led(instance: int, regency: int = 0) -> Write:
     return Write(Protection.BYZANTINE, regency, instance, b"v" * 32)
 
 
-def test_leader_votes_for_what_it_has_proposed_and_for_nothing_else() -> None:
+def test_leader_that_votes_without_a_proposal_is_noted() -> None:
     broker = Watched(B2, "broker", "total")
     broker.hear(B1, STANDING)
     broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, ()))
@@ -317,7 +317,7 @@ def test_leader_votes_for_what_it_has_proposed_and_for_nothing_else() -> None:
 @pytest.mark.parametrize(
     "case", ["elsewhere", "unheard", "restarted", "lost", "accepts", "next epoch"]
 )
-def test_leader_need_not_have_proposed_to_us_what_it_votes_for(case: str) -> None:
+def test_leader_vote_without_a_proposal_is_excused(case: str) -> None:
     broker = Watched(B2, "broker", "total")
     if case != "unheard":
         broker.hear(B1, STANDING)
@@ -338,7 +338,7 @@ def test_leader_need_not_have_proposed_to_us_what_it_votes_for(case: str) -> Non
     assert broker.rows("backwards") == []
 
 
-def test_clients_say_nothing_of_what_brokers_order() -> None:
+def test_ordering_messages_of_clients_are_ignored() -> None:
     broker = Watched(B2, "broker", "total")
     for seat in ("alice#1", "alice#2"):
         broker.hear(NodeId(seat), Standing(Protection.BYZANTINE, 0, 9, 9, checkpoint=8, root=b"z"))
@@ -362,7 +362,7 @@ def answers(watched: Watched, kind: str) -> dict[tuple[str, str], int]:
 
 
 @pytest.mark.parametrize("often", [1, 2])
-def test_request_without_an_answer_counts_for_more_if_it_was_repeated(often: int) -> None:
+def test_unanswered_request_counts_twice_if_it_was_repeated(often: int) -> None:
     bob = Watched(BOB, "subscriber")
     for _ in range(often):
         for broker in (B1, B2, B3):
@@ -375,7 +375,7 @@ def test_request_without_an_answer_counts_for_more_if_it_was_repeated(often: int
     assert answers(bob, "came") == {(B2, ORDERS): 1}, "late is better than never"
 
 
-def test_answers_are_owed_by_channel() -> None:
+def test_answers_are_expected_per_channel() -> None:
     broker = Watched(B1, "broker")
     for channel in (ORDERS, Channel("quotes")):
         broker.send(B2, Survey(channel))
@@ -384,7 +384,7 @@ def test_answers_are_owed_by_channel() -> None:
     assert answers(broker, "missing") == {(B2, "quotes"): 1}
 
 
-def test_publisher_whose_stream_is_acknowledged_has_its_answer() -> None:
+def test_ack_answers_the_open_of_a_publisher() -> None:
     alice = Watched(ALICE, "publisher", "chain")
     for broker in (B1, B2):
         alice.send(broker, Open(STREAM, 1, 1))
@@ -395,7 +395,7 @@ def test_publisher_whose_stream_is_acknowledged_has_its_answer() -> None:
 
 @pytest.mark.parametrize(("after_ms", "missing"), [(MENDED_MS - 1, {}), (MENDED_MS, {B2: 1})])
 @pytest.mark.parametrize("how", ["packets", "link"])
-def test_request_that_may_have_got_lost_is_not_unanswered(
+def test_request_that_may_have_been_lost_does_not_count_as_unanswered(
     how: str, after_ms: int, missing: dict[str, int]
 ) -> None:
     bob = Watched(BOB, "subscriber")
@@ -410,7 +410,7 @@ def test_request_that_may_have_got_lost_is_not_unanswered(
     assert {who: count for (who, _), count in answers(bob, "missing").items()} == missing
 
 
-def test_leader_that_never_hands_over_what_it_proposes_is_told() -> None:
+def test_leader_that_never_sends_proposed_contents_is_noted() -> None:
     broker = Watched(B2, "broker", "total")
     item, other = Item(STREAM, 1, digests(b"1")), Item(STREAM, 2, digests(b"2"))
     broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, (item, other)))
@@ -422,7 +422,7 @@ def test_leader_that_never_hands_over_what_it_proposes_is_told() -> None:
 
 
 @pytest.mark.parametrize("how", ["decided", "logged"])
-def test_what_others_decide_can_be_had_from_somebody(how: str) -> None:
+def test_contents_of_a_decided_batch_are_not_missing(how: str) -> None:
     broker = Watched(B2, "broker", "total")
     batch = (Item(STREAM, 1, digests(b"1")),)
     broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, batch))
@@ -434,7 +434,7 @@ def test_what_others_decide_can_be_had_from_somebody(how: str) -> None:
     assert [row for row in broker.rows("missing") if row.message == "Propose"] == []
 
 
-def test_leader_that_hands_nothing_over_is_told_though_packets_got_lost() -> None:
+def test_missing_proposed_contents_after_a_loss_are_noted_as_mended() -> None:
     broker = Watched(B2, "broker", "total")
     broker.observer.on_lost(B1, Millis(broker.now))
     item = Item(STREAM, 1, digests(b"1"))
@@ -445,7 +445,7 @@ def test_leader_that_hands_nothing_over_is_told_though_packets_got_lost() -> Non
 
 
 @pytest.mark.parametrize("apart_ms", [1, 100])
-def test_two_signed_versions_of_an_offer_are_kept_and_prove_that_their_publisher_lies(
+def test_two_signed_versions_of_an_offer_prove_equivocation(
     apart_ms: int,
 ) -> None:
     broker = Watched(B2, "broker", "total")
@@ -476,14 +476,14 @@ def test_two_signed_versions_of_an_offer_prove_nothing_where_a_publisher_may_res
     assert broker.cell.court.why_evidence_fails(evidence) is not None
 
 
-def test_claim_to_have_missed_a_million_is_a_boast() -> None:
+def test_missed_message_with_an_absurd_count_is_a_boast() -> None:
     broker = Watched(B1, "broker", "chain")
     broker.hear(BOB, Missed(STREAM, 1, 10**9))
     broker.hear(B2, Missed(STREAM, 1, 3))
     assert broker.found("boasts") == {(BOB, "missed", "Missed")}
 
 
-def test_contents_that_do_not_match_their_digests_contradict_also_when_nobody_wants_them() -> None:
+def test_contents_that_do_not_match_their_digests_contradict_even_unrequested() -> None:
     broker = Watched(B1, "broker", "brb")
     broker.event(Receive(B2, Contents(STREAM, 1, digests(b"1")), (b"1",)))
     broker.event(Receive(B3, Contents(STREAM, 1, digests(b"1")), (b"other",)))
@@ -491,7 +491,7 @@ def test_contents_that_do_not_match_their_digests_contradict_also_when_nobody_wa
 
 
 @pytest.mark.parametrize("order", [(B1, B2, B3), (B3, B1, B2)])
-def test_vote_otherwise_than_f_plus_one_others_contradicts(order: tuple[NodeId, ...]) -> None:
+def test_vote_against_f_plus_one_others_contradicts(order: tuple[NodeId, ...]) -> None:
     bob = Watched(BOB, "subscriber")
     for broker in order:
         contents = b"other" if broker == B3 else b"1"
@@ -508,7 +508,7 @@ def test_vote_otherwise_than_f_plus_one_others_contradicts(order: tuple[NodeId, 
         ("chain", (B1, B2), False, set()),  # not everybody is on the chain
     ],
 )
-def test_vote_that_a_correct_broker_gives_is_owed_by_all_though_nothing_is_accepted(
+def test_vote_of_f_plus_one_brokers_is_due_from_all_without_acceptance(
     policy: str, voting: tuple[NodeId, ...], accepted: bool, missing: set[NodeId]
 ) -> None:
     bob = Watched(BOB, "subscriber", policy)
@@ -540,7 +540,7 @@ def given_up(broker: Watched, standing: Standing = STANDING) -> bool:
     return bool(found)
 
 
-def test_regency_that_only_liars_are_near_is_a_boast() -> None:
+def test_regency_near_only_f_others_is_a_boast() -> None:
     far = msgspec.structs.replace(STANDING, regency=10 * FAR_AHEAD)
     broker = leading(**{B3: far})
     broker.hear(B4, far)
@@ -560,7 +560,7 @@ CHUNKS, OTHERS = (digests(b"state"),), (digests(b"other"),)
         (B1, 10 * FAR_AHEAD, OTHERS, "boasts", "ahead"),
     ],
 )
-def test_state_that_is_not_the_one_of_its_checkpoint_is_noted(
+def test_state_transfer_that_contradicts_its_checkpoint_is_noted(
     sender: NodeId, checkpoint: int, chunks: tuple[bytes, ...], kind: str, reason: str
 ) -> None:
     there = msgspec.structs.replace(STANDING, decided=9, checkpoint=8, root=root_of(CHUNKS))
@@ -574,7 +574,7 @@ def test_state_that_is_not_the_one_of_its_checkpoint_is_noted(
     ("sender", "checkpoint", "chunks"),
     [(B1, 8, CHUNKS), (B4, 8, CHUNKS), (B4, 6, OTHERS), (B4, FAR_AHEAD, OTHERS)],
 )
-def test_state_of_which_nobody_can_say_anything_else_is_not_noted(
+def test_state_transfer_without_a_known_checkpoint_is_not_noted(
     sender: NodeId, checkpoint: int, chunks: tuple[bytes, ...]
 ) -> None:
     there = msgspec.structs.replace(STANDING, decided=9, checkpoint=8, root=root_of(CHUNKS))
@@ -591,7 +591,7 @@ def test_state_of_which_nobody_can_say_anything_else_is_not_noted(
         ((B3, B4), set()),  # one of two
     ],
 )
-def test_who_hands_over_another_log_than_f_plus_one_others_contradicts(
+def test_log_part_against_f_plus_one_others_contradicts(
     order: tuple[NodeId, ...], found: set[NodeId]
 ) -> None:
     broker = Watched(B1, "broker", "total")
@@ -605,7 +605,7 @@ def test_who_hands_over_another_log_than_f_plus_one_others_contradicts(
     }
 
 
-def test_nobody_wakes_up_twice_in_one_session() -> None:
+def test_member_that_is_fresh_again_in_one_session_is_backwards() -> None:
     fresh = msgspec.structs.replace(STANDING, fresh=True)
     broker = leading(**{B3: fresh})
     broker.hear(B3, STANDING)
@@ -637,7 +637,7 @@ def test_acknowledgement_of_what_was_never_sent_is_a_boast() -> None:
     assert alice.found("boasts") == {(B2, "unsent", "Ack")}
 
 
-def test_acknowledgement_of_what_an_earlier_life_sent_is_none() -> None:
+def test_acknowledgement_of_an_earlier_incarnation_is_no_boast() -> None:
     alice = Watched(ALICE, "publisher", "total")
     resumed = Stream(ORDERS, ALICE, resumable(1, 1))
     alice.hear(B1, Ack(resumed, 5, 10))
@@ -651,7 +651,7 @@ def test_position_far_from_all_others_is_a_boast() -> None:
     assert bob.found("boasts") == {(B3, "ahead", "Positions")}
 
 
-def test_position_is_a_boast_whoever_speaks_first_and_whoever_else_boasts() -> None:
+def test_position_is_a_boast_in_any_order_and_beside_another_boast() -> None:
     bob = Watched(BOB, "subscriber", n=7)
     b5, b6, b7 = (NodeId(f"broker-{k}") for k in (5, 6, 7))
     claims = ((B1, 10**6), (B2, 2**61), (B3, 5), (B4, 6), (b5, 5), (b6, 7), (b7, 5))
@@ -660,14 +660,14 @@ def test_position_is_a_boast_whoever_speaks_first_and_whoever_else_boasts() -> N
     assert bob.found("boasts") == {(B1, "ahead", "Positions"), (B2, "ahead", "Positions")}
 
 
-def test_position_is_no_boast_because_one_other_makes_itself_small() -> None:
+def test_position_is_no_boast_if_only_one_other_is_far_behind() -> None:
     broker = Watched(B2, "broker")
     for other, end in ((B1, 5000), (B3, 5000), (B4, 5)):
         broker.hear(other, Positions(ORDERS, (Position(STREAM, 1, end),)))
     assert broker.found("boasts") == set()
 
 
-def test_position_is_no_boast_where_too_few_others_tell_theirs() -> None:
+def test_position_is_no_boast_if_too_few_others_report() -> None:
     bob = Watched(BOB, "subscriber")
     for broker, end in ((B1, 10**6), (B2, 5)):
         bob.hear(broker, Positions(ORDERS, (Position(STREAM, 1, end),)))
@@ -688,7 +688,7 @@ def test_position_is_no_boast_if_others_come_near_it_in_time(
     assert {row.kind for row in broker.rows("boasts")} == boasts
 
 
-def test_ready_for_another_run_than_this_broker_contradicts() -> None:
+def test_ready_for_another_run_than_our_own_contradicts() -> None:
     broker = Watched(B1, "broker", "brb")
     broker.hear(B2, Ready(STREAM, 1, b"a" * 32))
     broker.send(B2, Ready(STREAM, 1, b"b" * 32))
@@ -700,14 +700,14 @@ def test_ready_for_another_run_than_this_broker_contradicts() -> None:
     }  # fmt: skip
 
 
-def test_leader_that_writes_otherwise_than_f_plus_one_others_contradicts_as_leader() -> None:
+def test_leader_vote_against_f_plus_one_others_contradicts_as_leading() -> None:
     broker = Watched(B4, "broker", "total")
     for sender, value in ((B1, b"a"), (B2, b"b"), (B3, b"b")):
         broker.hear(sender, Write(Protection.BYZANTINE, 0, 1, value * 32))
     assert broker.found("contradicts") == {(B1, "leading", "Write")}
 
 
-def test_what_the_machine_suspects_and_ignores_is_told_with_the_message() -> None:
+def test_suspicions_and_drops_of_the_machine_are_noted_with_the_message() -> None:
     bob = Watched(BOB, "subscriber")
     bob.hear(B1, vote(1))
     bob.effect(Suspect(B1, Suspicion.DISSENT, STREAM, 1))
@@ -738,7 +738,7 @@ def test_rows_become_columns_with_run_and_shifted_times() -> None:
 
 
 @pytest.mark.parametrize(("heard", "reason"), [(True, ""), (False, "mute")])
-def test_broker_that_says_nothing_at_all_may_stand_still(heard: bool, reason: str) -> None:
+def test_missing_message_of_a_silent_broker_is_noted_as_mute(heard: bool, reason: str) -> None:
     broker = Watched(B1, "broker", "brb")
     broker.send(B2, Ready(STREAM, 1, b"a" * 32))
     for member in (B2, B3):
@@ -766,18 +766,20 @@ def offered_to_others(*, lossy: bool = False, life: int | None = None) -> list[O
         batch = (Item(STREAM, 1, digests(b"1")),)
         broker.hear(B1, Propose(Protection.BYZANTINE, 0, instance, batch))
         broker.now += PATIENCE_MS
-        broker.observer.look(Millis(broker.now))
+        broker.observer.maybe_sweep(Millis(broker.now))
     return [row for row in broker.rows("missing") if row.accused == ALICE]
 
 
 @pytest.mark.parametrize(("lossy", "reason"), [(False, ""), (True, MENDED)])
-def test_publisher_owes_every_broker_what_leaders_propose_once(lossy: bool, reason: str) -> None:
+def test_publisher_that_does_not_send_a_proposed_offer_is_noted_once(
+    lossy: bool, reason: str
+) -> None:
     (row,) = offered_to_others(lossy=lossy)
     assert (row.reason, row.message, row.count) == (reason, "Offer", 1)
 
 
 @pytest.mark.parametrize(("life", "missing"), [(1, 1), (2, 0)])
-def test_publisher_does_not_owe_what_an_earlier_life_offered_to_others(
+def test_restarted_publisher_does_not_owe_offers_of_an_earlier_incarnation(
     life: int, missing: int
 ) -> None:
     """A publisher that crashed before it had offered a run to all knows nothing of the run."""

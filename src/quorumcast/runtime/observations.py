@@ -154,7 +154,7 @@ class ObservationLog:
     @_never_fails
     def look(self, now: Millis) -> None:
         """Some time has passed."""
-        self._observer.look(self._at(now))
+        self._observer.maybe_sweep(self._at(now))
         if now - self._written_at >= LONGEST_MS or len(self._rows) >= MOST_ROWS:
             self._written_at = now
             self._write()

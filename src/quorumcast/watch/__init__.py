@@ -1,1 +1,1 @@
-"""The observer of a node: what it notices of its peers. The audit judges by what it notes."""
+"""Observers: one beside each machine, noting what its peers do. The audit judges their notes."""

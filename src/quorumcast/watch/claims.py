@@ -1,8 +1,9 @@
-"""Claims: how far brokers say that they are, held against how far anybody got.
+"""Positions that a broker reports although no other node is near them.
 
-Brokers tell their positions seldom, and a node that has much to do knows little of where the others
-are by now. So a claim that lies far beyond everybody is judged only after a while: a true one has
-been reached by then.
+A `Positions` message says how far a broker is on each stream. A position is suspicious if it is
+more than FAR_AHEAD beyond everything that this node was sent or saw votes for. Brokers report
+seldom and this node may lag, so a suspicious position is judged only after PROBATION_MS: by then
+other nodes have reached an honest one.
 """
 
 from __future__ import annotations
@@ -14,54 +15,55 @@ from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.quorum import Quorums
 from quorumcast.watch.observation import Kind, Notes, remember
 
-#: Nobody is so far ahead of everybody else.
+#: No correct node is this many numbers ahead of all others.
 FAR_AHEAD = 1000
-#: How long others have to get where somebody claims to be.
+#: Time for other nodes to reach a suspicious position.
 PROBATION_MS = 10_000
 
 
-class Claims:
-    """Where brokers claim to be on each stream."""
+class PositionClaims:
+    """The positions that brokers report, per stream."""
 
     def __init__(self, quorums: Quorums, notes: Notes) -> None:
-        self._quorums = quorums
+        self._one_correct = quorums.one_correct
         self._notes = notes
-        self._heard: OrderedDict[Stream, dict[NodeId, int]] = OrderedDict()
-        #: How far publishers showed their streams to this node, and brokers voted.
+        #: The last position that each broker reported.
+        self._reported: OrderedDict[Stream, dict[NodeId, int]] = OrderedDict()
+        #: The highest number that the publisher sent to this node or a broker voted for.
         self._reached: OrderedDict[Stream, int] = OrderedDict()
-        #: Claims on probation, and since when.
-        self._doubtful: OrderedDict[tuple[Stream, NodeId, int], int] = OrderedDict()
+        #: Suspicious positions, with the time of the report; the oldest comes first.
+        self._suspicious: OrderedDict[tuple[Stream, NodeId, int], int] = OrderedDict()
 
-    def reach(self, stream: Stream, last: int) -> None:
-        """Somebody has shown, or voted for, so much of a stream."""
+    def on_reached(self, stream: Stream, last: int) -> None:
+        """The publisher sent, or a broker voted for, numbers up to `last`."""
         remember(self._reached, stream, max(last, self._reached.get(stream, 0)))
 
-    def hear(self, now: Millis, broker: NodeId, message: Positions) -> None:
-        """A broker says where it is."""
+    def on_positions(self, now: Millis, broker: NodeId, message: Positions) -> None:
+        """A broker reports its positions."""
         for position in message.positions:
             claim = (position.stream, broker, position.next)
-            heard = self._heard.get(position.stream, {})
-            heard[broker] = position.next
-            remember(self._heard, position.stream, heard)
-            if claim not in self._doubtful and self._is_beyond(position.stream, position.next):
-                remember(self._doubtful, claim, now)
+            reported = self._reported.get(position.stream, {})
+            reported[broker] = position.next
+            remember(self._reported, position.stream, reported)
+            if claim not in self._suspicious and self._is_beyond(position.stream, position.next):
+                remember(self._suspicious, claim, now)
 
-    def sweep(self, now: Millis, *, last: bool = False) -> None:
-        """Judge claims whose time is over; all of them, if nothing more will happen."""
-        while self._doubtful:
-            claim, since = next(iter(self._doubtful.items()))
-            if not last and now - since < PROBATION_MS:
+    def sweep(self, now: Millis, *, final: bool = False) -> None:
+        """Judge the claims whose probation is over; all of them if this is the `final` sweep."""
+        while self._suspicious:
+            claim, since = next(iter(self._suspicious.items()))
+            if not final and now - since < PROBATION_MS:
                 return
-            del self._doubtful[claim]
-            stream, broker, place = claim
-            if self._is_beyond(stream, place) and self._is_alone(*claim):
-                self._notes.add(now, Kind.BOASTS, broker, "ahead", "Positions", stream, place)
+            del self._suspicious[claim]
+            stream, broker, number = claim
+            if self._is_beyond(stream, number) and self._is_refuted(*claim):
+                self._notes.add(now, Kind.BOASTS, broker, "ahead", "Positions", stream, number)
 
-    def _is_beyond(self, stream: Stream, place: int) -> bool:
-        """Whether it lies far beyond everything that was voted for or shown."""
-        return place > FAR_AHEAD + self._reached.get(stream, 0)
+    def _is_beyond(self, stream: Stream, number: int) -> bool:
+        """Whether a number is far beyond everything that was sent or voted for."""
+        return number > FAR_AHEAD + self._reached.get(stream, 0)
 
-    def _is_alone(self, stream: Stream, broker: NodeId, place: int) -> bool:
-        """Whether f+1 others are far behind: one of these tells the truth."""
-        others = [at for who, at in self._heard.get(stream, {}).items() if who != broker]
-        return sum(place > FAR_AHEAD + at for at in others) >= self._quorums.one_correct
+    def _is_refuted(self, stream: Stream, broker: NodeId, number: int) -> bool:
+        """Whether f+1 other brokers are far behind: at least one of them is correct."""
+        others = [at for other, at in self._reported.get(stream, {}).items() if other != broker]
+        return sum(number > FAR_AHEAD + at for at in others) >= self._one_correct

@@ -1,40 +1,46 @@
-"""Inquiries: brokers that leave what a node asks of a channel unanswered.
+"""Requests that a broker leaves unanswered.
 
-A subscriber asks for votes, a broker for positions, and a publisher opens its stream; each asks
-again until it is answered. A request that is not answered within PATIENCE_MS, although the link was
-up and lost nothing all that time, is missing an answer.
+A subscriber sends `Subscribe`, a broker sends `Survey`, and a publisher sends `Open`. Each repeats
+its request until it is answered. An answer is missing if none came within PATIENCE_MS although the
+link was up and lost nothing all that time.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
+import msgspec
+
 from quorumcast.broadcast.messages import Ack, Open
 from quorumcast.cell.messages import Positions, Refuse, Subscribe, Survey
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.message import Message
 from quorumcast.watch.observation import Kind, Notes, remember
-from quorumcast.watch.turnout import PATIENCE_MS, Links, bucket_of
+from quorumcast.watch.turnout import PATIENCE_MS, LinkHistory, bucket_of
 
-#: The name of what is owed, in observations.
+#: The `message` column of observations about answers.
 ANSWER = "Answer"
 
-_Request = tuple[NodeId, Channel]
+
+class _Pending(msgspec.Struct):
+    """A request without an answer: the time it was first sent, and how often it was sent."""
+
+    since: int
+    attempts: int = 0
 
 
 class Inquiries:
-    """What one node has asked and not been told."""
+    """The unanswered requests of one node, by peer and channel."""
 
-    def __init__(self, links: Links, notes: Notes) -> None:
+    def __init__(self, links: LinkHistory, notes: Notes) -> None:
         self._links = links
         self._notes = notes
-        #: When each request was first sent and not answered since, and how often.
-        self._pending: OrderedDict[_Request, tuple[int, int]] = OrderedDict()
-        #: Requests that count as unanswered: a late answer is one, too.
-        self._overdue: OrderedDict[_Request, int] = OrderedDict()
+        self._pending: OrderedDict[tuple[NodeId, Channel], _Pending] = OrderedDict()
+        #: When requests that were noted as unanswered were sent. A late answer is noted as well.
+        self._overdue: OrderedDict[tuple[NodeId, Channel], int] = OrderedDict()
 
-    def asked(self, now: Millis, peers: tuple[NodeId, ...], message: Message) -> None:
-        """A message was sent; perhaps it is a request."""
+    def on_sent(self, now: Millis, peers: tuple[NodeId, ...], message: Message) -> None:
+        """This node sent a message, which may be a request."""
         match message:
             case Subscribe(channel=channel) | Survey(channel=channel):
                 pass
@@ -44,11 +50,12 @@ class Inquiries:
                 return
         for peer in peers:
             if peer in self._links.up_since:
-                since, often = self._pending.get((peer, channel), (now, 0))
-                remember(self._pending, (peer, channel), (since, often + 1))
+                pending = self._pending.get((peer, channel)) or _Pending(now)
+                pending.attempts += 1
+                remember(self._pending, (peer, channel), pending)
 
-    def told(self, now: Millis, peer: NodeId, message: Message) -> None:
-        """A message came; perhaps it is an answer."""
+    def on_received(self, now: Millis, peer: NodeId, message: Message) -> None:
+        """This node received a message, which may be an answer."""
         match message:
             case Positions(channel=channel) | Refuse(channel=channel):
                 pass
@@ -57,22 +64,25 @@ class Inquiries:
             case _:
                 return
         since = self._overdue.pop((peer, channel), None)
-        since, _ = self._pending.pop((peer, channel), (since, 0))
+        pending = self._pending.pop((peer, channel), None)
+        if pending is not None:
+            since = pending.since
         if since is not None:
             self._note(now, Kind.CAME, peer, channel, 1, bucket_of(now - since))
 
     def sweep(self, now: Millis) -> None:
-        """Requests that have waited for too long are unanswered."""
+        """Note the requests that have been pending for too long."""
         while self._pending:
-            (peer, channel), (since, often) = next(iter(self._pending.items()))
+            (peer, channel), pending = next(iter(self._pending.items()))
+            since = pending.since
             if now - since < PATIENCE_MS:
                 return
             del self._pending[peer, channel]
             remember(self._overdue, (peer, channel), since)
             clear = self._links.clear_since.get(peer)
-            if clear is not None and clear <= since and not self._links.state(peer, since):
-                # A single request may have got lost where nothing else did.
-                self._note(now, Kind.MISSING, peer, channel, min(often, 2), 0)
+            if clear is not None and clear <= since and not self._links.loss_reason(peer, since):
+                # A single request may have been lost, so one that was repeated counts twice.
+                self._note(now, Kind.MISSING, peer, channel, min(pending.attempts, 2), 0)
 
     def _note(
         self, now: Millis, kind: Kind, peer: NodeId, channel: Channel, count: int, bucket: int

@@ -1,9 +1,9 @@
-"""Observations: what one node noticed of another, as rows of one small table.
+"""Observations: rows in which one node notes what it observed of another.
 
-A row says who (`observer`, in which `role`) noticed what (`kind`, `reason`, about which `message`)
-of whom (`accused`), on which stream, from when until when, and how often. Equal rows of one span of
-time are one row with a count, so a liar cannot fill a disk by repeating itself; once too many
-different ones have come within a span, the rest lose their stream.
+A row names the `observer` and its `role`, the `accused`, the `kind` and `reason`, the type of the
+`message`, the stream, the first and last time, and a count. Equal observations within SPAN_MS are
+one row, so that a faulty peer cannot fill a disk by repetition. Above MAX_DIFFERENT rows in a span,
+further observations are counted without their stream.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import msgspec
 
 from quorumcast.core.ids import Millis, NodeId, Stream
 
-#: Equal observations are counted together for so long.
+#: Length of the spans within which equal observations are counted together.
 SPAN_MS = 250
-#: Different observations within a span, before they lose their streams.
+#: Rows of a span with a stream; further observations are counted without it.
 MAX_DIFFERENT = 2048
 
 #: The columns of the table and their Arrow types.
@@ -40,8 +40,7 @@ COLUMNS = {
     "count": "int64",
 }
 
-
-#: … and those of the documents that observers keep: statements, evidence, receipts.
+#: The columns of the documents that observers keep: statements, evidence, receipts.
 DOCUMENT_COLUMNS = {
     "run": "string",
     "observer": "string",
@@ -49,9 +48,9 @@ DOCUMENT_COLUMNS = {
     "subject": "string",
     "data": "binary",
 }
-#: … and those of the manifests by which runs are judged: whoever makes runs keeps them, no node.
+#: The columns of the manifests of runs. The driver of a run writes them, not its nodes.
 CELL_COLUMNS = {"run": "string", "data": "binary"}
-#: … and of what each node of a labelled run is and did.
+#: The columns of labels: which faults each node of a run really committed.
 LABEL_COLUMNS = {
     "run": "string",
     "source": "string",
@@ -64,11 +63,11 @@ LABEL_COLUMNS = {
     "towards": "string",
 }
 
-#: How the directories are called in which nodes write; a file is the word of its directory's node.
+#: Prefix of the directories in which nodes write; the name of the node that wrote them follows.
 BY_OBSERVER = "observer="
 
 
-#: Things that are remembered of peers, of each kind.
+#: Limit of each memory that peers can feed.
 MAX_REMEMBERED = 4096
 
 _K = TypeVar("_K")
@@ -76,45 +75,45 @@ _V = TypeVar("_V")
 
 
 def remember(memory: OrderedDict[_K, _V], key: _K, value: _V) -> None:
-    """Keep what was heard last."""
+    """Store a value; above MAX_REMEMBERED keys, evict the oldest."""
     memory[key] = value
     if len(memory) > MAX_REMEMBERED:
         memory.popitem(last=False)
 
 
-#: The reasons of rows about links that ended, or lost packets.
+#: Reasons of LINK rows: a session ended, or packets were lost.
 DOWN, LOST = "down", "lost"
 
 
 class Kind(enum.Enum):
-    """What was noticed."""
+    """The kinds of observations."""
 
-    #: The observer itself had more to do than it could.
+    #: The observer itself was overloaded.
     STRAINED = "strained"
     #: A link came up, went down, or lost packets.
     LINK = "link"
-    #: The machine suspects the accused.
+    #: The machine reported a suspicion.
     SUSPECT = "suspect"
-    #: The machine ignored something that the accused sent.
+    #: The machine dropped a message of the accused.
     REFUSED = "refused"
-    #: How many messages of a kind came from the accused.
+    #: Messages of one type arrived.
     HEARD = "heard"
-    #: It said what others had said already, so many milliseconds after enough had (`number`).
+    #: An expected message came, at most `number` milliseconds after a quorum had sent it.
     CAME = "came"
-    #: It never said what enough others said, although it could be heard all the time.
+    #: An expected message never came, although the link was up all the time.
     MISSING = "missing"
-    #: It said something earlier after something later, in one session, without having been asked.
+    #: A number decreased within a session.
     BACKWARDS = "backwards"
-    #: It said something else than what the cell went by, or than itself.
+    #: A message contradicts what the cell decided, or another message of its sender.
     CONTRADICTS = "contradicts"
-    #: It claims to be where nobody is.
+    #: A message names a number that no other node is near.
     BOASTS = "boasts"
-    #: As leader it proposed nothing where there was nothing to fill.
+    #: A leader proposed an empty batch without need.
     PASSES_OVER = "passes-over"
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """One row, without the run."""
+    """One row, without its run."""
 
     t_ms: int
     until_ms: int
@@ -136,19 +135,19 @@ _Key = tuple[Kind, NodeId, str, str, Stream | None, int]
 
 
 class Notes:
-    """Counts equal observations of one node together."""
+    """The observations of one node; equal ones within a span are counted together."""
 
     __slots__ = ("_began", "_counts", "_done", "_observer", "_role", "behind_ms")
 
     def __init__(self, observer: NodeId, role: str) -> None:
         self._observer = observer
         self._role = role
-        #: First time, last time, first number and count of what was noticed in this span.
+        #: First time, last time, first number and count of each observation in this span.
         self._counts: dict[_Key, list[int]] = {}
         self._began = 0
         #: Rows of spans that are over.
         self._done: list[Observation] = []
-        #: How far the observer's clock is behind that of the rows.
+        #: Added to the observer's clock to get the time of a row.
         self.behind_ms = 0
 
     def add(
@@ -164,7 +163,7 @@ class Notes:
         *,
         bucket: int = 0,
     ) -> None:
-        """Something was noticed; those of different `bucket`s are counted apart."""
+        """Add an observation; those of different `bucket`s are counted separately."""
         at = now + self.behind_ms
         if at - self._began >= SPAN_MS:
             self._end_span(at)
@@ -202,7 +201,7 @@ class Notes:
         self._began = now
 
     def take(self, *, all_: bool = False) -> list[Observation]:
-        """The rows of spans that are over; with `all_` those of the present one, too."""
+        """Return the rows of finished spans; with `all_`, of the current span as well."""
         if all_:
             self._end_span(self._began)
         done, self._done = self._done, []
@@ -210,7 +209,7 @@ class Notes:
 
 
 def columns_of(run: str, rows: list[Observation], shift_ms: int = 0) -> dict[str, list[object]]:
-    """Rows as the columns of the table; `shift_ms` is added to their times."""
+    """Return rows as columns of the table; `shift_ms` is added to their times."""
     columns: dict[str, list[object]] = {name: [] for name in COLUMNS}
     for row in rows:
         columns["run"].append(run)

@@ -1,14 +1,17 @@
-"""The observer: watches one machine from outside and notes what its peers do.
+"""The observer of one machine: notes what the machine's peers do.
 
-It sees the events that the machine takes and the effects that it asks for, and nothing else, so it
-runs beside any machine in the simulator and in a process. It says what a correct node cannot help
-noticing: votes that never came while others did, came late or in the wrong order, contradict what
-was accepted or what the same node said before, numbers that nobody else is at, questions that were
-not answered, whatever the machine itself suspects or ignores. It judges nobody: that is the audit's
-business, which knows that observers may lie as well.
+It sees only the events and effects of the machine, so it runs beside any machine, in the simulator
+and in a process. It notes
 
-Beside rows it keeps *documents*: signed statements, evidence and receipts. They convince whoever
-holds the manifest, whoever shows them.
+- messages that were due and came late or never (`turnout`, `inquiries`, `sources`),
+- numbers that decrease within a session (`sequences`) or that no other node is near (`claims`),
+- messages that contradict each other or a decision (`run_votes`, `ordering_watch`, `standings`),
+- what the machine itself suspects or drops.
+
+It judges nobody. The audit judges, because observers may lie as well.
+
+The observer also keeps *documents*: signed statements, evidence and receipts. They convince anybody
+who holds the manifest, whichever node shows them.
 """
 
 from __future__ import annotations
@@ -37,31 +40,25 @@ from quorumcast.core.machine import (
 from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.messages import Offer
-from quorumcast.watch.claims import FAR_AHEAD, Claims
+from quorumcast.watch.claims import FAR_AHEAD, PositionClaims
 from quorumcast.watch.inquiries import Inquiries
-from quorumcast.watch.observation import (
-    DOWN,
-    LOST,
-    Kind,
-    Notes,
-    remember,
-)
+from quorumcast.watch.observation import DOWN, LOST, Kind, Notes, remember
 from quorumcast.watch.ordering_watch import OrderingWatch
+from quorumcast.watch.run_votes import RunVotes
 from quorumcast.watch.sequences import Sequences
 from quorumcast.watch.sources import Sources
-from quorumcast.watch.turnout import Links, Progress
-from quorumcast.watch.words import Words
+from quorumcast.watch.turnout import CumulativeTurnout, LinkHistory
 
-#: How often what has not come is looked for.
+#: Time between two searches for overdue messages.
 SWEEP_MS = 100
-#: Documents that are kept.
+#: Limit of the documents of one observer.
 MAX_DOCUMENTS = 20_000
-#: What only brokers say. Whoever else does is refused, and its word is not held against theirs.
-OF_BROKERS = (Vote, Ack, Echo, Ready, Positions, Checkpoint)
+#: Messages that only brokers send. The machine drops those of clients, and so does the observer.
+BROKER_MESSAGES = (Vote, Ack, Echo, Ready, Positions, Checkpoint)
 
 
 class Document(msgspec.Struct, frozen=True):
-    """Something signed: a statement, evidence or a receipt, and whom it is about."""
+    """A signed statement, evidence or a receipt, and the node that it is about."""
 
     kind: str
     subject: str
@@ -69,7 +66,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class Observer:
-    """What one node notices."""
+    """The observer of one machine."""
 
     def __init__(self, manifest: Manifest, me: NodeId, role: str) -> None:
         self._manifest = manifest
@@ -79,74 +76,75 @@ class Observer:
         #: Channels on which a publisher can make correct brokers differ.
         self._splitting = {c.name for c in channels if c.policy.may_split}
         self.notes = Notes(me, role)
-        self._links = links = Links()
+        self._links = links = LinkHistory()
         others = tuple(broker for broker in manifest.broker_ids if broker != me)
-        self._votes = Progress("Vote", others, links, self.notes)
-        self._acks = Progress("Ack", others, links, self.notes)
+        self._votes = CumulativeTurnout("Vote", others, links, self.notes)
+        self._acks = CumulativeTurnout("Ack", others, links, self.notes)
         for broker in others:
-            self._acks.agreed(broker)  # nobody needs to ask for these
+            self._acks.on_answer(broker)  # acknowledgements come without a request
         self._sequences = Sequences(self.notes)
         self._order = OrderingWatch(manifest, links, self._sequences, self.notes, self._keep_signed)
         self._inquiries = Inquiries(links, self.notes)
-        self._words = Words(manifest, others, links, self.notes)
-        #: Who is speaking, and with which message.
-        self._hearing: tuple[NodeId, str] = (me, "")
-        #: How far this node's own streams go.
+        self._run_votes = RunVotes(manifest, others, links, self.notes)
+        #: The sender and the type of the message that the machine is handling.
+        self._handling: tuple[NodeId, str] = (me, "")
+        #: The highest number that this node sent on each of its own streams.
         self._sent: OrderedDict[Stream, int] = OrderedDict()
-        self._claims = Claims(manifest.quorums, self.notes)
+        self._claims = PositionClaims(manifest.quorums, self.notes)
         self._sources = Sources(manifest, links, self.notes)
-        self._filed: dict[bytes, None] = {}
+        #: All documents so far, to keep each once.
+        self._kept: dict[bytes, None] = {}
         self._documents: list[Document] = []
-        self._swept = 0
+        self._swept_at = 0
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------- events and effects
 
     def on_event(self, event: Event, now: Millis) -> None:
-        """The machine is about to take this event."""
-        self.look(now)
+        """The machine is about to handle this event."""
+        self.maybe_sweep(now)
         if isinstance(event, Receive):
             self._on_receive(event, now)
         elif isinstance(event, Connected):
-            self._links.up(event.peer, now)
+            self._links.on_connected(event.peer, now)
             self._sequences.forget(event.peer)
-            self._order.forget(event.peer)
-            self._votes.forget(event.peer)
-            self._sources.forget(event.peer)
+            self._order.on_new_session(event.peer)
+            self._votes.on_new_session(event.peer)
+            self._sources.on_new_session(event.peer)
             self.notes.add(now, Kind.LINK, event.peer, "up")
         elif isinstance(event, Disconnected):
-            self._links.down(event.peer)
+            self._links.on_disconnected(event.peer)
             self.notes.add(now, Kind.LINK, event.peer, DOWN)
 
-    def look(self, now: Millis) -> None:
-        """Look for what has not come, now and then."""
-        if now - self._swept >= SWEEP_MS:
+    def maybe_sweep(self, now: Millis) -> None:
+        """Search for overdue messages, at most once per SWEEP_MS."""
+        if now - self._swept_at >= SWEEP_MS:
             self._sweep(now)
 
     def on_lost(self, peer: NodeId, now: Millis) -> None:
-        """Packets of a peer are missing between those that came."""
-        self._links.lost(peer, now)
+        """Packets of a peer were lost."""
+        self._links.on_lost(peer, now)
         self._sequences.forget(peer)
         self.notes.add(now, Kind.LINK, peer, LOST)
 
     def on_effect(self, effect: Effect, now: Millis) -> None:
-        """The machine asks for this."""
+        """The machine returned this effect."""
         match effect:
             case Send():
                 self._on_send(effect, now)
             case Persist():
-                for one in effect.then:
-                    self.on_effect(one, now)
+                for later in effect.then:
+                    self.on_effect(later, now)
             case Deliver():
                 self._on_deliver(effect, now)
             case Acknowledged(stream=stream, upto=upto):
-                self._acks.enough(now, stream, upto)
+                self._acks.on_quorum(now, stream, upto)
             case Suspect(node=node, reason=reason, stream=stream, number=number):
                 self.notes.add(
-                    now, Kind.SUSPECT, node, reason.value, self._hearing[1], stream, number
+                    now, Kind.SUSPECT, node, reason.value, self._handling[1], stream, number
                 )
             case Drop(reason=drop, sender=sender):
-                named = self._hearing[1] if sender == self._hearing[0] else ""
-                self.notes.add(now, Kind.REFUSED, sender, drop.value, named)
+                name = self._handling[1] if sender == self._handling[0] else ""
+                self.notes.add(now, Kind.REFUSED, sender, drop.value, name)
             case Accuse(evidence=evidence):
                 self._keep("evidence", evidence.accused, msgspec.json.encode(evidence))
             case Proven(receipt=receipt):
@@ -156,64 +154,64 @@ class Observer:
                 pass
 
     def close(self, now: Millis) -> None:
-        """Nothing more will happen."""
+        """Judge what is still open: no event will follow."""
         self._sweep(now)
-        self._claims.sweep(now, last=True)
+        self._claims.sweep(now, final=True)
 
     @property
     def connected(self) -> list[NodeId]:
-        """Whose links are up."""
+        """The peers whose links are up."""
         return list(self._links.up_since)
 
     def take_documents(self) -> list[Document]:
-        """The documents that have come since the last time."""
+        """Return the documents since the last call."""
         taken, self._documents = self._documents, []
         return taken
 
     def _sweep(self, now: Millis) -> None:
-        self._swept = now
+        self._swept_at = now
         self._votes.sweep(now)
         self._acks.sweep(now)
-        self._words.sweep(now)
+        self._run_votes.sweep(now)
         self._order.sweep(now)
         self._inquiries.sweep(now)
         self._claims.sweep(now)
 
-    # ------------------------------------------------------------- what is said
+    # --------------------------------------------------------- received messages
 
     def _on_receive(self, event: Receive, now: Millis) -> None:
         sender, message = event.sender, event.message
         name = type(message).__name__
-        self._hearing = (sender, name)
-        self._links.heard(sender, now)
+        self._handling = (sender, name)
+        self._links.on_heard(sender, now)
         self.notes.add(now, Kind.HEARD, sender, message=name)
-        self._inquiries.told(now, sender, message)
-        if isinstance(message, OF_BROKERS) and sender not in self._manifest.broker_ids:
+        self._inquiries.on_received(now, sender, message)
+        if isinstance(message, BROKER_MESSAGES) and sender not in self._manifest.broker_ids:
             return
         match message:
             case Vote():
                 self._on_vote(sender, message, now)
-                self._sources.voted(now, sender, message, len(event.bodies))
+                self._sources.on_vote(now, sender, message, len(event.bodies))
             case Ack():
                 self._on_ack(sender, message, now)
             case Echo() | Ready():
-                self._words.said(now, sender, message)
+                self._run_votes.on_message(now, sender, message)
             case Positions():
-                self._votes.agreed(sender, message.channel)
-                self._sources.answered(now, sender, message.channel)
-                self._claims.hear(now, sender, message)
+                self._votes.on_answer(sender, message.channel)
+                self._sources.on_answer(now, sender, message.channel)
+                self._claims.on_positions(now, sender, message)
             case Checkpoint(statement=signed):
                 self._on_statement(sender, signed)
             case Publish(stream=stream, first=first, digests=digests):
                 if stream.lane is Lane.HISTORY:
                     self._on_histories(stream, event.bodies)
                 if sender == stream.publisher:
-                    self._words.shown(stream, first, digests)
-                    self._claims.reach(stream, first + len(digests) // DIGEST_SIZE - 1)
+                    self._run_votes.on_publish(stream, first, digests)
+                    self._claims.on_reached(stream, first + len(digests) // DIGEST_SIZE - 1)
             case ChainRun(stream=stream, first=first, digests=digests):
-                # Whoever passes it on may have changed whose it is, and its numbers.
+                # A broker that forwards it may have changed its stream and numbers.
                 if sender == stream.publisher:
-                    self._claims.reach(stream, first + len(digests) // DIGEST_SIZE - 1)
+                    self._claims.on_reached(stream, first + len(digests) // DIGEST_SIZE - 1)
             case Contents(stream=stream, first=first, digests=digests):
                 if digests != b"".join(map(self._manifest.hash, event.bodies)):
                     self.notes.add(
@@ -227,53 +225,53 @@ class Observer:
 
     def _on_vote(self, sender: NodeId, vote: Vote, now: Millis) -> None:
         stream, last = vote.stream, vote.first + len(vote.digests) // DIGEST_SIZE - 1
-        self._claims.reach(stream, last)
+        self._claims.on_reached(stream, last)
         if stream.channel in self._splitting:
             for number, digest in enumerate(split_digests(vote.digests), vote.first):
-                backed = self._words.voted(now, sender, (stream, number), digest)
+                backed = self._run_votes.on_vote(now, sender, (stream, number), digest)
                 if backed and stream.channel not in self._chained:
-                    self._votes.backed(now, stream, number)
-        self._votes.tells(sender, stream.channel)
-        told = self._votes.spoke(now, sender, stream, last)
-        if stream.lane is Lane.HISTORY and told == self._one_correct:
-            # One of them is correct, so all that are correct deliver it.
-            self._votes.enough(now, stream, last)
+                    self._votes.on_correct_broker(now, stream, number)
+        self._votes.on_report(sender, stream.channel)
+        reached = self._votes.on_progress(now, sender, stream, last)
+        if stream.lane is Lane.HISTORY and reached == self._one_correct:
+            # One of them is correct, so all correct brokers deliver it.
+            self._votes.on_quorum(now, stream, last)
 
     def _on_deliver(self, effect: Deliver, now: Millis) -> None:
         stream, number = effect.place
         if stream.lane is Lane.DATA and stream.channel not in self._chained:
-            self._votes.enough(now, stream, number)
+            self._votes.on_quorum(now, stream, number)
 
     def _on_ack(self, sender: NodeId, ack: Ack, now: Millis) -> None:
         sent = self._sent.get(ack.stream.data, 0)
         lane = ack.stream.lane
-        is_resumed = ack.stream.line is not None  # an earlier life may have sent it
+        is_resumed = ack.stream.line is not None  # an earlier incarnation may have sent it
         if lane is Lane.DATA and not is_resumed and max(ack.upto, ack.settled) > sent:
             self.notes.add(now, Kind.BOASTS, sender, "unsent", "Ack", ack.stream, ack.upto)
         if ack.credit > sent + FAR_AHEAD * FAR_AHEAD:
             self.notes.add(now, Kind.BOASTS, sender, "credit", "Ack", ack.stream, ack.credit)
         if lane is Lane.DATA:
-            self._acks.spoke(now, sender, ack.stream, ack.upto)
-        elif self._acks.spoke(now, sender, ack.stream, ack.settled) == self._one_correct:
-            # One of them is correct, so all that are correct will settle it.
-            self._acks.enough(now, ack.stream, ack.settled)
-        self._sequences.acknowledged(now, sender, ack)
+            self._acks.on_progress(now, sender, ack.stream, ack.upto)
+        elif self._acks.on_progress(now, sender, ack.stream, ack.settled) == self._one_correct:
+            # One of them is correct, so all correct brokers will settle it.
+            self._acks.on_quorum(now, ack.stream, ack.settled)
+        self._sequences.on_ack(now, sender, ack)
 
-    # ------------------------------------------------------------ what is sent
+    # ------------------------------------------------------------- sent messages
 
     def _on_send(self, send: Send, now: Millis) -> None:
         message = send.message
-        self._inquiries.asked(now, send.to, message)
+        self._inquiries.on_sent(now, send.to, message)
         match message:
             case Ready():
-                self._words.vouched(now, message)
+                self._run_votes.on_own_ready(now, message)
             case Subscribe(channel=channel, bodies=bodies):
                 for peer in send.to:
-                    self._sources.ask(now, peer, channel, bodies=bodies)
+                    self._sources.on_subscribe(now, peer, channel, bodies=bodies)
             case Unsubscribe(channel=channel):
                 for peer in send.to:
                     self._sources.release(peer, channel)
-                    self._votes.forget(peer, channel)
+                    self._votes.on_unsubscribe(peer, channel)
             case (
                 Publish(stream=stream, first=first, digests=digests)
                 | ChainRun(stream=stream, first=first, digests=digests)
@@ -283,9 +281,9 @@ class Observer:
                 known = self._sent.get(stream.data, 0)
                 if stream.lane is Lane.DATA:
                     remember(self._sent, stream.data, max(known, last))
-                self._order.on_own(message, now)
+                self._order.on_own_message(message)
             case _:
-                self._order.on_own(message, now)
+                self._order.on_own_message(message)
 
     # --------------------------------------------------------------- documents
 
@@ -305,6 +303,6 @@ class Observer:
         self._keep("statement", signed.signer, msgspec.json.encode(signed))
 
     def _keep(self, kind: str, subject: str, data: bytes) -> None:
-        if data not in self._filed and len(self._filed) < MAX_DOCUMENTS:
-            self._filed[data] = None
+        if data not in self._kept and len(self._kept) < MAX_DOCUMENTS:
+            self._kept[data] = None
             self._documents.append(Document(kind, subject, data))

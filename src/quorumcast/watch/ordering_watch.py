@@ -1,9 +1,20 @@
-"""What a broker notices of others in total order: leaders, voters, and where they say they are."""
+"""What a broker observes of total order: votes, proposals and offers.
+
+- Two votes of one member for different values of one instance contradict each other.
+- If f+1 members vote for a value, the leader proposed it to a correct member. A member with another
+  vote lies; if that member is the leader, it equivocated.
+- A leader holds the contents of every item that it proposes, and sends them when asked.
+- A publisher sends its offers to every broker. Two signed versions of an offer prove equivocation.
+
+`standings` checks what members report about their progress, and state transfer.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+
+import msgspec
 
 from quorumcast.core.ids import Millis, NodeId, Stream, holder
 from quorumcast.core.message import Message
@@ -28,54 +39,63 @@ from quorumcast.ordering.messages import (
 from quorumcast.watch.observation import MAX_REMEMBERED, Kind, Notes, remember
 from quorumcast.watch.sequences import Sequences
 from quorumcast.watch.standings import LogParts, Standings, log_stream
-from quorumcast.watch.turnout import MENDED, PATIENCE_MS, Links, Showings
+from quorumcast.watch.turnout import MENDED, PATIENCE_MS, LinkHistory, PublisherTurnout
 
-#: How often a publisher's signatures are looked at.
-LOOK_MS = 10
-#: A log, a regency and a number.
+#: Least time between two verified signatures of one publisher: verification is expensive.
+VERIFY_EVERY_MS = 10
+#: A log, a regency and an instance.
 _Instance = tuple[Protection, int, int]
 
 
+class _Lacking(msgspec.Struct, frozen=True):
+    """A proposal of contents that this broker does not hold."""
+
+    leader: NodeId
+    since: int
+    instance: _Instance
+
+
 class OrderingWatch:
-    """The part of an observer that looks at consensus."""
+    """The part of an observer that follows consensus."""
 
     def __init__(
         self,
         manifest: Manifest,
-        links: Links,
+        links: LinkHistory,
         sequences: Sequences,
         notes: Notes,
         keep: Callable[[Signed], None],
     ) -> None:
-        #: Takes what is signed and contradicts something else.
+        #: Stores a signed statement as a document.
         self._keep = keep
         self._members = manifest.broker_ids
         self._one_correct = manifest.quorums.one_correct
         self._cell = manifest.cell
         self._epoch = manifest.epoch
         self._keys = manifest.keys
-        self._looked_at: dict[tuple[NodeId, int], int] = {}
+        #: When a signature of a publisher was last verified, by the number of versions compared.
+        self._verified_at: dict[tuple[NodeId, int], int] = {}
         self._links = links
         self._sequences = sequences
         self._notes = notes
-        self._showings = Showings("Offer", links, notes)
-        #: What each member voted for: by kind, log, regency and instance.
+        self._offers = PublisherTurnout("Offer", links, notes)
+        #: The first vote of each member, by kind, log, regency and instance.
         self._values: OrderedDict[tuple[type, Protection, int, int], dict[NodeId, bytes]] = (
             OrderedDict()
         )
-        #: What was proposed and is not known here: who proposed it, when, and in which instance.
-        self._lacking: OrderedDict[Item, tuple[NodeId, int, _Instance]] = OrderedDict()
-        #: The first version of each offer.
+        #: Proposed items whose contents this broker does not hold.
+        self._lacking: OrderedDict[Item, _Lacking] = OrderedDict()
+        #: The first version of each offer, by stream and first number.
         self._offered: OrderedDict[tuple[Stream, int], Offer] = OrderedDict()
-        #: So many instances a new leader may have to fill with nothing: those left open before it.
-        self._open = 2 * max(
+        #: The most instances that a new leader may have to fill with empty batches.
+        self._max_left_open = 2 * max(
             (c.policy.limits.pipeline for c in manifest.channels if c.policy.total), default=0
         )
         self._standings = Standings(manifest.quorums, links, notes)
         self._parts = LogParts(manifest, notes)
 
     def on_message(self, sender: NodeId, message: Message, now: Millis) -> None:
-        """Something of another broker or of a publisher."""
+        """A broker or publisher sends a message about total order."""
         if sender not in self._members and not isinstance(message, Offer):
             return
         match message:
@@ -84,60 +104,61 @@ class OrderingWatch:
             case Propose():
                 self._on_propose(sender, message, now)
             case Standing():
-                self._standings.hear(sender, message, now)
+                self._standings.on_standing(sender, message, now)
             case Stop():
-                self._standings.stopped(sender, message, now)
+                self._standings.on_stop(sender, message, now)
             case Offer():
                 self._on_offer(sender, message, now)
             case LogPart(batches=batches):
-                self._parts.handed(sender, message, now)
+                self._parts.on_log_part(sender, message, now)
                 for batch in batches:
-                    self._ordered(batch)
+                    self._on_batch(batch)
             case Fetched(batch=batch):
-                self._ordered(batch)
+                self._on_batch(batch)
             case StateHead():
-                self._standings.handed(sender, message, now)
+                self._standings.on_state_head(sender, message, now)
                 self._lacking.clear()
             case _:
                 pass
 
     def _on_offer(self, sender: NodeId, offer: Offer, now: Millis) -> None:
         stream, first = offer.stream, offer.first
-        self._compare(offer, now)
+        self._compare_versions(offer, now)
         if sender == stream.publisher:
-            self._look_at_signature(sender, offer, now)
-            self._showings.shown(now, (stream, first))
-        elif self._may_look(stream.publisher, now) and self._holds(self._signed(offer)):
-            self._showings.enough(now, (stream, first))
+            self._check_signature(sender, offer, now)
+            self._offers.on_publisher_message(now, (stream, first))
+        elif self._may_verify(stream.publisher, now) and self._holds(self._signed(offer)):
+            self._offers.on_quorum(now, (stream, first))
 
-    def _compare(self, offer: Offer, now: Millis) -> None:
-        """Two versions of one offer, both signed, prove that their publisher lies."""
+    def _compare_versions(self, offer: Offer, now: Millis) -> None:
+        """Keep two signed versions of one offer: they prove that their publisher equivocated."""
         place = (offer.stream, offer.first)
         self._lacking.pop(offer.item, None)
         known = self._offered.get(place)
         if known is None:
             remember(self._offered, place, offer)
-        elif known.digests != offer.digests and self._may_look(offer.stream.publisher, now, 2):
+        elif known.digests != offer.digests and self._may_verify(offer.stream.publisher, now, 2):
             versions = [self._signed(known), self._signed(offer)]
             if all(map(self._holds, versions)):
                 for version in versions:
                     self._keep(version)
 
-    def _look_at_signature(self, sender: NodeId, offer: Offer, now: Millis) -> None:
-        """Brokers need not look at signatures of publishers that they hear themselves.
+    def _check_signature(self, sender: NodeId, offer: Offer, now: Millis) -> None:
+        """Verify a sample of a publisher's signatures.
 
-        One every few milliseconds is enough to find out who sends false ones.
+        Brokers need not verify offers that came from the publisher itself, so a false signature
+        would go unnoticed. A sample is enough to find a publisher that sends false ones.
         """
-        if offer.signature and self._may_look(sender, now):
+        if offer.signature and self._may_verify(sender, now):
             kind = Kind.CAME if self._holds(self._signed(offer)) else Kind.CONTRADICTS
             self._notes.add(now, kind, sender, "signature", "Offer", offer.stream, offer.first)
 
-    def _may_look(self, publisher: NodeId, now: Millis, versions: int = 1) -> bool:
-        """Whether it is time to look at a signature again, or at those of two versions."""
-        if now - self._looked_at.get((publisher, versions), -1000) < LOOK_MS:
+    def _may_verify(self, publisher: NodeId, now: Millis, versions: int = 1) -> bool:
+        """Whether another signature, or those of two versions, may be verified now."""
+        if now - self._verified_at.get((publisher, versions), -1000) < VERIFY_EVERY_MS:
             return False
         if holder(publisher) in self._keys:
-            self._looked_at[publisher, versions] = now
+            self._verified_at[publisher, versions] = now
         return True
 
     def _signed(self, offer: Offer) -> Signed:
@@ -150,34 +171,32 @@ class OrderingWatch:
         key = self._keys.get(holder(signed.signer))
         return key is not None and signature_holds(signed, key.verify_key)
 
-    def on_own(self, message: Message, now: Millis) -> None:
-        """Something that this node sends."""
-        match message:
-            case Propose(batch=batch):
-                self._ordered(batch)
-            case _:
-                pass
+    def on_own_message(self, message: Message) -> None:
+        """This node sends a message."""
+        if isinstance(message, Propose):
+            self._on_batch(message.batch)
 
-    def forget(self, peer: NodeId) -> None:
-        """A new session: whoever restarts begins anew."""
-        self._standings.forget(peer)
+    def on_new_session(self, peer: NodeId) -> None:
+        """Forget a peer's reports: it may have restarted."""
+        self._standings.on_new_session(peer)
 
     def sweep(self, now: Millis) -> None:
-        """What has not come by now is missing."""
-        self._showings.sweep(now)
-        told: _Instance | None = None
+        """Note the offers and the proposed contents that have not come in time."""
+        self._offers.sweep(now)
+        noted: _Instance | None = None
         while self._lacking:
-            item, (leader, since, instance) = next(iter(self._lacking.items()))
+            item, lacking = next(iter(self._lacking.items()))
+            leader, since = lacking.leader, lacking.since
             if now - since < PATIENCE_MS:
                 break
             del self._lacking[item]
-            if leader in self._links.up_since and instance != told:
-                # Whoever proposes something holds it, and hands it over when asked.
-                state = "" if self._links.owed(leader, since) else MENDED
+            if leader in self._links.up_since and lacking.instance != noted:
+                # A leader holds what it proposes, and sends it when asked.
+                reason = "" if self._links.is_complete(leader, since) else MENDED
                 self._notes.add(
-                    now, Kind.MISSING, leader, state, "Propose", item.stream, item.first
+                    now, Kind.MISSING, leader, reason, "Propose", item.stream, item.first
                 )
-                told = instance
+                noted = lacking.instance
 
     # ------------------------------------------------------------------ votes
 
@@ -191,10 +210,10 @@ class OrderingWatch:
             self._notes.add(now, Kind.CONTRADICTS, sender, "itself", name, stream, vote.instance)
         votes.setdefault(sender, vote.value)
         if self._is_leader_vote(vote, sender):
-            self._sequences.led(now, sender, stream, vote.regency, vote.instance)
+            self._sequences.on_leader_vote(now, sender, stream, vote.regency, vote.instance)
         agreed = [value for value in votes.values() if value == vote.value]
         if len(agreed) >= self._one_correct:
-            # One of them is correct and was shown that value by the leader of this regency.
+            # One of them is correct and got that value from the leader of this regency.
             leader = self._members[vote.regency % len(self._members)]
             for other, value in votes.items():
                 if value != vote.value:
@@ -203,16 +222,18 @@ class OrderingWatch:
                         now, Kind.CONTRADICTS, other, reason, name, stream, vote.instance
                     )
         if isinstance(vote, Accept) and len(agreed) >= self._one_correct:
-            # It is decided: others hold what is in it, and have it from somebody.
+            # It is decided: other brokers hold the contents.
             instance = (vote.log, vote.regency, vote.instance)
-            for item in [item for item, entry in self._lacking.items() if entry[2] == instance]:
+            for item in [
+                item for item, entry in self._lacking.items() if entry.instance == instance
+            ]:
                 del self._lacking[item]
 
     def _is_leader_vote(self, vote: Write | Accept, voter: NodeId) -> bool:
-        """Whether a leader votes for what it wants decided, and has said all of it to us.
+        """Whether a leader votes for an instance that it must have proposed to us.
 
-        Of what it knew before it repeats votes alone, be it that it restarted. Of which epochs
-        there are others, and who leads there, this observer does not know.
+        For an instance that it knew when our view of it became complete, a leader may repeat its
+        vote alone, for example after a restart. Leaders of other epochs are unknown here.
         """
         standing = self._standings.of(vote.log, voter)
         known = self._standings.known(vote.log, voter)
@@ -230,18 +251,21 @@ class OrderingWatch:
 
     def _on_propose(self, sender: NodeId, message: Propose, now: Millis) -> None:
         log = log_stream(message.log)
-        self._sequences.proposed(sender, log, message.regency, message.instance)
+        self._sequences.on_proposal(sender, log, message.regency, message.instance)
         instance = (message.log, message.regency, message.instance)
         if not message.batch and sender == self._members[message.regency % len(self._members)]:
-            left_open = self._open if message.regency else 0  # the first has no predecessor
-            self._sequences.proposed_nothing(now, sender, log, message, left_open)
+            left_open = (
+                self._max_left_open if message.regency else 0
+            )  # regency 0 has no predecessor
+            self._sequences.on_empty_proposal(now, sender, log, message, left_open)
         for item in message.batch:
             place = (item.stream, item.first)
-            self._showings.enough(now, place)
+            self._offers.on_quorum(now, place)
             known = self._offered.get(place)
             if (known is None or known.item != item) and item not in self._lacking:
-                remember(self._lacking, item, (sender, now, instance))
+                remember(self._lacking, item, _Lacking(sender, now, instance))
 
-    def _ordered(self, batch: Batch) -> None:
+    def _on_batch(self, batch: Batch) -> None:
+        """A batch can be fetched from another node than its leader."""
         for item in batch:
             self._lacking.pop(item, None)

@@ -1,23 +1,34 @@
-"""Sequences: what one node says of one thing comes in the order of its numbers.
+"""Numbers that must not decrease within a session.
 
-Sessions keep order, and show what they lose. So a broker that acknowledges less than it did takes
-something back, and a leader votes for what it has proposed before. What is before the first thing
-heard in a session, or since something got lost, nobody can tell.
+Sessions keep order and reveal losses. So a broker that acknowledges less than before takes an
+acknowledgement back, and a leader that votes for an instance must have proposed it before. After a
+new session or a loss the memory starts empty, because earlier messages may be unknown.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
+import msgspec
+
 from quorumcast.broadcast.messages import Ack
 from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.ordering.messages import Propose
 from quorumcast.watch.observation import Kind, Notes, remember
 
-#: The reason of proposals with nothing in them.
+#: Reason: the leader proposed an empty batch without need.
 HOLLOW = "hollow"
-#: … and of those that come after the leader's own votes for them, or not at all.
+#: Reason: the leader voted for an instance before it proposed it, or without proposing it.
 VOTED_FIRST = "voted-first"
+
+
+class _Proposals(msgspec.Struct, frozen=True):
+    """A leader's proposals in its latest regency."""
+
+    regency: int
+    #: The highest instance.
+    last: int = 0
+    count: int = 0
 
 
 class Sequences:
@@ -25,50 +36,52 @@ class Sequences:
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
+        #: The highest number that each peer acknowledged.
         self._acks: OrderedDict[tuple[NodeId, Stream], int] = OrderedDict()
-        #: The regency in which a leader proposes, and the highest instance.
-        self._proposals: OrderedDict[tuple[NodeId, Stream], tuple[int, int]] = OrderedDict()
-        #: The regency in which a leader proposed nothing, the last such instance, and their number.
-        self._hollow: OrderedDict[tuple[NodeId, Stream], tuple[int, int, int]] = OrderedDict()
+        #: All proposals of each leader, and those with an empty batch.
+        self._proposals: OrderedDict[tuple[NodeId, Stream], _Proposals] = OrderedDict()
+        self._hollow: OrderedDict[tuple[NodeId, Stream], _Proposals] = OrderedDict()
 
     def forget(self, peer: NodeId) -> None:
-        """Something got lost, or everything begins anew."""
+        """Start again after a new session or a loss."""
         for memory in (self._acks, self._proposals):
             for key in [key for key in memory if key[0] == peer]:
                 del memory[key]
 
-    def acknowledged(self, now: Millis, peer: NodeId, ack: Ack) -> None:
-        """A broker says how far it is."""
+    def on_ack(self, now: Millis, peer: NodeId, ack: Ack) -> None:
+        """A broker acknowledges numbers of a stream."""
         before = self._acks.get((peer, ack.stream), 0)
         if ack.upto < before:
             self._notes.add(now, Kind.BACKWARDS, peer, "", "Ack", ack.stream, ack.upto)
         remember(self._acks, (peer, ack.stream), max(ack.upto, before))
 
-    def proposed(self, peer: NodeId, log: Stream, regency: int, instance: int) -> None:
-        """A leader proposes; what it repeats is as far as it was before."""
-        led, top = self._proposals.get((peer, log), (regency, 0))
-        top = top if led == regency else 0
-        remember(self._proposals, (peer, log), (regency, max(instance, top)))
+    def on_proposal(self, peer: NodeId, log: Stream, regency: int, instance: int) -> None:
+        """A leader proposes; a retransmission does not lower its highest instance."""
+        led = self._proposals.get((peer, log))
+        last = led.last if led is not None and led.regency == regency else 0
+        remember(self._proposals, (peer, log), _Proposals(regency, max(instance, last)))
 
-    def led(self, now: Millis, peer: NodeId, log: Stream, regency: int, instance: int) -> None:
-        """A leader votes in its own regency: nobody does so for what it has yet to propose."""
-        led, top = self._proposals.get((peer, log), (regency, 0))
-        if led < regency or (led == regency and instance > top):
+    def on_leader_vote(
+        self, now: Millis, peer: NodeId, log: Stream, regency: int, instance: int
+    ) -> None:
+        """A leader votes in its own regency: it must have proposed this instance."""
+        led = self._proposals.get((peer, log)) or _Proposals(regency)
+        if led.regency < regency or (led.regency == regency and instance > led.last):
             self._notes.add(now, Kind.BACKWARDS, peer, VOTED_FIRST, "Propose", log, instance)
 
-    def proposed_nothing(
+    def on_empty_proposal(
         self, now: Millis, peer: NodeId, log: Stream, message: Propose, left_open: int
     ) -> None:
         """A leader proposes an empty batch.
 
-        It has to where its predecessors `left_open` an instance, and nowhere else: whoever has
-        nothing to propose waits.
+        A new leader fills the instances that its predecessors `left_open` in this way. A leader
+        that has nothing to propose waits otherwise.
         """
         regency, instance = message.regency, message.instance
-        led, last, count = self._hollow.get((peer, log), (regency, 0, 0))
-        if led != regency:
-            last = count = 0
-        if instance > last:
-            remember(self._hollow, (peer, log), (regency, instance, count + 1))
-            if count >= left_open:
+        empty = self._hollow.get((peer, log))
+        if empty is None or empty.regency != regency:
+            empty = _Proposals(regency)
+        if instance > empty.last:
+            remember(self._hollow, (peer, log), _Proposals(regency, instance, empty.count + 1))
+            if empty.count >= left_open:
                 self._notes.add(now, Kind.PASSES_OVER, peer, HOLLOW, "Propose", log, instance)

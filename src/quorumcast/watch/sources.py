@@ -1,79 +1,92 @@
-"""Sources: whoever agrees to send contents sends them with every vote.
+"""Brokers that promised contents and send votes without them.
 
-A subscriber asks one broker for contents. Sessions keep order, so once a broker has answered, all
-its votes come with them, whatever gets lost before or after; but for those that were waiting for
-its disk meanwhile, where it has one. The last broker of a chain sends them unasked, as nobody else
-speaks to subscribers.
+A subscriber asks one broker, its source, to send contents with its votes. Sessions keep order. So
+once the source has answered, all its later votes must carry contents, whatever was lost before or
+after. Votes that were waiting for the source's disk at that time are an exception. The last broker
+of a chain sends contents without being asked, because no other broker votes to the subscriber.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.watch.observation import Kind, Notes
-from quorumcast.watch.turnout import BUCKETS, PATIENCE_MS, Links
+from quorumcast.watch.turnout import BUCKETS, PATIENCE_MS, LinkHistory
 
-#: Requests to one broker that are remembered until they are answered.
+#: Unanswered requests that are remembered per broker and channel.
 MAX_REQUESTS = 16
 
 
-class Sources:
-    """Brokers that one node has asked to send contents with their votes."""
+class _Promise(msgspec.Struct):
+    """Contents that a broker was asked for."""
 
-    def __init__(self, manifest: Manifest, links: Links, notes: Notes) -> None:
+    #: The time of the request; once it is answered, the time of the answer.
+    since: int
+    #: Answers up to and including the one to this request; 0 once it is answered.
+    answers_left: int
+
+
+class Sources:
+    """The brokers that this node asked to send contents, by channel."""
+
+    def __init__(self, manifest: Manifest, links: LinkHistory, notes: Notes) -> None:
         self._manifest = manifest
         self._links = links
         self._notes = notes
-        #: When each broker was asked for votes, with contents or without, and has not answered.
+        #: Times of unanswered Subscribe messages, with contents or without.
         self._requests: dict[tuple[NodeId, Channel], deque[int]] = {}
-        #: Since when contents are wanted, or promised, and how many answers on they are owed.
-        self._asked: dict[tuple[NodeId, Channel], tuple[int, int]] = {}
+        self._promises: dict[tuple[NodeId, Channel], _Promise] = {}
 
-    def forget(self, peer: NodeId) -> None:
-        """A new session."""
-        for memory in (self._asked, self._requests):
-            for place in [place for place in memory if place[0] == peer]:
-                del memory[place]
+    def on_new_session(self, peer: NodeId) -> None:
+        """Forget the requests of the previous session."""
+        for memory in (self._promises, self._requests):
+            for key in [key for key in memory if key[0] == peer]:
+                del memory[key]
 
-    def ask(self, now: Millis, peer: NodeId, channel: Channel, *, bodies: bool) -> None:
-        """A broker is asked for its votes; what it says before it answers it says as before."""
-        place = (peer, channel)
-        requests = self._requests.setdefault(place, deque(maxlen=MAX_REQUESTS))
+    def on_subscribe(self, now: Millis, peer: NodeId, channel: Channel, *, bodies: bool) -> None:
+        """This node asks a broker for votes, with contents or without."""
+        key = (peer, channel)
+        requests = self._requests.setdefault(key, deque(maxlen=MAX_REQUESTS))
         while requests and now - requests[0] >= PATIENCE_MS:
-            requests.popleft()  # lost, or it would have been answered
+            requests.popleft()  # it was lost, or it would have been answered
         requests.append(now)
         if not bodies:
-            self.release(*place)
-        elif place not in self._asked:
-            self._asked[place] = (now, len(requests))
+            self.release(*key)
+        elif key not in self._promises:
+            self._promises[key] = _Promise(now, len(requests))
 
     def release(self, peer: NodeId, channel: Channel) -> None:
-        """A broker need not send contents any more."""
-        self._asked.pop((peer, channel), None)
+        """Stop expecting contents from a broker."""
+        self._promises.pop((peer, channel), None)
 
-    def answered(self, now: Millis, peer: NodeId, channel: Channel) -> None:
-        """A broker has heard one of the things that it was asked."""
-        place = (peer, channel)
-        if self._requests.get(place):
-            self._requests[place].popleft()
-        since, answers = self._asked.get(place, (0, 0))
-        if answers:
-            self._asked[place] = (now if answers == 1 else since, answers - 1)
+    def on_answer(self, now: Millis, peer: NodeId, channel: Channel) -> None:
+        """A broker answers its oldest unanswered request."""
+        key = (peer, channel)
+        if self._requests.get(key):
+            self._requests[key].popleft()
+        promise = self._promises.get(key)
+        if promise is not None and promise.answers_left:
+            promise.answers_left -= 1
+            if not promise.answers_left:
+                promise.since = now
 
-    def voted(self, now: Millis, peer: NodeId, vote: Vote, bodies: int) -> None:
-        """A broker votes, with so many contents."""
-        since, answers = self._asked.get((peer, vote.stream.channel), (now, 1))
-        clear = now - max(since, self._links.clear_since.get(peer, now))
-        last = vote.order[-1:] == (peer,)
-        # Where packets get lost, what asked it may have been among them.
-        sure = clear >= PATIENCE_MS // 2 and not self._links.state(peer, since)
+    def on_vote(self, now: Millis, peer: NodeId, vote: Vote, bodies: int) -> None:
+        """A broker votes, and sends this many bodies with the vote."""
+        promise = self._promises.get((peer, vote.stream.channel)) or _Promise(now, 1)
+        since = promise.since
+        clear_ms = now - max(since, self._links.clear_since.get(peer, now))
+        is_end_of_chain = vote.order[-1:] == (peer,)
+        # Without an answer the request may have been lost, if the link loses packets.
+        was_heard = clear_ms >= PATIENCE_MS // 2 and not self._links.loss_reason(peer, since)
         entry = self._manifest.channel(vote.stream.channel)
-        waits_ms = PATIENCE_MS // 2 if entry is None or entry.policy.needs_store else 0
-        promised = not answers and now - since >= waits_ms
-        if last or promised or sure:
+        disk_ms = PATIENCE_MS // 2 if entry is None or entry.policy.needs_store else 0
+        is_promised = not promise.answers_left and now - since >= disk_ms
+        if is_end_of_chain or is_promised or was_heard:
             self._notes.add(
                 now, Kind.CAME if bodies else Kind.MISSING, peer, "", "Contents", vote.stream,
                 vote.first, bucket=BUCKETS[0] if bodies else 0,
