@@ -23,6 +23,22 @@ def test_sim_finds_the_ring_by_name_and_no_violation(capsys: pytest.CaptureFixtu
     assert report["deliveries"] > 1_000
 
 
+@pytest.mark.parametrize(
+    ("system", "words"),
+    [
+        ("rings", "there is no system 'rings'"),
+        ("tests.ring.ring:RING", "there is no system 'tests.ring.ring:RING'"),
+        ("tests.ring.ring:draw", "'tests.ring.ring:draw' is not a system: it is a function"),
+        ("", "there is no system ''"),
+    ],
+)
+def test_sim_system_that_is_none_is_refused_in_a_sentence(
+    system: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sim", "--system", system, "--seeds", "1"]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_known_bad_variant_of_the_ring_is_caught_and_its_attack_is_otherwise_clean() -> None:
     catch = try_variant(ANY_SENDER)
     assert (catch.caught, catch.by, catch.clean) == (True, "One holder", True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 EXAMPLE = "Example:  quorumcast sim --seeds 200 --policy ab+history --adversary alter"
 
 ALL = "all"
+CELL = "cell"
 #: Scenarios if nobody says how many: of a campaign, and for each mistake; and processes for those.
 SEEDS, MUTANT_SEEDS, MUTANT_JOBS = 100, 500, 2
 #: Failing seeds that are shown to people.
@@ -35,7 +36,7 @@ def sim(
     start: Annotated[int, typer.Option(help="The first seed.")] = 0,
     system: Annotated[
         str, typer.Option(help="What is simulated: cell, or one of yours as package.module:NAME.")
-    ] = "cell",
+    ] = CELL,
     policy: Annotated[str, typer.Option(help="A policy by name, or all of them.")] = ALL,
     adversary: Annotated[str, typer.Option(help="A fault by name, or all of them.")] = ALL,
     known_bad: Annotated[
@@ -96,6 +97,8 @@ def sim(
         raise UsageError(
             "--known-bad, --mutants, --coverage, --plan and --workload are five things; choose one"
         )
+    if system != CELL and (mutants or coverage or workload is not None):
+        raise UsageError("--mutants, --coverage and --workload are for cells: leave out --system")
     if mutants:
         run_mutants(
             only=only or [],
