@@ -16,11 +16,13 @@ from quorumcast.core.machine import (
     Bodies,
     CancelTimer,
     Connected,
+    Dial,
     Drop,
     DropReason,
     Effect,
     Event,
     Forget,
+    Hangup,
     Persist,
     Persisted,
     Receive,
@@ -75,9 +77,16 @@ class Wires:
 
     def __init__(self) -> None:
         self.sent: list[tuple[tuple[NodeId, ...], Message, Bodies]] = []
+        self.asked: list[tuple[str, NodeId]] = []
 
     def send(self, to: tuple[NodeId, ...], message: Message, bodies: Bodies) -> None:
         self.sent.append((to, message, bodies))
+
+    def dial(self, peer: NodeId) -> None:
+        self.asked.append(("dial", peer))
+
+    def hangup(self, peer: NodeId) -> None:
+        self.asked.append(("hangup", peer))
 
     def peers(self) -> list[NodeId]:
         return []
@@ -105,6 +114,8 @@ def test_driver_effects_are_carried_out_in_order() -> None:
             Send((A, B), word("2"), (b"x",)),
             Drop(DropReason.DUPLICATE, B),
             Suspect(B, Suspicion.SILENT),
+            Dial(B),
+            Hangup(A),
         ]
         driver = Driver(
             Toy(lambda event: effects),
@@ -115,6 +126,7 @@ def test_driver_effects_are_carried_out_in_order() -> None:
         driver.receive(B, [(word("in"), (b"body",))])
         assert wires.sent == [((B,), word("1"), ()), ((A, B), word("2"), (b"x",))]
         assert told == [(Acknowledged(STREAM, 1), 1)]
+        assert wires.asked == [("dial", B), ("hangup", A)]
         assert driver.telemetry.publications == 3
         assert driver.telemetry.drops["duplicate"] == 1
         assert driver.telemetry.suspicions[B, "silent"] == 1

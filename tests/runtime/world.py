@@ -13,6 +13,7 @@ import uvloop
 
 from quorumcast.cell.messages import CELL_FAMILY
 from quorumcast.core.ids import NodeId
+from quorumcast.core.machine import DialFailure
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Farewell, Hello, Opened, Session, Welcome
 from quorumcast.runtime.links.greeting import Greeter, decode_greeting, encode_greeting
@@ -67,6 +68,7 @@ class Heard:
         self.packets: list[tuple[NodeId, Opened]] = []
         self.up: list[NodeId] = []
         self.down: list[NodeId] = []
+        self.failed: list[tuple[NodeId, DialFailure]] = []
 
     def receive(self, peer: NodeId, opened: Opened) -> None:
         self.packets.append((peer, opened))
@@ -76,6 +78,9 @@ class Heard:
 
     def peer_down(self, peer: NodeId) -> None:
         self.down.append(peer)
+
+    def unreachable(self, peer: NodeId, reason: DialFailure) -> None:
+        self.failed.append((peer, reason))
 
     @property
     def messages(self) -> list[Any]:

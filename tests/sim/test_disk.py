@@ -61,6 +61,10 @@ class Toy:
 class NoWire:
     def transmit(self, sender: NodeId, receiver: NodeId, parcels: list[Parcel]) -> None: ...
 
+    def dial(self, caller: NodeId, callee: NodeId) -> None: ...
+
+    def hangup(self, end: NodeId, peer: NodeId) -> None: ...
+
 
 class Lone:
     """One node with a disk, and nobody to talk to."""

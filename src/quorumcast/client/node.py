@@ -35,7 +35,7 @@ from quorumcast.client.watching import Watching
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import Overflow
-from quorumcast.core.machine import Accuse, Machine, Suspect
+from quorumcast.core.machine import Accuse, DialFailure, Machine, Suspect
 from quorumcast.core.statements import Evidence
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.session import Opened
@@ -350,6 +350,11 @@ class Node:
         self._reach.lose(peer)
         for driver in self._drivers():
             driver.peer_down(peer)
+
+    def unreachable(self, peer: NodeId, reason: DialFailure) -> None:
+        """A dialed peer cannot be reached."""
+        for driver in self._drivers():
+            driver.unreachable(peer, reason)
 
     def _on_held(self) -> None:
         """The subscriber is held or goes on, or the node has begun to publish."""

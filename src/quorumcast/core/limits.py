@@ -24,6 +24,8 @@ MAX_ROWS = 1 << 20
 MAX_NAME = 128
 #: There is no port beyond; systems count on from 0 there, and somebody may answer.
 LAST_PORT = 65_535
+#: Links that a node has dialed, at a time.
+MAX_DIALED = 64
 #: How often a client may be there at once beside itself, at seats of its own ("spark#3").
 MAX_SEATS = 64
 #: Streams named in one message.

@@ -71,6 +71,26 @@ class Disconnected(Event, frozen=True):
     peer: NodeId
 
 
+class DialFailure(enum.Enum):
+    """Why a dialed peer could not be reached."""
+
+    #: The directory does not list the peer, or has no address for it.
+    UNKNOWN = "unknown-peer"
+    #: This node has as many dialed links as it may have.
+    OVER_LIMIT = "over-limit"
+    #: Nobody answered, or somebody else did; later it may be otherwise.
+    NO_ANSWER = "no-answer"
+    #: The peer answered and does not want the link.
+    REFUSED = "refused"
+
+
+class Unreachable(Event, frozen=True):
+    """A `Dial` has failed; the machine decides whether to try again."""
+
+    peer: NodeId
+    reason: DialFailure
+
+
 class TimerFired(Event, frozen=True):
     """A timer set earlier has run out."""
 
@@ -149,6 +169,26 @@ class Send(Effect, frozen=True):
     to: tuple[NodeId, ...]
     message: Message
     bodies: Bodies = ()
+
+
+class Dial(Effect, frozen=True):
+    """Call a peer once: `Connected` follows, or `Unreachable`.
+
+    Nothing happens if there is a link, if one is under way, or if the directory has one of the two
+    nodes keep it: such a link is called again and again anyway.
+    """
+
+    peer: NodeId
+
+
+class Hangup(Effect, frozen=True):
+    """End a link after what was sent on it, whoever called, or a call that is under way.
+
+    `Disconnected` follows if there was a link; nothing follows a call that is called off. A link
+    that the directory keeps stays: the request is ignored and counted.
+    """
+
+    peer: NodeId
 
 
 class SetTimer(Effect, frozen=True):

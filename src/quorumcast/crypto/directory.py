@@ -72,3 +72,8 @@ class Directory(Protocol):
     def is_broker(self, node: NodeId) -> bool:
         """Whether a node serves others, so that they suffer if it is not heard; else a client."""
         ...
+
+
+def is_kept(directory: Directory, one: NodeId, other: NodeId) -> bool:
+    """Whether one of two nodes keeps a link to the other."""
+    return other in directory.calls(one) or one in directory.calls(other)

@@ -21,11 +21,14 @@ from quorumcast.core.machine import (
     Accuse,
     CancelTimer,
     Connected,
+    Dial,
+    DialFailure,
     Disconnected,
     Drop,
     Effect,
     Event,
     Forget,
+    Hangup,
     Machine,
     Persist,
     Persisted,
@@ -38,6 +41,7 @@ from quorumcast.core.machine import (
     Suspect,
     Timer,
     TimerFired,
+    Unreachable,
 )
 from quorumcast.core.message import Message
 from quorumcast.crypto.keyring import Keyring
@@ -148,6 +152,8 @@ class Driver:
             CancelTimer: self._on_cancel_timer,
             Persist: self._on_persist,
             Forget: self._on_forget,
+            Dial: lambda effect: links.dial(effect.peer),
+            Hangup: lambda effect: links.hangup(effect.peer),
             Drop: self._on_drop,
             Suspect: self._on_suspect,
             Accuse: self._on_accuse,
@@ -236,6 +242,10 @@ class Driver:
     def peer_down(self, peer: NodeId) -> None:
         """A peer cannot be reached for now."""
         self.feed(Disconnected(peer))
+
+    def unreachable(self, peer: NodeId, reason: DialFailure) -> None:
+        """A dialed peer cannot be reached."""
+        self.feed(Unreachable(peer, reason))
 
     def _fail(self, error: Exception) -> None:
         # A machine that raises has broken an invariant of its own: it must not go on.

@@ -21,7 +21,7 @@ from quorumcast.client.packing import Clock, wall_us
 from quorumcast.client.sync import Closes, LoopThread, SyncNode
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import DIGEST_SIZE, NodeId
-from quorumcast.core.machine import Bodies
+from quorumcast.core.machine import Bodies, DialFailure
 from quorumcast.core.message import Message
 from quorumcast.crypto.session import Opened
 from quorumcast.faults.cell.catalogue import make_fault
@@ -78,6 +78,15 @@ class MemoryLinks:
                 packets.setdefault(sender, []).append((message, bodies))
         for sender, opened in packets.items():
             self.listener.receive(sender, opened)
+
+    def dial(self, peer: NodeId) -> None:
+        """Nothing for brokers, whose links are kept; clients cannot be called."""
+        if self._network.manifest.address(peer) is None:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self.listener.unreachable, peer, DialFailure.UNKNOWN)
+
+    def hangup(self, peer: NodeId) -> None:
+        """Nothing: all links of a cell are kept."""
 
     def peers(self) -> list[NodeId]:
         """Who can be reached."""
@@ -160,6 +169,9 @@ class _Deferred:
 
     def peer_down(self, peer: NodeId) -> None:
         self.driver.peer_down(peer)
+
+    def unreachable(self, peer: NodeId, reason: DialFailure) -> None:
+        self.driver.unreachable(peer, reason)
 
 
 class MemoryCell:

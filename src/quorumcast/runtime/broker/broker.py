@@ -29,7 +29,7 @@ from quorumcast.cell.serving.membership import Adopt, Renewal
 from quorumcast.cell.tracing import CELL_NOTES
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import DIGEST_SIZE, NodeId
-from quorumcast.core.machine import Accuse, Suspect
+from quorumcast.core.machine import Accuse, DialFailure, Suspect
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened
@@ -274,6 +274,10 @@ class BrokerNode:
         """A peer cannot be reached."""
         note("peer down", peer=peer)
         self.driver.peer_down(peer)
+
+    def unreachable(self, peer: NodeId, reason: DialFailure) -> None:
+        """A dialed peer cannot be reached."""
+        self.driver.unreachable(peer, reason)
 
     # -------------------------------------------------------------------- epochs
 

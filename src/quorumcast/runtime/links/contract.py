@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from quorumcast.core.ids import NodeId
-from quorumcast.core.machine import Bodies
+from quorumcast.core.machine import Bodies, DialFailure
 from quorumcast.core.message import Message
 from quorumcast.crypto.session import Farewell, Hello, Opened, Session, Welcome
 
@@ -32,6 +32,10 @@ class Listener(Protocol):
         """A peer cannot be reached for now."""
         ...
 
+    def unreachable(self, peer: NodeId, reason: DialFailure) -> None:
+        """A dialed peer cannot be reached."""
+        ...
+
 
 class Trouble(msgspec.Struct, frozen=True):
     """Why there is no link to a peer."""
@@ -47,6 +51,14 @@ class Links(Protocol):
 
     def send(self, to: tuple[NodeId, ...], message: Message, bodies: Bodies) -> None:
         """Put a message into each peer's outbox; it leaves with the end of this loop turn."""
+        ...
+
+    def dial(self, peer: NodeId) -> None:
+        """Call a peer once (`core.machine.Dial`); the listener hears what came of it later."""
+        ...
+
+    def hangup(self, peer: NodeId) -> None:
+        """End a link or call (`core.machine.Hangup`); the listener hears of it later."""
         ...
 
     def peers(self) -> list[NodeId]:

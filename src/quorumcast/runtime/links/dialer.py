@@ -1,4 +1,4 @@
-"""Keeps calling one peer until it answers, and again when the link breaks.
+"""Calls one peer: a `Dialer` until it answers, and again when the link breaks; a `Call` once.
 
 Pauses between attempts double up to a limit and are drawn with jitter, so that the clients of a
 broker that comes back do not all call in the same instant. A link that was open resets the pause,
@@ -15,6 +15,7 @@ import logging
 import random
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Protocol
 
 from quorumcast.core.ids import NodeId
@@ -94,6 +95,41 @@ class Dialer:
             if link.displaced:
                 note(self.trouble.sentence, level=logging.WARNING, calls_again_in_s=pause)
             await asyncio.sleep(pause * self._rng.uniform(0.5, 1.5))
+
+
+class Call:
+    """One call to a peer, and the link that comes of it."""
+
+    def __init__(
+        self,
+        link: Link,
+        address: Address,
+        limits: TransportLimits,
+        failed: Callable[[Call, Trouble], None],
+    ) -> None:
+        self.link = link
+        self._task = asyncio.get_running_loop().create_task(self._run(address, limits, failed))
+
+    async def _run(
+        self,
+        address: Address,
+        limits: TransportLimits,
+        failed: Callable[[Call, Trouble], None],
+    ) -> None:
+        trouble = await attempt(self.link, address, limits)
+        if not self.link.was_open:
+            failed(self, trouble)
+
+    def stop(self) -> None:
+        """Call it off; an open link is the transport's to close."""
+        if self.link.phase is not Phase.OPEN:
+            self._task.cancel()
+            self.link.abort("stopped")
+
+    async def stopped(self) -> None:
+        """Until nothing of the attempt is left."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
 
 
 async def attempt(link: Link, address: Address, limits: TransportLimits) -> Trouble:

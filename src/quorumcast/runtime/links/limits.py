@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quorumcast.core.limits import MAX_FRAME_BYTES, MAX_MANIFEST_BYTES
+from quorumcast.core.limits import MAX_DIALED, MAX_FRAME_BYTES, MAX_MANIFEST_BYTES
 
 #: A farewell with a manifest and the words on it is no longer than this.
 MAX_PROOF_BYTES = MAX_MANIFEST_BYTES + 64 * 1024
@@ -31,6 +31,8 @@ class TransportLimits(msgspec.Struct, frozen=True, kw_only=True):
     claims_per_name: int = 8
     claims_of_clients: int = 256
     claims_of_brokers: int = 256
+    #: Links that this node has dialed, open or under way.
+    dialed_links: int = MAX_DIALED
     #: How long a greeting may take.
     greeting_timeout_s: float = 5.0
     #: How long a connection attempt may take.

@@ -90,6 +90,7 @@ class Lost(enum.Enum):
     HALF_SENT = "half-sent"
     DEAF = "deaf"
     NOT_CONNECTED = "not-connected"
+    KEPT = "kept-link"
 
 
 class Phase(enum.Enum):
@@ -182,8 +183,9 @@ class Link(asyncio.BufferedProtocol):
         self.listed = False
         #: Since when the socket's buffer is full; None if it takes bytes.
         self.full_since: float | None = None
-        #: Whether the link ever got as far as OPEN.
+        #: Whether the link ever got as far as OPEN, and when.
         self.was_open = False
+        self.opened_at = 0.0
         #: Set when the socket is gone.
         self.gone = asyncio.Event()
         self._hello: Hello | None = None
@@ -479,6 +481,7 @@ class Link(asyncio.BufferedProtocol):
         self.phase = Phase.OPEN
         self._take = self._on_packet
         self.was_open = True
+        self.opened_at = asyncio.get_running_loop().time()
         self._largest = limits.MAX_FRAME_BYTES
         self._owner.link_open(self)
 
@@ -562,6 +565,11 @@ class Link(asyncio.BufferedProtocol):
                 self._transport.close()
                 # A peer that reads nothing must not keep us waiting for ever.
                 asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._transport.abort)
+
+    def hang_up(self, reason: str) -> None:
+        """End the link after what waits has been written, and hand on nothing more."""
+        self._opened, self._handed = [], 0
+        self.close(reason)
 
     def displace(self) -> None:
         """The peer has proven itself on another link: tell this end of it, and end the link."""

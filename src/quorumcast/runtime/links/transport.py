@@ -4,6 +4,13 @@ The directory says who is known, and to whom links are kept by calling; all othe
 the other side. How two nodes greet is the business of a `Handshake`, and what they say that of the
 listener: nothing in here depends on the system that uses it. Each peer has at most one open link: a
 newer proven one replaces the older, since a peer that was killed comes back before TCP notices.
+
+Other links are made on demand (`dial`) and end on demand (`hangup`). Two nodes that dial each other
+at the same time end up with one link. A node whose call is not answered yet when the peer's link
+opens calls its own off: the peer cannot have opened that one, since it lacks the proof. If both
+calls were answered, and so both proofs are on their way, both ends keep the link that the node with
+the smaller name has called.
+
 Strangers are bounded in number, in time and in what they may send: they cost a fixed amount of
 memory whatever they do, and they give way to newer ones (`runtime.strangers`). An open link has
 been proven with a key of the directory, so there are never more of them than nodes in it; what each
@@ -29,12 +36,12 @@ from collections.abc import Callable, Mapping
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId, holder
-from quorumcast.core.machine import Bodies
+from quorumcast.core.machine import Bodies, DialFailure
 from quorumcast.core.message import Message
-from quorumcast.crypto.directory import Address, Directory
+from quorumcast.crypto.directory import Address, Directory, is_kept
 from quorumcast.crypto.session import encode_parcel
 from quorumcast.runtime.links.contract import Handshake, Listener, Trouble
-from quorumcast.runtime.links.dialer import Dialer, connect
+from quorumcast.runtime.links.dialer import Call, Dialer, connect
 from quorumcast.runtime.links.fairness import Account, Fairness, Judge, Load, Piece
 from quorumcast.runtime.links.limits import TransportLimits
 from quorumcast.runtime.links.link import Link, Lost, Phase
@@ -83,6 +90,8 @@ class Transport:
         #: Accounts without room for more, until their links have been looked at.
         self._crowded: set[NodeId] = set()
         self._dialers: dict[NodeId, Dialer] = {}
+        #: Links that were dialed, open or under way; at most `dialed_links`.
+        self._calls: dict[NodeId, Call] = {}
         self._server: asyncio.Server | None = None
         #: Links with something in their outbox, each once.
         self._waiting: list[Link] = []
@@ -117,6 +126,49 @@ class Transport:
     def calling(self, peer: NodeId) -> Link:
         """A link that a dialer is about to connect."""
         return Link(self, self._greeter, self._listener.receive, peer)
+
+    # ---------------------------------------------------------- links on demand
+
+    def dial(self, peer: NodeId) -> None:
+        """Call a peer once, unless there is a link, or one is kept or under way."""
+        directory, me = self._directory, self._greeter.name
+        if peer in self._open or peer in self._calls or is_kept(directory, me, peer):
+            return
+        address = directory.address(peer)
+        if address is None or holder(peer) not in directory.keys or peer == me:
+            self._loop.call_soon(self._listener.unreachable, peer, DialFailure.UNKNOWN)
+        elif len(self._calls) >= self._limits.dialed_links:
+            self._loop.call_soon(self._listener.unreachable, peer, DialFailure.OVER_LIMIT)
+        elif not self._closing:
+            self._calls[peer] = Call(self.calling(peer), address, self._limits, self._call_failed)
+
+    def _call_failed(self, call: Call, trouble: Trouble) -> None:
+        peer = call.link.peer
+        if self._calls.get(peer) is call:
+            del self._calls[peer]
+            note("cannot reach a peer", level=logging.DEBUG, peer=peer, reason=trouble.sentence)
+            reason = DialFailure.REFUSED if trouble.refused else DialFailure.NO_ANSWER
+            self._listener.unreachable(peer, reason)
+
+    def hangup(self, peer: NodeId) -> None:
+        """End a link or a call, unless the link is one that is kept."""
+        if is_kept(self._directory, self._greeter.name, peer):
+            self.telemetry.drops[Lost.KEPT.value] += 1
+            return
+        call, link = self._calls.pop(peer, None), self._open.pop(peer, None)
+        if link is not None:
+            link.hang_up(f"{self._greeter.name} hung up")
+            self._loop.call_soon(self._listener.peer_down, peer)
+        elif call is not None:
+            call.stop()
+
+    def _has_crossed(self, link: Link) -> bool:
+        """Whether a peer's call and one of ours were answered at the same time."""
+        call = self._calls.get(link.peer)
+        if call is None or call.link is link or call.link.phase is not Phase.OPEN:
+            return False
+        # The peer's greeting was under way when our link opened, and it lasts no longer than this.
+        return self._loop.time() - call.link.opened_at < self._limits.greeting_timeout_s
 
     # ------------------------------------------------------------------ sending
 
@@ -232,22 +284,37 @@ class Transport:
     def link_open(self, link: Link) -> None:
         """A peer is proven: its link replaces an older one."""
         self._strangers.leave(link)
+        crossed = self._has_crossed(link)
+        if crossed and self._greeter.name < link.peer:
+            link.close(f"{link.peer} has answered our own call")
+            return
+        call = self._calls.get(link.peer)
+        if call is not None and call.link is not link:
+            del self._calls[link.peer]
+            call.stop()
         link.account = self._fairness.account(link.peer)
         link.judge = None if self._judge is None else self._judge()
         older = self._open.get(link.peer)
         self._open[link.peer] = link
         if older is not None:
-            note(
-                f"{link.peer} connected from {link.address} while its link from {older.address} "
-                "was open: unless that one was lost, two processes use one identity",
-                level=logging.WARNING,
-                peer=link.peer,
-            )
-            older.displace()
+            self._replace(older, link, crossed=crossed)
             self._listener.peer_down(link.peer)
         if self._directory.is_broker(link.peer):
             self.telemetry.meet(link.peer)
         self._listener.peer_up(link.peer)
+
+    def _replace(self, older: Link, link: Link, *, crossed: bool) -> None:
+        """End the older link to a peer."""
+        if crossed:
+            older.close(f"{link.peer} has called as well")
+            return
+        note(
+            f"{link.peer} connected from {link.address} while its link from {older.address} "
+            "was open: unless that one was lost, two processes use one identity",
+            level=logging.WARNING,
+            peer=link.peer,
+        )
+        older.displace()
 
     def link_closed(self, link: Link) -> None:
         """A socket is gone."""
@@ -257,6 +324,8 @@ class Transport:
             self._on_proof(link.proof)
         if self._open.get(link.peer) is link:
             del self._open[link.peer]
+            if link.peer in self._calls:
+                del self._calls[link.peer]
             self._listener.peer_down(link.peer)
         if other_epoch > self._greeter.epoch and self._on_other_epoch is not None:
             self._ask(link)
@@ -312,6 +381,7 @@ class Transport:
         """How much each container fed by peers holds."""
         return {
             "links.open": len(self._open),
+            "links.dialed": len(self._calls),
             "links.strangers": len(self._strangers),
             "links.outbox_messages": sum(len(link.outbox) for link in self._open.values()),
             "links.outbox_bytes": sum(link.outbox_bytes for link in self._open.values()),
@@ -345,15 +415,24 @@ class Transport:
         self._directory = directory
         self._greeter = greeter
         self._fairness.retain(directory.keys)
-        dialers, self._dialers = self._dialers, {}
-        for dialer in dialers.values():
-            dialer.stop()
+        self._stop_calling()
         for link in self._all():
             link.close(f"{self._greeter.name} took epoch {greeter.epoch} of the manifest")
         for peer in list(self._open):
             del self._open[peer]
             self._listener.peer_down(peer)
         self.call_peers()
+
+    def _stop_calling(self) -> None:
+        """Call nobody any more; open links stay."""
+        for dialer in self._dialers.values():
+            dialer.stop()
+        self._dialers = {}
+        calls, self._calls = self._calls, {}
+        for peer, call in calls.items():
+            if not call.link.was_open:
+                call.stop()
+                self._listener.unreachable(peer, DialFailure.NO_ANSWER)
 
     def _all(self) -> list[Link]:
         """Every link that is not being called."""
@@ -363,9 +442,7 @@ class Transport:
         """That epoch does not name us: serve nobody, and only say where the others are."""
         self.flush()
         self._greeter.leave(epoch)
-        for dialer in self._dialers.values():
-            dialer.stop()
-        self._dialers = {}
+        self._stop_calling()
         for link in self._all():
             link.close(f"{self._greeter.name} has left the cell with epoch {epoch}")
 
@@ -376,12 +453,13 @@ class Transport:
             self._asking.cancel()
         if self._server is not None:
             self._server.close()
-        for dialer in self._dialers.values():
-            dialer.stop()
+        calling: list[Dialer | Call] = [*self._dialers.values(), *self._calls.values()]
+        for one in calling:
+            one.stop()
         self.flush()
         await self._close_links()
-        for dialer in self._dialers.values():
-            await dialer.stopped()
+        for one in calling:
+            await one.stopped()
 
     async def _close_links(self) -> None:
         links: Mapping[Link, object] = dict.fromkeys(self._all())

@@ -1,9 +1,10 @@
 """Links between nodes: real sealed bytes over a network that delays, loses, repeats and reorders.
 
-Clients connect to every broker; of two brokers the one earlier in the manifest connects to the
-later one. A connection is made with fresh nonces, exactly as in the runtime: both ends derive a
-`Session` from their pairwise key, every packet is sealed and opened for real, and what the network
-or an attacker on the wire does to the bytes is noticed, or not, by the code that will run.
+Links are kept (`connect`), or dialed once and hung up when a machine asks for it. Two nodes that
+dial each other share one call, where the runtime makes two and keeps one. A connection is made with
+fresh nonces, exactly as in the runtime: both ends derive a `Session` from their pairwise key, every
+packet is sealed and opened for real, and what the network or an attacker on the wire does to the
+bytes is noticed, or not, by the code that will run.
 
 Within the *safety phase* the network draws its misfortunes from `Weather`; `calm()` ends all of
 them. Each direction of a link may have a latency and a loss of its own (`LinkWeather`), which may
@@ -13,13 +14,15 @@ at once and sessions break shortly after; healing lets both ends reconnect.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
 
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import NodeId, holder
+from quorumcast.core.limits import MAX_DIALED
+from quorumcast.core.machine import DialFailure
 from quorumcast.core.message import Message
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.mac import MAC_SIZE
@@ -40,6 +43,8 @@ from quorumcast.sim.kernel.scheduler import Scheduler
 #: How long a broken link stays unnoticed, and how long the ends wait before they try again.
 NOTICE_MS = 15
 RECONNECT_MS = 10
+#: How long a caller waits for an answer to a dialed call.
+UNANSWERED_MS = 50
 
 
 #: The jitter that is left when all is calm.
@@ -99,13 +104,19 @@ class SimulatedLink:
         "generation",
         "greeting",
         "hello",
+        "is_kept",
         "recorded",
         "sessions",
+        "waiting",
     )
 
-    def __init__(self, caller: NodeId, callee: NodeId) -> None:
+    def __init__(self, caller: NodeId, callee: NodeId, *, is_kept: bool = True) -> None:
         self.caller = caller
         self.callee = callee
+        #: Whether it is made again after each break.
+        self.is_kept = is_kept
+        #: Ends that have dialed and were not told yet what came of it.
+        self.waiting: dict[NodeId, None] = {}
         #: Grows with every break: packets of an earlier connection never arrive.
         self.generation = 0
         #: Whether a greeting is under way: two at once would leave the ends with different keys.
@@ -150,6 +161,11 @@ class Network:
         self._links: dict[tuple[NodeId, NodeId], SimulatedLink] = {}
         #: Pairs that cannot reach each other for now.
         self._cut: dict[tuple[NodeId, NodeId], None] = {}
+        #: One side of the partition.
+        self._inside: dict[NodeId, None] = {}
+        #: Links that each node has dialed, open or under way, and how many it may have.
+        self._dialed: defaultdict[NodeId, dict[NodeId, None]] = defaultdict(dict)
+        self.dialed_links = MAX_DIALED
         self.packets = 0
         self.messages = 0
         self.refused: Counter[Refusal] = Counter()
@@ -172,6 +188,68 @@ class Network:
         self._links[caller, callee] = self._links[callee, caller] = link
         self._scheduler.after(self._rng.randrange(RECONNECT_MS), lambda: self._greet(link))
 
+    def dial(self, caller: NodeId, callee: NodeId) -> None:
+        """Call a node once, unless the two have a link, or one is under way."""
+        link = self._links.get((caller, callee))
+        if link is not None:
+            if not link.is_kept and caller not in link.sessions:
+                link.waiting[caller] = None
+            return
+        directory = self._keyrings[caller].directory
+        known = holder(callee) in directory.keys and directory.address(callee) is not None
+        if not known or callee == caller:
+            self._refuse(caller, callee, DialFailure.UNKNOWN)
+        elif len(self._dialed[caller]) >= self.dialed_links:
+            self._refuse(caller, callee, DialFailure.OVER_LIMIT)
+        else:
+            self._dialed[caller][callee] = None
+            link = SimulatedLink(caller, callee, is_kept=False)
+            link.waiting[caller] = None
+            self._links[caller, callee] = self._links[callee, caller] = link
+            if (caller in self._inside) != (callee in self._inside):
+                self._cut[caller, callee] = self._cut[callee, caller] = None
+            self._greet(link)
+
+    def _refuse(self, caller: NodeId, callee: NodeId, reason: DialFailure) -> None:
+        node = self._nodes[caller]
+        node.after(0, lambda: node.unreachable(callee, reason))
+
+    def hangup(self, end: NodeId, peer: NodeId) -> None:
+        """End a dialed link after what is on its way to the peer, or call it off."""
+        link = self._links.get((end, peer))
+        if link is None or link.is_kept:
+            return
+        link.waiting.pop(end, None)
+        self._dialed[end].pop(peer, None)
+        if link.greeting:
+            link.generation += 1
+            link.greeting = False
+        node = self._nodes[end]
+        if link.sessions.pop(end, None) is not None:
+            node.after(0, lambda: node.disconnected(peer))
+        on_its_way_ms = link.arrivals.get(peer, 0) - self._scheduler.now
+        delay_ms = max(on_its_way_ms, self._latency(end, peer))
+        self._scheduler.after(delay_ms, partial(self._hung_up, link, peer))
+
+    def _hung_up(self, link: SimulatedLink, end: NodeId) -> None:
+        """An end learns that its peer has hung up."""
+        peer, is_open = link.peer(end), link.sessions.pop(end, None) is not None
+        dials_again = link.waiting.pop(peer, 0) is None
+        self._give_up(link, DialFailure.NO_ANSWER)
+        if is_open:
+            self._nodes[end].disconnected(peer)
+        if dials_again:
+            self.dial(peer, end)
+
+    def _give_up(self, link: SimulatedLink, reason: DialFailure) -> None:
+        """A dialed link is over; ends that still wait for it are told why."""
+        if self._links.get((link.caller, link.callee)) is link:
+            del self._links[link.caller, link.callee], self._links[link.callee, link.caller]
+            self._dialed[link.caller].pop(link.callee, None)
+            waiting, link.waiting = link.waiting, {}
+            for end in waiting:
+                self._nodes[end].unreachable(link.peer(end), reason)
+
     def links_of(self, node: NodeId) -> list[SimulatedLink]:
         """Every link that a node has, in the order in which they were made."""
         return [link for (a, _), link in self._links.items() if a == node]
@@ -179,17 +257,18 @@ class Network:
     def _reachable(self, link: SimulatedLink) -> bool:
         return (
             self._nodes[link.caller].up
+            and link.callee in self._nodes
             and self._nodes[link.callee].up
             and (link.caller, link.callee) not in self._cut
             and (link.callee, link.caller) not in self._cut
         )
 
     def _greet(self, link: SimulatedLink) -> None:
-        over = self._nodes[link.caller].left or self._nodes[link.callee].left
+        over = link.is_kept and (self._nodes[link.caller].left or self._nodes[link.callee].left)
         if link.sessions or link.greeting or over:
             return
         if not self._reachable(link):
-            self._scheduler.after(RECONNECT_MS, lambda: self._greet(link))
+            self._again(link, RECONNECT_MS)
             return
         link.greeting = True
         generation = link.generation
@@ -207,17 +286,14 @@ class Network:
         def called() -> None:
             if link.generation != generation or not self._reachable(link):
                 link.greeting = False
-                self._scheduler.after(RECONNECT_MS, lambda: self._greet(link))
+                self._again(link, RECONNECT_MS)
                 return
-            if caller.epoch != callee.epoch:
-                link.greeting = False
-                self._scheduler.after(2 * RECONNECT_MS, lambda: self._greet(link))
-                if self.on_mismatch is not None:
-                    late = link.caller if caller.epoch < callee.epoch else link.callee
-                    self.on_mismatch(late, link.callee if late == link.caller else link.caller)
+            if caller.epoch != callee.epoch or not (link.is_kept or callee.knows(link.caller)):
+                self._refused(link, caller, callee)
                 return
             if self.weather.replay:
                 self._replay_greeting(link, hello, nonce)
+            link.waiting.pop(link.callee, None)
             link.sessions[link.callee] = self._session(callee, link.caller, hello, nonce, False)
             delay_ms = self._latency(link.callee, link.caller)
             # Nothing overtakes the answer to the greeting.
@@ -228,12 +304,36 @@ class Network:
         def welcomed() -> None:
             link.greeting = False
             if link.generation != generation:
-                self._greet(link)
+                if link.is_kept:
+                    self._greet(link)
                 return
+            link.waiting.pop(link.caller, None)
             link.sessions[link.caller] = self._session(caller, link.callee, hello, nonce, True)
             self._nodes[link.caller].connected(link.callee)
 
         self._scheduler.after(self._latency(link.caller, link.callee), called)
+
+    def _refused(self, link: SimulatedLink, caller: Keyring, callee: Keyring) -> None:
+        """The called node does not greet the caller."""
+        link.greeting = False
+        if link.is_kept:
+            self._again(link, 2 * RECONNECT_MS)
+        else:
+            is_ahead = caller.epoch > callee.epoch
+            reason = DialFailure.NO_ANSWER if is_ahead else DialFailure.REFUSED
+            delay_ms = self._latency(link.callee, link.caller)
+            self._scheduler.after(delay_ms, partial(self._give_up, link, reason))
+        if caller.epoch != callee.epoch and self.on_mismatch is not None:
+            late = link.caller if caller.epoch < callee.epoch else link.callee
+            self.on_mismatch(late, link.peer(late))
+
+    def _again(self, link: SimulatedLink, after_ms: int) -> None:
+        """Call again after a while, if the link is kept; one that was dialed fails."""
+        if link.is_kept:
+            self._scheduler.after(after_ms, lambda: self._greet(link))
+        else:
+            give_up = partial(self._give_up, link, DialFailure.NO_ANSWER)
+            self._scheduler.after(UNANSWERED_MS, give_up)
 
     def _session(
         self, keyring: Keyring, peer: NodeId, hello: Hello, nonce: bytes, is_caller: bool
@@ -261,16 +361,17 @@ class Network:
                     self.on_breach(end, peer, "takes packets of an earlier connection")
 
     def break_link(self, link: SimulatedLink) -> None:
-        """End a connection; both ends notice and try again after a while."""
+        """End a connection; both ends notice, and call again after a while if the link is kept."""
         link.generation += 1
         ends = list(link.sessions)
         link.sessions.clear()
+        if not link.is_kept:
+            self._give_up(link, DialFailure.NO_ANSWER)
         for end, peer in ((link.caller, link.callee), (link.callee, link.caller)):
             if end in ends:
                 self._nodes[end].disconnected(peer)
-        self._scheduler.after(
-            RECONNECT_MS + self._rng.randrange(RECONNECT_MS), lambda: self._greet(link)
-        )
+        if link.is_kept:
+            self._again(link, RECONNECT_MS + self._rng.randrange(RECONNECT_MS))
 
     def break_all(self, node: NodeId) -> None:
         """A node crashed: all its connections end."""
@@ -280,7 +381,7 @@ class Network:
     def partition(self, side: Sequence[NodeId]) -> None:
         """Cut these nodes off from all others; replaces an earlier partition."""
         self._cut.clear()
-        inside = dict.fromkeys(side)
+        self._inside = inside = dict.fromkeys(side)
         for (a, b), link in self._links.items():
             if (a in inside) != (b in inside):
                 self._cut[a, b] = None
@@ -300,6 +401,7 @@ class Network:
     def heal(self) -> None:
         """End the partition."""
         self._cut.clear()
+        self._inside = {}
 
     def calm(self) -> None:
         """End all misfortune of the network: what is left is latency."""

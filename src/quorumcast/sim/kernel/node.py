@@ -23,10 +23,13 @@ from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import (
     CancelTimer,
     Connected,
+    Dial,
+    DialFailure,
     Disconnected,
     Effect,
     Event,
     Forget,
+    Hangup,
     Machine,
     Persist,
     Persisted,
@@ -36,6 +39,7 @@ from quorumcast.core.machine import (
     SetTimer,
     Timer,
     TimerFired,
+    Unreachable,
 )
 from quorumcast.crypto.session import Opened, Parcel, encode_parcel
 from quorumcast.faults.contract import Fault, Later
@@ -51,6 +55,14 @@ class Wire(Protocol):
 
     def transmit(self, sender: NodeId, receiver: NodeId, parcels: list[Parcel]) -> None:
         """Seal these messages into one packet and send it, if there is a session."""
+        ...
+
+    def dial(self, caller: NodeId, callee: NodeId) -> None:
+        """Call a node once (`core.machine.Dial`)."""
+        ...
+
+    def hangup(self, end: NodeId, peer: NodeId) -> None:
+        """End a link or call (`core.machine.Hangup`)."""
         ...
 
 
@@ -226,6 +238,10 @@ class SimulatedNode:
         self._outbox.pop(peer, None)
         self.feed(Disconnected(peer), self._side.get(peer, 0))
 
+    def unreachable(self, peer: NodeId, reason: DialFailure) -> None:
+        """A dialed peer cannot be reached."""
+        self.feed(Unreachable(peer, reason), self._side.get(peer, 0))
+
     def receive(self, sender: NodeId, opened: Opened) -> None:
         """Messages of an authenticated packet, in order."""
         copy = self._side.get(sender, 0)
@@ -255,6 +271,8 @@ class SimulatedNode:
             self._timers.pop((copy, effect.timer), None)
         elif isinstance(effect, Persist):
             self._persist(effect, copy)
+        elif isinstance(effect, Dial | Hangup):
+            self._link(effect, copy)
         elif isinstance(effect, Forget):
             self.disk.forget(effect.kind, effect.owner, effect.below, effect.since)
         elif (handler := self.application.get(type(effect))) is not None:
@@ -264,11 +282,26 @@ class SimulatedNode:
         for watcher in self._watchers:
             watcher.on_effect(self.id, effect, self._scheduler.now)
 
+    def _talks_to(self, peer: NodeId, copy: int) -> bool:
+        """Whether this copy may talk to a peer: one of a twin has sessions with its own only."""
+        return len(self._copies) == 1 or self._side.get(peer, 0) == copy
+
+    def _link(self, effect: Dial | Hangup, copy: int) -> None:
+        peer = effect.peer
+        if not self._talks_to(peer, copy):
+            return
+        if isinstance(effect, Dial):
+            self._wire.dial(self.id, peer)
+            return
+        parcels = self._outbox.pop(peer, None)
+        if parcels:
+            self._wire.transmit(self.id, peer, parcels)
+        self._wire.hangup(self.id, peer)
+
     def _send(self, send: Send, copy: int) -> None:
         parcel = encode_parcel(send.message, send.bodies)
         for peer in send.to:
-            # A copy of a twin has sessions with its own peers only.
-            if len(self._copies) == 1 or self._side.get(peer, 0) == copy:
+            if self._talks_to(peer, copy):
                 self._outbox.setdefault(peer, []).append(parcel)
         if self._outbox and not self._flushing:
             self._flushing = True
