@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter, defaultdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,19 @@ from typer.testing import CliRunner
 
 from quorumcast.cli.main import app
 from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel, NodeId, Stream
+from quorumcast.core.machine import Effect, Send
+from quorumcast.core.message import Message
 from quorumcast.pipeline.evaluation import figures
 from quorumcast.pipeline.evaluation.histogram import ACCURACY
 from quorumcast.pipeline.evaluation.model import Evaluation, Line
+from quorumcast.pipeline.evaluation.page import page
 from quorumcast.pipeline.evaluation.runs import find_traces
 from quorumcast.pipeline.evaluation.summary import evaluate
 from quorumcast.sim.systems import run_scenario
-from quorumcast.traces.form import Header, read_header
+from quorumcast.traces.form import Header, Listening, read_header, write_header
+from quorumcast.traces.notes import Recorder, watch_effect
+from quorumcast.traces.recorder import TraceWriter
 
 # The first query of a process compiles for as long as it works, and longer on a busy machine.
 pytestmark = pytest.mark.timeout(400)
@@ -119,11 +126,15 @@ NAMES = {
 }
 
 
+def policy_of(line: Line) -> object:
+    return line.scenario.parameters.get("policy")
+
+
 def line_of(evaluation: Evaluation, name: str) -> Line:
     (line,) = [
         line
         for line in evaluation.lines
-        if (line.scenario.source, line.scenario.policy, line.scenario.fault) == NAMES[name]
+        if (line.scenario.source, policy_of(line), line.scenario.fault) == NAMES[name]
     ]
     return line
 
@@ -181,7 +192,7 @@ def test_hops_are_steps_of_the_protocol_or_the_length_of_the_chain(
 ) -> None:
     total, chain = line_of(evaluation, "sim-total"), line_of(evaluation, "sim-chain")
     assert total.hops == {5: total.delivered}
-    length = 2 * read_header(places["sim-chain"] / "seed-5").f + 1
+    length = 2 * int(read_header(places["sim-chain"] / "seed-5").drawn["f"]) + 1
     assert chain.hops == {length + 1: chain.delivered}
     assert Plain(places["sim-chain"] / "seed-5").places == length
     lossy = line_of(evaluation, "lossy")
@@ -208,7 +219,7 @@ def test_correct_cell_of_the_simulator_fulfils_every_subscription(evaluation: Ev
 def test_runs_of_one_scenario_are_counted_together(
     evaluation: Evaluation, places: dict[str, Path]
 ) -> None:
-    (line,) = [line for line in evaluation.lines if line.scenario.policy == "brb"]
+    (line,) = [line for line in evaluation.lines if policy_of(line) == "brb"]
     first, second = Plain(places["twice"] / "1"), Plain(places["twice"] / "2")
     assert line.runs == 2
     assert line.delivered == first.delivered + second.delivered
@@ -216,6 +227,80 @@ def test_runs_of_one_scenario_are_counted_together(
     assert line.latency.mean == pytest.approx(both.mean(), rel=1e-12)
     assert line.latency.deviation == pytest.approx(both.std(), rel=1e-9)
     assert line.publications_per_s == pytest.approx((first.rate + second.rate) / 2, abs=1e-3)
+
+
+class Letter(Message, frozen=True, array_like=True):
+    """A message of a made-up system in which postmen pass letters on."""
+
+    number: int
+
+
+class Read(Effect, frozen=True):
+    """Somebody has read a letter that went through so many hands."""
+
+    number: int
+    hops: int
+
+
+POST = Stream(Channel("post"), NodeId("ann"), 1)
+
+
+def note_letter(recorder: Recorder, me: NodeId, send: Any) -> None:
+    kind = "published" if me == POST.publisher else "passed_on"
+    for peer in send.to:
+        recorder.note(kind, POST, send.message.number, 1, peer)
+
+
+def note_reading(recorder: Recorder, me: NodeId, read: Read) -> None:
+    recorder.note("accepted", POST, read.number, 1, "", hops=read.hops, size=10)
+
+
+def post_letters(directory: Path, run: str, *, pace_ns: int, fault: str = "") -> None:
+    """Ann writes two letters; Bob reads both, after two and three hops, and Cid the first one."""
+    ann, bob, cid, postman = map(NodeId, ("ann", "bob", "cid", "postman"))
+    happened = [
+        (ann, Send((postman,), Letter(1))),
+        (postman, Send((bob, cid), Letter(1))),
+        (bob, Read(1, 2)),
+        (cid, Read(1, 2)),
+        (ann, Send((postman,), Letter(2))),
+        (bob, Read(2, 3)),
+    ]
+    directory.mkdir()
+    writer = TraceWriter(directory / "all.parquet", run, count(0, pace_ns).__next__)
+    for node, effect in happened:
+        recorder = writer.recorder("postman" if node == postman else "correspondent", node)
+        watch_effect(recorder, {Letter: note_letter, Read: note_reading}, node, effect)
+    writer.close()
+    header = Header(
+        run=run, source="bench", version="0", system="post", parameters={"postmen": 1},
+        fault=fault, publishers=("ann",), upto_ns=10**9, events=2,
+        listening=(Listening("bob", "post"), Listening("cid", "post")),
+    )  # fmt: skip
+    write_header(directory, header)
+
+
+def test_system_that_is_no_cell_is_evaluated_beside_cells(
+    spark: SparkSession, places: dict[str, Path], tmp_path: Path
+) -> None:
+    post_letters(tmp_path / "calm", "calm", pace_ns=1_000_000)
+    post_letters(tmp_path / "slow", "slow", pace_ns=3_000_000, fault="snow")
+    found = evaluate(spark, find_traces([tmp_path, places["sim-chain"]]))
+    calm, slow, cell = found.lines
+    assert [calm.name, slow.name] == ["post, postmen=1", "post, postmen=1, snow"]
+    assert cell.scenario.system == "cell"
+    assert (calm.publications, calm.owed, calm.delivered, calm.coverage) == (2, 4, 3, 0.75)
+    assert (calm.hops, calm.mean_hops) == ({2: 2, 3: 1}, 7 / 3)
+    assert (calm.latency.count, calm.latency.least, calm.latency.most) == (3, 1.0, 4.0)
+    assert calm.contents_bytes == 30
+    assert {(row.message, row.messages) for row in calm.messages} == {("Letter", 4)}
+    postman = next(row for row in calm.nodes if row.node == "postman")
+    assert (postman.role, postman.messages_sent, postman.messages_received) == ("postman", 2, 2)
+    assert postman.passed_on == 2
+    assert slow.cost is not None
+    assert slow.cost.mean_latency == pytest.approx(3.0)
+    assert not calm.beside
+    assert "post, postmen=1" in page(found)
 
 
 def test_every_row_is_read_once_and_what_is_shuffled_is_not_sorted(
@@ -269,6 +354,6 @@ def test_command_line_prints_json_and_writes_a_report(
     assert result.exit_code == 0, result.output
     told = msgspec.convert(json.loads(result.stdout), Evaluation, strict=False)
     assert [line.scenario.fault for line in told.lines] == ["", "drop"]
-    page = report.read_text(encoding="utf-8")
-    assert "What faults cost" in page
-    assert "ab+history" in page
+    written = report.read_text(encoding="utf-8")
+    assert "What faults cost" in written
+    assert "ab+history" in written

@@ -3,6 +3,7 @@
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
@@ -18,13 +19,13 @@ from typer.testing import CliRunner
 from quorumcast.cli.main import app
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.evaluation.histogram import ACCURACY, bucket, middle, percentile
-from quorumcast.pipeline.evaluation.model import Evaluation, Line, Scenario
+from quorumcast.pipeline.evaluation.model import Evaluation, Line
 from quorumcast.pipeline.evaluation.page import page
 from quorumcast.pipeline.evaluation.runs import Trace, find_traces
 from quorumcast.pipeline.evaluation.summary import scenario_of, summarize
 from quorumcast.pipeline.evaluation.svg import Bar, Series, bars, lines, ticks
 from quorumcast.pipeline.evaluation.words import amount, percent, times
-from quorumcast.traces.form import Header, read_header, write_header
+from quorumcast.traces.form import Header, Parameter, read_header, write_header
 
 # ------------------------------------------------------------------ finding traces
 
@@ -57,6 +58,11 @@ def test_directory_that_is_not_there_or_empty_is_one_sentence(tmp_path: Path) ->
 def test_run_that_was_cut_short_is_one_sentence(trace: Path) -> None:
     write_header(trace, msgspec.structs.replace(read_header(trace), from_ns=0, upto_ns=0))
     assert "did not come to its end: run it again" in refused(trace)
+
+
+def test_cell_without_a_policy_is_one_sentence(trace: Path) -> None:
+    write_header(trace, msgspec.structs.replace(read_header(trace), parameters={"brokers": 4}))
+    assert "does not describe a cell" in refused(trace)
 
 
 def test_trace_without_files_or_rows_is_one_sentence(trace: Path) -> None:
@@ -166,21 +172,55 @@ def test_plots_are_well_formed_whatever_the_names_and_values() -> None:
 # ---------------------------------------------------------------------- scenarios
 
 HEADER = Header(
-    run="r", source="bench", version="0", policy="ab", alpha=0, brokers=4, f=1,
-    publishers=("publisher-1",), subscribers=1, channels=1, size=56, batch=1, upto_ns=10**9,
+    run="r", source="bench", version="0", system="cell", publishers=("publisher-1",),
+    parameters={
+        "policy": "ab", "brokers": 4, "alpha": 0, "publishers": 1, "batch": 1, "f": 1,
+        "subscribers": 1, "channels": 1, "size": 56,
+    },
+    upto_ns=10**9,
 )  # fmt: skip
 
 
-def line_for(**changes: object) -> Line:
+def header_for(*, source: str = "bench", fault: str = "", **parameters: Parameter) -> Header:
+    changed = {**HEADER.parameters, **parameters}
+    return msgspec.structs.replace(HEADER, source=source, fault=fault, parameters=changed)
+
+
+def line_for(**changes: Any) -> Line:
     """A line without any rows."""
-    header = msgspec.structs.replace(HEADER, **changes)
-    return summarize([Trace(Path("x"), header, 1)], []).lines[0]
+    return summarize([Trace(Path("x"), header_for(**changes), 1)], []).lines[0]
 
 
-def test_scenario_of_a_simulated_run_leaves_out_what_its_seed_drew() -> None:
-    one = msgspec.structs.replace(HEADER, source="sim", brokers=7, fault="drop", seed=1)
-    assert scenario_of(one) == Scenario(source="sim", policy="ab", fault="drop")
-    assert scenario_of(HEADER) != scenario_of(msgspec.structs.replace(HEADER, batch=100))
+def test_scenario_leaves_out_what_a_seed_drew() -> None:
+    one = msgspec.structs.replace(
+        HEADER, source="sim", parameters={"policy": "ab"}, drawn={"f": 2}, fault="drop", seed=1
+    )
+    other = msgspec.structs.replace(one, drawn={"f": 1}, seed=2)
+    assert scenario_of(one) == scenario_of(other)
+    assert hash(scenario_of(one)) == hash(scenario_of(other))
+    assert scenario_of(HEADER) != scenario_of(header_for(batch=100))
+
+
+def test_scenario_is_named_by_the_words_of_a_cell_or_by_the_parameters_of_a_system() -> None:
+    cell = line_for(alpha=100, batch=0, subscribers=2, rate=50.0, tls=True, fault="drop")
+    assert cell.name == "ab, α=100, n=4, 2 subscribers, natural batches, 50/s, tls, drop"
+    header = Header(
+        run="r", source="sim", version="0", system="ring", fault="mute", upto_ns=1,
+        parameters={"nodes": 5, "speed": 0.5, "fair": True, "slow": False, "shape": "round"},
+    )  # fmt: skip
+    (ring,) = summarize([Trace(Path("x"), header, 1)], []).lines
+    assert ring.name == "simulated ring, nodes=5, speed=0.5, fair, shape=round, mute"
+
+
+def test_scenarios_are_in_the_order_of_their_parameters_whatever_these_are() -> None:
+    odd: tuple[dict[str, Parameter], ...] = ({"n": "many"}, {"n": 7}, {"n": 4}, {"m": 1}, {})
+    headers = [header_for(batch=100), header_for(), header_for(fault="drop")]
+    headers += [msgspec.structs.replace(HEADER, system="ring", parameters=each) for each in odd]
+    lines_ = summarize([Trace(Path("x"), header, 1) for header in headers], []).lines
+    assert [line.name for line in lines_] == [
+        "ab, n=4", "ab, n=4, drop", "ab, n=4, batches of 100",
+        "ring", "ring, m=1", "ring, n=4", "ring, n=7", "ring, n=many",
+    ]  # fmt: skip
 
 
 def test_freeman_is_beside_his_own_scenarios_and_no_others() -> None:
@@ -193,6 +233,8 @@ def test_freeman_is_beside_his_own_scenarios_and_no_others() -> None:
     for other in ({"size": 57}, {"batch": 0}, {"fault": "drop"}, {"channels": 4}, {"rate": 5.0}):
         assert line_for(**other).beside == []
     assert line_for(source="sim").beside == []
+    elsewhere = msgspec.structs.replace(HEADER, system="ring")
+    assert summarize([Trace(Path("x"), elsewhere, 1)], []).lines[0].beside == []
 
 
 def test_fit_broker_is_beside_its_own_tests_and_no_others() -> None:

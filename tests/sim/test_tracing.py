@@ -21,7 +21,9 @@ def test_traced_run_is_the_same_run_and_tells_all_of_it(tmp_path: Path, policy: 
     directory = tmp_path / "seed-5"
     header = read_header(directory)
     rows = pq.read_table(directory / "run.parquet").to_pylist()
-    assert (header.source, header.policy, header.seed, header.fault) == ("sim", policy, 5, "")
+    assert (header.source, header.system, header.seed, header.fault) == ("sim", "cell", 5, "")
+    assert header.parameters == {"policy": policy}
+    assert header.drawn.keys() >= {"brokers", "f"}
     assert {row["run"] for row in rows} == {header.run}
     correct = [row for row in rows if row["node"] not in header.faulty]
     assert sum(row["kind"] == "accepted" for row in correct) == plain.deliveries > 0

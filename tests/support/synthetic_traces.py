@@ -45,9 +45,13 @@ def synthesize(
     # 20,000 a second, of which the first tenth is warm-up.
     sent = start + np.arange(count) * 50_000
     header = Header(
-        run=run, source="bench", version="0", policy=policy, alpha=0, brokers=brokers, f=1,
-        publishers=("publisher-1",), subscribers=subscribers, channels=channels, size=56, batch=1,
-        fault=fault, from_ns=int(sent[count // 10]), upto_ns=int(sent[-1]) + 1, events=count,
+        run=run, source="bench", version="0", system="cell",
+        parameters={
+            "policy": policy, "brokers": brokers, "alpha": 0, "publishers": 1, "batch": 1, "f": 1,
+            "subscribers": subscribers, "channels": channels, "size": 56,
+        },
+        publishers=("publisher-1",), fault=fault,
+        from_ns=int(sent[count // 10]), upto_ns=int(sent[-1]) + 1, events=count,
         listening=tuple(
             Listening(f"subscriber-{s + 1}", f"channel-{c + 1}")
             for s in range(subscribers) for c in range(channels)

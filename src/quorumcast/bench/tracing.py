@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import uuid
 
+import msgspec
+
 from quorumcast import __version__
 from quorumcast.bench.plan import BenchPlan
+from quorumcast.cell.tracing import CELL_SYSTEM, CellParameters
 from quorumcast.runtime.digests import choose_digest
 from quorumcast.traces.form import BENCH, Header, Listening
+
+
+def fault_of(plan: BenchPlan) -> str:
+    """What goes wrong, in words."""
+    return f"{plan.fault} and skipping" if plan.skips else plan.fault
 
 
 def header_of(plan: BenchPlan, brokers: list[str]) -> Header:
@@ -18,25 +26,29 @@ def header_of(plan: BenchPlan, brokers: list[str]) -> Header:
         for channel in range(plan.channels)
     ]
     guests = [plan.name_of(*worker) for worker in plan.workers() if plan.is_guest(*worker)]
-    return Header(
-        run=uuid.uuid4().hex,
-        source=BENCH,
-        version=__version__,
+    parameters = CellParameters(
         policy=plan.policy,
         alpha=plan.channel_policy().alpha,
         brokers=plan.brokers,
         f=plan.tolerated(),
-        publishers=tuple(plan.name_of("publisher", index) for index in range(plan.publishers)),
+        publishers=plan.publishers,
         subscribers=plan.subscribers,
         channels=plan.channels,
         size=plan.size,
         batch=plan.batch,
         rate=plan.rate,
-        fault=plan.fault,
-        skipping=plan.skips,
         durable=plan.durable,
         tls=plan.tls,
         digest=choose_digest(plan.digest),
+    )
+    return Header(
+        run=uuid.uuid4().hex,
+        source=BENCH,
+        version=__version__,
+        system=CELL_SYSTEM,
+        parameters=msgspec.to_builtins(parameters),
+        fault=fault_of(plan),
+        publishers=tuple(plan.name_of("publisher", index) for index in range(plan.publishers)),
         listening=tuple(listening),
         faulty=(*plan.liars(brokers), *guests),
     )

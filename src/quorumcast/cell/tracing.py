@@ -1,8 +1,10 @@
-"""What a trace of a cell notes: publications that are sent, passed on, voted for and accepted."""
+"""What a trace says of a cell: the parameters of a run, and what becomes of publications."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import msgspec
 
 from quorumcast.broadcast.application import Deliver
 from quorumcast.broadcast.messages import ChainRun, Publish
@@ -10,6 +12,28 @@ from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import DIGEST_SIZE, NodeId, holder
 from quorumcast.ordering.messages import Offer
 from quorumcast.traces.notes import Notes, Recorder
+
+#: The name of this system.
+CELL_SYSTEM = "cell"
+
+
+class CellParameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The parameters of a run, the most important first; None where seeds draw them."""
+
+    policy: str
+    brokers: int | None = None
+    alpha: int | None = None
+    publishers: int | None = None
+    #: Events per publication, and bytes per event; 0: they differ.
+    batch: int | None = None
+    rate: float = 0.0
+    f: int | None = None
+    subscribers: int | None = None
+    channels: int | None = None
+    size: int | None = None
+    durable: bool = False
+    tls: bool = False
+    digest: str = ""
 
 
 def _note_run(recorder: Recorder, me: NodeId, send: Any) -> None:

@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -20,19 +20,12 @@ from quorumcast.sim.kernel.known_bad import Catch, Variant, caught_by, mistaken
 from quorumcast.sim.kernel.node import Watcher
 from quorumcast.sim.kernel.plan import Outcome, Plan
 from quorumcast.sim.kernel.run import Run
+from quorumcast.sim.kernel.tracing import Tracer, Tracing
 
 #: The tables of an audit, as columns by name.
 AuditTables = Mapping[str, Mapping[str, Sequence[object]]]
 
 OURS = {"cell": "quorumcast.sim.cell.system:SYSTEM"}
-
-
-class Tracing(Protocol):
-    """Writes down what the nodes of a run do."""
-
-    def close(self) -> None:
-        """The run is over: write what is left."""
-        ...
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +35,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     #: From a seed, a policy and an adversary (None: any) to a plan.
     draw: Callable[[int, str | None, str | None], Plan]
     run: Callable[[Any, Sequence[Watcher]], Run[Any, Any]]
-    #: Traces a run into a directory.
-    trace: Callable[[Any, Path], Tracing] | None = None
+    tracing: Tracing = Tracing()
     #: The known-bad variants; made when they are asked for.
     variants: Callable[[], Sequence[Variant]] = tuple
     #: Each offers simpler versions of a plan, for shrinking.
@@ -72,9 +64,7 @@ def perform(plan: Plan, trace: Path | None = None) -> Outcome:
     """Carry out a plan; with a directory for it, leave a trace."""
     system = find(plan.system)
     run = system.run(plan, ())
-    if trace is not None and system.trace is None:
-        raise UsageError(f"the system {plan.system!r} leaves no traces")
-    tracer = system.trace(run, trace) if trace is not None and system.trace is not None else None
+    tracer = Tracer(run, system.tracing, trace) if trace is not None else None
     outcome = run.perform()
     if tracer is not None:
         tracer.close()

@@ -1,6 +1,6 @@
 """What a trace looks like on disk: Parquet files in a directory, and a header that names the run.
 
-    DIR/trace.json       the scenario: who took part, under which policy, and what was expected
+    DIR/trace.json       the scenario: which system with which parameters, and what was expected
     DIR/*.parquet        rows of `COLUMNS`, one or more files per node
 
 Five kinds of rows, of which a file keeps each in row groups of its own:
@@ -12,7 +12,8 @@ Five kinds of rows, of which a file keeps each in row groups of its own:
     sent         `number` messages of the type `message` and `bytes` bytes went to `peer` since the
                  last such row: everything that a node says, whatever it is about
 
-Nodes of one machine share its monotonic clock; a simulated run has virtual time.
+Roles are names that a system gives its nodes. Nodes of one machine share its monotonic clock; a
+simulated run has virtual time.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ HEADER = "trace.json"
 
 BENCH, SIMULATOR = "bench", "sim"
 
+Parameter = bool | int | float | str
+
 
 class Listening(msgspec.Struct, frozen=True):
     """A subscriber that was to get everything published on a channel from a time on."""
@@ -74,26 +77,17 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     #: Of the program that wrote the trace.
     version: str
-    policy: str
-    alpha: int
-    brokers: int
-    f: int
-    #: Whose publications count; a liar's do not.
-    publishers: tuple[str, ...]
-    subscribers: int
-    channels: int
-    #: Bytes per event and events per publication; 0: they differ.
-    size: int
-    batch: int
-    rate: float = 0.0
+    #: The system that ran, by name.
+    system: str
+    #: Its parameters, the most important first. Runs that agree in them are of one scenario.
+    parameters: dict[str, Parameter] = {}
+    #: Parameters that a seed drew. Runs that differ in these alone are of one scenario.
+    drawn: dict[str, Parameter] = {}
     fault: str = ""
-    #: Whether publishers skipped brokers as well.
-    skipping: bool = False
-    durable: bool = False
-    tls: bool = False
-    digest: str = ""
     #: Of the simulator.
     seed: int | None = None
+    #: Whose publications count; a liar's do not.
+    publishers: tuple[str, ...] = ()
     #: Deliveries that were owed.
     listening: tuple[Listening, ...] = ()
     #: Nodes that misbehaved or were killed.
@@ -103,6 +97,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     upto_ns: int = 0
     #: Events that the publishers who count posted.
     events: int = 0
+
+
+class _Stamp(msgspec.Struct):
+    """What a header of any format has."""
+
+    format: int
 
 
 def write_header(directory: Path, header: Header) -> None:
@@ -116,7 +116,9 @@ def read_header(directory: Path) -> Header:
     """The header of a trace; a sentence if there is none to be had."""
     path = directory / HEADER
     try:
-        header = msgspec.json.decode(path.read_bytes(), type=Header)
+        text = path.read_bytes()
+        written = msgspec.json.decode(text, type=_Stamp).format
+        header = msgspec.json.decode(text, type=Header) if written == FORMAT else None
     except FileNotFoundError:
         raise UsageError(
             f"{directory} has no {HEADER}: name a directory that 'quorumcast bench --trace' or "
@@ -124,10 +126,9 @@ def read_header(directory: Path) -> Header:
         ) from None
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"{path} cannot be read ({error}): trace that run again") from None
-    if header.format != FORMAT:
+    if header is None:
         raise UsageError(
-            f"{path} has the format {header.format} and this version reads {FORMAT}: "
-            "trace that run again"
+            f"{path} has the format {written} and this version reads {FORMAT}: trace that run again"
         )
     return header
 

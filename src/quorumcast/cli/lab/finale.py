@@ -33,26 +33,34 @@ class Finale:
 
     def open(self, publishers: Iterable[str], subscribers: Iterable[str], liar: str) -> None:
         """Say what the traces are of, before anybody writes one."""
+        import msgspec
+
         from quorumcast import __version__
+        from quorumcast.cell.tracing import CELL_SYSTEM, CellParameters
         from quorumcast.manifest.policy import Policy
         from quorumcast.traces.form import BENCH, Header, Listening, write_header
 
-        policy = Policy.named("total")
+        counted = tuple(publishers)
         listening = tuple(Listening(name, self._channel) for name in subscribers)
-        self._header = Header(
-            run=uuid.uuid4().hex,
-            source=BENCH,
-            version=__version__,
+        parameters = CellParameters(
             policy="total",
-            alpha=policy.alpha,
+            alpha=Policy.named("total").alpha,
             brokers=4,
             f=1,
-            publishers=tuple(publishers),
+            publishers=len(counted),
             subscribers=len(listening),
             channels=1,
             size=0,
             batch=0,
+        )
+        self._header = Header(
+            run=uuid.uuid4().hex,
+            source=BENCH,
+            version=__version__,
+            system=CELL_SYSTEM,
+            parameters=msgspec.to_builtins(parameters),
             fault="alter",
+            publishers=counted,
             listening=listening,
             faulty=(liar,),
         )

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import msgspec
 
+from quorumcast.traces.form import Parameter
 
-class Scenario(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """What runs that are counted together have in common.
 
-    Runs of the simulator are counted together by policy and fault: their seeds draw the rest.
-    """
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs that are counted together have in common."""
 
     source: str
-    policy: str
-    alpha: int | None = None
-    brokers: int | None = None
-    f: int | None = None
-    publishers: int | None = None
-    subscribers: int | None = None
-    channels: int | None = None
-    size: int | None = None
-    batch: int | None = None
-    rate: float = 0.0
-    durable: bool = False
-    tls: bool = False
-    digest: str = ""
+    system: str
+    #: As headers have them; what a seed drew is left out.
+    parameters: dict[str, Parameter]
     fault: str = ""
-    skipping: bool = False
+
+    def __hash__(self) -> int:
+        return hash((self.source, self.system, frozenset(self.parameters.items()), self.fault))
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from quorumcast.cell.tracing import CELL_SYSTEM
 from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.evaluation.cells import cell_of
 from quorumcast.traces.form import COLUMNS, HEADER, Header, read_header
 
 
@@ -48,6 +50,13 @@ def find_traces(places: Iterable[Path]) -> list[Trace]:
 
 def _checked(directory: Path) -> Trace:
     header = read_header(directory)
+    if header.system == CELL_SYSTEM:
+        try:
+            cell_of(header.parameters)
+        except msgspec.ValidationError as error:
+            raise UsageError(
+                f"{directory / HEADER} does not describe a cell ({error}): trace that run again"
+            ) from None
     if header.upto_ns <= header.from_ns:
         raise UsageError(f"the run traced in {directory} did not come to its end: run it again")
     files = sorted(directory.glob("*.parquet"))

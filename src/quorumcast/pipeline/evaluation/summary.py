@@ -1,9 +1,4 @@
-"""From sums to figures, scenario by scenario.
-
-Hops are messages one after another from publisher to subscriber. On a chain they are the highest
-place at which a broker was traced, and one more; elsewhere they are the steps of the protocol. What
-a history brought took the history's way through Bracha's broadcast.
-"""
+"""From sums to figures, scenario by scenario, of any system; `cells` has what is a cell's alone."""
 
 from __future__ import annotations
 
@@ -14,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quorumcast.pipeline.evaluation.documents import beside
+from quorumcast.cell.tracing import CELL_SYSTEM
+from quorumcast.pipeline.evaluation import cells
 from quorumcast.pipeline.evaluation.figures import (
     DELIVERY,
     LATENCY,
@@ -42,18 +38,6 @@ from quorumcast.traces.form import SIMULATOR, Header
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Messages one after another, from publisher to subscriber, without a chain: its own length.
-STEPS = {
-    "direct": 2,
-    "direct-crash": 2,
-    "ab": 2,
-    "ab+history": 2,
-    "brb": 3,
-    "total": 5,
-    "total-crash": 4,
-}
-#: A history's way: published, echoed, voted for.
-HISTORY_STEPS = 3
 #: Bars of the coarse histogram per doubling of the latency.
 BARS_PER_DOUBLING = 4
 
@@ -79,7 +63,7 @@ def summarize(traces: Sequence[Trace], found: Sums) -> Evaluation:
     ]
     _compare(lines)
     for line in lines:
-        line.beside = beside(line)
+        line.beside = cells.beside(line)
     return Evaluation(
         traces=len(traces),
         rows=sum(trace.rows for trace in traces),
@@ -90,55 +74,36 @@ def summarize(traces: Sequence[Trace], found: Sums) -> Evaluation:
 
 def _order(group: tuple[Scenario, list[Header]]) -> tuple[Any, ...]:
     scenario = group[0]
-    numbers = [scenario.brokers, scenario.alpha, scenario.publishers, scenario.batch]
-    return (
-        scenario.source, scenario.policy, *[number or 0 for number in numbers], scenario.rate,
-        scenario.fault, scenario.skipping, str(scenario),
-    )  # fmt: skip
+    # Numbers before words: they do not compare.
+    parameters = [
+        (name, isinstance(value, str), value) for name, value in scenario.parameters.items()
+    ]
+    return scenario.source, scenario.system, parameters, scenario.fault
 
 
 def scenario_of(header: Header) -> Scenario:
     """What a run is counted under."""
-    if header.source == SIMULATOR:
-        return Scenario(source=header.source, policy=header.policy, fault=header.fault)
     return Scenario(
         source=header.source,
-        policy=header.policy,
-        alpha=header.alpha,
-        brokers=header.brokers,
-        f=header.f,
-        publishers=len(header.publishers),
-        subscribers=header.subscribers,
-        channels=header.channels,
-        size=header.size,
-        batch=header.batch,
-        rate=header.rate,
-        durable=header.durable,
-        tls=header.tls,
-        digest=header.digest,
+        system=header.system,
+        parameters=header.parameters,
         fault=header.fault,
-        skipping=header.skipping,
     )
 
 
 def name_of(scenario: Scenario) -> str:
     """What people call it."""
-    words = [scenario.policy]
-    if scenario.alpha:
-        words.append(f"α={scenario.alpha}")
-    if scenario.brokers is not None:
-        words.append(f"n={scenario.brokers}")
-    for name, usual in (("publishers", 1), ("subscribers", 1), ("channels", 1)):
-        count = getattr(scenario, name)
-        if count not in (None, usual):
-            words.append(f"{count} {name}")
-    if scenario.batch not in (None, 1):
-        words.append(f"batches of {scenario.batch}" if scenario.batch else "natural batches")
-    if scenario.rate:
-        words.append(f"{scenario.rate:g}/s")
-    words += [word for word in ("durable", "tls") if getattr(scenario, word)]
+    if scenario.system == CELL_SYSTEM:
+        words = cells.words(cells.cell_of(scenario.parameters))
+    else:
+        words = [scenario.system]
+        for name, value in scenario.parameters.items():
+            if not isinstance(value, bool):
+                words.append(f"{name}={value}")
+            elif value:
+                words.append(name)
     if scenario.fault:
-        words.append(f"{scenario.fault}{' and skipping' if scenario.skipping else ''}")
+        words.append(scenario.fault)
     return ("simulated " if scenario.source == SIMULATOR else "") + ", ".join(words)
 
 
@@ -300,15 +265,20 @@ class _Group:
         hops: Counter[int] = Counter()
         for header in self.headers:
             rows = [row for row in self.deliveries if row["run"] == header.run]
-            by_history = _sum(rows, "by_history")
-            steps = STEPS.get(header.policy)
-            if steps is None:
-                # A subscriber needs the word of the last broker, whoever else spoke to it.
+            if header.system == CELL_SYSTEM:
                 mine = [row for row in self.traffic if row["run"] == header.run]
-                steps = max((row["place"] for row in mine), default=0) + 1
-            hops[steps] += _sum(rows, "delivered") - by_history
-            hops[HISTORY_STEPS] += by_history
-        return {hop: count for hop, count in sorted(hops.items()) if count}
+                hops.update(
+                    cells.hops(
+                        cells.cell_of(header.parameters),
+                        delivered=_sum(rows, "delivered"),
+                        by_history=_sum(rows, "by_history"),
+                        chain=max((row["place"] for row in mine), default=0),
+                    )
+                )
+                continue
+            for row in rows:
+                hops[row["hops"] or 0] += row["delivered"]
+        return {hop: count for hop, count in sorted(hops.items()) if hop and count}
 
     def _channels(self) -> list[ChannelLine]:
         names = sorted({channel for _, channel in self.published})
@@ -353,7 +323,7 @@ def _compare(lines: list[Line]) -> None:
     honest = {line.scenario: line for line in lines if not line.scenario.fault}
     for line in lines:
         if line.scenario.fault:
-            same = msgspec.structs.replace(line.scenario, fault="", skipping=False)
+            same = msgspec.structs.replace(line.scenario, fault="")
             if same in honest:
                 line.cost = _cost(line, honest[same])
 

@@ -10,7 +10,7 @@ from quorumcast.core.ids import NodeId
 from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.cell.run import CellRun
 from quorumcast.sim.cell.scenario import draw
-from quorumcast.sim.cell.tracing import Tracer
+from quorumcast.sim.cell.tracing import TRACING
 from quorumcast.sim.kernel.known_bad import Variant
 from quorumcast.sim.kernel.plan import Act
 from quorumcast.sim.systems import AuditTables, System
@@ -55,7 +55,7 @@ SYSTEM = System(
     plan=CellPlan,
     draw=draw,
     run=CellRun,
-    trace=Tracer,
+    tracing=TRACING,
     variants=_variants,
     simpler=(_fewer_clients, _one_channel),
     labelled=_labelled,

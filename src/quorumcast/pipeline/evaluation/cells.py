@@ -1,0 +1,128 @@
+"""What evaluation knows of cells alone: names of scenarios, hops, and the documents' figures.
+
+Hops are messages one after another from publisher to subscriber. On a chain they are the highest
+place at which a broker was traced, and one more; elsewhere they are the steps of the protocol. What
+a history brought took the history's way through Bracha's broadcast.
+
+A scenario of a document is the same as ours if policy, α, brokers, f, size, batches and faults are;
+the number of publishers was theirs to choose, for the best figure, and is not compared. Their
+machines were others, and more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from quorumcast.bench import fit, freeman
+from quorumcast.bench.plan import BenchPlan
+from quorumcast.bench.tracing import fault_of
+from quorumcast.cell.tracing import CELL_SYSTEM, CellParameters
+from quorumcast.pipeline.evaluation.model import Beside, Line
+from quorumcast.traces.form import BENCH, Parameter
+
+#: Messages one after another, from publisher to subscriber, without a chain: its own length.
+STEPS = {
+    "direct": 2,
+    "direct-crash": 2,
+    "ab": 2,
+    "ab+history": 2,
+    "brb": 3,
+    "total": 5,
+    "total-crash": 4,
+}
+#: A history's way: published, echoed, voted for.
+HISTORY_STEPS = 3
+#: Bytes of Freeman's contents.
+FREEMAN_SIZE = 56
+
+
+def cell_of(parameters: Mapping[str, Parameter]) -> CellParameters:
+    """The parameters of a cell; a `ValidationError` if they are not a cell's."""
+    return msgspec.convert(parameters, CellParameters)
+
+
+def words(cell: CellParameters) -> list[str]:
+    """What people call it."""
+    found = [cell.policy]
+    if cell.alpha:
+        found.append(f"α={cell.alpha}")
+    if cell.brokers is not None:
+        found.append(f"n={cell.brokers}")
+    counts = {
+        "publishers": cell.publishers,
+        "subscribers": cell.subscribers,
+        "channels": cell.channels,
+    }
+    found += [f"{count} {name}" for name, count in counts.items() if count not in (None, 1)]
+    if cell.batch not in (None, 1):
+        found.append(f"batches of {cell.batch}" if cell.batch else "natural batches")
+    if cell.rate:
+        found.append(f"{cell.rate:g}/s")
+    return found + ["durable"] * cell.durable + ["tls"] * cell.tls
+
+
+def hops(cell: CellParameters, delivered: int, by_history: int, chain: int) -> dict[int, int]:
+    """Deliveries by hops, of a run in which the longest chain had so many brokers."""
+    # On a chain a subscriber needs the word of the last broker, whoever else spoke to it.
+    steps = STEPS.get(cell.policy, chain + 1)
+    found = {steps: delivered - by_history}
+    found[HISTORY_STEPS] = found.get(HISTORY_STEPS, 0) + by_history
+    return found
+
+
+def beside(line: Line) -> list[Beside]:
+    """What the documents measured in this scenario."""
+    if (line.scenario.system, line.scenario.source) != (CELL_SYSTEM, BENCH):
+        return []
+    cell = cell_of(line.scenario.parameters)
+    return [*_freeman(line, cell), *_fit(line, cell)]
+
+
+def _freeman(line: Line, cell: CellParameters) -> list[Beside]:
+    """Freeman §7.3.1 and §7.3.2: one event of 56 bytes per publication, no faults, one topic."""
+    latency = line.latency
+    if (
+        (cell.size, cell.batch, cell.channels) != (FREEMAN_SIZE, 1, 1)
+        or cell.rate
+        or line.scenario.fault
+        or cell.durable
+    ):
+        return []
+    found = []
+    for name, policy, alpha, brokers, rate in freeman.LINES:
+        if (policy, alpha, brokers) != (cell.policy, cell.alpha, cell.brokers):
+            continue
+        document = f"Freeman, {name}, {brokers} brokers"
+        if rate:
+            ours = line.publications_per_s
+            found.append(_beside(document, "throughput", "publications/s", rate, ours))
+        if theirs := freeman.LATENCIES_MS.get((policy, alpha, brokers)):
+            mine = (latency.mean, latency.deviation, latency.p99)
+            for figure, their, our in zip(freeman.FIGURES, theirs, mine, strict=True):
+                found.append(_beside(document, f"latency, {figure}", "ms", their, our))
+    return found
+
+
+def _fit(line: Line, cell: CellParameters) -> list[Beside]:
+    """FIT-Broker §5.2: events of 253 bytes, ten channels, two subscribers."""
+    for (test, policy), plan in fit.plans(BenchPlan()).items():
+        same = (
+            policy == cell.policy
+            and (plan.brokers, plan.tolerated()) == (cell.brokers, cell.f)
+            and (plan.subscribers, plan.channels) == (cell.subscribers, cell.channels)
+            and (plan.size, plan.batch) == (cell.size, cell.batch)
+            and fault_of(plan) == line.scenario.fault
+            and not cell.rate
+        )
+        figure = fit.FIGURES.get((test, policy))
+        if same and figure is not None:
+            document = f"FIT-Broker, {test}: {fit.KINDS[policy]}"
+            return [_beside(document, "throughput", "events/s", figure, line.events_per_s)]
+    return []
+
+
+def _beside(document: str, figure: str, unit: str, theirs: float, ours: float | None) -> Beside:
+    ratio = ours / theirs if ours is not None else None
+    return Beside(document, figure, unit, theirs, ours, ratio)
