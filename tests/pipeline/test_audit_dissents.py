@@ -15,7 +15,7 @@ from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.charges import Case, Feature
 from quorumcast.pipeline.audit.dissents import find_dissents
-from quorumcast.pipeline.audit.verdicts import Conclusion, conclude, verdicts
+from quorumcast.pipeline.audit.verdicts import RunJudgement, judge, verdicts
 
 CELL = Cell(Policy.named("ab"))
 OF_CAROL = Stream(ORDERS, CAROL, 1)
@@ -35,14 +35,14 @@ def split(stream: Stream = STREAM, **more: Any) -> list[tuple[str, bytes]]:
     return [shown(broker, body, stream=stream, **more) for broker, body in sides]
 
 
-def judged(statements: list[tuple[str, bytes]], manifest: Manifest = CELL.manifest) -> Conclusion:
+def judged(statements: list[tuple[str, bytes]], manifest: Manifest = CELL.manifest) -> RunJudgement:
     noted = Feature(observer=BOB, role="subscriber", accused=B1, kind="heard", publisher=ALICE,
                     t_ms=70, until_ms=90)  # fmt: skip
     model = Model(manifest.broker_ids, manifest.f)
-    return conclude(Case(manifest, [noted]), model, [], find_dissents(manifest, statements))
+    return judge(Case(manifest, [noted]), model, [], find_dissents(manifest, statements))
 
 
-def test_who_signs_otherwise_than_f_plus_one_is_found_with_them_and_how_often() -> None:
+def test_signer_against_f_plus_one_others_is_charged_with_a_count() -> None:
     statements = [shown(b, b"truth", n) for b in (B2, B3) for n in (1, 2, 3)]
     lies = [shown(B1, b"lie", n) for n in (1, 2)]
     found = find_dissents(CELL.manifest, [*statements, *lies])
@@ -50,7 +50,7 @@ def test_who_signs_otherwise_than_f_plus_one_is_found_with_them_and_how_often() 
     assert {c.clause for c in found} == {frozenset((B1, ALICE))}
 
 
-def test_publisher_whose_stream_half_of_the_brokers_signed_otherwise_is_suspected() -> None:
+def test_publisher_whose_stream_splits_the_signers_in_half_is_suspected() -> None:
     """One subscriber shows it, which is not believed: it could not have signed for brokers."""
     (verdict,) = verdicts(judged(split()))
     assert (verdict.node, verdict.standing, verdict.deed) == (ALICE, "suspected", "misled")
@@ -58,11 +58,11 @@ def test_publisher_whose_stream_half_of_the_brokers_signed_otherwise_is_suspecte
     assert verdict.towards == (B1, B2, B3, B4)
 
 
-def test_publisher_is_known_by_its_seats() -> None:
+def test_seats_of_a_publisher_are_charged_as_one_client() -> None:
     assert judged(split(Stream(ORDERS, NodeId("alice#3"), 1))).named == (ALICE,)
 
 
-def test_broker_that_signs_otherwise_of_one_publisher_is_disputed_and_of_two_suspected() -> None:
+def test_dissent_on_one_publisher_is_disputed_and_on_two_suspected() -> None:
     of_one = [shown(B1, b"lie"), *(shown(b, b"truth") for b in (B2, B3, B4))]
     found = judged(of_one)
     assert found.named == ()
@@ -72,7 +72,7 @@ def test_broker_that_signs_otherwise_of_one_publisher_is_disputed_and_of_two_sus
     assert judged([*of_one, *of_another]).named == (B1,)
 
 
-def test_what_too_few_signed_or_somebody_else_did_is_no_dissent() -> None:
+def test_dissent_needs_enough_genuine_signers() -> None:
     assert judged([shown(B1, b"lie"), shown(B2, b"truth")]).charges == ()
     real = [CELL.segment(b, 1, b"truth", basis=Basis.FORWARDED)[1] for b in (B2, B3)]
     forged = [msgspec.structs.replace(one, signature=b"x" * 64) for one in real]
@@ -83,7 +83,7 @@ def test_what_too_few_signed_or_somebody_else_did_is_no_dissent() -> None:
     assert judged([shown(B1, b"lie"), *in_their_names]).charges == ()
 
 
-def test_liar_that_signs_everything_is_one_signer() -> None:
+def test_signer_of_many_versions_counts_once() -> None:
     lies = [shown(B1, b"lie %d" % number) for number in range(9)]
     found = find_dissents(CELL.manifest, [*lies, shown(B2, b"truth"), shown(B3, b"truth")])
     assert [(c.accused, c.observer, c.count) for c in found] == [(B1, B2, 9), (B1, B3, 9)]
@@ -99,7 +99,7 @@ def test_liar_that_signs_everything_is_one_signer() -> None:
         ({}, Cell(Policy.named("direct-crash")).manifest),
     ],
 )
-def test_where_it_is_not_for_the_publisher_to_answer_there_is_no_dissent(
+def test_settled_or_foreign_statements_are_no_dissent(
     more: dict[str, Any], manifest: Manifest
 ) -> None:
     assert judged(split()).charges

@@ -13,7 +13,7 @@ from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.pipeline.audit.charges import Case
 from quorumcast.pipeline.audit.dissents import find_dissents
 from quorumcast.pipeline.audit.proofs import find_proofs
-from quorumcast.pipeline.audit.verdicts import Conclusion, conclude, verdicts
+from quorumcast.pipeline.audit.verdicts import RunJudgement, judge, verdicts
 from quorumcast.sim.cell.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
 from quorumcast.sim.cell.labels.labelled import adversary_of
 from quorumcast.sim.cell.labels.observed import perform_observed
@@ -29,7 +29,7 @@ CLIENTS = (*PUBLISHERS[:2], *SUBSCRIBERS[:2])
 LINGER_MS = 12_000
 
 
-def judged(policy: str, links: tuple[LinkWeather, ...], seed: int = 1) -> Conclusion:
+def judged(policy: str, links: tuple[LinkWeather, ...], seed: int = 1) -> RunJudgement:
     """The verdict on a run of correct nodes, every one of which observes."""
     joins = [Act(0, "join", subscriber, ORDERS) for subscriber in SUBSCRIBERS[:2]]
     kept = Policy.named(policy, alpha=8, limits=small_limits())
@@ -51,7 +51,7 @@ def judged(policy: str, links: tuple[LinkWeather, ...], seed: int = 1) -> Conclu
     evidence = [(who, one.data) for who, one in run.documents if one.kind == "evidence"]
     proofs = find_proofs([run.manifest], evidence, signed)
     model = Model(run.manifest.broker_ids, run.manifest.f)
-    return conclude(case, model, proofs, find_dissents(run.manifest, signed))
+    return judge(case, model, proofs, find_dissents(run.manifest, signed))
 
 
 def far(broker: NodeId, there_ms: int, back_ms: int) -> tuple[LinkWeather, ...]:
@@ -77,14 +77,14 @@ def far(broker: NodeId, there_ms: int, back_ms: int) -> tuple[LinkWeather, ...]:
         (BROKERS[3], 200, 0),
     ],
 )
-def test_correct_broker_far_away_is_not_named(
+def test_distant_correct_broker_is_not_named(
     policy: str, broker: NodeId, there_ms: int, back_ms: int
 ) -> None:
     assert judged(policy, far(broker, there_ms, back_ms)).named == ()
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
-def test_nobody_is_named_where_every_direction_of_every_link_is_different(policy: str) -> None:
+def test_nobody_is_named_if_all_links_have_different_delays(policy: str) -> None:
     rng = random.Random(f"distances {policy}")
     everyone = (*BROKERS, *CLIENTS)
     links = tuple(

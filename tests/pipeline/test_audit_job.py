@@ -31,7 +31,7 @@ from quorumcast.pipeline.audit.sifting import (
     NO_MANIFEST,
     STRANGERS,
     UNREADABLE,
-    bounded,
+    limit_per_observer,
 )
 from quorumcast.pipeline.audit.tables import CELLS, DOCUMENTS, LABELS, OBSERVATIONS, VERDICTS
 from quorumcast.runtime.observations import ObservationLog, write_table
@@ -100,7 +100,7 @@ def standings(found: dict[str, Any], run: str = "r") -> set[tuple[str, str]]:
     return {(verdict["node"], verdict["standing"]) for verdict in verdicts}
 
 
-def test_equal_observations_are_added_up_and_parts_of_the_run_told_apart(
+def test_equal_observations_are_summed_per_part_of_the_run(
     spark: SparkSession,
 ) -> None:
     rows = [
@@ -118,7 +118,7 @@ def test_equal_observations_are_added_up_and_parts_of_the_run_told_apart(
 
 
 @pytest.mark.parametrize("strained", [(BOB,), (BOB, CAROL)])
-def test_what_strain_of_many_may_have_caused_is_not_counted(
+def test_timeout_observations_during_overload_do_not_count(
     spark: SparkSession, strained: tuple[str, ...]
 ) -> None:
     def at(second: int, observer: str, kind: str, reason: str = "") -> tuple[object, ...]:
@@ -141,7 +141,7 @@ def test_what_strain_of_many_may_have_caused_is_not_counted(
     assert not [r for r in found if r["kind"] == "strained"]
 
 
-def test_only_statements_that_contradict_something_reach_the_judge(spark: SparkSession) -> None:
+def test_only_contested_statements_reach_the_judge(spark: SparkSession) -> None:
     rows = [
         # What a node says is the manifest is no document of the audit's.
         document(BOB, "manifest", SIGNED),
@@ -156,7 +156,7 @@ def test_only_statements_that_contradict_something_reach_the_judge(spark: SparkS
     assert sorted((r["run"], r["kind"]) for r in found) == [("other", "statement")] * 2
 
 
-def test_statements_on_which_only_a_publisher_can_make_brokers_differ_are_compared_too(
+def test_statements_on_splitting_channels_are_compared(
     spark: SparkSession,
 ) -> None:
     cell = Cell(Policy.named("ab"))
@@ -197,7 +197,7 @@ def test_verdicts_on_two_runs_at_once(spark: SparkSession) -> None:
     assert named == {("r", B1, "suspected"), ("other", B1, "proven")}
 
 
-def test_score_counts_what_is_wrong_and_what_is_missed(spark: SparkSession) -> None:
+def test_score_counts_wrongly_named_and_missed_nodes(spark: SparkSession) -> None:
     labels = [
         ("r", "simulator", "ab", "alter", node, fault, status, 1, "")
         for node, fault, status in (
@@ -288,7 +288,7 @@ def test_run_without_a_manifest_is_one_sentence(
     assert "name the cell's with -m" in capsys.readouterr().err
 
 
-def test_node_speaks_for_itself_alone(
+def test_observer_comes_from_the_directory_not_from_the_row(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log"
@@ -308,7 +308,7 @@ def test_node_speaks_for_itself_alone(
     assert found["left_out"] == {STRANGERS: 1, INCOMPLETE: 3}
 
 
-def test_manifest_that_a_node_shows_judges_nobody(
+def test_manifest_in_documents_of_a_node_is_ignored(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log"
@@ -323,7 +323,7 @@ def test_manifest_that_a_node_shows_judges_nobody(
     assert found["left_out"] == {NO_MANIFEST: 2}
 
 
-def test_nothing_that_a_node_writes_ends_the_audit_or_moves_the_others(
+def test_rubbish_of_a_node_neither_stops_the_audit_nor_affects_others(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log, far = tmp_path / "log", 2**63 - 1
@@ -368,7 +368,7 @@ def test_nothing_that_a_node_writes_ends_the_audit_or_moves_the_others(
     assert {r["slot"] for r in slots.collect()} == set(range(8))
 
 
-def test_many_statements_of_which_nobody_else_can_speak_are_compared_in_linear_time(
+def test_many_statements_of_one_signer_are_compared_in_linear_time(
     spark: SparkSession,
 ) -> None:
     # Each set of what was said in a window over all of them was once copied into every row.
@@ -376,16 +376,18 @@ def test_many_statements_of_which_nobody_else_can_speak_are_compared_in_linear_t
     assert "collect_set" not in plan
 
 
-def test_whoever_says_too_much_is_cut_short_and_nobody_else(spark: SparkSession) -> None:
+def test_rows_beyond_the_limit_of_an_observer_are_dropped(spark: SparkSession) -> None:
     rows = [row(BOB, B2, run=run, number=n) for run in ("r", "s") for n in range(50)]
     rows += [row(ALICE, B1, number=n) for n in range(10)]
-    kept = bounded(spark.createDataFrame(rows, OBSERVATIONS), 10).collect()
+    kept = limit_per_observer(spark.createDataFrame(rows, OBSERVATIONS), 10).collect()
     counts = Counter((one["run"], one["observer"]) for one in kept)
     assert counts == {("r", BOB): 10, ("s", BOB): 10, ("r", ALICE): 10}
     assert {tuple(one) for one in kept} <= set(rows)
 
 
-def test_what_a_node_writes_is_read_as_its_own(spark: SparkSession, tmp_path: Path) -> None:
+def test_observations_written_by_a_node_are_read_with_its_name(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     nodes = {NodeId(name) for name in ("broker-1", "a:b+c", "ünï", "carol#1", "100%")}
     for node in nodes:
         log = ObservationLog(tmp_path / "log", CELL.manifest, node, "subscriber")
@@ -397,7 +399,7 @@ def test_what_a_node_writes_is_read_as_its_own(spark: SparkSession, tmp_path: Pa
     assert cells.isEmpty()
 
 
-def test_names_of_runs_lead_nowhere_and_proofs_are_written_only_where_asked(
+def test_run_names_cannot_escape_the_output_directory(
     spark: SparkSession,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -429,7 +431,7 @@ def test_names_of_runs_lead_nowhere_and_proofs_are_written_only_where_asked(
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["verdicts"]
 
 
-def test_text_that_is_not_utf8_ends_nothing(
+def test_text_that_is_not_utf8_does_not_stop_the_audit(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log"

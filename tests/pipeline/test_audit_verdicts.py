@@ -16,7 +16,7 @@ from quorumcast.faults.diagnosis import Model
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.charges import Case, Feature, table_charges
 from quorumcast.pipeline.audit.proofs import find_proofs
-from quorumcast.pipeline.audit.verdicts import Conclusion, conclude, verdicts
+from quorumcast.pipeline.audit.verdicts import RunJudgement, judge, verdicts
 from quorumcast.sim.cell.labels.slander import ACCUSATIONS, forgeries, slander
 from quorumcast.watch.inquiries import ANSWER
 
@@ -28,20 +28,20 @@ def statement(broker: NodeId, *bodies: bytes) -> bytes:
     return msgspec.json.encode(CELL.segment(broker, 1, *bodies)[1])
 
 
-def judged(features: list[Feature], cell: Cell = CELL) -> Conclusion:
-    return conclude(Case(cell.manifest, features), MODEL, [])
+def judged(features: list[Feature], cell: Cell = CELL) -> RunJudgement:
+    return judge(Case(cell.manifest, features), MODEL, [])
 
 
-def noticed(observer: str, accused: str, kind: str, reason: str = "", **more: object) -> Feature:
+def feature(observer: str, accused: str, kind: str, reason: str = "", **more: object) -> Feature:
     role = "broker" if observer.startswith("b") and observer != BOB else "subscriber"
-    feature = Feature(observer=observer, role=role, accused=accused, kind=kind, reason=reason)
-    return msgspec.structs.replace(feature, **{"channel": "orders", "publisher": ALICE, **more})
+    made = Feature(observer=observer, role=role, accused=accused, kind=kind, reason=reason)
+    return msgspec.structs.replace(made, **{"channel": "orders", "publisher": ALICE, **more})
 
 
 # --------------------------------------------------------------------- proofs
 
 
-def test_statements_that_two_observers_hold_prove_what_neither_could() -> None:
+def test_statements_of_two_observers_combine_to_a_proof() -> None:
     held = [(BOB, statement(B1, b"one")), (CAROL, statement(B1, b"other"))]
     assert find_proofs([CELL.manifest], [], held[:1]) == []
     (proof,) = find_proofs([CELL.manifest], [], held)
@@ -93,7 +93,7 @@ def test_auditor_that_believes_evidence_would_convict_a_correct_broker(
     assert [p.accused for p in find_proofs([CELL.manifest], evidence, [])] == [B1]
 
 
-def test_rubbish_among_the_documents_is_passed_over() -> None:
+def test_malformed_documents_are_ignored() -> None:
     rubbish = [b"", b"{}", b"\xff\xff", msgspec.json.encode(Signed(B1, b"x", b"y"))]
     assert (
         find_proofs([CELL.manifest], [(BOB, r) for r in rubbish], [(BOB, r) for r in rubbish]) == []
@@ -104,7 +104,7 @@ def test_rubbish_among_the_documents_is_passed_over() -> None:
 
 
 def test_broker_that_two_subscribers_see_dissent_is_suspected() -> None:
-    found = judged([noticed(who, B1, "suspect", "dissent") for who in (BOB, CAROL)])
+    found = judged([feature(who, B1, "suspect", "dissent") for who in (BOB, CAROL)])
     assert found.named == (B1,)
     (verdict,) = verdicts(found)
     assert (verdict.standing, verdict.deed, verdict.towards) == (
@@ -116,7 +116,7 @@ def test_broker_that_two_subscribers_see_dissent_is_suspected() -> None:
 
 
 def test_one_witness_leaves_a_dispute_below_the_threshold() -> None:
-    found = judged([noticed(BOB, B1, "suspect", "dissent")])
+    found = judged([feature(BOB, B1, "suspect", "dissent")])
     assert found.named == ()
     assert {(v.node, v.standing) for v in verdicts(found)} == {(B1, "disputed"), (BOB, "disputed")}
     assert all(verdict.score < 1 for verdict in verdicts(found))
@@ -134,23 +134,23 @@ def test_false_witness_names_no_correct_node(liar: NodeId, victims: tuple[NodeId
     assert set(judged(features).named) <= {liar}
 
 
-def test_votes_that_never_come_again_and_again_are_charged_and_a_pause_is_not() -> None:
-    def run(failing: range) -> Conclusion:
+def test_steady_omission_of_votes_is_charged_and_a_pause_is_not() -> None:
+    def run(failing: range) -> RunJudgement:
         features = []
         for who in (BOB, CAROL):
             for slot in range(8):
                 for broker in CELL.manifest.broker_ids:
                     kind = "missing" if broker == B1 and slot in failing else "came"
-                    features.append(noticed(who, broker, kind, message="Vote", slot=slot, count=10))
+                    features.append(feature(who, broker, kind, message="Vote", slot=slot, count=10))
         return judged(features)
 
     assert run(range(1, 8)).named == (B1,)
     assert run(range(2, 4)).named == ()
 
 
-def test_what_happens_to_all_brokers_is_nobodys_fault() -> None:
+def test_omission_that_all_brokers_share_is_not_charged() -> None:
     features = [
-        noticed(who, broker, "missing", message="Vote", slot=slot, count=10)
+        feature(who, broker, "missing", message="Vote", slot=slot, count=10)
         for who in (BOB, CAROL)
         for broker in CELL.manifest.broker_ids
         for slot in range(8)
@@ -158,27 +158,27 @@ def test_what_happens_to_all_brokers_is_nobodys_fault() -> None:
     assert judged(features).named == ()
 
 
-def test_once_a_liar_is_known_fewer_accusers_are_enough_for_the_next() -> None:
+def test_known_liar_lowers_the_number_of_accusers_for_the_next() -> None:
     cell = Cell(Policy.named("total"))
-    known = [noticed(who, B1, "contradicts", "itself", message="Accept") for who in (B2, B3)]
-    other = noticed(B2, ALICE, "refused", "bad-run", message="Offer", count=5)
+    known = [feature(who, B1, "contradicts", "itself", message="Accept") for who in (B2, B3)]
+    other = feature(B2, ALICE, "refused", "bad-run", message="Offer", count=5)
     assert judged([other], cell).named == ()
     assert judged([*known, other], cell).named == (ALICE, B1)
 
 
-def test_broker_of_a_lying_publisher_may_vote_twice_where_that_is_not_settled() -> None:
+def test_double_vote_on_an_unsettled_channel_may_be_the_publishers_fault() -> None:
     def voted_twice(policy: str) -> list[frozenset[str]]:
-        twice = noticed(BOB, B1, "suspect", "equivocation", message="Vote")
+        twice = feature(BOB, B1, "suspect", "equivocation", message="Vote")
         return [charge.clause for charge in judged([twice], Cell(Policy.named(policy))).charges]
 
     assert voted_twice("ab+history") == [{ALICE, B1, BOB}]
     assert voted_twice("brb") == [{B1, BOB}]
 
 
-def test_publisher_is_not_blamed_for_being_late_alone() -> None:
+def test_late_publisher_is_not_charged() -> None:
     """On a busy machine its offer reaches a broker through others first."""
     late = [
-        noticed(who, ALICE, "came", message="Offer", bucket=160, count=50, slot=slot)
+        feature(who, ALICE, "came", message="Offer", bucket=160, count=50, slot=slot)
         for who in (B1, B2, B3)
         for slot in range(8)
     ]
@@ -191,11 +191,11 @@ def test_publisher_is_not_blamed_for_being_late_alone() -> None:
      ({BOB: (0, 1, 2, 3), CAROL: (0, 1, 2, 3), ALICE: ()}, ())],
     ids=["now and then, and several at any time", "once for a while"],
 )  # fmt: skip
-def test_who_leaves_things_out_now_and_then_is_found_out_by_several_together(
+def test_occasional_omission_is_charged_if_several_observers_see_it(
     parts: dict[str, Collection[int]], named: tuple[str, ...]
 ) -> None:
     features = [
-        noticed(who, broker, "missing" if gone else "came", message="Vote", slot=slot, count=2)
+        feature(who, broker, "missing" if gone else "came", message="Vote", slot=slot, count=2)
         for who in (ALICE, BOB, CAROL)
         for broker in CELL.manifest.broker_ids
         for slot in range(8)
@@ -204,16 +204,16 @@ def test_who_leaves_things_out_now_and_then_is_found_out_by_several_together(
     assert judged(features).named == named
 
 
-def test_no_publisher_keeps_a_broker_from_voting_for_what_is_ordered() -> None:
+def test_publisher_is_no_excuse_for_missing_votes_under_total_order() -> None:
     features = [
-        noticed(who, broker, "missing" if broker == B1 and odd else "came", message="Vote",
+        feature(who, broker, "missing" if broker == B1 and odd else "came", message="Vote",
                 publisher="*", slot=slot, count=3)
         for who in (BOB, CAROL)
         for broker in CELL.manifest.broker_ids
         for slot in range(8)
         for odd in (0, 1)
     ]  # fmt: skip
-    blame = noticed(B1, ALICE, "missing", "mended", message="Offer", count=10)
+    blame = feature(B1, ALICE, "missing", "mended", message="Offer", count=10)
     assert judged([*features, blame], Cell(Policy.named("total"))).named == (B1,)
 
 
@@ -226,78 +226,78 @@ def test_no_publisher_keeps_a_broker_from_voting_for_what_is_ordered() -> None:
         ("refused", "unexpected-message", "Taken", 1),
     ],
 )
-def test_what_correct_brokers_never_do_is_charged_however_seldom(
+def test_protocol_violation_is_charged_at_first_sight(
     kind: str, reason: str, message: str, count: int
 ) -> None:
-    features = [noticed(who, B1, kind, reason, message=message, count=count) for who in (B2, B3)]
+    features = [feature(who, B1, kind, reason, message=message, count=count) for who in (B2, B3)]
     assert judged(features).named == (B1,)
 
 
-def test_who_asks_one_broker_for_what_only_others_were_shown_does_not_flood() -> None:
+def test_pull_of_an_unknown_stream_at_one_broker_is_not_charged() -> None:
     # b1 lies, and so b2, which was not shown the stream, is believed.
-    liar = [noticed(who, B1, "contradicts", "itself", message="Vote") for who in (BOB, CAROL)]
+    liar = [feature(who, B1, "contradicts", "itself", message="Vote") for who in (BOB, CAROL)]
     asked = [
-        noticed(who, BOB, "refused", "unknown-stream", message="Pull", count=9) for who in (B2, B3)
+        feature(who, BOB, "refused", "unknown-stream", message="Pull", count=9) for who in (B2, B3)
     ]
     assert judged([*liar, asked[0]]).named == (B1,)
     assert judged([*liar, *asked]).named == (B1, BOB)
 
 
 @pytest.mark.parametrize(("crowded", "named"), [((), (BOB,)), ((B1, B2), ())])
-def test_who_has_too_many_streams_cannot_say_that_others_ask_for_none(
+def test_crowded_broker_cannot_charge_pulls_of_unknown_streams(
     crowded: tuple[str, ...], named: tuple[str, ...]
 ) -> None:
     features = [
-        noticed(who, BOB, "refused", "unknown-stream", message="Pull", count=9) for who in (B1, B2)
+        feature(who, BOB, "refused", "unknown-stream", message="Pull", count=9) for who in (B1, B2)
     ]
     features += [
-        noticed(who, ALICE, "refused", "unknown-stream", message="Open") for who in crowded
+        feature(who, ALICE, "refused", "unknown-stream", message="Open") for who in crowded
     ]
     assert judged(features).named == named
 
 
-def test_answer_that_comes_twice_because_it_was_asked_for_twice_is_nobodys_fault() -> None:
+def test_duplicate_answer_to_a_repeated_request_is_not_charged() -> None:
     features = [
-        noticed(who, B1, "refused", "unexpected-message", message="Positions", count=2)
+        feature(who, B1, "refused", "unexpected-message", message="Positions", count=2)
         for who in (B2, B3, B4)
     ]
     assert judged(features).named == ()
 
 
-def test_leader_that_proposes_nothing_is_charged_by_whoever_sees_it() -> None:
+def test_leader_of_empty_proposals_is_charged_by_every_observer() -> None:
     features = [
-        noticed(who, B1, "passes-over", "hollow", message="Propose", count=2) for who in (B2, B3)
+        feature(who, B1, "passes-over", "hollow", message="Propose", count=2) for who in (B2, B3)
     ]
     assert judged(features, Cell(Policy.named("total"))).named == (B1,)
     assert judged(features[:1], Cell(Policy.named("total"))).named == ()
 
 
 @pytest.mark.parametrize(("count", "named"), [(1, ()), (2, (B1,))])
-def test_proposals_that_nobody_hands_over_are_not_the_fault_of_several_publishers(
+def test_missing_proposed_contents_of_several_publishers_are_the_leaders_fault(
     count: int, named: tuple[str, ...]
 ) -> None:
     features = [
-        noticed(who, B1, "missing", "mended", message="Propose", publisher=publisher, count=count)
+        feature(who, B1, "missing", "mended", message="Propose", publisher=publisher, count=count)
         for who in (B2, B3)
         for publisher in (ALICE, BOB)
     ]
     assert judged(features, Cell(Policy.named("total"))).named == named
 
 
-def test_leader_that_votes_for_what_it_did_not_propose_is_named() -> None:
+def test_leader_that_votes_without_proposing_is_named() -> None:
     cell = Cell(Policy.named("total"))
     features = [
-        noticed(who, B1, "backwards", "voted-first", message="Propose", publisher="*")
+        feature(who, B1, "backwards", "voted-first", message="Propose", publisher="*")
         for who in (B2, B3)
     ]
     assert judged(features, cell).named == (B1,)
     assert judged(features[:1], cell).named == ()
 
 
-def test_who_stands_still_in_half_of_the_run_is_not_charged_for_it() -> None:
+def test_pause_during_half_of_the_run_is_not_charged() -> None:
     def left_out(missing: dict[int, int]) -> tuple[str, ...]:
         features = [
-            noticed(who, broker, kind, message="Vote", slot=slot, count=count)
+            feature(who, broker, kind, message="Vote", slot=slot, count=count)
             for who in (BOB, CAROL)
             for broker in CELL.manifest.broker_ids
             for slot in range(1, 8)
@@ -313,20 +313,20 @@ def test_who_stands_still_in_half_of_the_run_is_not_charged_for_it() -> None:
     assert left_out(dict.fromkeys((3, 4, 6, 7), 2)) == (B4,)
 
 
-def test_bad_contents_of_a_publisher_count_however_much_it_sends() -> None:
+def test_bad_contents_of_a_publisher_count_at_any_message_rate() -> None:
     features = [
-        noticed(who, ALICE, kind, reason, message="ChainRun", count=count)
+        feature(who, ALICE, kind, reason, message="ChainRun", count=count)
         for who in (B1, B2)
         for kind, reason, count in (("refused", "bad-body", 2), ("heard", "", 500))
     ]
     assert judged(features).named == (ALICE,)
 
 
-def test_broker_that_passes_on_offers_of_a_client_without_a_right_does_not_use_it_itself() -> None:
+def test_broker_that_forwards_an_unauthorised_offer_is_not_charged() -> None:
     cell = Cell(Policy.named("total"))
 
     def refused(accused: str) -> tuple[str, ...]:
-        rows = [noticed(who, accused, "refused", "no-right", count=8) for who in (B2, B3)]
+        rows = [feature(who, accused, "refused", "no-right", count=8) for who in (B2, B3)]
         return judged(rows, cell).named
 
     assert refused(B1) == ()
@@ -342,18 +342,18 @@ def test_broker_that_passes_on_offers_of_a_client_without_a_right_does_not_use_i
         (3, "", 1, ()),  # once, for a while
     ],
 )
-def test_broker_that_never_votes_though_it_is_there_is_charged_with_few_votes(
+def test_live_broker_that_never_votes_is_charged_at_a_low_count(
     missing: int, reason: str, came: int, named: tuple[str, ...]
 ) -> None:
-    features = [noticed(who, B1, "missing", reason, message="Vote", count=missing)
+    features = [feature(who, B1, "missing", reason, message="Vote", count=missing)
                 for who in (BOB, CAROL)]  # fmt: skip
     features += [
-        noticed(who, broker, "came", message="Vote", count=missing + came, bucket=5)
+        feature(who, broker, "came", message="Vote", count=missing + came, bucket=5)
         for who in (BOB, CAROL)
         for broker in (B2, B3, B4)
     ]
     if came:
-        features += [noticed(who, B1, "came", message="Vote", bucket=5) for who in (BOB, CAROL)]
+        features += [feature(who, B1, "came", message="Vote", bucket=5) for who in (BOB, CAROL)]
     assert judged(features).named == named
 
 
@@ -365,15 +365,15 @@ def test_broker_that_never_votes_though_it_is_there_is_charged_with_few_votes(
         ("brb", 30, (ALICE,)),  # of so many streams that some had to give way
     ],
 )
-def test_lies_of_a_publisher_excuse_no_broker_where_all_agree_in_the_end(
+def test_lying_publisher_is_no_excuse_on_settled_channels(
     policy: str, opened: int, named: tuple[str, ...]
 ) -> None:
-    lies = [noticed(who, ALICE, "refused", "bad-body", message="Publish", count=9)
+    lies = [feature(who, ALICE, "refused", "bad-body", message="Publish", count=9)
             for who in (B2, B3)]  # fmt: skip
     if opened:
-        lies += [noticed(B2, ALICE, "refused", "unknown-stream", message="Open", count=opened)]
+        lies += [feature(B2, ALICE, "refused", "unknown-stream", message="Open", count=opened)]
     votes = [
-        noticed(who, broker, "missing" if broker == B1 else "came", message="Vote", count=2,
+        feature(who, broker, "missing" if broker == B1 else "came", message="Vote", count=2,
                 bucket=0 if broker == B1 else 5, slot=slot)
         for who in (BOB, CAROL)
         for broker in (B1, B2, B3, B4)
@@ -382,9 +382,9 @@ def test_lies_of_a_publisher_excuse_no_broker_where_all_agree_in_the_end(
     assert judged([*lies, *votes], Cell(Policy.named(policy))).named == named
 
 
-def test_votes_for_histories_that_a_broker_of_a_chain_leaves_out_are_charged() -> None:
+def test_missing_history_votes_of_a_chain_broker_are_charged() -> None:
     features = [
-        noticed(who, broker, "missing" if broker == B1 else "came", message="Vote", lane=lane,
+        feature(who, broker, "missing" if broker == B1 else "came", message="Vote", lane=lane,
                 slot=slot)
         for who in (BOB, CAROL)
         for broker in CELL.manifest.broker_ids
@@ -398,11 +398,9 @@ def test_votes_for_histories_that_a_broker_of_a_chain_leaves_out_are_charged() -
 
 @pytest.mark.parametrize("policy", ["ab", "brb", "direct", "total"])
 @pytest.mark.parametrize("message", ["Vote", "Ack", "Accept", "Ready", "Echo", "Checkpoint"])
-def test_broker_that_is_late_with_everything_is_measured_and_neither_named_nor_disputed(
-    policy: str, message: str
-) -> None:
+def test_late_broker_is_measured_and_neither_named_nor_disputed(policy: str, message: str) -> None:
     features = [
-        noticed(who, broker, "came", message=message, slot=slot, count=9,
+        feature(who, broker, "came", message=message, slot=slot, count=9,
                 bucket=640 if broker == B1 else 20)
         for who in (BOB, CAROL)
         for broker in (B1, B2, B3, B4)
@@ -419,11 +417,9 @@ def test_broker_that_is_late_with_everything_is_measured_and_neither_named_nor_d
 
 
 @pytest.mark.parametrize(("bucket", "count"), [(20, 9), (640, 1)])
-def test_lateness_that_others_share_or_that_is_rare_is_not_measured(
-    bucket: int, count: int
-) -> None:
+def test_shared_or_rare_lateness_is_not_measured(bucket: int, count: int) -> None:
     features = [
-        noticed(BOB, broker, "came", message="Vote", count=9 if broker == B2 else count,
+        feature(BOB, broker, "came", message="Vote", count=9 if broker == B2 else count,
                 bucket=bucket if broker in (B1, B2) else 5)
         for broker in (B1, B2, B3, B4)
     ]  # fmt: skip
@@ -431,13 +427,13 @@ def test_lateness_that_others_share_or_that_is_rare_is_not_measured(
 
 
 @pytest.mark.parametrize(("missing", "named"), [(4, ()), (99, (B1,))])
-def test_few_missing_things_of_one_publisher_are_nothing_beside_what_another_kept(
+def test_few_omissions_of_one_publisher_do_not_count_beside_those_of_another(
     missing: int, named: tuple[str, ...]
 ) -> None:
     def votes(who: str, broker: str, kind: str, publisher: str, count: int) -> list[Feature]:
         parts = 8 if count > missing else 1
         return [
-            noticed(who, broker, kind, message="Vote", publisher=publisher, slot=slot,
+            feature(who, broker, kind, message="Vote", publisher=publisher, slot=slot,
                     bucket=5 if kind == "came" else 0, count=count // parts)
             for slot in range(parts)
         ]  # fmt: skip
@@ -467,7 +463,7 @@ def left_out(
 ) -> list[Feature]:
     """A broker says nothing of what the others say, in every part of the run."""
     return [
-        noticed(observer, broker, "missing" if broker == who else "came", message=message,
+        feature(observer, broker, "missing" if broker == who else "came", message=message,
                 slot=slot, count=count, publisher=publisher, lane=lane)
         for observer in by
         for broker in CELL.manifest.broker_ids
@@ -478,23 +474,23 @@ def left_out(
 
 def lying(client: NodeId) -> list[Feature]:
     """A client is found out by what the protocol forbids."""
-    return [noticed(who, client, "refused", "wrong-sender", message="Pull") for who in (B2, B3)]
+    return [feature(who, client, "refused", "wrong-sender", message="Pull") for who in (B2, B3)]
 
 
-def test_omissions_that_a_single_node_reports_name_nobody_whoever_else_lies() -> None:
+def test_omissions_reported_by_one_node_name_nobody() -> None:
     """A broker may be unable to reach one subscriber, and no other client may lie any more."""
     assert judged([*lying(CAROL), *left_out("Vote", (BOB,), count=99)]).named == (CAROL,)
     assert judged(left_out("Vote", (ALICE, BOB), publisher=CAROL)).named == (B1,)
 
 
-def test_node_that_is_found_out_says_nothing_of_omissions_that_counts() -> None:
+def test_omissions_reported_by_a_named_node_do_not_count() -> None:
     features = left_out("Vote", (BOB, CAROL))
     assert judged(features).named == (B1,)
     assert judged([*features, *lying(BOB)]).named == (BOB,)
 
 
 @pytest.mark.parametrize(("lane", "named"), [(0, ()), (1, (B1,))])
-def test_broker_that_settles_a_history_need_not_vote_for_what_is_in_it(
+def test_votes_for_contents_of_a_settled_history_are_not_owed(
     lane: int, named: tuple[str, ...]
 ) -> None:
     """A broker that was overtaken by a history has nothing to vote for on its own."""
@@ -510,22 +506,22 @@ def test_broker_that_never_answers_on_a_channel_is_named(
     count: int, answered: str, named: tuple[str, ...]
 ) -> None:
     features = [
-        noticed(who, broker, "missing" if broker == B1 else "came", message=ANSWER, publisher="",
+        feature(who, broker, "missing" if broker == B1 else "came", message=ANSWER, publisher="",
                 count=count)
         for who in (BOB, CAROL)
         for broker in CELL.manifest.broker_ids
     ]  # fmt: skip
     if answered:
         features += [
-            noticed(who, B1, "came", message=ANSWER, publisher="", channel=answered)
+            feature(who, B1, "came", message=ANSWER, publisher="", channel=answered)
             for who in (BOB, CAROL)
         ]
     assert judged(features).named == named
 
 
-def test_source_that_votes_without_the_contents_is_named_if_two_subscribers_say_so() -> None:
+def test_source_without_contents_is_named_by_two_subscribers() -> None:
     features = [
-        noticed(who, B1, kind, message="Contents", slot=slot, count=5)
+        feature(who, B1, kind, message="Contents", slot=slot, count=5)
         for who in (BOB, CAROL)
         for slot in range(8)
         for kind in ("came", "missing")
@@ -535,41 +531,41 @@ def test_source_that_votes_without_the_contents_is_named_if_two_subscribers_say_
     assert judged(once).named == (), "that may be the moment at which the source changed"
 
 
-def test_charges_of_omission_that_fewest_make_give_way_where_not_all_can_be_true() -> None:
+def test_inconsistent_omissions_with_the_fewest_accusers_are_dropped() -> None:
     features = left_out("Echo", (B3, B4), who=B1) + left_out("Ack", (ALICE, BOB, CAROL), who=B2)
     assert judged(features).named == (B2,)
 
 
 @pytest.mark.parametrize(("reason", "named"), [("", (ALICE,)), ("mended", ())])
-def test_publisher_that_leaves_offering_to_others_is_named_where_nothing_gets_lost(
+def test_publisher_that_withholds_offers_is_named_if_nothing_was_lost(
     reason: str, named: tuple[str, ...]
 ) -> None:
     features = [
-        noticed(who, ALICE, "missing", reason, message="Offer", count=3) for who in (B2, B3)
+        feature(who, ALICE, "missing", reason, message="Offer", count=3) for who in (B2, B3)
     ]
     assert judged(features, Cell(Policy.named("total"))).named == named
 
 
-def test_leader_may_have_proposed_what_its_publisher_alone_knows() -> None:
+def test_leader_of_withheld_contents_is_excused_by_a_lying_publisher() -> None:
     total = Cell(Policy.named("total"))
-    features = [noticed(who, B1, "missing", message="Propose", count=3) for who in (B2, B3)]
+    features = [feature(who, B1, "missing", message="Propose", count=3) for who in (B2, B3)]
     assert judged(features, total).named == ()
     of_another = [msgspec.structs.replace(f, publisher=CAROL) for f in features]
     assert judged([*features, *of_another], total).named == (B1,)
     few = [msgspec.structs.replace(f, count=1) for f in of_another]
-    liar = [noticed(who, ALICE, "contradicts", "signature", count=2) for who in (B3, B4)]
+    liar = [feature(who, ALICE, "contradicts", "signature", count=2) for who in (B3, B4)]
     assert judged([*features, *few, *liar], total).named == (ALICE,), "only a little is of another"
 
 
-def test_what_several_rules_say_in_the_same_words_is_counted_once() -> None:
+def test_observations_covered_by_several_rules_are_counted_once() -> None:
     features = [
-        noticed(who, B1, kind, "bad-body", message="Contents", count=2)
+        feature(who, B1, kind, "bad-body", message="Contents", count=2)
         for who in (BOB, CAROL)
         for kind in ("suspect", "refused")
     ]
     assert [verdict.count for verdict in verdicts(judged(features))] == [4]
 
 
-def test_what_is_out_of_place_at_one_node_is_no_charge() -> None:
-    odd = noticed(BOB, B1, "refused", "unexpected-message", message="Taken", count=9)
+def test_unexpected_message_at_one_node_is_not_charged() -> None:
+    odd = feature(BOB, B1, "refused", "unexpected-message", message="Taken", count=9)
     assert table_charges(Case(CELL.manifest, [odd])) == []

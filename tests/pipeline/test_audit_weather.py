@@ -15,7 +15,7 @@ from quorumcast.core.machine import Effect, Event
 from quorumcast.faults.diagnosis import Model
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.charges import Case
-from quorumcast.pipeline.audit.verdicts import Conclusion, conclude
+from quorumcast.pipeline.audit.verdicts import RunJudgement, judge
 from quorumcast.sim.cell.cells import PUBLISHERS, channel_entry, make_simulated_cell
 from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.network import Weather
@@ -62,11 +62,11 @@ class Observed:
             self.observers.pop(broker, None)
         self.began = self.world.scheduler.now
 
-    def judged(self) -> Conclusion:
+    def judged(self) -> RunJudgement:
         rows = [row for one in self.observers.values() for row in one.notes.take(all_=True)]
         assert len(rows) > 100, "they have something to say"
         model = Model(self.cell.manifest.broker_ids, 1)
-        return conclude(Case(self.cell.manifest, features_of(rows, self.began)), model, [])
+        return judge(Case(self.cell.manifest, features_of(rows, self.began)), model, [])
 
 
 @pytest.mark.parametrize("policy", ["total+durable", "total-crash+durable"])
@@ -88,7 +88,7 @@ def test_nobody_is_named_when_all_brokers_restart_with_their_journals(
 
 
 @pytest.mark.parametrize("checkpoint", [1, 3])
-def test_nobody_is_named_where_brokers_tick_at_different_times(checkpoint: int) -> None:
+def test_nobody_is_named_if_brokers_tick_at_different_times(checkpoint: int) -> None:
     """Who says at once that it has made a checkpoint is silent for up to two rounds after."""
     cell = Observed(Policy.named("total", limits=Limits(checkpoint=checkpoint)), 7)
     other = cell.cell.manifest.broker_ids[2]
@@ -101,7 +101,7 @@ def test_nobody_is_named_where_brokers_tick_at_different_times(checkpoint: int) 
     assert cell.judged().named == ()
 
 
-def test_nobody_is_named_who_begins_late_far_away() -> None:
+def test_distant_node_that_starts_late_is_not_named() -> None:
     cell = Observed(Policy.named("total"), 7, Weather(latency_ms=120, jitter_ms=30))
     late = cell.cell.manifest.broker_ids[3]
     cell.stop(late)

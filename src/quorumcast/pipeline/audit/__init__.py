@@ -1,7 +1,7 @@
-"""The audit: who lied, towards whom and when; what is proven, and what is suspected.
+"""The audit: finds faulty nodes in the observations and documents of many runs.
 
-    tables ──▶ charges ──▶ diagnosis ──▶ verdicts ──▶ report
+    observations ──▶ charges ──▶ diagnosis ──▶ verdicts ──▶ report
     documents ──▶ proofs ──┘
 
-Everything but `job` is plain Python over small tables and is tested without Spark.
+`sifting` and `job` run on Spark. The judgement is plain Python and is tested without it.
 """

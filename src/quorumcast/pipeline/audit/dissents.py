@@ -1,8 +1,8 @@
-"""Dissents: who signed something else of a publisher's stream than f+1 other brokers did.
+"""Dissents: signed segment statements that differ from those of f+1 other brokers.
 
-One of those f+1 is correct, and was told what it signed; so the one who signed otherwise lies, or
-the publisher tells brokers different things. No observer is to be believed for that: whoever shows
-the statements could not have made them.
+One of the f+1 brokers is correct and signed what the publisher sent it. So the broker with another
+statement lies, or the publisher equivocates. The clause contains no observer, because an observer
+cannot forge the statements.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ WHY = "signed something else than f+1 others"
 
 
 def find_dissents(manifest: Manifest, statements: Iterable[tuple[str, bytes]]) -> list[Charge]:
-    """Charges where correct brokers can differ only because of a publisher."""
+    """Return charges on channels where a publisher can make correct brokers differ."""
     needed = manifest.quorums.one_correct
-    #: What was signed of each segment, and by whom.
+    #: The signers of each root of each segment.
     segments: dict[tuple[Stream, int, int], dict[bytes, set[str]]] = {}
-    for one in _unsettled(manifest, statements):
-        sayings = segments.setdefault((one.stream, one.first, one.count), {})
-        sayings.setdefault(one.root, set()).add(one.broker)
+    for statement in _unsettled(manifest, statements):
+        segment = (statement.stream, statement.first, statement.count)
+        roots = segments.setdefault(segment, {})
+        roots.setdefault(statement.root, set()).add(statement.broker)
     found: Counter[tuple[str, str, str]] = Counter()
-    for (stream, _, _), sayings in segments.items():
-        # However much a liar signs, these are few: each has a correct signer of its own.
-        agreed = {said: signers for said, signers in sayings.items() if len(signers) >= needed}
-        for said, signers in sayings.items():
+    for (stream, _, _), roots in segments.items():
+        # These are few, however much a liar signs: each has a correct signer of its own.
+        agreed = {root: signers for root, signers in roots.items() if len(signers) >= needed}
+        for root, signers in roots.items():
             for other, witnesses in agreed.items():
-                for signer in signers - witnesses if other != said else ():
+                for signer in signers - witnesses if other != root else ():
                     for witness in sorted(witnesses)[:needed]:
                         found[signer, holder(stream.publisher), witness] += 1
     return [
@@ -55,7 +56,7 @@ def find_dissents(manifest: Manifest, statements: Iterable[tuple[str, bytes]]) -
 def _unsettled(
     manifest: Manifest, statements: Iterable[tuple[str, bytes]]
 ) -> Iterator[SegmentStatement]:
-    """What brokers of this cell and epoch really signed of streams that a publisher can split."""
+    """Yield the genuine statements of this cell and epoch on channels that can split."""
     keys = manifest.keys
     for _, data in statements:
         signed = read_signed(data)

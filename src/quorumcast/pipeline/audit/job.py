@@ -1,12 +1,11 @@
 """The audit as a Spark job: observations and documents of any number of runs in, verdicts out.
 
-Rows are added up by built-in aggregates and contradicting statements found by windows, both on the
-executors. What is left of a run, its features and contested documents, is small and judged in one
-place by plain functions (`verdicts`, `proofs`). What cannot be judged is left out before
-(`sifting`).
+Executors validate rows (`sifting`), sum them with built-in aggregates and find contradicting
+statements with windows. The sums and contested documents of a run are small. One Python worker
+judges them with plain functions (`verdicts`, `proofs`).
 
-Who speaks is said by the directory that a file lies in (`observer=broker-1`), never by its rows;
-and manifests are taken from a table that no node writes to (`cells`).
+The directory of a file names its observer (`observer=broker-1`); the rows do not. Manifests come
+from a table that no node writes (`cells`).
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from quorumcast.faults.diagnosis import Model
 from quorumcast.manifest.files import epoch_path, read_epoch, read_manifest
 from quorumcast.pipeline.audit.charges import Case, Feature
 from quorumcast.pipeline.audit.dissents import find_dissents
-from quorumcast.pipeline.audit.proofs import find_proofs, place_of, read_signed
+from quorumcast.pipeline.audit.proofs import content_of, find_proofs, read_signed
 from quorumcast.pipeline.audit.sifting import (
-    MOST_DOCUMENTS,
-    MOST_SUMS,
-    bounded,
-    calm,
-    readable,
-    sound,
-    spans,
+    MAX_DOCUMENTS_JUDGED,
+    MAX_SUMS,
+    limit_per_observer,
+    parse_manifests,
+    run_spans,
+    without_flaws,
+    without_strain,
 )
 from quorumcast.pipeline.audit.tables import (
     CELLS,
@@ -42,7 +41,7 @@ from quorumcast.pipeline.audit.tables import (
     VERDICTS,
     empty_verdicts,
 )
-from quorumcast.pipeline.audit.verdicts import Verdict, conclude, verdicts
+from quorumcast.pipeline.audit.verdicts import NodeVerdict, judge, verdicts
 from quorumcast.watch.observation import BY_OBSERVER, DOCUMENT_COLUMNS, DOWN, LOST, Kind
 
 if TYPE_CHECKING:
@@ -50,51 +49,51 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-#: Kinds of observations whose `number` is a class of lateness.
-_CLASSED = ("came",)
-#: … and those for which it matters in which of so many parts of the run they fall.
-_TIMED = ("came", "missing")
+#: Kinds of observations whose `number` is a bucket of lateness.
+_BUCKETED = ("came",)
+#: Kinds that are summed per part of the run, and the number of parts.
+_SLOTTED = ("came", "missing")
 SLOTS = 8
-#: Manifests on their way to the judge; whatever nodes call so does not get there.
-_KEPT = "manifest"
-_STATEMENT = f"{DOCUMENTS}, signer string, about string, segment string, said binary"
+#: The kind of manifests among the documents of a run. Documents of nodes have other kinds.
+_MANIFEST = "manifest"
+_STATEMENT = f"{DOCUMENTS}, signer string, about string, segment string, value binary"
 
 
 def read_tables(
     spark: SparkSession, directories: Sequence[Path | str]
 ) -> tuple[DataFrame, DataFrame, DataFrame]:
-    """The observations and documents in some directories, and the manifests kept with them."""
+    """Return the observations, documents and manifests in some directories."""
     observations = _paths(spark, directories, "observations", f"{BY_OBSERVER}*/")
-    # Where nothing is signed there are no documents, and nodes keep no manifests.
+    # Nodes that sign nothing write no documents, and nodes never write manifests.
     documents = _paths(spark, directories, "documents", f"{BY_OBSERVER}*/", needed=False)
     cells = _paths(spark, directories, "cells", needed=False)
     return (
-        _spoken(_read(spark, observations, OBSERVATIONS)),
-        _spoken(_read(spark, documents, DOCUMENTS)),
+        _with_observer(_read(spark, observations, OBSERVATIONS)),
+        _with_observer(_read(spark, documents, DOCUMENTS)),
         _read(spark, cells, CELLS),
     )
 
 
 def read_labels(spark: SparkSession, directories: Sequence[Path | str]) -> DataFrame:
-    """The labels in some directories."""
+    """Return the labels in some directories."""
     return _read(spark, _paths(spark, directories, "labels"), LABELS)
 
 
-def _spoken(rows: DataFrame) -> DataFrame:
-    """Rows as those of whoever the directory is of.
+def _with_observer(rows: DataFrame) -> DataFrame:
+    """Set `observer` to the node that the directory of the file belongs to.
 
-    A directory within that of a node is nobody's: otherwise a node could name others there.
+    It is null in a nested directory: otherwise a node could write in the name of others there.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    # The last two parts, and the first place where a directory of a node begins: no expressions,
-    # since this is asked of every row.
+    # The file must lie directly in the first observer directory of its path. No regular
+    # expressions: this runs for every row.
     within = F.substring_index("file", "/", -2)
     begins = F.length("file") - F.length(within)
     name = F.substring_index(within, "/", 1)
-    spoken = (begins > 0) & (F.instr("file", f"/{BY_OBSERVER}") == begins)
-    name = F.when(spoken, F.substr(name, F.lit(len(BY_OBSERVER) + 1)))
-    # Escaped by whoever wrote the file, and again by Spark.
+    is_direct = (begins > 0) & (F.instr("file", f"/{BY_OBSERVER}") == begins)
+    name = F.when(is_direct, F.substr(name, F.lit(len(BY_OBSERVER) + 1)))
+    # Escaped by the writer of the file, and again by Spark.
     decoded = F.try_url_decode(F.try_url_decode(name))
     name = F.when(name.contains("%"), decoded).otherwise(name)
     return rows.withColumn("observer", F.nullif(name, F.lit("")))
@@ -121,17 +120,17 @@ def _paths(
 
 
 def _read(spark: SparkSession, paths: Sequence[str], schema: str) -> DataFrame:
-    """A table, and the `file` that each row is in."""
+    """Return a table with the `file` of each row."""
     if not paths:
         return spark.createDataFrame([], f"{schema}, file string")
-    # A file that a liar spoilt is counted by `sifting.census`, and ends nothing.
+    # A corrupt file is counted by `sifting.census` and must not stop the audit.
     reader = spark.read.schema(schema).option("ignoreCorruptFiles", True)
     rows = reader.parquet(*paths, recursiveFileLookup=True, pathGlobFilter="*.parquet")
     return rows.select("*", rows["_metadata.file_path"].alias("file"))
 
 
 def _parts(spark: SparkSession, directory: Path | str, table: str, within: str) -> list[str]:
-    """A table of a directory, or of the runs in it."""
+    """Return the paths of a table in a directory, or in the runs in it."""
     if "://" in str(directory):
         return [f"{directory}/{table}"] if _is_there(spark, f"{directory}/{table}") else []
     for parent in ("", "*/"):
@@ -155,21 +154,21 @@ def _is_there(spark: SparkSession, url: str) -> bool:
 
 
 def features(observations: DataFrame) -> DataFrame:
-    """Equal observations of a run, added up."""
+    """Sum equal observations of each run."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    classed = F.when(F.col("kind").isin(*_CLASSED), F.col("number")).otherwise(0)
-    # A row for each run, for which all is read: once, although it is asked for twice.
-    whole = spans(observations).cache()
+    bucket = F.when(F.col("kind").isin(*_BUCKETED), F.col("number")).otherwise(0)
+    # One small row per run that costs a scan of everything: cached, because it is used twice.
+    spans = run_spans(observations).cache()
     part = F.floor(SLOTS * (F.col("t_ms") - F.col("began")) / (F.col("ended") - F.col("began") + 1))
     part = F.least(F.greatest(part, F.lit(0)), F.lit(SLOTS - 1))
     return (
-        calm(observations, whole)
+        without_strain(observations, spans)
         .where(F.col("kind") != Kind.STRAINED.value)
         .where((F.col("kind") != Kind.LINK.value) | F.col("reason").isin(DOWN, LOST))
-        .join(F.broadcast(whole.drop("observers")), "run")
-        .withColumn("bucket", classed)
-        .withColumn("slot", F.when(F.col("kind").isin(*_TIMED), part).otherwise(0))
+        .join(F.broadcast(spans.drop("observers")), "run")
+        .withColumn("bucket", bucket)
+        .withColumn("slot", F.when(F.col("kind").isin(*_SLOTTED), part).otherwise(0))
         .groupBy(*FEATURE_KEYS)
         .agg(
             F.sum("count").alias("count"),
@@ -181,18 +180,18 @@ def features(observations: DataFrame) -> DataFrame:
 
 
 def contested(documents: DataFrame) -> DataFrame:
-    """Evidence, and those statements that something else contradicts."""
+    """Return evidence, and the statements that another statement contradicts."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
-    placed = documents.where("kind = 'statement'").mapInArrow(_placed, _STATEMENT)
-    # Where nobody but the signer can speak of a place, there are no others to compare with.
+    parsed = documents.where("kind = 'statement'").mapInArrow(_parse_statements, _STATEMENT)
+    # A statement without a segment is compared only with those of its signer.
     shared = F.when(F.col("segment") != "", F.col("segment"))
     shared = shared.otherwise(F.concat_ws(" ", "signer", "about"))
     windows = (Window.partitionBy("run", "signer", "about"), Window.partitionBy("run", shared))
-    own, others = (F.min("said").over(w) != F.max("said").over(w) for w in windows)
+    own, others = (F.min("value").over(w) != F.max("value").over(w) for w in windows)
     statements = (
-        placed.withColumn("own", own)
+        parsed.withColumn("own", own)
         .withColumn("others", others)
         .where("own or others")
         .select(*documents.columns)
@@ -200,24 +199,24 @@ def contested(documents: DataFrame) -> DataFrame:
     return documents.where("kind = 'evidence'").unionByName(statements)
 
 
-def _placed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _parse_statements(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     for batch in batches:
-        found: dict[str, list[Any]] = {"signer": [], "about": [], "segment": [], "said": []}
+        found: dict[str, list[Any]] = {"signer": [], "about": [], "segment": [], "value": []}
         kept = []
         for index, data in enumerate(batch.column("data").to_pylist()):
             signed = read_signed(data)
-            place = None if signed is None else place_of(signed)
-            if place is None:
+            content = None if signed is None else content_of(signed)
+            if content is None:
                 continue
             kept.append(index)
             for name in found:
-                found[name].append(getattr(place, name))
+                found[name].append(getattr(content, name))
         rows = pa.table([batch.column(name) for name in batch.schema.names], batch.schema.names)
         rows = rows.take(pa.array(kept, pa.int64()))
         for name, values in found.items():
-            kind = pa.binary() if name == "said" else pa.string()
+            kind = pa.binary() if name == "value" else pa.string()
             rows = rows.append_column(name, pa.array(values, kind))
         yield from rows.to_batches()
 
@@ -230,42 +229,42 @@ def audit(
     manifests: Sequence[bytes] = (),
     lying_clients: int = 1,
 ) -> DataFrame:
-    """Verdicts on every run; judged by `manifests`, or by those in `cells`."""
+    """Return the verdicts on every run, judged by `manifests`, or by those in `cells`."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    def judge(left: pd.DataFrame, right: pd.DataFrame) -> pd.DataFrame:
+    def judge_group(left: pd.DataFrame, right: pd.DataFrame) -> pd.DataFrame:
         return judge_run(left, right, manifests, lying_clients)
 
-    sums = bounded(features(sound(observations, cells, manifests)), MOST_SUMS)
-    shown = contested(sound(documents, cells, manifests).select(*DOCUMENT_COLUMNS))
-    shown = bounded(shown, MOST_DOCUMENTS)
+    sums = limit_per_observer(features(without_flaws(observations, cells, manifests)), MAX_SUMS)
+    shown = contested(without_flaws(documents, cells, manifests).select(*DOCUMENT_COLUMNS))
+    shown = limit_per_observer(shown, MAX_DOCUMENTS_JUDGED)
     kept = cells.where("run is not null and data is not null").select(
         "run",
-        *(F.lit(v).alias(c) for c, v in (("observer", ""), ("kind", _KEPT), ("subject", ""))),
+        *(F.lit(v).alias(c) for c, v in (("observer", ""), ("kind", _MANIFEST), ("subject", ""))),
         "data",
     )
     return (
         sums.groupBy("run")
         .cogroup(shown.unionByName(kept).groupBy("run"))
-        .applyInPandas(judge, VERDICTS)
+        .applyInPandas(judge_group, VERDICTS)
     )
 
 
 def judge_run(
     rows: pd.DataFrame, documents: pd.DataFrame, manifests: Sequence[bytes], lying_clients: int
 ) -> pd.DataFrame:
-    """The verdicts on one run; none where nothing says who its nodes are."""
+    """Return the verdicts on one run; none if it has no valid manifest."""
     import pandas as pd
 
     run = (rows if len(rows) else documents)["run"].iloc[0]
     named = [f for f in Feature.__struct_fields__ if f in rows.columns]
     columns = {name: rows[name].tolist() for name in named}
-    noted = [
+    sums = [
         Feature(**dict(zip(columns, values, strict=True)))
         for values in zip(*columns.values(), strict=True)
     ]
-    kept = documents[documents["kind"] == _KEPT]
-    known = readable([*manifests] or [bytes(data) for data in kept["data"]])
+    kept = documents[documents["kind"] == _MANIFEST]
+    known = parse_manifests([*manifests] or [bytes(data) for data in kept["data"]])
     if not known:
         return empty_verdicts()
     shown = {
@@ -279,12 +278,12 @@ def judge_run(
     proofs = find_proofs(known, shown["evidence"], shown["statement"])
     model = Model(newest.broker_ids, newest.f, lying_clients)
     dissents = find_dissents(newest, shown["statement"])
-    found = verdicts(conclude(Case(newest, noted), model, proofs, dissents))
+    found = verdicts(judge(Case(newest, sums), model, proofs, dissents))
     return pd.DataFrame([_row(run, verdict) for verdict in found], columns=list(VERDICT_COLUMNS))
 
 
 def given_manifests(path: Path) -> list[bytes]:
-    """The manifest in a file, and those of earlier epochs that are kept beside it."""
+    """Return the manifest in a file, and those of earlier epochs beside it."""
     present = read_manifest(path)
     found = [path.read_bytes()]
     for epoch in range(present.epoch - 1, 0, -1):
@@ -295,12 +294,12 @@ def given_manifests(path: Path) -> list[bytes]:
 
 
 def run_manifests(cells: DataFrame) -> dict[str, bytes]:
-    """The manifest of each run that its maker kept."""
+    """Return the manifest of each run in `cells`."""
     kept = cells.where("run is not null and data is not null").select("run", "data")
     return {row["run"]: bytes(row["data"]) for row in kept.toLocalIterator()}
 
 
-def _row(run: str, verdict: Verdict) -> dict[str, Any]:
+def _row(run: str, verdict: NodeVerdict) -> dict[str, Any]:
     proof = verdict.proof
     return {
         "run": run,
@@ -314,5 +313,5 @@ def _row(run: str, verdict: Verdict) -> dict[str, Any]:
         "t_ms": verdict.t_ms,
         "until_ms": verdict.until_ms,
         "proof": "" if proof is None else msgspec.json.encode(proof.evidence).decode(),
-        "explanations": " or ".join(" with ".join(one) for one in verdict.explanations),
+        "explanations": " or ".join(" with ".join(nodes) for nodes in verdict.explanations),
     }

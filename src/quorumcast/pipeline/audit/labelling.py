@@ -1,4 +1,4 @@
-"""Labelled runs by the simulator, spread over Spark tasks and written as an audit's tables."""
+"""Simulates labelled runs in Spark tasks and writes them as the tables of an audit."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-#: Runs that one task carries out.
+#: Runs per task.
 RUNS_PER_TASK = 4
-#: Where runs lie until they are tables; Spark overlooks names that begin like this.
+#: Temporary directory of the runs; Spark ignores names that begin with an underscore.
 _UNSORTED = "_runs"
 
 _TABLES = {
@@ -46,7 +46,7 @@ def labeller(system: str) -> Callable[[int], AuditTables]:
 def label_runs(
     spark: SparkSession, count: int, output: Path | str, *, start: int = 0, system: str = "cell"
 ) -> None:
-    """Carry out this many runs and write their observations, documents, manifests and labels."""
+    """Simulate runs and write their observations, documents, manifests and labels."""
     labeller(system)
     if count < 1 or start < 0:
         raise UsageError("--label is 1 or more, --start 0 or more")
@@ -57,7 +57,7 @@ def label_runs(
     labelled(spark, count, start, system).write.mode("overwrite").parquet(unsorted)
     runs = spark.read.parquet(unsorted)
     for table, kinds in _TABLES.items():
-        # Few files: reading many small ones costs more than what is in them.
+        # Few files: many small ones are slow to read.
         rows = runs.selectExpr(f"inline({table})").coalesce(4).write.mode("append")
         if "observer" in kinds:
             rows = rows.partitionBy("observer")
@@ -67,7 +67,7 @@ def label_runs(
 
 
 def labelled(spark: SparkSession, count: int, start: int = 0, system: str = "cell") -> DataFrame:
-    """Runs, each with its tables inside; the seed of a run is `start` and its number."""
+    """Return one row per run with its tables as arrays; seeds count from `start`."""
     tasks = -(-count // RUNS_PER_TASK)
 
     def simulate(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,9 +1,8 @@
-"""Proofs: evidence that anybody can verify, verified again, and evidence that nobody held alone.
+"""Proofs: verified evidence, and evidence that only the audit can assemble.
 
-An audit believes no document because of who shows it. Evidence is judged by the cell's keys as
-`quorumcast verify` judges it. Statements of all observers are put together: two that one node
-signed and that contradict each other may have been sent to different nodes, so that only the audit
-sees both.
+The audit trusts no observer for a document. It verifies evidence with the keys of the cell, as
+`quorumcast verify` does. It also combines the statements of all observers: a node may have sent two
+contradicting statements to different nodes, so that no single node holds both.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _documents = msgspec.json.Decoder(Evidence | Receipt)
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """Evidence that holds, and who showed it."""
+    """Verified evidence, and the observers that hold it."""
 
     accused: str
     deed: str
@@ -44,53 +43,55 @@ class Proof(msgspec.Struct, frozen=True):
     about: str
 
 
-class Place(msgspec.Struct, frozen=True):
-    """What a statement is about: statements on one place by one node must be equal."""
+class StatementContent(msgspec.Struct, frozen=True):
+    """The subject and the value of a signed statement.
+
+    All statements of one signer about one subject must have the same value.
+    """
 
     signer: str
     about: str
-    #: The same for all who speak of this segment; empty where only the signer can.
+    #: The part of the subject that different signers share; empty if only this signer can sign it.
     segment: str
-    #: What is said.
-    said: bytes
-    #: Whether correct nodes cannot differ on it.
+    value: bytes
+    #: Whether correct signers cannot differ.
     settled: bool = True
 
 
 def court_of(manifest: Manifest) -> Court:
-    """Who judges by this manifest."""
+    """Return the court that judges by this manifest."""
     return Court(manifest.cell, manifest.broker_ids, manifest.quorums, manifest.keys, manifest.hash)
 
 
 def read_signed(data: bytes) -> Signed | None:
-    """A signed statement in a document, if it is one."""
+    """Return the signed statement in a document, or None."""
     try:
         return _signed.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 
-def place_of(signed: Signed) -> Place | None:
-    """What a statement is about; nothing is verified yet."""
+def content_of(signed: Signed) -> StatementContent | None:
+    """Return the content of a statement, without verifying its signature."""
     statement = parse_statement(signed.payload) or parse_offer(signed.payload)
     if isinstance(statement, OfferStatement):
         about = f"{statement.cell} {statement.stream} offer {statement.first}"
-        return Place(signed.signer, about, "", statement.digests)
+        return StatementContent(signed.signer, about, "", statement.digests)
     if isinstance(statement, SegmentStatement):
         span = f"{statement.stream} {statement.first}+{statement.count} {statement.epoch}"
         segment = f"{statement.cell} {span} {statement.basis.value} {statement.birth.hex()[:16]}"
         about = f"{segment} {statement.life.hex()[:16]}"
         settled = statement.basis is Basis.SETTLED
-        return Place(signed.signer, about, segment, statement.root, settled)
+        return StatementContent(signed.signer, about, segment, statement.root, settled)
     if isinstance(statement, HistoryStatement):
         about = f"{statement.cell} {statement.stream} history {statement.index}"
-        said = statement.first.to_bytes(8, "big") + statement.digests
-        return Place(signed.signer, about, "", said)
+        value = statement.first.to_bytes(8, "big") + statement.digests
+        return StatementContent(signed.signer, about, "", value)
     return None
 
 
 def verified_evidence(data: bytes, court: Court) -> Evidence | None:
-    """The evidence in a document, if it is some and holds."""
+    """Return the evidence in a document if it is valid, else None."""
     try:
         document = _documents.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -101,7 +102,7 @@ def verified_evidence(data: bytes, court: Court) -> Evidence | None:
 
 
 def about_evidence(evidence: Evidence) -> str:
-    """Which stream and numbers evidence is about, for people."""
+    """Return the stream and numbers of evidence, for people."""
     payload = evidence.against[0].payload if evidence.against else b""
     statement = parse_statement(payload) or parse_offer(payload)
     if isinstance(statement, OfferStatement):
@@ -114,7 +115,7 @@ def about_evidence(evidence: Evidence) -> str:
 
 
 def deed_of(evidence: Evidence) -> str:
-    """What a proof shows that its accused did."""
+    """Return the deed that evidence proves."""
     return "equivocated" if evidence.kind is EvidenceKind.CONFLICT else "altered"
 
 
@@ -123,9 +124,9 @@ def find_proofs(
     evidence: Iterable[tuple[str, bytes]],
     statements: Iterable[tuple[str, bytes]],
 ) -> list[Proof]:
-    """Everything that holds by the manifest of one epoch as a whole.
+    """Return one proof per accused and deed, valid by the manifest of one epoch.
 
-    One proof per accused and deed; pairs are (observer, document).
+    `evidence` and `statements` are pairs of observer and document.
     """
     evidence, statements = list(evidence), list(statements)
     found: dict[tuple[str, str], tuple[Evidence, dict[str, None]]] = {}
@@ -141,7 +142,7 @@ def find_proofs(
             document = verified_evidence(data, court)
             if document is not None:
                 keep(document, (observer,))
-        for document, observers in combined(manifest, statements):
+        for document, observers in combine(manifest, statements):
             if court.why_evidence_fails(document) is None:
                 keep(document, observers)
     return [
@@ -150,72 +151,83 @@ def find_proofs(
     ]
 
 
-_Filed = dict[bytes, tuple[Signed, dict[str, None]]]
+class _Version(msgspec.Struct):
+    """One version of a statement, and the observers that hold it."""
+
+    signed: Signed
+    observers: dict[str, None]
 
 
-def combined(
+#: Versions of the statements of one signer on one subject, by value.
+_Versions = dict[bytes, _Version]
+
+
+def combine(
     manifest: Manifest, statements: Iterable[tuple[str, bytes]]
 ) -> list[tuple[Evidence, tuple[str, ...]]]:
-    """Evidence made of statements that different observers hold; the whole is not judged yet."""
+    """Return evidence made of the statements of different observers, not yet verified as such."""
     keys = manifest.keys
-    own: dict[tuple[str, str], _Filed] = {}
-    segments: dict[str, dict[tuple[str, str], _Filed]] = {}
+    own: dict[tuple[str, str], _Versions] = {}
+    segments: dict[str, dict[tuple[str, str], _Versions]] = {}
     for observer, data in statements:
         signed = read_signed(data)
-        place = None if signed is None else place_of(signed)
-        if signed is None or place is None:
+        content = None if signed is None else content_of(signed)
+        if signed is None or content is None:
             continue
-        key = keys.get(holder(place.signer))
+        key = keys.get(holder(content.signer))
         if key is None or not signature_holds(signed, key.verify_key):
-            continue  # or a forgery could take the place of what was really signed
-        filed = own.setdefault((place.signer, place.about), {})
-        filed.setdefault(place.said, (signed, {}))[1][observer] = None
-        if place.segment and place.settled:
-            by_signer = segments.setdefault(place.segment, {})
-            by_signer[place.signer, place.about] = filed
+            continue  # a forgery must not displace a genuine statement
+        versions = own.setdefault((content.signer, content.about), {})
+        versions.setdefault(content.value, _Version(signed, {})).observers[observer] = None
+        if content.segment and content.settled:
+            by_signer = segments.setdefault(content.segment, {})
+            by_signer[content.signer, content.about] = versions
     return [*_conflicts(own), *_outvoted(segments, manifest.quorums.one_correct)]
 
 
 def _conflicts(
-    own: Mapping[tuple[str, str], _Filed],
+    own: Mapping[tuple[str, str], _Versions],
 ) -> Iterable[tuple[Evidence, tuple[str, ...]]]:
-    for (signer, about), filed in own.items():
-        if len(filed) < 2:
+    """Yield evidence against signers of two versions of one statement."""
+    for (signer, about), versions in own.items():
+        if len(versions) < 2:
             continue
-        (first, seen), (second, also_seen) = list(filed.values())[:2]
+        first, second = list(versions.values())[:2]
         document = Evidence(
             kind=EvidenceKind.CONFLICT,
             accused=NodeId(signer),
-            against=(first, second),
+            against=(first.signed, second.signed),
             note=f"put together by an audit: {about}",
         )
-        yield document, tuple(sorted({*seen, *also_seen}))
+        yield document, tuple(sorted({*first.observers, *second.observers}))
 
 
 def _outvoted(
-    segments: Mapping[str, Mapping[tuple[str, str], _Filed]], needed: int
+    segments: Mapping[str, Mapping[tuple[str, str], _Versions]], needed: int
 ) -> Iterable[tuple[Evidence, tuple[str, ...]]]:
+    """Yield evidence against signers whose value differs from that of enough other signers."""
     for segment, by_signer in segments.items():
-        sayings: dict[bytes, list[tuple[str, Signed, dict[str, None]]]] = {}
-        for (signer, _), filed in by_signer.items():
-            for said, (signed, seen) in filed.items():
-                sayings.setdefault(said, []).append((signer, signed, seen))
-        for truth, witnesses in sayings.items():
+        by_value: dict[bytes, list[tuple[str, _Version]]] = {}
+        for (signer, _), versions in by_signer.items():
+            for value, version in versions.items():
+                by_value.setdefault(value, []).append((signer, version))
+        for agreed, witnesses in by_value.items():
             if len(witnesses) < needed:
                 continue
-            for said, liars in sayings.items():
-                for signer, signed, seen in liars if said != truth else ():
-                    counted = {w[0]: w for w in witnesses if _outvotes(w[1], signed)}
+            for value, outvoted in by_value.items():
+                for signer, version in outvoted if value != agreed else ():
+                    signed = version.signed
+                    counted = {name: w for name, w in witnesses if _outvotes(w.signed, signed)}
                     others = list(counted.values())[:needed]
                     document = Evidence(
                         kind=EvidenceKind.OUTVOTED,
                         accused=NodeId(signer),
                         against=(signed,),
-                        witnesses=tuple(witness for _, witness, _ in others),
+                        witnesses=tuple(other.signed for other in others),
                         note=f"put together by an audit: {segment}",
                     )
-                    holders = {*seen, *(name for _, _, held in others for name in held)}
-                    yield document, tuple(sorted(holders))
+                    observers = {*version.observers}.union(*(o.observers for o in others))
+                    yield document, tuple(sorted(observers))
 
 
 def _outvotes(witness: Signed, accused: Signed) -> bool:

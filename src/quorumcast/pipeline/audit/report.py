@@ -1,4 +1,4 @@
-"""The audit for people: one self-contained page, and the files that prove what it says."""
+"""The report of an audit: one self-contained HTML page, and the proofs as files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-#: Verdicts that a page shows; a table of more is for programs.
-MOST_SHOWN = 2_000
-#: Characters of a run's name in the name of a file.
-LONGEST_NAME = 80
+#: Limit of the verdicts on a page.
+MAX_SHOWN = 2_000
+#: Characters of an escaped name in a file name; longer ones end with a hash.
+MAX_NAME = 80
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem;
@@ -43,27 +43,27 @@ Row = Mapping[str, Any]
 
 
 def file_name(name: str) -> str:
-    """What a file can be called after something that a node named, wherever it is written."""
+    """Return a safe file name for a name that a node chose."""
     escaped = quote(name, safe="+")
-    if len(escaped) <= LONGEST_NAME:
+    if len(escaped) <= MAX_NAME:
         return escaped
-    return f"{escaped[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return f"{escaped[:MAX_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def proof_name(row: Row) -> str:
-    """The name of the file that holds a proof."""
+    """Return the file name of a proof."""
     return f"{file_name(row['run'])}-{file_name(row['node'])}-{row['deed']}.evidence"
 
 
 def manifest_name(row: Row) -> str:
-    """The name of the file that holds the manifest of a run."""
+    """Return the file name of the manifest of a run."""
     return f"{file_name(row['run'])}.json"
 
 
 def write_proofs(
     directory: Path, rows: Iterable[Row], manifests: Mapping[str, bytes]
 ) -> list[Path]:
-    """Every proof as a file that `quorumcast verify` takes, and the manifests of their runs."""
+    """Write each proof as a file for `quorumcast verify`, and the manifests of their runs."""
     written = []
     for row in rows:
         if not row["proof"]:
@@ -80,14 +80,14 @@ def write_proofs(
 
 
 def verify_command(row: Row, directory: str, manifest: str) -> str:
-    """The command that verifies a proof."""
+    """Return the command that verifies a proof."""
     by = manifest or f"{directory}/manifests/{manifest_name(row)}"
     return f"quorumcast verify {directory}/evidence/{proof_name(row)} -m {by}"
 
 
 def page(rows: Sequence[Row], *, directory: str, manifest: str, runs: int) -> str:
-    """One page that needs nothing else; `directory` is where proofs lie, if they are written."""
-    shown = list(rows)[:MOST_SHOWN]
+    """Return the page; `directory` holds the proofs, and is "" if they are not written."""
+    shown = list(rows)[:MAX_SHOWN]
     parts = [
         "<!doctype html><html lang=en><head><meta charset=utf-8>",
         "<meta name=viewport content='width=device-width'><title>Audit</title>",
@@ -141,7 +141,7 @@ def _table(rows: Sequence[Row], directory: str, manifest: str) -> str:
 
 
 def when(row: Row) -> str:
-    """From when to when, as people write it; simulated times are counted from the beginning."""
+    """Return the span of a verdict as text; simulated times count from the start of the run."""
     first, last = row["t_ms"], row["until_ms"]
     if not last:
         return ""

@@ -1,8 +1,8 @@
-"""How good is the audit? Its verdicts beside the labels.
+"""Precision and recall of the audit: its verdicts compared with labels.
 
-A node is *named* if it is proven or suspected. Precision asks how many of the named ones are
-faulty; recall asks how many of those whose deeds are plain (`labels`) are named. What is word
-against word, slight, merely late or idle is counted apart, and so is what is proven.
+A node is *named* if it is proven or suspected. Precision is the share of faulty nodes among the
+named ones. Recall is the share of named nodes among those labelled `plain` (see `labels`). Other
+labels, and proven nodes, are counted separately.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: Statuses of nodes that lied.
+#: Labels of faulty nodes.
 LIED = ("plain", "word-against-word", "slight", "late", "idle", "false-witness")
 
 
 def standings(verdicts: DataFrame) -> DataFrame:
-    """The worst that is said of each node of each run."""
+    """Return the worst standing of each node of each run, as a rank."""
     from pyspark.sql import functions as F  # noqa: N812
 
     rank = (
         F.when(F.col("standing") == "proven", 3)
         .when(F.col("standing") == "suspected", 2)
         .when(F.col("standing") == "disputed", 1)
-        .otherwise(0)  # measured: nothing is said of it
+        .otherwise(0)  # measured
     )
     return verdicts.groupBy("run", "node").agg(F.max(rank).alias("rank"))
 
 
 def compared(verdicts: DataFrame, labels: DataFrame) -> DataFrame:
-    """How many nodes of each source, fault and status came to which standing."""
+    """Count nodes by source, fault, label and standing."""
     from pyspark.sql import functions as F  # noqa: N812
 
     joined = labels.join(standings(verdicts), ["run", "node"], "left").fillna({"rank": 0})
@@ -38,19 +38,19 @@ def compared(verdicts: DataFrame, labels: DataFrame) -> DataFrame:
 
 
 def wrongly_named(verdicts: DataFrame, labels: DataFrame) -> DataFrame:
-    """Correct nodes that were proven or suspected: there must be none."""
+    """Return the correct nodes that were named: there must be none."""
     named = standings(verdicts).where("rank >= 2")
     return labels.where("status = 'correct'").join(named, ["run", "node"])
 
 
 def missed(verdicts: DataFrame, labels: DataFrame) -> DataFrame:
-    """Nodes whose deeds are plain and that were not named."""
+    """Return the nodes labelled `plain` that were not named."""
     named = standings(verdicts).where("rank >= 2")
     return labels.where("status = 'plain'").join(named, ["run", "node"], "left_anti")
 
 
 def score(rows: list[dict[str, Any]], runs: int) -> dict[str, Any]:
-    """Precision and recall from the rows of `compared`."""
+    """Return precision and recall from the rows of `compared`."""
 
     def count(statuses: tuple[str, ...], least: int, most: int = 3) -> int:
         return sum(

@@ -1,9 +1,8 @@
-"""What can be judged of what nodes wrote, and how much is left out.
+"""Validation of the tables that nodes write: rows that cannot be judged are left out and counted.
 
-Whatever is in a node's files may be a lie: rows without values, counts and times that overflow
-sums, names of nodes that do not exist, runs that never were. None of it may end an audit, move what
-others say, or count as the word of somebody else. Each such row gets a `flaw`, is left out, and is
-counted.
+The files of a faulty node may hold anything: missing values, counts and times that overflow sums,
+unknown nodes, invented runs. None of it may stop an audit, change the effect of other nodes' rows,
+or count as another node's observation. Each invalid row gets a `flaw`.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-#: Later than any clock of ours, and still a date that people can read.
-LATEST_MS = 1 << 47
-#: More than anything happens within a span; two thousand million such rows are still a sum.
-MOST_COUNTED = 1 << 32
+#: Latest valid time; still a printable date.
+MAX_TIME_MS = 1 << 47
+#: Highest valid count of a row; a sum of 2³¹ such rows fits into 64 bits.
+MAX_COUNT = 1 << 32
 
-#: Longer than any name, reason or document.
-MOST_TEXT, MOST_BYTES = 1024, 1 << 20
-#: Different sums of one observer in one run that are judged, and documents. Correct ones have fewer
-#: in cells of a hundred publishers; who makes up more only keeps the judge from its own word.
-MOST_SUMS, MOST_DOCUMENTS = 100_000, 10_000
+#: Longest valid text and document.
+MAX_TEXT, MAX_BYTES = 1024, 1 << 20
+#: Sums and documents of one observer in one run that are judged. Correct observers have fewer, even
+#: with a hundred publishers; an observer with more only loses its own.
+MAX_SUMS, MAX_DOCUMENTS_JUDGED = 100_000, 10_000
 
 NO_MANIFEST = "of runs without a manifest"
 INCOMPLETE = "without all values, or not in a directory of their observer"
@@ -42,58 +41,58 @@ STRANGERS = "by or about nodes that the manifest does not name"
 BEYOND = "with impossible times, counts or lengths"
 UNREADABLE = "files that hold nothing that can be read"
 
-#: What correct nodes are noted for, too, while everybody has more to do than can be done.
-PATIENT = (
+#: Observations that depend on timeouts: overload causes them for correct nodes as well.
+TIMEOUT_KINDS = (
     Kind.CAME,
     Kind.MISSING,
     Kind.BACKWARDS,
     Kind.PASSES_OVER,
 )
-PATIENT_SUSPICIONS = (Suspicion.WITHOUT_HISTORY,)
-#: So many seconds before and after count as well: patience is lost later than there was cause.
-STRAIN_REACHES_S = -(-PATIENCE_MS // 1000)
+TIMEOUT_SUSPICIONS = (Suspicion.WITHOUT_HISTORY,)
+#: Seconds before and after an overload that are ignored as well: a timeout fires after its cause.
+STRAIN_MARGIN_S = -(-PATIENCE_MS // 1000)
 
 _SEAT = rf"#(?:{'|'.join(map(str, range(1, MAX_SEATS + 1)))})\z"
 
 
 class Census(msgspec.Struct, frozen=True):
-    """How much is judged, and how much is not."""
+    """How many runs are judged, and how many rows are not."""
 
     runs: int
-    #: Rows by flaw, and files; flaws that there are.
+    #: Rows (and files) that are left out, by flaw.
     left_out: dict[str, int]
-    #: A run without a manifest, if there is one.
+    #: An example of a run without a manifest, or "".
     unknown_run: str = ""
 
 
-def members(cells: DataFrame) -> DataFrame:
-    """Runs and who their manifests name."""
+def nodes_by_run(cells: DataFrame) -> DataFrame:
+    """Return the nodes in the manifests of each run."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    nodes = cells.mapInArrow(_named, "run string, nodes array<string>")
+    nodes = cells.mapInArrow(_read_nodes, "run string, nodes array<string>")
     return nodes.groupBy("run").agg(F.flatten(F.collect_list("nodes")).alias("nodes"))
 
 
-def _named(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read_nodes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     schema = pa.schema([("run", pa.string()), ("nodes", pa.list_(pa.string()))])
     for batch in batches:
         pairs = zip(*(batch.column(name).to_pylist() for name in ("run", "data")), strict=True)
         rows = [
-            {"run": run, "nodes": nodes_of(readable([data]))}
+            {"run": run, "nodes": nodes_of(parse_manifests([data]))}
             for run, data in pairs
-            if run is not None and readable([data])
+            if run is not None and parse_manifests([data])
         ]
         yield pa.RecordBatch.from_pylist(rows, schema)
 
 
-def readable(data: Iterable[bytes | None]) -> list[Manifest]:
-    """Those manifests that are some, one per epoch."""
+def parse_manifests(data: Iterable[bytes | None]) -> list[Manifest]:
+    """Return the valid manifests, one per epoch."""
     found: dict[int, Manifest] = {}
-    for one in data:
+    for document in data:
         try:
-            manifest = parse_manifest(one or b"", source="the manifest of a run")
+            manifest = parse_manifest(document or b"", source="the manifest of a run")
         except UsageError:
             continue
         found.setdefault(manifest.epoch, manifest)
@@ -101,47 +100,47 @@ def readable(data: Iterable[bytes | None]) -> list[Manifest]:
 
 
 def nodes_of(manifests: Iterable[Manifest]) -> list[str]:
-    """Everybody whom some manifests name."""
+    """Return all nodes of some manifests."""
     return sorted({node for manifest in manifests for node in manifest.keys})
 
 
-def marked(rows: DataFrame, cells: DataFrame, manifests: Sequence[bytes]) -> DataFrame:
-    """Observations or documents with their `flaw`, which is null where they can be judged."""
+def with_flaws(rows: DataFrame, cells: DataFrame, manifests: Sequence[bytes]) -> DataFrame:
+    """Add the column `flaw` to observations or documents; it is null in valid rows."""
     from pyspark.sql import functions as F  # noqa: N812
 
     if manifests:
-        rows = rows.withColumn("nodes", F.lit(nodes_of(readable(manifests))))
+        rows = rows.withColumn("nodes", F.lit(nodes_of(parse_manifests(manifests))))
     else:
-        rows = rows.join(members(cells), "run", "left")
-    told = "accused" in rows.columns
-    needed = COLUMNS if told else DOCUMENT_COLUMNS
+        rows = rows.join(nodes_by_run(cells), "run", "left")
+    is_observations = "accused" in rows.columns
+    needed = COLUMNS if is_observations else DOCUMENT_COLUMNS
     flaw = F.when(_any(F.col(name).isNull() for name in needed), INCOMPLETE)
-    # Python, to which rows go from here, would refuse them.
+    # Python would fail to decode them.
     texts = [name for name, kind in needed.items() if kind == "string"]
     flaw = flaw.when(_any(~F.is_valid_utf8(name) for name in texts), INCOMPLETE)
-    flaw = flaw.when(_any(F.length(name) > MOST_TEXT for name in texts), BEYOND)
+    flaw = flaw.when(_any(F.length(name) > MAX_TEXT for name in texts), BEYOND)
     if "data" in needed:
-        flaw = flaw.when(F.length("data") > MOST_BYTES, BEYOND)
+        flaw = flaw.when(F.length("data") > MAX_BYTES, BEYOND)
     flaw = flaw.when(F.col("nodes").isNull(), NO_MANIFEST)
-    if told:
+    if is_observations:
         strangers = _any(
-            ~F.array_contains("nodes", _holder(who)) for who in ("observer", "accused")
+            ~F.array_contains("nodes", _holder(name)) for name in ("observer", "accused")
         )
-        times = F.col("t_ms").between(0, F.col("until_ms")) & (F.col("until_ms") <= LATEST_MS)
-        counts = F.col("count").between(1, MOST_COUNTED)
+        times = F.col("t_ms").between(0, F.col("until_ms")) & (F.col("until_ms") <= MAX_TIME_MS)
+        counts = F.col("count").between(1, MAX_COUNT)
         flaw = flaw.when(strangers, STRANGERS).when(~(times & counts), BEYOND)
     return rows.withColumn("flaw", flaw).drop("nodes")
 
 
-def sound(rows: DataFrame, cells: DataFrame, manifests: Sequence[bytes]) -> DataFrame:
-    """Those observations or documents that can be judged."""
-    return marked(rows, cells, manifests).where("flaw is null").drop("flaw")
+def without_flaws(rows: DataFrame, cells: DataFrame, manifests: Sequence[bytes]) -> DataFrame:
+    """Return the valid observations or documents."""
+    return with_flaws(rows, cells, manifests).where("flaw is null").drop("flaw")
 
 
-def spans(observations: DataFrame) -> DataFrame:
-    """When each run began and ended, and how many observers it had.
+def run_spans(observations: DataFrame) -> DataFrame:
+    """Return the beginning, the end and the number of observers of each run.
 
-    It is the median of what its observers show, which no single one moves.
+    The times are medians over the observers, so that a few liars cannot move them.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -157,50 +156,52 @@ def spans(observations: DataFrame) -> DataFrame:
     )
 
 
-def calm(observations: DataFrame, whole: DataFrame) -> DataFrame:
-    """Observations without what is due to strain: when half of all observers had too much to do.
+def without_strain(observations: DataFrame, spans: DataFrame) -> DataFrame:
+    """Remove timeout observations around seconds in which half of all observers were overloaded.
 
-    A few liars cannot say so for the others. `whole` are the spans of the runs.
+    Fewer liars than that cannot remove anything. `spans` is the result of `run_spans`.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
     second = F.floor(F.col("t_ms") / 1000)
-    reach = F.sequence(second - STRAIN_REACHES_S, second + STRAIN_REACHES_S)
+    margin = F.sequence(second - STRAIN_MARGIN_S, second + STRAIN_MARGIN_S)
     strained = (
         observations.where(F.col("kind") == Kind.STRAINED.value)
-        .select("run", "observer", F.explode(reach).alias("second"))
+        .select("run", "observer", F.explode(margin).alias("second"))
         .groupBy("run", "second")
         .agg(F.count_distinct("observer").alias("strained"))
     )
-    full = strained.join(whole, "run").where("2 * strained >= observers")
-    patient = F.col("kind").isin(*(kind.value for kind in PATIENT)) | (
+    overloaded = strained.join(spans, "run").where("2 * strained >= observers")
+    by_timeout = F.col("kind").isin(*(kind.value for kind in TIMEOUT_KINDS)) | (
         (F.col("kind") == Kind.SUSPECT.value)
-        & F.col("reason").isin(*(reason.value for reason in PATIENT_SUSPICIONS))
+        & F.col("reason").isin(*(reason.value for reason in TIMEOUT_SUSPICIONS))
     )
-    rows = observations.withColumn("second", F.when(patient, F.floor(F.col("until_ms") / 1000)))
-    return rows.join(full.select("run", "second"), ["run", "second"], "left_anti").drop("second")
+    rows = observations.withColumn("second", F.when(by_timeout, F.floor(F.col("until_ms") / 1000)))
+    return rows.join(overloaded.select("run", "second"), ["run", "second"], "left_anti").drop(
+        "second"
+    )
 
 
-def bounded(rows: DataFrame, most: int) -> DataFrame:
-    """So many rows of each observer of a run at most; which ones says their contents alone."""
+def limit_per_observer(rows: DataFrame, limit: int) -> DataFrame:
+    """Keep at most `limit` rows per observer and run; a hash of the rows selects them."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
     drawn = Window.partitionBy("run", "observer").orderBy(F.xxhash64(*rows.columns))
     numbered = rows.withColumn("drawn", F.row_number().over(drawn))
-    return numbered.where(F.col("drawn") <= most).drop("drawn")
+    return numbered.where(F.col("drawn") <= limit).drop("drawn")
 
 
 def census(
     observations: DataFrame, documents: DataFrame, cells: DataFrame, manifests: Sequence[bytes]
 ) -> Census:
-    """How much of the tables is judged."""
+    """Count the runs that are judged and the rows that are not."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    # A table in memory has none.
+    # A table in memory has no files.
     files = len({*observations.inputFiles(), *documents.inputFiles()})
     parts = [
-        marked(rows, cells, manifests).select("run", "flaw", *(["file"] if files else []))
+        with_flaws(rows, cells, manifests).select("run", "flaw", *(["file"] if files else []))
         for rows in (observations, documents)
     ]
     flaws = (NO_MANIFEST, INCOMPLETE, STRANGERS, BEYOND)

@@ -22,7 +22,7 @@ _SPARK_TYPES = {
     "double": "double",
 }
 
-#: One row per node that is proven, suspected or disputed, and per kind of deed.
+#: One row per node and kind of deed.
 VERDICT_COLUMNS = {
     "run": "string",
     "node": "string",
@@ -40,14 +40,14 @@ VERDICT_COLUMNS = {
 
 
 def ddl(columns: dict[str, str]) -> str:
-    """A table's schema in Spark's words."""
+    """Return the Spark schema of a table."""
     return ", ".join(f"`{name}` {_SPARK_TYPES[kind]}" for name, kind in columns.items())
 
 
 OBSERVATIONS, DOCUMENTS = ddl(COLUMNS), ddl(DOCUMENT_COLUMNS)
 LABELS, VERDICTS, CELLS = ddl(LABEL_COLUMNS), ddl(VERDICT_COLUMNS), ddl(CELL_COLUMNS)
 
-#: What a feature is grouped by: everything but when, which number and how often.
+#: The columns by which observations are summed: all but times, number and count.
 FEATURE_KEYS = (
     "run",
     "observer",
@@ -65,7 +65,7 @@ FEATURE_KEYS = (
 
 
 def empty_verdicts() -> pd.DataFrame:
-    """No verdict at all."""
+    """Return an empty table of verdicts."""
     import pandas as pd
 
     return pd.DataFrame({name: [] for name in VERDICT_COLUMNS})

@@ -1,24 +1,24 @@
-"""Every number that the audit judges by, with its reason.
+"""The thresholds of the audit. Correct nodes stay below them.
 
-Times are those of the protocols: something counts as never said after `PATIENCE_MS`
-(`watch.turnout`), the longest patience of a broker (`ordering.patience`). How often
-single observations must have been made stands beside each rule (`charges.RULES`). What is below
-these numbers happens to correct nodes; what is above does not.
+The times are those of the protocols: a message is missing after `watch.turnout.PATIENCE_MS`, the
+longest leader timeout. The least counts of single rules stand in `charges.RULES`.
 """
 
 from __future__ import annotations
 
-#: So many, and this share of what was due: losses that no sequence number shows are fewer.
-LEAST, LEAST_SHARE = 5, 0.12
-#: Enough of what nothing ever came of, and of requests: each of them is asked again and again.
-NEVER, IN_VAIN = 3, 2
-#: A part of the run counts if so much was due in it; one thing says little.
-DUE = 2
-#: A node that stands still fails in few parts of a run, a liar in most of them.
-MOST_SLOTS, LEAST_SLOTS = 0.8, 3
-#: A node that does some things and not others in the same parts does not stand still.
-MANY_SLOTS = 0.66
-#: If the others fail with this share of what the accused fails with, it is the weather.
-USUAL = 0.4
-#: A median of fewer things says nothing.
-TIMED_AT_LEAST = 10
+#: Least number and share of missing messages. Losses that no sequence number reveals are fewer.
+MIN_MISSING, MIN_MISSING_SHARE = 5, 0.12
+#: Least number if the message is always owed, or if none ever came.
+MIN_MISSING_CERTAIN = 3
+#: Least number of unanswered requests; each of them is repeated many times.
+MIN_UNANSWERED = 2
+#: A part of the run counts if this many messages were due in it.
+MIN_DUE_IN_SLOT = 2
+#: A paused node fails in few parts of a run, a faulty one in this share of them.
+STEADY_SHARE, MIN_SLOTS = 0.8, 3
+#: The share for a node that sends some messages and omits others in the same parts: not a pause.
+STEADY_SHARE_MIXED = 0.66
+#: If others miss more than this share of what the accused misses, the network is to blame.
+MAX_OTHERS_SHARE = 0.4
+#: Least number of messages for a median lateness.
+MIN_TIMED = 10

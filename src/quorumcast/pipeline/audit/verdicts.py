@@ -1,13 +1,15 @@
-"""Verdicts: proofs and charges of one run, put together.
+"""Verdicts on the nodes of one run, from proofs and charges.
 
-*Proven*: there is evidence that anybody can verify. *Suspected*: in every explanation of the
-charges, and accused by more nodes than may lie together. *Disputed*: in some explanations, or in
-all of them only because of what it says of others; its score is the share of them, below 1.
-*Measured*: later than the others, which says nothing of the node.
+- *Proven*: there is evidence that anybody can verify.
+- *Suspected*: every explanation of the charges contains the node (`faults.diagnosis`), and more
+  nodes accuse it than may lie together.
+- *Disputed*: some explanations contain the node, or all do only because of its own accusations. Its
+  score is the share of explanations, below 1.
+- *Measured*: the node was later than the others. This is no accusation.
 
-A firm charge is what the protocol forbids: its accused or its observer is faulty. A charge of
-omission counts only if more nodes make it than may lie, whoever else is known to lie: weather that
-no rule foresaw must not name a node that a single observer lost sight of.
+A firm charge is a deed that the protocol forbids: a node of its clause is faulty. A charge of
+omission counts only if more nodes make it than may lie in any case, so that a network fault seen by
+one observer names nobody. The accusations of a node that is found faulty do not count.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ from quorumcast.pipeline.audit.lateness import Lateness, lateness
 from quorumcast.pipeline.audit.omissions import omissions
 from quorumcast.pipeline.audit.proofs import Proof
 
-#: Accusers that are named beside a verdict.
-MOST_NAMED = 12
+#: Accusers, and explanations, that are listed with a verdict.
+MAX_LISTED = 12
 #: The standing of a measurement.
 MEASURED = "measured"
-#: What somebody does that makes correct nodes look like liars.
-BEHIND, BEHIND_WHAT = "misled", "may be behind that somebody "
+#: The deed, and the prefix of its reasons, of a node that can make correct nodes look faulty.
+MISLED, MISLED_WHY = "misled", "may be behind that somebody "
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One node, and one kind of deed."""
+class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one node for one kind of deed."""
 
     node: str
     standing: str
@@ -47,10 +49,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     explanations: tuple[tuple[str, ...], ...] = ()
 
 
-class Conclusion(msgspec.Struct, frozen=True):
-    """What follows from everything that is known of one run."""
+class RunJudgement(msgspec.Struct, frozen=True):
+    """The named nodes of one run, and the grounds."""
 
     proven: tuple[str, ...]
+    #: Proven and suspected nodes.
     named: tuple[str, ...]
     diagnosis: Diagnosis
     charges: tuple[Charge, ...]
@@ -58,10 +61,10 @@ class Conclusion(msgspec.Struct, frozen=True):
     lateness: tuple[Lateness, ...] = ()
 
 
-def _many(accusers: Collection[str], model: Model, liars: Collection[str] = ()) -> bool:
-    """Whether these are more than may lie beside those who are known to.
+def _outnumber_liars(accusers: Collection[str], model: Model, liars: Collection[str] = ()) -> bool:
+    """Whether there are more accusers than may lie.
 
-    The words of known liars count for nothing, and leave fewer who may lie.
+    Known liars do not count as accusers, and each of them leaves one node fewer that may lie.
     """
     known = len(model.brokers.intersection(liars))
     heard = set(accusers).difference(liars)
@@ -70,112 +73,119 @@ def _many(accusers: Collection[str], model: Model, liars: Collection[str] = ()) 
     return brokers > model.f - known or len(heard) - brokers > spare_clients
 
 
-def conclude(
+def judge(
     case: Case, model: Model, proofs: Sequence[Proof], dissents: Sequence[Charge] = ()
-) -> Conclusion:
-    """The nodes that are in every explanation."""
+) -> RunJudgement:
+    """Find the nodes that no explanation leaves out."""
     proven = tuple(dict.fromkeys(proof.accused for proof in proofs))
     firm = [c for c in table_charges(case) if c.firm] + list(dissents)
-    by_firm, named = _settle(model, proven, firm)
-    if not by_firm.consistent:
-        # Something is charged that did not happen, or more nodes lie than was assumed.
-        firm = _of_many(firm, model, proven)
-        by_firm, named = _settle(model, proven, firm)
-    lying = named.union(c.accused for c in _of_many(firm, model, named)) & case.clients
-    missed = [c for c in table_charges(case, lying) if not c.firm] + omissions(case, lying)
+    diagnosis, named = _diagnose(model, proven, firm)
+    if not diagnosis.consistent:
+        # Some charges are false, or more nodes lie than the model allows.
+        firm = _believable(firm, model, proven)
+        diagnosis, named = _diagnose(model, proven, firm)
+    lying = named.union(c.accused for c in _believable(firm, model, named)) & case.clients
+    omitted = [c for c in table_charges(case, lying) if not c.firm] + omissions(case, lying)
     liars = set(named)
     while True:
-        soft = _soft((*firm, *missed), model, liars)
-        by_all, also = _settle(model, proven, (*firm, *soft))
-        while soft and not by_all.consistent:
+        soft = _believable_omissions((*firm, *omitted), model, liars)
+        diagnosis, suspected = _diagnose(model, proven, (*firm, *soft))
+        while soft and not diagnosis.consistent:
             soft = _without_weakest(soft)
-            by_all, also = _settle(model, proven, (*firm, *soft))
-        if also <= liars:
+            diagnosis, suspected = _diagnose(model, proven, (*firm, *soft))
+        if suspected <= liars:
             break
-        # A node that is found out says nothing of others that counts.
-        liars |= also
-    return Conclusion(
+        # The omissions that a faulty node reports do not count: judge again without them.
+        liars |= suspected
+    return RunJudgement(
         proven=proven,
-        named=tuple(sorted(named | also)),
-        diagnosis=by_all,
+        named=tuple(sorted(named | suspected)),
+        diagnosis=diagnosis,
         charges=(*firm, *soft),
         proofs=tuple(proofs),
         lateness=tuple(lateness(case)),
     )
 
 
-def _soft(charges: Sequence[Charge], model: Model, liars: Collection[str]) -> list[Charge]:
-    """Charges of omission against those whom more accuse, of whatever, than may lie in any case."""
+def _believable_omissions(
+    charges: Sequence[Charge], model: Model, liars: Collection[str]
+) -> list[Charge]:
+    """Return the omissions of nodes that more nodes accuse, of any deed, than may lie at all."""
     heard = [charge for charge in charges if holder(charge.observer) not in liars]
-    return [charge for charge in _of_many(heard, model) if not charge.firm]
+    return [charge for charge in _believable(heard, model) if not charge.firm]
 
 
-def _settle(
+def _diagnose(
     model: Model, proven: Sequence[str], charges: Sequence[Charge]
 ) -> tuple[Diagnosis, set[str]]:
-    """What follows from charges, and whom it names.
+    """Return the diagnosis of charges, and the nodes that it names.
 
-    Nobody need be believed for what was signed. Each named node leaves fewer that may lie, so that
-    fewer accusers are enough for the next.
+    A clause without its observer rests on signatures and needs no second accuser. Each named node
+    leaves fewer that may lie, so that fewer accusers are enough for the next.
     """
     certain: list[Clause] = [frozenset((node,)) for node in proven]
     diagnosis = diagnose([*certain, *(charge.clause for charge in charges)], model)
     signed = [charge.clause for charge in charges if charge.observer not in charge.clause]
     named = {*proven, *diagnose([*certain, *signed], model).named}
     while True:
-        accused = {charge.accused for charge in _of_many(charges, model, named)}
+        accused = {charge.accused for charge in _believable(charges, model, named)}
         more = accused.intersection(diagnosis.named) - named
         if not more:
             return diagnosis, named
         named |= more
 
 
-def _of_many(charges: Sequence[Charge], model: Model, liars: Collection[str] = ()) -> list[Charge]:
-    """The charges against those whom more nodes accuse than may lie."""
-    by = accusers_of(charges)
-    return [charge for charge in charges if _many(by[charge.accused], model, liars)]
+def _believable(
+    charges: Sequence[Charge], model: Model, liars: Collection[str] = ()
+) -> list[Charge]:
+    """Return the charges against nodes that more nodes accuse than may lie."""
+    accusers = accusers_of(charges)
+    return [
+        charge for charge in charges if _outnumber_liars(accusers[charge.accused], model, liars)
+    ]
 
 
-def _without_weakest(soft: Sequence[Charge]) -> list[Charge]:
-    by = accusers_of(soft)
-    fewest = min(map(len, by.values()))
-    return [charge for charge in soft if len(by[charge.accused]) > fewest]
+def _without_weakest(charges: Sequence[Charge]) -> list[Charge]:
+    """Return the charges without those against the nodes with the fewest accusers."""
+    accusers = accusers_of(charges)
+    fewest = min(map(len, accusers.values()))
+    return [charge for charge in charges if len(accusers[charge.accused]) > fewest]
 
 
-def verdicts(conclusion: Conclusion) -> list[Verdict]:
-    """One verdict per node and deed, the worst first."""
-    found: list[Verdict] = []
-    nodes = [*conclusion.proven]
-    nodes += [node for node in conclusion.named if node not in nodes]
-    unnamed = [node for node in conclusion.diagnosis.named if node not in conclusion.named]
-    disputed = {**conclusion.diagnosis.disputed, **dict.fromkeys(unnamed, 1.0)}
+def verdicts(judgement: RunJudgement) -> list[NodeVerdict]:
+    """Return one verdict per node and deed, the worst first."""
+    found: list[NodeVerdict] = []
+    nodes = [*judgement.proven]
+    nodes += [node for node in judgement.named if node not in nodes]
+    unnamed = [node for node in judgement.diagnosis.named if node not in judgement.named]
+    disputed = {**judgement.diagnosis.disputed, **dict.fromkeys(unnamed, 1.0)}
     nodes += [node for node in disputed if node not in nodes]
     explanations = tuple(
-        tuple(sorted(one)) for one in conclusion.diagnosis.explanations[:MOST_NAMED]
+        tuple(sorted(explanation)) for explanation in judgement.diagnosis.explanations[:MAX_LISTED]
     )
     for node in nodes:
-        if node in conclusion.proven:
+        if node in judgement.proven:
             standing, score = "proven", 1.0
-        elif node in conclusion.named:
+        elif node in judgement.named:
             standing, score = "suspected", 1.0
         else:
             standing, score = "disputed", min(0.99, disputed[node])
-        found += _of_node(conclusion, node, standing, score, explanations)
-    return found + _measurements(conclusion.lateness)
+        found += _verdicts_on(judgement, node, standing, score, explanations)
+    return found + _measurements(judgement.lateness)
 
 
-def _measurements(late: Iterable[Lateness]) -> list[Verdict]:
-    """One row per node that was later than the others; it is no verdict on anybody."""
+def _measurements(late: Iterable[Lateness]) -> list[NodeVerdict]:
+    """Return one row per node that was later than the others; it accuses nobody."""
     by_node: dict[str, list[Lateness]] = {}
     for one in late:
         by_node.setdefault(one.node, []).append(one)
     return [
-        Verdict(
+        NodeVerdict(
             node=node,
             standing=MEASURED,
             score=0.0,
             deed="late",
-            towards=tuple(sorted({one.observer for one in measured}))[:MOST_NAMED],
+            towards=tuple(sorted({one.observer for one in measured}))[:MAX_LISTED],
             reasons=tuple(sorted({one.text for one in measured})),
             count=sum(one.count for one in measured),
             t_ms=min(one.t_ms for one in measured),
@@ -185,48 +195,48 @@ def _measurements(late: Iterable[Lateness]) -> list[Verdict]:
     ]
 
 
-def _of_node(
-    conclusion: Conclusion,
+def _verdicts_on(
+    judgement: RunJudgement,
     node: str,
     standing: str,
     score: float,
     explanations: tuple[tuple[str, ...], ...],
-) -> list[Verdict]:
+) -> list[NodeVerdict]:
     found = [
-        Verdict(
+        NodeVerdict(
             node=node,
             standing="proven",
             score=1.0,
             deed=proof.deed,
-            towards=proof.shown_by[:MOST_NAMED],
+            towards=proof.shown_by[:MAX_LISTED],
             reasons=(f"signed what contradicts {_contradicted(proof)}: {proof.about}",),
             count=1,
             proof=proof,
         )
-        for proof in conclusion.proofs
+        for proof in judgement.proofs
         if proof.accused == node
     ]
     by_deed: dict[str, list[Charge]] = {}
-    for charge in conclusion.charges:
+    for charge in judgement.charges:
         if charge.accused == node:
             by_deed.setdefault(charge.deed, []).append(charge)
     if not by_deed and not found:
-        within = [charge for charge in conclusion.charges if node in charge.clause]
-        behind = [charge for charge in within if node != charge.observer]
-        by_deed = {BEHIND: behind} if behind else {"accused falsely": within}
+        within = [charge for charge in judgement.charges if node in charge.clause]
+        caused = [charge for charge in within if node != charge.observer]
+        by_deed = {MISLED: caused} if caused else {"accused falsely": within}
     for deed, charges in by_deed.items():
         towards = dict.fromkeys(
-            charge.accused if deed == BEHIND or charge.observer == node else charge.observer
+            charge.accused if deed == MISLED or charge.observer == node else charge.observer
             for charge in charges
         )
-        reasons = {f"{BEHIND_WHAT}{c.why}" if deed == BEHIND else c.why for c in charges}
+        reasons = {f"{MISLED_WHY}{c.why}" if deed == MISLED else c.why for c in charges}
         found.append(
-            Verdict(
+            NodeVerdict(
                 node=node,
                 standing="suspected" if standing == "proven" else standing,
                 score=score,
                 deed=deed,
-                towards=tuple(sorted(towards))[:MOST_NAMED],
+                towards=tuple(sorted(towards))[:MAX_LISTED],
                 reasons=tuple(sorted(reasons)),
                 count=_times(charges),
                 t_ms=min((charge.t_ms for charge in charges if charge.until_ms), default=0),
@@ -238,7 +248,7 @@ def _of_node(
 
 
 def _times(charges: Iterable[Charge]) -> int:
-    """How often it was seen: several rules may say the same of the same things."""
+    """Return the number of observations; several rules may count the same ones."""
     seen: dict[tuple[str, str, str, frozenset[str]], int] = {}
     for charge in charges:
         key = (charge.accused, charge.observer, charge.why, charge.publishers)

@@ -1,19 +1,18 @@
-"""Labelled runs: what faulty nodes did, and whether anybody could tell.
+"""Labelled runs: simulated runs with the true status of every node.
 
-The label of a node comes from what was really done (`deeds`), never from what an observer noted or
-an audit concluded:
+A label comes from the deeds that a fault really committed (`deeds`), never from
+observations or verdicts:
 
-- `plain`: it did enough, towards enough correct nodes, to be named: given true reports of its deeds
-  by all correct nodes, every explanation within the model contains it (`faults.diagnosis`).
-- `word-against-word`: it did, but towards so few that those few might as well be the liars. No
-  audit can name it without trusting single witnesses. (A broker that ignores one client; a
-  publisher that skips f brokers.)
-- `slight`: fewer than SLIGHT deeds of one kind towards anybody.
-- `late`: it only put things off. Nobody can tell that from distance.
-- `idle`: a fault was set and changed nothing (a leader's fault in a node that never led).
-- `world`: it crashed for good, lost its disk or ran twice. It is faulty by the model and did not
-  lie; naming it is neither right nor wrong.
-- `false-witness`: it did nothing but write a false log.
+- `plain`: given true reports of its deeds by all correct nodes, every explanation within the model
+  contains the node (`faults.diagnosis`). The audit should name it.
+- `word-against-word`: its deeds touch so few nodes that these may be the liars instead, for example
+  a broker that ignores one client. No audit can name it without trusting single witnesses.
+- `slight`: fewer than SLIGHT deeds of one kind towards any node.
+- `late`: it only delayed messages, which is no different from distance.
+- `idle`: its fault changed nothing, for example a leader's fault in a node that never led.
+- `world`: it crashed for good, lost its disk or ran twice. It is faulty by the model but did not
+  lie, so naming it is neither right nor wrong.
+- `false-witness`: its only fault is a false log.
 - `correct`: naming it is always wrong.
 """
 
@@ -39,20 +38,19 @@ from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.cell.scenario import draw
 from quorumcast.watch.observation import DOCUMENT_COLUMNS, LABEL_COLUMNS, columns_of
 
-#: Of so many runs one is without a fault of the catalogue, for precision.
+#: One run in this many has only crashes or network faults.
 WORLD_EVERY = 8
-#: In one of so many runs faulty nodes write false logs.
+#: In one run in this many faulty nodes write false logs.
 SLANDER_EVERY = 3
 
-#: Members change in the first one, and the logs of several epochs are another matter; the second
-#: one has no deed of its own.
+#: `members` changes the manifest, and the audit judges one epoch; `several` has no deed of its own.
 _LEFT_OUT = ("members", "several")
 _WORLD = tuple(name for name in WORLD if name not in _LEFT_OUT)
 _FAULTS = tuple(CATALOGUE)
 
 
 def adversary_of(seed: int) -> str:
-    """Every fault in turn, and now and then something that the world does."""
+    """Return the adversary of a run: every fault of the catalogue in turn, or one of WORLD."""
     turn, place = divmod(seed, WORLD_EVERY)
     if place == WORLD_EVERY - 1:
         return _WORLD[turn % len(_WORLD)]
@@ -67,9 +65,9 @@ def settled(manifest: Manifest) -> bool:
 def ideal_clauses(
     deeds: Mapping[DeedKey, int], differences: Mapping[Difference, int], *, is_settled: bool
 ) -> tuple[list[Clause], dict[NodeId, int]]:
-    """What true reports of these deeds say, and the most that each node did towards one other.
+    """Return the clauses of true reports, and each node's highest count of deeds towards one node.
 
-    Of two nodes that report different words of a publisher, one lies, or the publisher does.
+    If two nodes report different versions of a publisher's message, one of the three lies.
     """
     per_pair: dict[tuple[NodeId, Clause, str], int] = {}
     for key, count in deeds.items():
@@ -102,7 +100,7 @@ def ideal_clauses(
 def statuses(
     run: ObservedRun, model: Model, false_witnesses: Mapping[NodeId, str]
 ) -> dict[NodeId, tuple[str, str]]:
-    """The fault and the status of every faulty node."""
+    """Return the fault and the label of every faulty node."""
     clauses, most = ideal_clauses(run.deeds, run.differences, is_settled=settled(run.manifest))
     forced = diagnose(clauses, model).named
     found = {}
@@ -122,8 +120,8 @@ def statuses(
 
 
 def labelled_run(seed: int) -> dict[str, dict[str, list[object]]]:
-    """One simulated run: its observations, documents, manifest and labels, as columns."""
-    # One fault at a time: a label says what one node did.
+    """Simulate one run; return its observations, documents, manifest and labels as columns."""
+    # One fault at a time: a label describes the deeds of one node.
     plan = draw(seed, None, adversary_of(seed), beside=False)
     run = perform_observed(plan)
     name = f"sim-{seed}-{plan.policy.name}-{plan.adversary}"
@@ -133,7 +131,7 @@ def labelled_run(seed: int) -> dict[str, dict[str, list[object]]]:
     rng = random.Random(f"slander {seed}")
     everyone = (*run.manifest.broker_ids, *plan.publishers, *plan.subscribers)
     correct = [node for node in everyone if node not in run.faulty and node not in liars]
-    # They accuse the same ones: the more dangerous lie.
+    # All liars accuse the same victims, which is the most dangerous lie.
     victims = rng.sample(correct, min(len(correct), rng.choice((1, 1, 2, 3))))
     for liar, role in liars.items():
         observations += slander(rng, liar, role, victims, run.outcome.simulated_ms)
@@ -144,7 +142,7 @@ def labelled_run(seed: int) -> dict[str, dict[str, list[object]]]:
     signed = msgspec.json.encode(
         sign_manifest(run.manifest, operator_of(len(run.manifest.brokers)))
     )
-    rows = [(name, who, d.kind, d.subject, d.data) for who, d in documents]
+    rows = [(name, observer, d.kind, d.subject, d.data) for observer, d in documents]
     return {
         "observations": columns_of(name, observations),
         "documents": _columns(DOCUMENT_COLUMNS, rows),
@@ -154,7 +152,7 @@ def labelled_run(seed: int) -> dict[str, dict[str, list[object]]]:
 
 
 def _false_witnesses(seed: int, plan: CellPlan, run: ObservedRun) -> dict[NodeId, str]:
-    """Who writes a false log, and in which role."""
+    """Return the nodes that write a false log, and their roles."""
     if seed % SLANDER_EVERY:
         return {}
     roles = dict.fromkeys(run.manifest.broker_ids, "broker")
