@@ -303,6 +303,22 @@ def test_system_that_is_no_cell_is_evaluated_beside_cells(
     assert "post, postmen=1" in page(found)
 
 
+def test_system_without_publications_has_its_messages_evaluated(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    for seed in (1, 2):
+        run_scenario(seed, None, "double", tmp_path, system="tests.ring.ring:SYSTEM")
+    (line,) = evaluate(spark, find_traces([tmp_path])).lines
+    assert line.name == "simulated tests.ring.ring:SYSTEM, double"
+    assert (line.runs, line.seeds) == (2, [1, 2])
+    assert {row.message for row in line.messages} == {"Token", "Got"}
+    assert {row.role for row in line.nodes} == {"node"}
+    assert sum(row.messages_sent for row in line.nodes) == sum(
+        row.messages for row in line.messages
+    )
+    assert (line.owed, line.coverage, line.hops, line.cost) == (0, None, {}, None)
+
+
 def test_every_row_is_read_once_and_what_is_shuffled_is_not_sorted(
     spark: SparkSession, places: dict[str, Path]
 ) -> None:
