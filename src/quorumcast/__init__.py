@@ -15,6 +15,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from quorumcast.core.version import __version__
+
 if TYPE_CHECKING:
     from quorumcast.client import (
         Batch,
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
         sync,
     )
 
-__version__ = "0.1.0"
 
 __all__ = [
     "Batch",
@@ -53,6 +54,7 @@ __all__ = [
     "Resumption",
     "Subscription",
     "UsageError",
+    "__version__",
     "connect",
     "run",
     "sync",

@@ -6,9 +6,9 @@ import uuid
 
 import msgspec
 
-from quorumcast import __version__
 from quorumcast.bench.plan import BenchPlan
 from quorumcast.cell.tracing import CELL_SYSTEM, CellParameters
+from quorumcast.core.version import __version__
 from quorumcast.runtime.digests import choose_digest
 from quorumcast.traces.form import BENCH, Header, Listening
 

@@ -17,12 +17,12 @@ from typing import Annotated
 
 import typer
 
-from quorumcast import __version__
 from quorumcast.cli.cell import channels, doctor, epochs, init, members, operations, running
 from quorumcast.cli.clients import publish, replay, subscribe, subscriptions, verify
 from quorumcast.cli.lab import bench, demo, sim
 from quorumcast.cli.pipeline import commands as pipeline
 from quorumcast.core.errors import UsageError
+from quorumcast.core.version import __version__
 
 USAGE_ERROR = 2
 INTERRUPTED = 130

@@ -35,8 +35,8 @@ class Finale:
         """Say what the traces are of, before anybody writes one."""
         import msgspec
 
-        from quorumcast import __version__
         from quorumcast.cell.tracing import CELL_SYSTEM, CellParameters
+        from quorumcast.core.version import __version__
         from quorumcast.manifest.policy import Policy
         from quorumcast.traces.form import BENCH, Header, Listening, write_header
 

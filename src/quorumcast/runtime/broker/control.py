@@ -21,10 +21,10 @@ from typing import Protocol
 
 import msgspec
 
-from quorumcast import __version__
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
+from quorumcast.core.version import __version__
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.faults.cell.catalogue import CATALOGUE, make_fault
 from quorumcast.faults.cell.entry import FaultContext, Role

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from quorumcast import __version__
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Effect, Event
+from quorumcast.core.version import __version__
 from quorumcast.sim.kernel.run import Run
 from quorumcast.traces.form import SIMULATOR, Header, place_for, write_header
 from quorumcast.traces.notes import Notes, watch_effect, watched
