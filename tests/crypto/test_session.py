@@ -166,7 +166,7 @@ def test_session_reflected_packet_is_refused() -> None:
             {"hello": msgspec.structs.replace(HELLO, **{field: value})}
             for field, value in [
                 ("protocol", PROTOCOL + 1),
-                ("cell", "other"),
+                ("instance", "other"),
                 ("epoch", 2),
                 ("sender", NodeId("bob")),
                 ("to", NodeId("b2")),
@@ -189,7 +189,7 @@ def test_welcome_depends_on_the_whole_greeting() -> None:
         welcome_mac(HELLO, b"o" * NONCE_SIZE, mac),
         *(
             welcome_mac(msgspec.structs.replace(HELLO, **{field: value}), NONCE, mac)
-            for field, value in [("cell", "x"), ("epoch", 2), ("nonce", b"o" * NONCE_SIZE)]
+            for field, value in [("instance", "x"), ("epoch", 2), ("nonce", b"o" * NONCE_SIZE)]
         ),
     }
     assert len(macs) == 5

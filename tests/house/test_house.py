@@ -40,6 +40,13 @@ IO_MODULES = {
 }  # fmt: skip
 IO_ALLOWED = {("manifest", "pathlib")}
 
+#: What every system uses, and so may know none: neither the rooms of a cell nor its manifest.
+KERNEL = (
+    "quorumcast.crypto", "quorumcast.runtime.driver", "quorumcast.runtime.links",
+    "quorumcast.runtime.store", "quorumcast.sim.kernel",
+)  # fmt: skip
+OF_A_CELL = {"manifest", "broadcast", "ordering", "cell", "named", "watch"}
+
 MAX_LINES = 650
 #: Without the signature, which in a command is a table of options.
 MAX_FUNCTION_LINES = 60
@@ -85,6 +92,8 @@ def breaches(module: str, source: str, *, is_package: bool = False) -> Iterator[
         top, target = name.split(".")[0], room_of(name)
         if room in SANS_IO and top in IO_MODULES and (room, top) not in IO_ALLOWED:
             yield f"sans-io: {room} imports {top}"
+        if target in OF_A_CELL and module.startswith(KERNEL):
+            yield f"kernel: {module} imports {name}"
         if room and target and target != room:
             if FLOOR_OF[target] >= FLOOR_OF[room]:
                 yield f"order: {room} imports {name}"
@@ -158,6 +167,8 @@ BAD = [
     ("order", "quorumcast.sim.cell.world", DOC + "from quorumcast.runtime import node\n"),
     ("order", "quorumcast.runtime.node", DOC + "from quorumcast.sim.cell.world import World\n"),
     ("order", "quorumcast.testing.plugin", DOC + "from quorumcast.cli.main import app\n"),
+    ("kernel", "quorumcast.runtime.links.link", DOC + "from quorumcast.cell import messages\n"),
+    ("kernel", "quorumcast.sim.kernel.node", DOC + "import quorumcast.manifest.manifest\n"),
     ("absolute", "quorumcast.named.state", DOC + "from ..core import ids\n"),
     ("absolute", "quorumcast.named.state", DOC + "from ..core.ids import NodeId\n"),
     ("absolute", "quorumcast.sim.checks.safety", DOC + "from ... import core\n"),
@@ -167,6 +178,7 @@ GOOD = [
     ("quorumcast.core.ids", DOC + "x = 1\n" * (MAX_LINES - 1)),
     ("quorumcast.core.ids", DOC + "def f(" + "\n    x,\n" * 9 + "):\n" + "    f()\n" * 60),
     ("quorumcast.core.ids", DOC + "from . import quorum\nfrom .tally import Tally\n"),
+    ("quorumcast.runtime.broker.broker", DOC + "from quorumcast.cell import messages\n"),
     ("quorumcast.manifest.load", DOC + "from pathlib import Path\n"),
     ("quorumcast.sim.checks.safety", DOC + "import random\nfrom ..world import World\n"),
     ("quorumcast.client.publisher", DOC + "from quorumcast.runtime.node import Node\n"),

@@ -81,7 +81,7 @@ class Attack:
 
     def refused_greetings(self, count: int) -> None:
         changes: list[dict[str, Any]] = [
-            {"protocol": 2}, {"cell": "other"}, {"epoch": 99}, {"epoch": -1}, {"nonce": b""},
+            {"protocol": 2}, {"instance": "other"}, {"epoch": 99}, {"epoch": -1}, {"nonce": b""},
             {"sender": NodeId("mallory")}, {"to": NodeId("broker-2")}, {"sender": BROKER},
         ]  # fmt: skip
         for i in range(count):

@@ -41,7 +41,7 @@ def test_greeting_both_honest_sessions_open_each_others_packets() -> None:
     ("changes", "words"),
     [
         ({"protocol": 99}, "speaks protocol 1 and you speak 99"),
-        ({"cell": "elsewhere"}, "belongs to the cell 'test'"),
+        ({"instance": "elsewhere"}, "belongs to the cell 'test'"),
         ({"epoch": 0}, "yours is epoch 0: fetch the current manifest"),
         ({"epoch": 7}, "give broker-1 the current manifest"),
         ({"to": NodeId("broker-2")}, "this is broker-1 and not the node that you called"),

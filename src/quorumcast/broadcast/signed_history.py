@@ -53,7 +53,7 @@ def is_ours(keyring: Keyring, signed: Signed, statement: HistoryStatement) -> bo
     the epoch changes must not be lost, for the stream would stop at 2α.
     """
     return (
-        statement.cell == keyring.cell
+        statement.cell == keyring.instance
         and statement.epoch <= keyring.epoch
         and keyring.signature_holds(signed)
     )

@@ -18,14 +18,23 @@ from quorumcast.crypto.mac import Mac, chain_bytes, same
 class Keyring:
     """Secrets with each peer, made when first needed and kept."""
 
-    __slots__ = ("_keys", "_macs", "_secrets", "cell", "directory", "epoch", "factory", "identity")
+    __slots__ = (
+        "_keys",
+        "_macs",
+        "_secrets",
+        "directory",
+        "epoch",
+        "factory",
+        "identity",
+        "instance",
+    )
 
     def __init__(
         self, identity: Identity, directory: Directory, factory: Callable[[bytes], Mac]
     ) -> None:
         self.identity = identity
         self.directory = directory
-        self.cell = directory.instance
+        self.instance = directory.instance
         self.epoch = directory.epoch
         self.factory = factory
         self._keys = directory.keys
@@ -54,7 +63,7 @@ class Keyring:
         found = self._secrets.get(peer)
         if found is None:
             shared = self.identity.shared_secret(self._keys[peer].exchange_key)
-            info = b"quorumcast pair\0" + self.cell.encode() + b"\0" + str(self.epoch).encode()
+            info = b"quorumcast pair\0" + self.instance.encode() + b"\0" + str(self.epoch).encode()
             found = self._secrets[peer] = derive(shared, info)
         return found
 
@@ -105,7 +114,7 @@ class Keyring:
         digests: bytes,
         order: tuple[NodeId, ...],
     ) -> bytes:
-        return chain_bytes(self.cell, self.epoch, author, reader, stream, first, digests, order)
+        return chain_bytes(self.instance, self.epoch, author, reader, stream, first, digests, order)
 
     def signature_holds(self, signed: Signed) -> bool:
         """Whether the node that a statement names did sign it."""

@@ -51,7 +51,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The first words of a session, from the side that connected."""
 
     protocol: int
-    cell: str
+    #: The name of the system instance, of a cell for example.
+    instance: str
     epoch: int
     sender: NodeId
     to: NodeId

@@ -35,7 +35,7 @@ OFFERED_STREAMS = 4
 
 def sign_offer(keyring: Keyring, stream: Stream, first: int, digests: bytes) -> bytes:
     """The publisher's signature."""
-    return keyring.identity.sign(_payload(keyring.cell, stream, first, digests)).signature
+    return keyring.identity.sign(_payload(keyring.instance, stream, first, digests)).signature
 
 
 def _payload(cell: str, stream: Stream, first: int, digests: bytes) -> bytes:
@@ -44,7 +44,7 @@ def _payload(cell: str, stream: Stream, first: int, digests: bytes) -> bytes:
 
 def offer_holds(keyring: Keyring, offer: Offer) -> bool:
     """Whether the publisher signed this."""
-    payload = _payload(keyring.cell, offer.stream, offer.first, offer.digests)
+    payload = _payload(keyring.instance, offer.stream, offer.first, offer.digests)
     return keyring.signature_holds(Signed(offer.stream.publisher, payload, offer.signature))
 
 

@@ -131,7 +131,7 @@ def sign_word(
     return keyring.identity.sign(
         canonical(
             StopStatement(
-                cell=keyring.cell,
+                cell=keyring.instance,
                 log=log,
                 broker=keyring.identity.name,
                 regency=regency,
@@ -154,7 +154,7 @@ def read_word(
         word is None
         or word.broker != signed.signer
         or word.broker not in members
-        or (word.cell, word.log) != (keyring.cell, log)
+        or (word.cell, word.log) != (keyring.instance, log)
         or len({claim.instance for claim in word.claims}) != len(word.claims)
         or not keyring.signature_holds(signed)
     ):

@@ -202,7 +202,7 @@ class Line:
         if not digests:
             return []
         statement = HistoryStatement(
-            cell=self._keyring.cell,
+            cell=self._keyring.instance,
             epoch=self._keyring.epoch,
             stream=self.stream,
             index=self.history.next,

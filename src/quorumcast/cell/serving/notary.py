@@ -123,7 +123,7 @@ class Notary:
         if digests is None or first < carrier.final_from:
             return None
         statement = SegmentStatement(
-            cell=self._keyring.cell,
+            cell=self._keyring.instance,
             epoch=self._keyring.epoch,
             broker=self._keyring.identity.name,
             stream=self._stream,

@@ -140,7 +140,7 @@ class Archive:
         return (
             signed.signer == statement.broker == broker
             and statement.stream == self.stream
-            and statement.cell == self._view.keyring.cell
+            and statement.cell == self._view.keyring.instance
             and statement.epoch == self._view.keyring.epoch
             and 1 <= statement.count <= self._limits.segment
             and statement.first >= 1

@@ -108,14 +108,14 @@ class Greeter:
     def hello(self, to: NodeId) -> Hello:
         """Our first words to a peer."""
         keyring = self._keyring
-        return Hello(PROTOCOL, keyring.cell, keyring.epoch, self.name, to, self._nonce())
+        return Hello(PROTOCOL, keyring.instance, keyring.epoch, self.name, to, self._nonce())
 
     def answer(self, hello: Hello) -> tuple[Welcome, Session] | Farewell:
         """A welcome and the session that follows from it, or why not."""
         refusal = self._refusal(hello)
         if refusal is not None:
             epoch = self._left or self._keyring.epoch
-            late = hello.cell == self._keyring.cell and hello.epoch < epoch
+            late = hello.instance == self._keyring.instance and hello.epoch < epoch
             return Farewell(refusal, epoch, self._shown() if late else b"")
         secret = self._keyring.secret(hello.sender)
         nonce = self._nonce()
@@ -144,9 +144,9 @@ class Greeter:
                 f"{self.name} speaks protocol {PROTOCOL} and you speak {hello.protocol}: "
                 "install the same version of quorumcast on both sides"
             )
-        if hello.cell != keyring.cell:
+        if hello.instance != keyring.instance:
             return (
-                f"{self.name} belongs to the cell {keyring.cell!r}, not to the one in your "
+                f"{self.name} belongs to the cell {keyring.instance!r}, not to the one in your "
                 "manifest: use the manifest of this cell"
             )
         if self._left:

@@ -275,7 +275,7 @@ class Network:
         caller, callee = self._keyrings[link.caller], self._keyrings[link.callee]
         hello = Hello(
             PROTOCOL,
-            caller.cell,
+            caller.instance,
             caller.epoch,
             link.caller,
             link.callee,
@@ -530,7 +530,7 @@ class Network:
         """Somebody with the keys of an old epoch calls a broker in their owner's name."""
         keyring, name = self._keyrings[broker], stolen.identity.name
         nonces = self._rng.randbytes(NONCE_SIZE), self._rng.randbytes(NONCE_SIZE)
-        hello = Hello(PROTOCOL, keyring.cell, keyring.epoch, name, broker, nonces[0])
+        hello = Hello(PROTOCOL, keyring.instance, keyring.epoch, name, broker, nonces[0])
         thief = self._session(stolen, broker, hello, nonces[1], True)
         link = self._links[name, broker] = SimulatedLink(name, broker)
         link.sessions[broker] = self._session(keyring, name, hello, nonces[1], False)

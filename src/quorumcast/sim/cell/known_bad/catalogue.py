@@ -125,7 +125,7 @@ def _covered(**forgotten: Any) -> Callable[..., bytes]:
         if "channel" in forgotten:
             stream = type(stream)("", stream.publisher, stream.incarnation, stream.lane)
         return chain_bytes(
-            self.cell,
+            self.instance,
             self.epoch,
             author,
             reader,
@@ -199,7 +199,8 @@ def _foreign(context: Any) -> attacks.ForeignHistory:
 
 def _adopt_and_keep(self: Any, following: Any) -> None:
     self.epoch = following.epoch
-    self._directory = following._directory
+    self.directory = following.directory
+    self._keys = following._keys
 
 
 def _variant(

@@ -79,7 +79,7 @@ def forgeries(keyring: Keyring, epoch: int, victims: Sequence[NodeId]) -> list[D
         signed = []
         for root in (b"\1" * 32, b"\2" * 32):
             statement = SegmentStatement(
-                cell=keyring.cell,
+                cell=keyring.instance,
                 epoch=epoch,
                 broker=victim,
                 stream=Stream(Channel("orders"), NodeId("pub-1"), 1),
