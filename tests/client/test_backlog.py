@@ -1,4 +1,4 @@
-"""The queue of a subscription against a plain model: nothing lost in silence, order and bounds."""
+"""The queue of a subscription compared with a simple model: gaps, order and bounds."""
 
 from collections import deque
 
@@ -98,7 +98,7 @@ STEPS = st.lists(
 
 
 @given(st.integers(1, 6), st.sampled_from(Overflow), STEPS)
-def test_backlog_loses_nothing_in_silence_and_keeps_order_and_bounds(
+def test_backlog_announces_every_loss_and_keeps_order_and_bounds(
     most: int, overflow: Overflow, steps: list[tuple[str, Stream]]
 ) -> None:
     model = Model(most, overflow)
@@ -113,7 +113,7 @@ def test_backlog_loses_nothing_in_silence_and_keeps_order_and_bounds(
     while model.backlog.waiting:
         model.take()
     assert model.taken == model.next
-    assert model.backlog.sizes() == {"publications": 0, "bytes": 0, "notices": 0}
+    assert model.backlog.sizes() == {"publications": 0, "bytes": 0, "gaps": 0}
     assert not model.backlog.full
 
 
@@ -121,7 +121,7 @@ def drained(queue: Backlog) -> list[tuple[Stream, int, int]]:
     return [numbers(queue.pop()) for _ in range(queue.waiting)]
 
 
-def test_oldest_gives_way_and_leaves_one_notice_per_stream_in_front() -> None:
+def test_discarded_oldest_publications_leave_one_gap_per_stream_in_front() -> None:
     queue = Backlog(2, 10**6, Overflow.OLDEST)
     for number in range(1, 6):
         queue.put(publication(ALICE, number))
@@ -130,7 +130,7 @@ def test_oldest_gives_way_and_leaves_one_notice_per_stream_in_front() -> None:
     assert drained(queue) == [(ALICE, 1, 4), (BOB, 1, 4), (ALICE, 5, 0), (BOB, 5, 0)]
 
 
-def test_newest_is_not_kept_and_leaves_its_notice_behind_what_waits() -> None:
+def test_discarded_newest_publication_leaves_its_gap_at_the_end() -> None:
     queue = Backlog(2, 10**6, Overflow.NEWEST)
     for number in range(1, 6):
         queue.put(publication(ALICE, number))
@@ -151,7 +151,7 @@ def test_bytes_are_bounded_and_one_publication_always_fits(overflow: Overflow) -
     assert queue.sizes()["publications"] == (3 if overflow is Overflow.OLDEST else 1)
 
 
-def test_urgent_goes_first_and_gives_way_last() -> None:
+def test_urgent_publication_is_taken_first_and_discarded_last() -> None:
     queue = Backlog(3, 10**6, Overflow.OLDEST)
     for number in range(1, 4):
         queue.put(publication(ALICE, number))
@@ -173,16 +173,16 @@ def test_wait_is_full_until_half_is_taken() -> None:
 
 
 @pytest.mark.parametrize("overflow", Overflow)
-def test_notices_are_bounded_too_a_backlog_of_nothing_else_is_full(
+def test_backlog_with_too_many_gaps_is_full(
     overflow: Overflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backlog, "MAX_NOTICES", 8)
+    monkeypatch.setattr(backlog, "MAX_GAPS", 8)
     queue = Backlog(1, 10**6, overflow)
     incarnation = 0
     while not queue.full:
         incarnation += 2  # a publisher that restarts for ever
         queue.announce(Gap(Stream(CHANNEL, NodeId("alice"), incarnation), 1, 9))
-    assert queue.sizes()["notices"] == 8
+    assert queue.sizes()["gaps"] == 8
     for _ in range(4):
         assert queue.full
         queue.pop()

@@ -1,4 +1,4 @@
-"""Lives of a publisher whose clock is wrong: nothing waits in silence, and nobody is locked out."""
+"""Publishers with a wrong clock can publish, or get an error that says why not."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ POLICIES = ["direct", "ab", "ab+history", "brb", "chain", "chain+history", "tota
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_publisher_whose_clock_was_set_back_goes_on_and_says_so(
+def test_publisher_whose_clock_was_set_back_continues_with_a_warning(
     policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Five lives, so that brokers have let go of the first; the sixth is an hour before them."""
@@ -72,12 +72,12 @@ def test_publisher_whose_clock_was_a_century_ahead_is_not_locked_out(policy: str
 
 
 @pytest.mark.parametrize("policy", ["ab", "total"])
-def test_publisher_whose_clock_stands_still_has_another_stream_in_each_life(policy: str) -> None:
+def test_publisher_whose_clock_stands_still_has_a_new_stream_after_each_start(policy: str) -> None:
     assert lives(policy, *[0] * 6) == [b"life %d" % number for number in range(6)]
 
 
 @pytest.mark.parametrize("policy", ["ab", "brb", "total"])
-def test_publisher_whose_lives_are_used_up_is_told_what_to_do(
+def test_publisher_without_later_incarnations_gets_an_error(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claimed = iter([LAST_INCARNATION + 2])
@@ -88,7 +88,7 @@ def test_publisher_whose_lives_are_used_up_is_told_what_to_do(
         lives(policy, 0, 1_000_000)
 
 
-def test_incarnation_of_any_clock_leaves_room_for_later_lives() -> None:
+def test_incarnation_of_any_clock_leaves_room_for_later_ones() -> None:
     for us in (0, NOW_US, NOW_US + CENTURY_US, 1 << 62):
         found = incarnation_at(us)
         assert 0 <= found <= MAX_INCARNATION < LAST_INCARNATION

@@ -1,4 +1,4 @@
-"""The client API over an in-memory cell: what an application sees."""
+"""The client API over an in-memory cell."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,7 +11,7 @@ from tests.runtime.world import run, until
 from quorumcast.broadcast import application
 from quorumcast.broadcast.application import Deliver
 from quorumcast.client import Event, Gap, GapError, Node
-from quorumcast.client.reach import refused_for_good
+from quorumcast.client.reach import too_many_refuse
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.limits import Limits
@@ -45,7 +45,7 @@ def test_publish_every_policy_events_arrive_once_and_in_order(policy: str) -> No
     in_cell(act, channels={"events": policy})
 
 
-def test_event_says_who_published_and_who_voted() -> None:
+def test_event_names_its_publisher_and_voters() -> None:
     async def act(cell: MemoryCell) -> None:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
         async with bob.subscribe("events") as sub, alice.publisher("events") as pub:
@@ -99,7 +99,7 @@ def test_receipt_of_an_event_carries_signed_statements() -> None:
     in_cell(act)
 
 
-def test_subscribe_application_that_dawdles_nothing_is_lost_and_the_queue_is_bounded() -> None:
+def test_slow_application_loses_nothing_and_its_queue_is_bounded() -> None:
     async def act(cell: MemoryCell) -> None:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
         async with bob.subscribe("events", queue=10) as sub:
@@ -135,7 +135,7 @@ def test_subscribe_full_queue_does_not_stop_our_own_acknowledgements() -> None:
     in_cell(act, channels={"events": "ab"})
 
 
-def test_subscribe_too_far_behind_sees_an_explicit_gap() -> None:
+def test_subscription_that_lags_too_far_gets_a_gap() -> None:
     limits = Limits(retained_publications=64, window=64, segment=16)
     policy = Policy.named("ab", limits=limits)
 
@@ -159,7 +159,7 @@ def test_subscribe_too_far_behind_sees_an_explicit_gap() -> None:
     in_cell(act, channels={"events": policy})
 
 
-def test_items_gap_is_an_item() -> None:
+def test_items_yields_gaps() -> None:
     async def act(cell: MemoryCell) -> None:
         bob = await cell.connect("bob")
         async with bob.subscribe("events") as sub:
@@ -191,7 +191,7 @@ def test_undecodable_contents_of_a_lying_publisher_are_skipped_and_reported() ->
     in_cell(act, channels={"events": "ab"})
 
 
-def test_suspicions_a_lying_broker_is_named_and_deliveries_go_on() -> None:
+def test_lying_broker_is_suspected_and_deliveries_continue() -> None:
     async def act(cell: MemoryCell) -> None:
         cell.make_lie("broker-2", "alter")
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
@@ -207,7 +207,7 @@ def test_suspicions_a_lying_broker_is_named_and_deliveries_go_on() -> None:
     in_cell(act)
 
 
-def test_errors_of_users_are_one_sentence() -> None:
+def test_misuse_raises_an_error_of_one_sentence() -> None:
     private = ChannelEntry(
         Channel("private"), Policy.named("ab"), publishers=("alice",), subscribers=("alice",)
     )
@@ -244,7 +244,7 @@ def test_connect_too_few_brokers_names_the_missing_ones() -> None:
     in_cell(act)
 
 
-def test_broker_killed_and_restarted_nothing_is_lost_or_repeated() -> None:
+def test_restart_of_a_broker_loses_and_repeats_nothing() -> None:
     async def act(cell: MemoryCell) -> None:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
         async with bob.subscribe("events") as sub, alice.publisher("events") as pub:
@@ -289,9 +289,9 @@ def test_two_subscriptions_of_one_node_both_get_everything() -> None:
         (Trouble("come back tomorrow", refused=True), True),
     ],
 )
-def test_connect_refusal_is_known_by_its_mark_and_not_by_its_words(
+def test_connect_recognises_a_refusal_by_its_flag_and_not_by_its_text(
     trouble: Trouble, refused: bool
 ) -> None:
     manifest = CellSetup().manifest
     troubles = dict.fromkeys(manifest.broker_ids, trouble)
-    assert refused_for_good(manifest, troubles) is refused
+    assert too_many_refuse(manifest, troubles) is refused

@@ -1,4 +1,4 @@
-"""Applications that would rather lose something than wait: what goes is told, in its place."""
+"""Overflow rules that discard: a gap replaces discarded publications."""
 
 import pytest
 from tests.client.test_times import in_a_loop
@@ -34,7 +34,7 @@ def shown(items: list[Batch | Gap]) -> list[object]:
     [("oldest", [(1, 7, "overflow"), 8, 9, 10]), ("newest", [1, 2, 3, (4, 10, "overflow")])],
 )
 @in_a_loop
-async def test_full_queue_discards_and_says_what(
+async def test_full_queue_discards_and_announces_a_gap(
     policy: str, overflow: str, expected: list[object]
 ) -> None:
     async with MemoryCell(channels={"events": policy}) as cell:
@@ -46,7 +46,7 @@ async def test_full_queue_discards_and_says_what(
             assert bob.telemetry.drops["discarded"] == 7
 
 
-def test_gap_says_what_happened_and_what_to_do() -> None:
+def test_gap_text_says_what_happened_and_what_to_do() -> None:
     stream = Stream(Channel("events"), NodeId("alice"), 2)
     overflow, retention = (
         str(Gap(stream, 1, 7, reason)) for reason in (GapReason.OVERFLOW, GapReason.RETENTION)
@@ -60,9 +60,7 @@ def test_gap_says_what_happened_and_what_to_do() -> None:
 @pytest.mark.parametrize("policy", ["ab+history", "total"])
 @pytest.mark.parametrize("overflow", ["oldest", "newest"])
 @in_a_loop
-async def test_reading_what_is_held_ends_although_some_of_it_is_discarded(
-    policy: str, overflow: str
-) -> None:
+async def test_held_ends_although_publications_were_discarded(policy: str, overflow: str) -> None:
     async with MemoryCell(channels={"events": policy}) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
         await publish(alice, 50)
@@ -77,7 +75,7 @@ async def test_reading_what_is_held_ends_although_some_of_it_is_discarded(
 
 
 @in_a_loop
-async def test_reading_what_is_held_ends_although_a_stream_has_given_way_to_a_later_one() -> None:
+async def test_held_ends_although_a_stream_was_evicted() -> None:
     """Its publisher comes back while the reader is in the middle, and brokers keep one stream."""
     limits = Limits(streams_per_publisher=1, replay=8)
     channel = ChannelEntry(Channel("events"), Policy.named("ab", limits=limits))
@@ -97,7 +95,7 @@ async def test_reading_what_is_held_ends_although_a_stream_has_given_way_to_a_la
 
 
 @in_a_loop
-async def test_queue_and_overflow_are_the_channels_unless_the_application_says_otherwise() -> None:
+async def test_queue_and_overflow_default_to_those_of_the_channel() -> None:
     channel = ChannelEntry(
         Channel("events"),
         Policy.named("ab", limits=Limits(queue=2)),
@@ -114,7 +112,7 @@ async def test_queue_and_overflow_are_the_channels_unless_the_application_says_o
 
 
 @in_a_loop
-async def test_overflow_that_does_not_exist_is_refused_with_those_that_do() -> None:
+async def test_unknown_overflow_is_refused_with_the_known_ones() -> None:
     async with MemoryCell(channels={"events": "ab"}) as cell:
         bob = await cell.connect("bob")
         sentence = "overflow is 'explode': choose one of 'wait', 'oldest', 'newest'"
@@ -122,7 +120,7 @@ async def test_overflow_that_does_not_exist_is_refused_with_those_that_do() -> N
             bob.subscribe("events", overflow="explode")
 
 
-def test_without_an_event_loop_the_same_parameters_and_counts() -> None:
+def test_sync_subscription_has_the_same_options_and_counts() -> None:
     with SyncMemoryCell(channels={"plant/1": "ab", "plant/2": "ab"}) as cell:
         alice, bob = cell.connect("alice"), cell.connect("bob")
         with bob.subscribe("plant/*", queue=2, overflow="newest", start="earliest") as inbox:

@@ -1,11 +1,11 @@
-"""The fast way of packing one payload against the plain way through Arrow."""
+"""The fast path for one payload compared with the general path through Arrow."""
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorumcast.client.packing import MOST_TEMPLATE_BYTES, Packer, pack_payload, unpack_payload
+from quorumcast.client.packing import MAX_TEMPLATE_BYTES, Packer, pack_payload, unpack_payload
 from quorumcast.core.envelope import ENVELOPE_BYTES, Envelope, read_envelope, write_envelope
 from quorumcast.core.errors import UsageError
 from quorumcast.core.publication import PAYLOAD, batch_of_payloads, decode_batch, encode_batch
@@ -17,12 +17,12 @@ STAMP = write_envelope(1_000_000)
 
 
 @given(st.binary(max_size=300) | st.integers(4000, 5000).map(bytes))
-def test_pack_payload_same_bytes_as_the_plain_way(payload: bytes) -> None:
+def test_pack_payload_same_bytes_as_the_general_path(payload: bytes) -> None:
     assert pack_payload(payload, STAMP) == encode_batch(batch_of_payloads([payload]), STAMP)
 
 
 @given(st.binary(max_size=300))
-def test_unpack_payload_fast_and_plain_way_agree(payload: bytes) -> None:
+def test_unpack_payload_fast_and_general_path_agree(payload: bytes) -> None:
     body = encode_batch(batch_of_payloads([payload]), STAMP)
     for _ in range(2):  # the second time with the layout learnt
         unpacked = OPAQUE.unpack(body)
@@ -31,7 +31,7 @@ def test_unpack_payload_fast_and_plain_way_agree(payload: bytes) -> None:
 
 
 @given(st.binary(min_size=1, max_size=64), st.data())
-def test_unpack_altered_bytes_fast_way_never_accepts_what_the_plain_way_refuses(
+def test_unpack_altered_bytes_fast_path_accepts_no_more_than_the_general_path(
     payload: bytes, data: st.DataObject
 ) -> None:
     body = bytearray(pack_payload(payload, STAMP))
@@ -69,20 +69,20 @@ def test_unpack_batch_of_payloads_makes_no_object_per_event() -> None:
 
 
 @pytest.mark.parametrize("junk", [b"", b"nonsense", bytes(1000), b"\xff" * 64])
-def test_unpack_nonsense_is_none(junk: bytes) -> None:
+def test_unpack_of_random_bytes_is_none(junk: bytes) -> None:
     assert OPAQUE.unpack(junk) is None
     assert ROWS.unpack(junk) is None
 
 
-def test_pack_payload_long_ones_go_the_plain_way() -> None:
-    payload = bytes(MOST_TEMPLATE_BYTES + 1)
+def test_pack_long_payload_takes_the_general_path() -> None:
+    payload = bytes(MAX_TEMPLATE_BYTES + 1)
     assert unpack_payload(pack_payload(payload, STAMP)) is None
     unpacked = OPAQUE.unpack(pack_payload(payload, STAMP))
     assert unpacked is not None
     assert unpacked[1] == [payload]
 
 
-def test_admit_what_a_channel_does_not_take_is_one_sentence() -> None:
+def test_admit_event_of_a_wrong_type_is_refused() -> None:
     assert OPAQUE.admit(bytearray(b"x")) == b"x"
     assert OPAQUE.admit({"payload": b"x"}) == b"x"
     with pytest.raises(UsageError, match="not str: encode text first"):
@@ -107,7 +107,7 @@ def test_pack_stamps_every_publication_once_by_the_clock_given() -> None:
     ]
 
 
-def test_pack_what_arrow_reads_is_aligned() -> None:
+def test_pack_aligns_arrow_buffers() -> None:
     batch, _ = ROWS.unpack(ROWS.pack([{"price": 1.5, "name": "a"}] * 9))  # type: ignore[misc]
     assert batch is not None
     assert batch.column(0).buffers()[1].address % 8 == 0

@@ -71,7 +71,7 @@ async def test_pattern_beside_a_subscription_to_one_of_its_channels() -> None:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
         one = bob.subscribe("plant/log")
         async with bob.subscribe("plant/**") as all_, one:
-            with pytest.raises(UsageError, match="this node listens to 'plant/1/temp' already"):
+            with pytest.raises(UsageError, match="has subscribed to 'plant/1/temp' already"):
                 bob.subscribe("plant/*/temp", start="earliest")
             one.close()
             await publish(alice, "plant/log", b"still here")
@@ -88,7 +88,7 @@ async def test_pattern_mistakes_are_one_sentence() -> None:
             bob.subscribe("*/secret")
         with pytest.raises(UsageError, match="a level is '\\*'"):
             bob.subscribe("plant/te*")
-        with pytest.raises(UsageError, match="a position is one of a single channel"):
+        with pytest.raises(UsageError, match="a position belongs to a single channel"):
             bob.subscribe("plant/**", start=3)
         with pytest.raises(UsageError, match="is a pattern: publish on one channel"):
             bob.publisher("plant/*")

@@ -1,4 +1,4 @@
-"""Places on a channel through the client: refused with a sentence, and welcome later."""
+"""Clients beyond the limit of a channel are refused, and admitted once there is room."""
 
 import pytest
 from tests.runtime.world import run
@@ -10,7 +10,7 @@ from quorumcast.testing import MemoryCell
 
 
 @pytest.mark.parametrize("name", ["ab+history", "total"])
-def test_client_without_a_place_is_refused_and_gets_in_later_in_the_same_process(
+def test_client_beyond_the_limit_is_refused_and_admitted_later_in_the_same_process(
     name: str,
 ) -> None:
     policy = Policy.named(name, limits=Limits(publishers=1, subscribers=1))

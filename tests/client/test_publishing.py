@@ -1,4 +1,4 @@
-"""A publisher against a toy outlet: batching, bounds, acknowledgements, misfits."""
+"""A publisher with a simulated host: batching, bounds, acknowledgements, schema errors."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -10,7 +10,7 @@ from tests.runtime.world import run, until
 
 from quorumcast.client.events import BufferFull
 from quorumcast.client.packing import Packer
-from quorumcast.client.publishing import MAX_EVENT_BYTES, MOST_FLYING, Publisher
+from quorumcast.client.publishing import MAX_EVENT_BYTES, MAX_IN_FLIGHT, Publisher
 from quorumcast.core.envelope import ENVELOPE_BYTES
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
@@ -102,10 +102,10 @@ def test_post_max_batch_splits_and_without_batching_each_is_its_own_in_one_submi
 
 def test_post_busy_cell_what_waits_grows_into_larger_publications() -> None:
     async def act(publisher: Publisher, toy: Toy) -> None:
-        for _ in range(MOST_FLYING + 5):
+        for _ in range(MAX_IN_FLIGHT + 5):
             publisher.post(b"x")
             await turn()
-        assert [len(rows) for rows in toy.rows()] == [1] * MOST_FLYING
+        assert [len(rows) for rows in toy.rows()] == [1] * MAX_IN_FLIGHT
         publisher.acknowledged(1)
         await turn()
         assert len(toy.rows()[-1]) == 5
@@ -113,7 +113,7 @@ def test_post_busy_cell_what_waits_grows_into_larger_publications() -> None:
     with_publisher(act)
 
 
-def test_post_linger_waits_for_company_when_idle() -> None:
+def test_post_linger_waits_for_more_events_when_idle() -> None:
     async def patient(publisher: Publisher, toy: Toy) -> None:
         publisher.post(b"1")
         await turn()
@@ -214,7 +214,7 @@ def test_post_batch_is_a_publication_of_its_own_in_order() -> None:
     with_publisher(act)
 
 
-def test_post_misfits_are_left_out_and_told_by_flush() -> None:
+def test_post_event_that_does_not_fit_is_left_out_and_flush_raises() -> None:
     async def act(publisher: Publisher, toy: Toy) -> None:
         for i in range(10):
             publisher.post({"price": "much" if i == 3 else float(i)})
@@ -235,7 +235,7 @@ def test_post_misfits_are_left_out_and_told_by_flush() -> None:
     with_publisher(act, schema=SCHEMA)
 
 
-def test_fail_everybody_who_waits_is_told() -> None:
+def test_fail_raises_in_all_waiters() -> None:
     async def act(publisher: Publisher, toy: Toy) -> None:
         publishing = asyncio.ensure_future(publisher.publish(b"1"))
         await turn()

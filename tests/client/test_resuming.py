@@ -1,4 +1,4 @@
-"""Publishers that go on with a stream: exactly once, whichever life brought it into the order."""
+"""Resumed publishers: each publication is ordered exactly once, over any number of runs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def held(cell: MemoryCell, channel: str = "orders") -> list[bytes]:
 
 @pytest.mark.parametrize("channel", ["orders", "crash"])
 @in_a_cell
-async def test_published_again_as_a_whole_is_ordered_once(cell: MemoryCell, channel: str) -> None:
+async def test_stream_published_twice_is_ordered_once(cell: MemoryCell, channel: str) -> None:
     alice = await cell.connect("alice")
     await publish(alice, epoch(1), b"a", b"b", b"c", channel=channel)
     await publish(alice, epoch(1), b"a", b"b", b"c", channel=channel)
@@ -71,7 +71,7 @@ async def test_published_again_as_a_whole_is_ordered_once(cell: MemoryCell, chan
 
 
 @in_a_cell
-async def test_life_that_ended_half_way_is_gone_on_with(cell: MemoryCell) -> None:
+async def test_stream_interrupted_half_way_is_resumed(cell: MemoryCell) -> None:
     alice = await cell.connect("alice")
     out = alice.publisher("orders", resume=epoch(1))
     for payload in (b"a", b"b"):
@@ -83,7 +83,7 @@ async def test_life_that_ended_half_way_is_gone_on_with(cell: MemoryCell) -> Non
 
 
 @in_a_cell
-async def test_publish_may_be_awaited_one_by_one_where_brokers_are_ahead(cell: MemoryCell) -> None:
+async def test_publish_of_ordered_publications_is_acknowledged_one_by_one(cell: MemoryCell) -> None:
     """What was ordered is acknowledged before the brokers' word can be compared."""
     alice = await cell.connect("alice")
     await publish(alice, epoch(1), b"a", b"b", b"c")
@@ -94,7 +94,7 @@ async def test_publish_may_be_awaited_one_by_one_where_brokers_are_ahead(cell: M
 
 
 @in_a_cell
-async def test_many_at_once_are_acknowledged_where_brokers_are_ahead(cell: MemoryCell) -> None:
+async def test_post_of_many_ordered_publications_is_acknowledged(cell: MemoryCell) -> None:
     alice = await cell.connect("alice")
     payloads = [b"%d" % number for number in range(200)]
     await publish(alice, epoch(1), *payloads)
@@ -111,7 +111,7 @@ async def test_many_at_once_are_acknowledged_where_brokers_are_ahead(cell: Memor
 
 
 @in_a_cell
-async def test_names_and_epochs_are_streams_of_their_own(cell: MemoryCell) -> None:
+async def test_names_and_epochs_have_separate_streams(cell: MemoryCell) -> None:
     alice = await cell.connect("alice")
     await publish(alice, epoch(1), b"a")
     await publish(alice, epoch(1, "other"), b"a")
@@ -130,7 +130,7 @@ async def test_other_contents_are_refused_and_nothing_more_is_published(cell: Me
 
 
 @in_a_cell
-async def test_other_contents_at_the_very_end_are_told_by_close(cell: MemoryCell) -> None:
+async def test_other_contents_at_the_end_raise_in_close(cell: MemoryCell) -> None:
     """Brokers were ahead, so all of it was acknowledged before it could be compared."""
     alice = await cell.connect("alice")
     await publish(alice, epoch(1), b"a", b"b")
@@ -153,7 +153,7 @@ async def test_fewer_publications_than_before_are_refused(cell: MemoryCell) -> N
 
 
 @in_a_cell
-async def test_earlier_epoch_is_over_once_a_later_one_has_begun(cell: MemoryCell) -> None:
+async def test_earlier_epoch_cannot_be_resumed_after_a_later_one(cell: MemoryCell) -> None:
     alice = await cell.connect("alice")
     await publish(alice, epoch(1), b"a")
     late = alice.publisher("orders", resume=epoch(1), timeout_s=PATIENCE_S)
@@ -167,7 +167,7 @@ async def test_earlier_epoch_is_over_once_a_later_one_has_begun(cell: MemoryCell
 
 
 @in_a_cell
-async def test_brokers_that_forgot_all_learn_from_the_others_what_was_ordered(
+async def test_brokers_with_wiped_disks_learn_from_others_how_far_a_stream_is(
     cell: MemoryCell,
 ) -> None:
     alice = await cell.connect("alice")
@@ -189,7 +189,7 @@ async def test_lying_broker_changes_nothing(cell: MemoryCell, fault: str) -> Non
 
 
 @in_a_cell
-async def test_record_batches_are_stamped_with_the_time_given(cell: MemoryCell) -> None:
+async def test_record_batches_have_the_given_time(cell: MemoryCell) -> None:
     alice, bob = await cell.connect("alice"), await cell.connect("bob")
     later = datetime(2026, 11, 15, 13, tzinfo=UTC)
     batch = pa.RecordBatch.from_pydict(
@@ -213,7 +213,7 @@ async def test_same_stream_twice_at_one_node_is_refused(cell: MemoryCell) -> Non
 
 
 @in_a_cell
-async def test_what_cannot_be_resumed_is_refused_at_once(cell: MemoryCell) -> None:
+async def test_invalid_resumption_is_refused_at_once(cell: MemoryCell) -> None:
     alice = await cell.connect("alice")
     with pytest.raises(UsageError, match="'fifo' cannot be resumed, because it has no total order"):
         alice.publisher("fifo", resume=epoch(1))

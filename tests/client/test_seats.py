@@ -1,4 +1,4 @@
-"""One identity in several processes: each at a seat of its own, none displaces another."""
+"""Several processes with one identity, each at its own seat."""
 
 from contextlib import AsyncExitStack
 from pathlib import Path

@@ -42,7 +42,7 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 @pytest.mark.parametrize("policy", ["ab+history", "total"])
 @in_a_loop
-async def test_event_says_when_it_was_published_by_its_publishers_clock(policy: str) -> None:
+async def test_event_has_the_time_of_its_publishers_clock(policy: str) -> None:
     clock = Clock()
     async with MemoryCell(channels={"events": policy}, now_us=clock) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
@@ -58,7 +58,7 @@ async def test_event_says_when_it_was_published_by_its_publishers_clock(policy: 
 
 
 @in_a_loop
-async def test_contents_with_a_wrong_envelope_are_nonsense() -> None:
+async def test_contents_with_a_wrong_envelope_are_undecodable() -> None:
     async with MemoryCell(channels={"events": "ab"}) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
         async with bob.subscribe("events") as inbox, alice.publisher("events") as outbox:
@@ -83,7 +83,7 @@ async def three(cell: MemoryCell, clock: Clock, **options: Any) -> None:
 
 @pytest.mark.parametrize("policy", ["ab+history", "total"])
 @in_a_loop
-async def test_what_expires_in_the_queue_is_skipped_and_counted(policy: str) -> None:
+async def test_publication_that_expires_in_the_queue_is_skipped_and_counted(policy: str) -> None:
     clock = Clock()
     async with MemoryCell(channels={"events": policy}, now_us=clock) as cell:
         bob = await cell.connect("bob")
@@ -96,7 +96,7 @@ async def test_what_expires_in_the_queue_is_skipped_and_counted(policy: str) -> 
 
 
 @in_a_loop
-async def test_what_has_expired_is_held_for_whoever_asks_for_it_and_passed_by_others() -> None:
+async def test_expired_publication_is_delivered_only_on_request() -> None:
     clock = Clock()
     async with MemoryCell(channels={"events": "total"}, now_us=clock) as cell:
         await three(cell, clock)
@@ -119,7 +119,7 @@ async def test_what_has_expired_is_held_for_whoever_asks_for_it_and_passed_by_ot
 
 
 @in_a_loop
-async def test_validity_is_the_channels_unless_the_publisher_says_otherwise() -> None:
+async def test_validity_defaults_to_that_of_the_channel() -> None:
     clock = Clock()
     channel = ChannelEntry(Channel("c"), Policy.named("ab", limits=Limits(validity_ms=5000)))
     async with MemoryCell(channels={"c": channel}, now_us=clock) as cell:
@@ -154,7 +154,7 @@ async def read_from(node: Node, start: Any) -> list[int]:
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 @in_a_loop
-async def test_subscribe_from_a_time_begins_with_the_first_stamped_then_or_later(
+async def test_subscribe_from_a_time_begins_with_the_first_publication_not_before_it(
     policy: str,
 ) -> None:
     clock = Clock()
@@ -170,7 +170,7 @@ async def test_subscribe_from_a_time_begins_with_the_first_stamped_then_or_later
 
 @pytest.mark.parametrize("policy", ["ab+history", "total"])
 @in_a_loop
-async def test_subscribe_from_a_time_goes_on_with_what_comes(policy: str) -> None:
+async def test_subscribe_from_a_time_continues_with_new_publications(policy: str) -> None:
     clock = Clock()
     async with MemoryCell(channels={"events": policy}, now_us=clock) as cell:
         await five(cell, clock)
@@ -185,7 +185,7 @@ async def test_subscribe_from_a_time_goes_on_with_what_comes(policy: str) -> Non
 
 
 @in_a_loop
-async def test_subscribe_from_a_time_passes_over_nonsense_before_it() -> None:
+async def test_subscribe_from_a_time_skips_earlier_undecodable_contents() -> None:
     clock = Clock()
     async with MemoryCell(channels={"events": "total"}, now_us=clock) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")

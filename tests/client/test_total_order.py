@@ -47,7 +47,7 @@ async def take(node: Node, channel: str, count: int, start: str | int) -> list[t
 
 @pytest.mark.parametrize("policy", TOTAL)
 @in_a_loop
-async def test_everybody_sees_one_order(policy: str) -> None:
+async def test_all_subscribers_see_one_order(policy: str) -> None:
     async with MemoryCell(channels={"trades": policy}) as cell:
         alice, bob, carol, dave = [
             await cell.connect(name) for name in ("alice", "bob", "carol", "dave")
@@ -79,7 +79,7 @@ async def test_reading_from_a_position(policy: str) -> None:
 
 
 @in_a_loop
-async def test_a_fifo_channel_is_read_from_its_beginning_too() -> None:
+async def test_fifo_channel_can_be_read_from_its_beginning() -> None:
     async with MemoryCell(channels={"logs": "ab+history"}) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
         await publish(alice, "logs", 12)
@@ -90,7 +90,7 @@ async def test_a_fifo_channel_is_read_from_its_beginning_too() -> None:
 
 
 @in_a_loop
-async def test_what_is_no_longer_held_is_announced() -> None:
+async def test_data_that_is_no_longer_retained_is_announced_as_a_gap() -> None:
     limits = Limits(
         retained_publications=8, window=4, segment=4, vote_window=8, pipeline=2, checkpoint=4
     )
@@ -151,7 +151,7 @@ async def held(node: Node, channel: str, start: str | int) -> list[bytes | str]:
 
 @pytest.mark.parametrize("policy", ["total", "brb", "ab+history"])
 @in_a_loop
-async def test_what_is_held_ends_although_more_is_published(policy: str) -> None:
+async def test_held_ends_although_more_is_published(policy: str) -> None:
     async with MemoryCell(channels={"trades": policy}) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
         assert await held(bob, "trades", "earliest") == []
@@ -173,7 +173,7 @@ async def test_what_is_held_ends_although_more_is_published(policy: str) -> None
 
 
 @in_a_loop
-async def test_what_is_held_begins_with_what_is_not() -> None:
+async def test_held_begins_with_a_gap_for_expired_retention() -> None:
     limits = Limits(
         retained_publications=8, window=4, segment=4, vote_window=8, pipeline=2, checkpoint=4
     )
@@ -187,7 +187,7 @@ async def test_what_is_held_begins_with_what_is_not() -> None:
 
 
 @in_a_loop
-async def test_what_nobody_can_read_does_not_keep_it_from_ending() -> None:
+async def test_held_ends_although_the_last_contents_are_undecodable() -> None:
     async with MemoryCell(channels={"trades": "total"}) as cell:
         alice, bob, carol = [await cell.connect(name) for name in ("alice", "bob", "carol")]
         async with carol.subscribe("trades") as others:
@@ -234,7 +234,7 @@ async def test_subscription_until_a_position_needs_an_order_and_a_beginning() ->
         with pytest.raises(UsageError, match="until is 0"):
             bob.subscribe("trades", start=1, until=0)
         async with bob.subscribe("trades", start=1, until=1):
-            with pytest.raises(UsageError, match="listens to 'trades' already"):
+            with pytest.raises(UsageError, match="has subscribed to 'trades' already"):
                 bob.subscribe("trades")
 
 
@@ -247,7 +247,7 @@ async def test_position_of_an_empty_channel_is_refused() -> None:
                 pass
 
 
-def test_what_is_held_without_an_event_loop() -> None:
+def test_held_of_a_sync_subscription() -> None:
     with SyncMemoryCell(channels={"trades": "total"}) as cell:
         alice, bob = cell.connect("alice"), cell.connect("bob")
         with alice.publisher("trades", batching=False) as out:
@@ -260,7 +260,7 @@ def test_what_is_held_without_an_event_loop() -> None:
 
 @pytest.mark.parametrize("policy", ["total", "ab+history", "brb"])
 @in_a_loop
-async def test_whoever_joined_in_the_middle_of_a_segment_gets_a_receipt(policy: str) -> None:
+async def test_subscriber_that_joined_inside_a_segment_gets_a_receipt(policy: str) -> None:
     async with MemoryCell(channels={"trades": policy}) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
         async with alice.publisher("trades", batching=False) as out:
@@ -313,7 +313,7 @@ async def test_recalled_positions_are_true_although_a_broker_lies(fault: str) ->
 
 
 @in_a_loop
-async def test_recalled_positions_that_are_gone_say_so() -> None:
+async def test_recalled_position_that_is_no_longer_retained_is_a_gap() -> None:
     limits = Limits(
         retained_publications=8, window=4, segment=4, vote_window=8, pipeline=2, checkpoint=4
     )
@@ -328,7 +328,7 @@ async def test_recalled_positions_that_are_gone_say_so() -> None:
 
 
 @in_a_loop
-async def test_recall_that_was_given_up_leaves_room_for_the_next(
+async def test_abandoned_recall_leaves_room_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("quorumcast.cell.subscribing.recalling.MAX_RECALLED", 8)
@@ -358,7 +358,7 @@ async def test_recall_of_a_subscription_that_is_closed_ends() -> None:
             cell.cut("bob")
             waiting = asyncio.ensure_future(events.recall([3]))
             await asyncio.sleep(0)
-        with pytest.raises(UsageError, match="listens to 'trades' no more"):
+        with pytest.raises(UsageError, match="has left 'trades'"):
             await waiting
 
 
@@ -376,7 +376,7 @@ async def test_second_subscription_does_not_wait_for_what_the_first_has_read() -
 
 @pytest.mark.parametrize("fault", ["", "silent"])
 @in_a_loop
-async def test_questions_are_answered_while_the_queue_is_full(fault: str) -> None:
+async def test_recalls_and_receipts_are_answered_while_the_queue_is_full(fault: str) -> None:
     """Whoever takes one publication and asks about it waits with a full queue behind it."""
     async with MemoryCell(channels={"trades": "total"}) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")

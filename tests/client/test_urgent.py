@@ -1,4 +1,4 @@
-"""Urgent publications overtake what waits, except where there is one order for everybody."""
+"""Urgent publications overtake others, except on channels with total order."""
 
 import pytest
 from tests.client.test_times import in_a_loop
@@ -12,7 +12,7 @@ FIFO = [name for name in POLICY_NAMES if not name.startswith("total")]
 
 @pytest.mark.parametrize("policy", FIFO)
 @in_a_loop
-async def test_urgent_comes_before_what_waits_and_both_streams_stay_in_order(policy: str) -> None:
+async def test_urgent_publications_overtake_and_both_streams_stay_in_order(policy: str) -> None:
     async with MemoryCell(channels={"events": policy}) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
         async with (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quorumcast.client.instrumentation import Instrumentation
 from quorumcast.client.node import Node
-from quorumcast.client.watching import Watching
 from quorumcast.core.ids import NodeId
 from quorumcast.crypto.identity import Identity
 from quorumcast.faults.contract import Fault
@@ -14,7 +14,7 @@ from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.trace import ParquetRecorder
 
 
-class Measuring(Watching):
+class Measuring(Instrumentation):
     """A trace of a node, a log of observations, and faults; none of them unless asked for."""
 
     def __init__(

@@ -7,7 +7,7 @@
             async for event in orders:
                 print(event.payload, event.publisher, event.votes)
 
-`quorumcast.client.sync` has the same for programs without an event loop.
+`quorumcast.client.sync` is the blocking version, for programs without an event loop.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 from quorumcast.client.arguments import check_seat, check_seated, check_times
 from quorumcast.client.events import Batch, BufferFull, Event, Gap, GapError, GapReason
+from quorumcast.client.instrumentation import Instrumentation
 from quorumcast.client.named.letters import DeadLetter
 from quorumcast.client.named.subscription import Delivery, NamedSubscription
 from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.resuming import Resumption
 from quorumcast.client.subscription import Subscription
-from quorumcast.client.watching import Watching
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.runtime.loop import run
@@ -43,16 +43,16 @@ async def connect(
     Processes that share an identity each take a `seat` of their own, 1 to 64; otherwise the
     newest would displace the others.
 
-    `recorder` gets a note of everything published and accepted (for measurements). Below the
-    directory `observe` goes what this node notices of brokers, for 'quorumcast pipeline audit'.
-    Raises `UsageError` with one sentence if the files are wrong or too few brokers answer.
+    `recorder` records everything published and accepted (for measurements). Observations of brokers
+    are written below the directory `observe`, for 'quorumcast pipeline audit'. Raises `UsageError`
+    if the files are wrong or too few brokers answer.
     """
     check_times(timeout_s=timeout_s)
     check_seat(seat)
     path = Path(manifest)
     who = read_identity(identity)
     check_seated(who.name, seat)
-    node = Node(read_manifest(path), who.at_seat(seat), path, Watching(recorder, observe))
+    node = Node(read_manifest(path), who.at_seat(seat), path, Instrumentation(recorder, observe))
     await node.start(timeout_s)
     return node
 

@@ -1,7 +1,7 @@
-"""What callers may ask for in numbers: refused here in a sentence rather than misunderstood later.
+"""Checks of arguments that callers give.
 
-A fraction where something is counted, or a time that is not a number, would otherwise be found out
-deep inside a loop, or never.
+A fractional count or a time that is not a number would otherwise fail deep inside an event loop, or
+never. Each check raises `UsageError` with a sentence that says what to give instead.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from quorumcast.manifest.manifest import ChannelEntry
 
 
 def check_counts(**arguments: object) -> None:
-    """Each must be a whole number of 1 or more."""
+    """Check that each argument is a whole number of 1 or more."""
     for name, value in arguments.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise UsageError(f"{name} is {value!r}: give a whole number of 1 or more")
 
 
 def check_times(**arguments: object) -> None:
-    """Each must be a finite number of 0 or more."""
+    """Check that each argument is a finite number of 0 or more."""
     for name, value in arguments.items():
         number = not isinstance(value, bool) and isinstance(value, Real)
         if not number or not 0 <= float(value) < math.inf:  # type: ignore[arg-type]
@@ -35,13 +35,13 @@ def check_times(**arguments: object) -> None:
 
 
 def check_timeout(timeout_s: object) -> None:
-    """None waits for ever; anything else is a time."""
+    """Check a timeout; None is unlimited."""
     if timeout_s is not None:
         check_times(timeout_s=timeout_s)
 
 
 def check_validity(valid_for_s: object, name: str = "valid_for_s") -> int | None:
-    """For how many milliseconds publications are valid; 0 is for ever, None is not said."""
+    """Validity in milliseconds; 0 is forever, None is the default of the channel."""
     if valid_for_s is None:
         return None
     check_times(**{name: valid_for_s})
@@ -49,13 +49,13 @@ def check_validity(valid_for_s: object, name: str = "valid_for_s") -> int | None
     if valid_ms > MAX_VALID_MS:
         raise UsageError(
             f"{name} is {valid_for_s!r}: the longest time is {MAX_VALID_MS // 1000:,} s, "
-            "about 49 days, and 0 is for ever"
+            "about 49 days, and 0 is forever"
         )
     return valid_ms
 
 
 def check_overflow(overflow: object, name: str = "overflow") -> Overflow:
-    """What to do when a queue is full."""
+    """The rule for a full queue."""
     try:
         return Overflow(overflow)
     except ValueError:
@@ -65,13 +65,15 @@ def check_overflow(overflow: object, name: str = "overflow") -> Overflow:
 
 LATEST, EARLIEST = "latest", "earliest"
 
-
-#: Where a subscription may begin.
+#: Where a subscription begins.
 Start: TypeAlias = str | int | datetime
 
 
 def check_start(start: Start, entries: Sequence[ChannelEntry]) -> tuple[int | None, int]:
-    """Where a subscription to these channels begins, as machines say it: number and time."""
+    """The start of a subscription to these channels, as position and time for the machine.
+
+    The position is None for the next publication and 0 for the oldest; the time is 0 for any.
+    """
     if start == LATEST:
         return None, 0
     if start == EARLIEST:
@@ -89,7 +91,7 @@ def check_start(start: Start, entries: Sequence[ChannelEntry]) -> tuple[int | No
         )
     if len(entries) > 1:
         raise UsageError(
-            f"start is {start}, and a position is one of a single channel; "
+            f"start is {start}, and a position belongs to a single channel; "
             f"{', '.join(entry.name for entry in entries)} match: name one of them"
         )
     if not entries[0].policy.total:
@@ -101,7 +103,7 @@ def check_start(start: Start, entries: Sequence[ChannelEntry]) -> tuple[int | No
 
 
 def check_until(until: object, start: int | None, entries: Sequence[ChannelEntry]) -> None:
-    """Where a subscription to these channels ends."""
+    """Check the position at which a subscription to these channels ends."""
     if until is None:
         return
     check_counts(until=until)
@@ -113,13 +115,13 @@ def check_until(until: object, start: int | None, entries: Sequence[ChannelEntry
 
 
 def check_seat(seat: object) -> None:
-    """Refuse a seat that brokers do not know."""
+    """Check the number of a seat."""
     if isinstance(seat, bool) or not isinstance(seat, int) or not 0 <= seat <= MAX_SEATS:
         raise UsageError(f"seat is {seat!r}: give 0 (none) or a number from 1 to {MAX_SEATS}")
 
 
 def check_seated(client: NodeId, seat: int) -> None:
-    """Refuse a name that leaves no room for the seat: nobody could read what it says."""
+    """Refuse a seat whose node id would be longer than messages allow."""
     if len(at_seat(client, seat)) > MAX_NAME:
         raise UsageError(
             f"the name of the client at seat {seat} would be longer than {MAX_NAME} characters: "

@@ -1,21 +1,22 @@
-"""What a subscriber accepted and its application has not taken: bounded, in order, nothing silent.
+"""The queue between a subscriber and its application: bounded, ordered, without silent loss.
 
-At most `most` publications and about `most_bytes` bytes of contents wait (at least one publication,
-however long). What happens when one more comes is the subscription's `Overflow`:
+The queue holds at most `most` publications and about `most_bytes` bytes of contents (but at least
+one publication of any length). The subscription's `Overflow` is the rule for a full queue:
 
-    wait      it is kept, and the backlog is `full`: nothing more is read from the brokers until
-              half of it is taken
-    oldest    the oldest one that waits is discarded
-    newest    what comes is discarded
+    wait      the publication is added and the queue is `full`: the node reads nothing more from
+              brokers until half of the queue is taken
+    oldest    the oldest queued publication is discarded
+    newest    the arriving publication is discarded
 
-What is discarded leaves a notice in its place: all of a stream that went at one place is one `Gap`,
-whatever the other streams did meanwhile. Notices have a bound of their own; a backlog that reaches
-it is `full`, as when it waits, so that whoever never takes anything costs no more than that.
+A `Gap` takes the place of discarded publications. Adjacent gaps of one stream are merged, also if
+publications of other streams were discarded in between. The number of gaps is bounded as well: a
+queue that reaches MAX_GAPS is `full` under every rule, so an application that takes nothing costs
+bounded memory.
 
-Urgent streams have a lane of their own, which is emptied first. A stream is urgent or not as a
-whole, so that the order of each stream holds, its gaps included. Where there is a total order that
-order is the promise, and nothing overtakes. The oldest that is discarded is one that is not urgent,
-as long as there is any.
+Urgent streams have their own queue, which is emptied first. A stream is either urgent or not, so
+the order of each stream is kept, including its gaps. On a channel with total order nothing
+overtakes, because the order is what the channel promises. The rule `oldest` discards urgent
+publications only if there are no others.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ from quorumcast.client.events import Gap, GapReason
 from quorumcast.core.ids import Stream
 from quorumcast.core.limits import Overflow
 
-#: Gaps that may wait for one application.
-MAX_NOTICES = 1024
+#: Gaps in one backlog.
+MAX_GAPS = 1024
 
 
-class Notices:
-    """Gaps at one place, each stream's in order, those that continue one another as one."""
+class MergedGaps:
+    """The gaps at one place of a queue, in order for each stream; adjacent ones are merged."""
 
     __slots__ = ("_last", "_serial", "gaps")
 
     def __init__(self) -> None:
-        #: By serial number, in the order in which they began.
+        #: Gaps by serial number, in order of arrival.
         self.gaps: dict[int, Gap] = {}
-        #: The newest gap of each stream.
+        #: Serial number of the newest gap of each stream.
         self._last: dict[Stream, int] = {}
         self._serial = 0
 
     def add(self, gap: Gap) -> None:
-        """One more, behind the others of its stream."""
+        """Append a gap, or extend the newest gap of its stream."""
         serial = self._last.get(gap.stream)
         if serial is not None:
             before = self.gaps[serial]
@@ -56,7 +57,7 @@ class Notices:
         self._last[gap.stream] = self._serial
 
     def pop(self) -> Gap:
-        """The first one."""
+        """Remove and return the first gap."""
         serial = next(iter(self.gaps))
         gap = self.gaps.pop(serial)
         if self._last[gap.stream] == serial:
@@ -64,57 +65,57 @@ class Notices:
         return gap
 
 
-class Lane:
-    """A queue of publications with the gaps between them, before them and behind them."""
+class DeliveryQueue:
+    """Publications in order, with the gaps before, between and after them."""
 
-    __slots__ = ("behind", "front", "items", "publications")
+    __slots__ = ("gaps_after", "gaps_before", "items", "publications")
 
     def __init__(self) -> None:
-        #: What was discarded as the oldest, or announced before it; goes first.
-        self.front = Notices()
+        #: Gaps before all items: publications discarded as the oldest, and gaps among them.
+        self.gaps_before = MergedGaps()
         self.items: deque[Deliver | Gap] = deque()
-        #: What was announced, or discarded as the newest, since the last item; goes last.
-        self.behind = Notices()
-        #: How many of the items are no gaps.
+        #: Gaps after all items: announced losses, and publications discarded as the newest.
+        self.gaps_after = MergedGaps()
+        #: The number of publications in `items`.
         self.publications = 0
 
     def __len__(self) -> int:
-        return len(self.items) + len(self.front.gaps) + len(self.behind.gaps)
+        return len(self.items) + len(self.gaps_before.gaps) + len(self.gaps_after.gaps)
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing here."""
-        return not self.items and not self.front.gaps and not self.behind.gaps
+        """Whether there are neither publications nor gaps."""
+        return not self.items and not self.gaps_before.gaps and not self.gaps_after.gaps
 
     def append(self, delivered: Deliver) -> None:
-        """Behind everything that is known."""
-        while self.behind.gaps:
-            self.items.append(self.behind.pop())
+        """Append a publication, after all gaps so far."""
+        while self.gaps_after.gaps:
+            self.items.append(self.gaps_after.pop())
         self.items.append(delivered)
         self.publications += 1
 
     def pop(self) -> Deliver | Gap:
-        """What is next; there is something."""
-        if self.front.gaps:
-            return self.front.pop()
+        """Remove and return the next item of a queue that is not empty."""
+        if self.gaps_before.gaps:
+            return self.gaps_before.pop()
         if not self.items:
-            return self.behind.pop()
+            return self.gaps_after.pop()
         item = self.items.popleft()
         if type(item) is Deliver:
             self.publications -= 1
         return item
 
     def discard_oldest(self) -> Deliver:
-        """Turn the oldest publication into a notice; there is one."""
+        """Replace the oldest publication, which must exist, by a gap; return it."""
         while isinstance(item := self.items.popleft(), Gap):
-            self.front.add(item)
+            self.gaps_before.add(item)
         self.publications -= 1
-        self.front.add(_discarded(item))
+        self.gaps_before.add(_gap_of(item))
         return item
 
 
 class Backlog:
-    """See above."""
+    """The bounded queue of one subscription."""
 
     __slots__ = (
         "_bytes",
@@ -135,36 +136,40 @@ class Backlog:
         self._most_bytes = most_bytes
         self._overflow = overflow
         self._waits = overflow is Overflow.WAIT
-        self._urgent = Lane()
-        self._plain = Lane()
-        #: Publications in both lanes, and the bytes of their contents.
+        self._urgent = DeliveryQueue()
+        self._plain = DeliveryQueue()
+        #: Publications in both queues, and the bytes of their contents.
         self._publications = 0
         self._bytes = 0
-        #: Publications and gaps in both lanes.
+        #: Publications and gaps in both queues.
         self.waiting = 0
-        #: Publications that gave way.
+        #: Publications discarded so far.
         self.discarded = 0
-        #: Whether nothing more should come; it stays so until half of it is taken.
+        #: Whether the node should stop reading; stays set until half of the queue is taken.
         self.full = False
 
     def sizes(self) -> dict[str, int]:
-        """What waits here."""
+        """The size of each bounded quantity."""
         return {
             "publications": self._publications,
             "bytes": self._bytes,
-            "notices": self.waiting - self._publications,
+            "gaps": self.waiting - self._publications,
         }
 
     def put(self, delivered: Deliver) -> int:
-        """One more publication; how many were discarded for it, or with it."""
-        # The parity is `Stream.urgent`, without the call: this is once per publication.
+        """Add a publication; return how many publications were discarded, perhaps this one."""
+        # The parity is `Stream.urgent` without the call, because this runs once per publication.
         urgent = delivered.stream.incarnation & 1 and not delivered.position
-        lane = self._urgent if urgent else self._plain
-        if not self._waits and self._overflow is Overflow.NEWEST and self._crowded_by(delivered):
-            lane.behind.add(_discarded(delivered))
-            self._note(1)
+        queue = self._urgent if urgent else self._plain
+        if (
+            not self._waits
+            and self._overflow is Overflow.NEWEST
+            and self._lacks_room_for(delivered)
+        ):
+            queue.gaps_after.add(_gap_of(delivered))
+            self._count_discarded(1)
             return 1
-        lane.append(delivered)
+        queue.append(delivered)
         self.waiting += 1
         self._publications += 1
         self._bytes += len(delivered.body)
@@ -175,32 +180,32 @@ class Backlog:
         return 0
 
     def announce(self, gap: Gap) -> None:
-        """News of a loss, in its place."""
-        (self._urgent if gap.stream.urgent else self._plain).behind.add(gap)
-        self._note(0)
+        """Add a gap that brokers or the machine announced."""
+        (self._urgent if gap.stream.urgent else self._plain).gaps_after.add(gap)
+        self._count_discarded(0)
 
     def pop(self) -> Deliver | Gap:
-        """What is next; there is something."""
+        """Remove and return the next item; `waiting` must not be 0."""
         item = (self._plain if self._urgent.empty else self._urgent).pop()
         self.waiting -= 1
         if type(item) is Deliver:
             self._publications -= 1
             self._bytes -= len(item.body)
         if self.full:
-            self.full = self.waiting - self._publications > MAX_NOTICES // 2 or (
+            self.full = self.waiting - self._publications > MAX_GAPS // 2 or (
                 self._waits
                 and (self._publications > self._most // 2 or self._bytes > self._most_bytes // 2)
             )
         return item
 
     def clear(self) -> None:
-        """Nobody wants any of it any more."""
-        self._urgent, self._plain = Lane(), Lane()
+        """Drop everything: the subscription is closed."""
+        self._urgent, self._plain = DeliveryQueue(), DeliveryQueue()
         self.waiting = self._publications = self._bytes = 0
         self.full = False
 
-    def _crowded_by(self, delivered: Deliver) -> bool:
-        """Whether there is no room for one more; there always is for one."""
+    def _lacks_room_for(self, delivered: Deliver) -> bool:
+        """Whether a publication does not fit; an empty queue takes a publication of any length."""
         return self._publications > 0 and (
             self._publications >= self._most or self._bytes + len(delivered.body) > self._most_bytes
         )
@@ -215,16 +220,16 @@ class Backlog:
             self._bytes -= len(gone.body)
             discarded += 1
         if discarded:
-            self._note(discarded)
+            self._count_discarded(discarded)
         return discarded
 
-    def _note(self, discarded: int) -> None:
+    def _count_discarded(self, discarded: int) -> None:
         self.discarded += discarded
         self.waiting = len(self._urgent) + len(self._plain)
-        if self.waiting - self._publications >= MAX_NOTICES:
+        if self.waiting - self._publications >= MAX_GAPS:
             self.full = True
 
 
-def _discarded(delivered: Deliver) -> Gap:
+def _gap_of(delivered: Deliver) -> Gap:
     stream, number = delivered.place
     return Gap(stream, number, number, GapReason.OVERFLOW)

@@ -1,7 +1,7 @@
-"""What a subscriber's application sees: batches, their events, and gaps.
+"""The items that an application receives: batches, their events, and gaps.
 
-An `Event` is one row of a `Batch`, which is one publication that the subscriber accepted. Votes,
-dissent and receipts belong to the publication and are shared by its events.
+A `Batch` is one accepted publication, and an `Event` is one row of it. Votes, dissent and receipts
+belong to the publication; its events share them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class GapReason(enum.Enum):
 
     #: Too few brokers still hold them.
     RETENTION = "retention"
-    #: The subscription's own queue was full, and it was asked not to wait.
+    #: The queue of the subscription was full, and its overflow rule discards.
     OVERFLOW = "overflow"
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Publications first … upto of one stream that will not come; never silent."""
+    """Publications `first` to `upto` of one stream that will not be delivered."""
 
     stream: Stream
     first: int
@@ -44,7 +44,7 @@ class Gap(msgspec.Struct, frozen=True):
 
     @property
     def publisher(self) -> NodeId:
-        """Whose publications are missing."""
+        """The publisher of the missing publications."""
         return self.stream.publisher
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class GapError(Exception):
-    """Raised by iteration where publications will not come; iterate on to go past it."""
+    """Raised by iteration in place of missing publications; iteration can be continued."""
 
     def __init__(self, gap: Gap) -> None:
         super().__init__(str(gap))
@@ -69,7 +69,7 @@ class GapError(Exception):
 
 
 class BufferFull(Exception):
-    """`post` found no room: the cell is slower than the program. `await ready()` and post again."""
+    """Raised by `post` if its buffer is full; `await ready()` and post again."""
 
 
 class Batch:
@@ -90,7 +90,7 @@ class Batch:
         *,
         expired: bool = False,
     ) -> None:
-        #: Whether it was not valid any more when it was taken; such ones come only if asked for.
+        #: Whether it had expired when it was taken; only with `subscribe(…, expired=True)`.
         self.expired = expired
         self._delivered = delivered
         self._envelope = envelope
@@ -109,7 +109,7 @@ class Batch:
 
     @property
     def payloads(self) -> list[bytes]:
-        """The opaque events of a channel without a schema."""
+        """The events of a channel without a schema."""
         if self._payloads is None:
             if self.data.schema.names != ["payload"]:
                 raise UsageError(
@@ -121,53 +121,53 @@ class Batch:
 
     @property
     def stream(self) -> Stream:
-        """Which sequence of which publisher."""
+        """The stream that it belongs to."""
         return self._delivered.stream
 
     @property
     def channel(self) -> Channel:
-        """The channel that it came on."""
+        """The channel on which it was published."""
         return self._delivered.stream.channel
 
     @property
     def publisher(self) -> NodeId:
-        """Who published it."""
+        """The publisher."""
         return self._delivered.stream.publisher
 
     @property
     def number(self) -> int:
-        """Its place in the publisher's stream."""
+        """Its number in the publisher's stream, from 1."""
         return self._delivered.number
 
     @property
     def position(self) -> int | None:
-        """Its place in the channel's total order, if there is one."""
+        """Its position in the channel's total order, if there is one."""
         return self._delivered.position or None
 
     @property
     def published_us(self) -> int:
-        """When it was published, by its publisher's clock: microseconds since 1970."""
+        """Time of publication by the publisher's clock, in microseconds since 1970."""
         return self._envelope.published_us
 
     @property
     def published_at(self) -> datetime:
-        """When it was published, by its publisher's clock."""
+        """Time of publication by the publisher's clock."""
         return time_of(self._envelope.published_us)
 
     @property
     def expires_at(self) -> datetime | None:
-        """Until when it is valid, by its publisher's clock; None is for ever."""
+        """End of its validity by the publisher's clock; None is forever."""
         expires_us = self._envelope.expires_us
         return time_of(expires_us) if expires_us else None
 
     @property
     def urgent(self) -> bool:
-        """Whether its publisher called it urgent."""
+        """Whether its publisher marked it as urgent."""
         return self._envelope.urgent
 
     @property
     def digest(self) -> Digest:
-        """The digest that the brokers voted on."""
+        """The digest that brokers voted on."""
         return self._delivered.digest
 
     @property
@@ -177,30 +177,30 @@ class Batch:
 
     @property
     def dissent(self) -> tuple[NodeId, ...]:
-        """Brokers that had voted otherwise."""
+        """Brokers that had voted for other contents when it was accepted."""
         return self._delivered.dissent
 
     @property
     def by_history(self) -> bool:
-        """Whether history had to repair it."""
+        """Whether it was accepted through a history, not by the fast path."""
         return self._delivered.by_history
 
     @property
     def contents(self) -> bytes:
-        """Its contents as they were published."""
+        """The published bytes."""
         return self._delivered.body
 
     @property
     def size(self) -> int:
-        """Bytes of its contents."""
+        """The length of its contents."""
         return len(self._delivered.body)
 
     async def receipt(self) -> Receipt:
-        """Signed statements that prove to anybody that this went through the cell."""
+        """Signed statements that prove to a third party that the cell accepted it."""
         return await self._prove(self._delivered)
 
     def events(self) -> list[Event]:
-        """Its rows."""
+        """Its events, one per row."""
         if self._payloads is not None or self.data.schema.names == ["payload"]:
             return [Event(self, i, payload) for i, payload in enumerate(self.payloads)]
         return [Event(self, index, None) for index in range(len(self))]
@@ -212,7 +212,8 @@ class Batch:
         return f"<Batch {self.stream} #{self.number}, {len(self)} events>"
 
 
-class Event(msgspec.Struct, frozen=True, eq=False, gc=False):  # made once per row: keep it light
+# One is made per row, so it must be cheap.
+class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One event: a row of an accepted publication."""
 
     batch: Batch
@@ -232,12 +233,12 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):  # made once per r
 
     @property
     def channel(self) -> Channel:
-        """The channel that it came on."""
+        """The channel on which it was published."""
         return self.batch.channel
 
     @property
     def publisher(self) -> NodeId:
-        """Who published it."""
+        """The publisher."""
         return self.batch.publisher
 
     @property
@@ -252,7 +253,7 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):  # made once per r
 
     @property
     def published_at(self) -> datetime:
-        """When its publication was made, by the publisher's clock."""
+        """Time of its publication by the publisher's clock."""
         return self.batch.published_at
 
     @property
@@ -262,11 +263,11 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):  # made once per r
 
     @property
     def dissent(self) -> tuple[NodeId, ...]:
-        """Brokers that had voted otherwise."""
+        """Brokers that had voted for other contents when it was accepted."""
         return self.batch.dissent
 
     async def receipt(self) -> Receipt:
-        """Signed statements that prove to anybody that its publication went through the cell."""
+        """Signed statements that prove to a third party that the cell accepted its publication."""
         return await self.batch.receipt()
 
     def __repr__(self) -> str:

@@ -1,15 +1,18 @@
-"""The subscribing role of a node: one subscriber machine, its driver, and the open `Subscription`s.
+"""The subscribing role of a node: one subscriber machine, its driver, and open subscriptions.
 
-Several `Subscription`s may share a channel; the machine joins it once. While the queue of any of
-them is full the role is *held*: its machine hears nothing and its clock stands still, so that
-nobody is suspected of our own slowness. `node.Node` decides what happens to the sockets meanwhile.
-An application that waits for an answer (a recall, a receipt) takes nothing from its queue until it
-has it: while one does, the machine hears answers all the same, and nothing else.
+Several `Subscription`s may share a channel; the machine joins each channel once.
 
-A subscription to a pattern follows the epochs: it joins a channel that is made later from its first
-publication on, one that it only now has the right to from then on (from the oldest, if that is how
-it began itself), and it leaves those that are gone, or that it may not read any more, without an
-error. Of several that gain a channel at once the one that begins earliest decides: they share it.
+Back-pressure: while the queue of a subscription is full, the role is *suspended*. The machine gets
+no messages and its timers stand still, so that it does not suspect brokers for our own delay.
+`node.Node` decides whether sockets are read meanwhile. There is one exception: an application that
+awaits a recall or a receipt takes nothing from its queue until the answer arrives, so the machine
+still gets messages that can be part of such an answer.
+
+A subscription to a pattern follows the manifest. It joins a new channel from its first publication,
+and a channel that it has just gained the right to read from now on (from the oldest publication, if
+the subscription began with "earliest"). It leaves deleted channels, and those that it may no longer
+read, without an error. If several subscriptions join a channel at once, the earliest start counts,
+because they share the machine's subscription to it.
 """
 
 from __future__ import annotations
@@ -48,20 +51,18 @@ from quorumcast.named.ranges import spans
 from quorumcast.runtime.telemetry import Telemetry
 
 RECEIPT_TIMEOUT_S = 30.0
-#: Positions recalled at once.
-MOST_RECALLED = 256
-#: What a held subscriber did not hear, in `telemetry.drops`.
-HELD = "held-back"
-#: Packets kept while held; a paused socket delivers at most what one read had brought.
+#: Positions in one recall.
+MAX_RECALLED = 256
+#: Drop reason in `telemetry.drops`: messages that arrived while the role was suspended.
+SUSPENDED = "held-back"
+#: Packets kept while suspended: those that were read before the sockets were paused.
 MAX_KEPT = 1024
-
-
-#: What recalls and receipts are made of.
+#: Messages that can be part of a recall or a receipt.
 ANSWERS = (Contents, Checkpoint, Positions)
 
 
 class Incoming:
-    """What a node subscribes to."""
+    """The subscriptions of a node, and the machine that serves them."""
 
     def __init__(
         self,
@@ -71,28 +72,28 @@ class Incoming:
         telemetry: Telemetry,
         *,
         on_refused: Callable[[Refused], None],
-        on_held: Callable[[], None],
+        on_suspended: Callable[[], None],
         on_undecodable: Callable[[Deliver], None],
     ) -> None:
         self._machine = agent.Subscriber(manifest, keyring)
         self._manifest = manifest
         self._me = keyring.identity.name
         self._telemetry = telemetry
-        self._on_held = on_held
+        self._on_suspended = on_suspended
         self._on_undecodable = on_undecodable
         self._all: list[Subscription] = []
-        #: The same by channel; those to a pattern under each of their channels.
+        #: The same by channel; one to a pattern is listed under each of its channels.
         self._subscriptions: dict[Channel, list[Subscription]] = {}
         self._proofs: dict[tuple[Stream, int], list[asyncio.Future[Receipt]]] = {}
         self._recalls: dict[tuple[Channel, int], list[asyncio.Future[Recalled]]] = {}
         self._recalling = asyncio.Semaphore(2)
         #: Whether a subscription's queue is full.
-        self.held = False
-        #: Whether the sockets are paused while held: then little more comes, and it is kept.
+        self.suspended = False
+        #: Whether the node has paused its sockets: then few packets arrive, and they are kept.
         self.paused = False
-        #: Packets that were read already when the sockets were paused; heard after the hold.
+        #: Packets that arrived after the sockets were paused, at most MAX_KEPT.
         self._kept: list[tuple[NodeId, Opened]] = []
-        #: Whether messages were dropped since the hold began.
+        #: Whether messages were dropped while suspended.
         self._missed = False
         self.driver = make_driver(
             "subscriber",
@@ -109,12 +110,12 @@ class Incoming:
     # -------------------------------------------------------------- subscriptions
 
     def add(self, subscription: Subscription) -> None:
-        """Join its channels."""
+        """Open a subscription: join its channels."""
         taken = [c for c in subscription.channels if self._subscriptions.get(c)]
         ends = any(s.until for channel in taken for s in self._subscriptions[channel])
         if taken and (subscription.start is not None or ends):
             raise UsageError(
-                f"this node listens to {taken[0]!r} already; to begin elsewhere, "
+                f"this node has subscribed to {taken[0]!r} already; to begin elsewhere, "
                 "connect a second node"
             )
         self._all.append(subscription)
@@ -135,20 +136,20 @@ class Incoming:
         if not present:
             del self._subscriptions[channel]
             self.driver.feed(Leave(channel))
-            left = UsageError(f"this node listens to {channel!r} no more: subscribe again")
+            left = UsageError(f"this node has left {channel!r}: subscribe again")
             self._fail_recalls(left, channel)
 
     def adopt(self, manifest: Manifest) -> None:
-        """Go on in a new epoch: channels may have more columns, and patterns other channels."""
+        """Adopt a new epoch: channels may have more columns, and patterns other channels."""
         before, self._manifest = self._manifest, manifest
-        # The machine joins a channel once: whoever wants its past must come first.
+        # The machine joins a channel once, so subscriptions that want old data must join first.
         for subscription in sorted(self._all, key=lambda s: (s.start is None, s.since_us)):
             if is_pattern(subscription.channel):
-                self._follow(subscription, before)
+                self._update_channels(subscription, before)
             for channel in subscription.channels:
                 subscription.adopt(manifest.channel(channel))
 
-    def _follow(self, subscription: Subscription, before: Manifest) -> None:
+    def _update_channels(self, subscription: Subscription, before: Manifest) -> None:
         found = matching_channels(self._manifest, self._me, subscription.channel)
         names = {entry.name for entry in found}
         for channel in subscription.channels:
@@ -162,7 +163,7 @@ class Incoming:
                 self._join(subscription, entry.name, 0 if whole else None)
 
     def subscription_closed(self, subscription: Subscription) -> None:
-        """Its application listens no more."""
+        """Remove a subscription that its application has closed."""
         self._all.remove(subscription)
         for channel in subscription.channels:
             self._leave(subscription, channel)
@@ -184,64 +185,64 @@ class Incoming:
             subscription.gap(effect)
 
     def undecodable(self, delivered: Deliver) -> None:
-        """A publisher sent what the schema does not allow."""
+        """Report contents that violate the schema of their channel."""
         self._on_undecodable(delivered)
 
     def ignored(self, reason: str, publications: int) -> None:
-        """An application will not see these, for this reason."""
+        """Count publications that do not reach the application."""
         self._telemetry.drops[reason] += publications
 
     # ------------------------------------------------------------------- messages
 
     def receive(self, peer: NodeId, opened: Opened) -> None:
-        """Messages for the machine, which hears none while it is held."""
-        if self.held:
+        """Pass messages to the machine, unless the role is suspended."""
+        if self.suspended:
             if self.awaits:
-                answers = [said for said in opened if type(said[0]) in ANSWERS]
+                answers = [item for item in opened if type(item[0]) in ANSWERS]
                 self._missed |= len(answers) < len(opened)
-                self._telemetry.drops[HELD] += len(opened) - len(answers)
-                self._hear(peer, answers)
+                self._telemetry.drops[SUSPENDED] += len(opened) - len(answers)
+                self._pass_on(peer, answers)
             elif self.paused and len(self._kept) < MAX_KEPT:
                 self._kept.append((peer, opened))
             else:
                 self._missed = True
-                self._telemetry.drops[HELD] += len(opened)
+                self._telemetry.drops[SUSPENDED] += len(opened)
             return
-        self._hear(peer, opened)
+        self._pass_on(peer, opened)
 
-    def _hear(self, peer: NodeId, opened: Opened) -> None:
+    def _pass_on(self, peer: NodeId, opened: Opened) -> None:
         self.driver.receive(peer, opened)
         for message, _ in opened:
             if type(message) is Positions:
                 self._check_joined(message.channel)
 
     def queue_changed(self) -> None:
-        """Hold the machine while a queue is full; let it go on when none is."""
+        """Suspend the role while a queue is full; resume it when none is."""
         full = any(s.full for s in self._all)
-        if full and not self.held:
-            self.held = True
+        if full and not self.suspended:
+            self.suspended = True
             self.driver.hold(RecallDue)
-            self._on_held()
-        elif not full and self.held:
-            self.held = False
+            self._on_suspended()
+        elif not full and self.suspended:
+            self.suspended = False
             self.driver.release()
-            self._on_held()
+            self._on_suspended()
 
     @property
     def awaits(self) -> bool:
-        """Whether the application waits for an answer."""
+        """Whether the application awaits a recall or a receipt."""
         return bool(self._recalls or self._proofs)
 
     def _awaits_changed(self) -> None:
-        if self.held:
-            self._on_held()
+        if self.suspended:
+            self._on_suspended()
 
-    def go_on(self, peers: Iterable[NodeId]) -> None:
-        """After a hold: hear what was kept, and ask again if anything was dropped."""
+    def catch_up(self, peers: Iterable[NodeId]) -> None:
+        """After a suspension: process kept packets, and request again what was dropped."""
         kept, self._kept = self._kept, []
         for peer, opened in kept:
             self.receive(peer, opened)
-        if self._missed and not self.held:
+        if self._missed and not self.suspended:
             self._missed = False
             for peer in peers:
                 self.driver.peer_up(peer)
@@ -249,7 +250,7 @@ class Incoming:
     # ------------------------------------------------------------------- receipts
 
     async def prove(self, delivered: Deliver) -> Receipt:
-        """Ask the brokers to sign for a publication."""
+        """Request signed statements about a publication from brokers; return them as a receipt."""
         stream, number, contents = delivered.provable
         key = (stream, number)
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
@@ -279,23 +280,23 @@ class Incoming:
     # ------------------------------------------------------------------- recalls
 
     def end(self, channel: Channel) -> int:
-        """The position that comes next on a channel that is listened to, as far as is known."""
+        """The next position of a joined channel, as far as is known."""
         return self._machine.end(channel)
 
     def oldest(self, channel: Channel) -> int:
-        """The oldest position of a channel that is listened to and still held."""
+        """The oldest position of a joined channel that brokers still hold."""
         return self._machine.oldest(channel)
 
     async def recall(self, channel: Channel, positions: Iterable[int]) -> list[Recalled]:
-        """Positions of the past of a channel that is listened to, once more.
+        """Fetch old positions of a joined channel again.
 
-        As long as it takes: a cell without enough brokers answers when they are back.
+        There is no timeout: if too few brokers are available, the answer comes when they are back.
         """
         found: list[Recalled] = []
         wanted = list(positions)
-        for index in range(0, len(wanted), MOST_RECALLED):
+        for index in range(0, len(wanted), MAX_RECALLED):
             async with self._recalling:
-                found += await self._recall_some(channel, wanted[index : index + MOST_RECALLED])
+                found += await self._recall_some(channel, wanted[index : index + MAX_RECALLED])
         return found
 
     async def _recall_some(self, channel: Channel, positions: list[int]) -> list[Recalled]:
@@ -309,7 +310,7 @@ class Incoming:
                 self.driver.feed(Recall(channel, first, last - first + 1))
             return list(await asyncio.gather(*futures.values()))
         finally:
-            waived: list[int] = []
+            abandoned: list[int] = []
             for position, future in futures.items():
                 future.cancel()
                 waiting = self._recalls.get((channel, position), [])
@@ -317,9 +318,9 @@ class Incoming:
                     waiting.remove(future)
                     if not waiting:
                         del self._recalls[channel, position]
-                        waived.append(position)
-            # Or what nobody waits for would leave no room for what somebody does.
-            for first, last in spans(waived):
+                        abandoned.append(position)
+            # Otherwise abandoned recalls would use up the room of those that are still wanted.
+            for first, last in spans(abandoned):
                 self.driver.feed(Waive(channel, first, last - first + 1))
             self._awaits_changed()
 
@@ -331,9 +332,9 @@ class Incoming:
     # --------------------------------------------------------------------- ending
 
     def fail(self, error: Exception, channel: Channel | None = None) -> None:
-        """Nothing more will come (on this channel)."""
+        """End all subscriptions, or those of one channel, with an error."""
         for subscription in list(self._all):
-            # A pattern is told by the manifest what it may read; only its beginning can fail.
+            # A pattern loses channels by the manifest, not by refusals, once it stands.
             if channel in (None, subscription.channel) or subscription.awaits(channel):
                 subscription.fail(error)
         if channel is None:
@@ -341,13 +342,13 @@ class Incoming:
         self._fail_recalls(error, channel)
 
     def _fail_recalls(self, error: Exception, channel: Channel | None) -> None:
-        """Those of one channel, or of all."""
+        """Fail the recalls of one channel, or all."""
         for (name, _), waiting in self._recalls.items():
             if channel in (None, name):
                 _fail_all(waiting, error)
 
     def close(self) -> None:
-        """End every subscription."""
+        """Close every subscription."""
         for subscription in list(self._all):
             subscription.close()
 

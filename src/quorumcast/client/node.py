@@ -1,13 +1,13 @@
 """One identity's connection to a cell: links to every broker, publishers, subscriptions.
 
-A node may publish and subscribe. Each role (`outgoing`, `incoming`) is a machine with a driver of
-its own, made when first used; both share the links. Acknowledgements go to the publisher machine,
-everything else to the subscriber.
+A node may publish and subscribe. Each role (`outgoing`, `incoming`) is a machine with its own
+driver, made when first used; both share the links. Acknowledgements go to the publisher machine,
+all other messages to the subscriber machine.
 
-Back-pressure: while a subscription's queue is full, a node that only subscribes reads nothing from
-its sockets. A node that publishes as well goes on reading, since otherwise a program that publishes
-from inside its subscription loop would wait for ever for its own acknowledgements: what arrives for
-the subscriber machine meanwhile is dropped and counted, and asked for again when there is room.
+Back-pressure: while the queue of a subscription is full, a node that only subscribes does not read
+its sockets. A node that also publishes must read on, because a program that publishes inside its
+subscription loop would otherwise wait forever for its own acknowledgements. Messages for the
+subscriber machine are then dropped and counted, and requested again when there is room.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from quorumcast.broadcast.messages import Ack
 from quorumcast.cell.messages import CELL_FAMILY, Refuse
 from quorumcast.client.arguments import LATEST, Start, check_overflow, check_start, check_until
 from quorumcast.client.incoming import Incoming
+from quorumcast.client.instrumentation import Instrumentation
 from quorumcast.client.named.subscription import MANUAL, NamedSubscription
 from quorumcast.client.outgoing import Outgoing
 from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.client.publishing import Publisher
-from quorumcast.client.reach import Reach
+from quorumcast.client.reach import ConnectedBrokers
 from quorumcast.client.resuming import ResumedPublisher, Resumption, check_resumable
 from quorumcast.client.rights import to_consume, to_publish, to_subscribe
 from quorumcast.client.subscription import Subscription
-from quorumcast.client.watching import Watching
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import Overflow
@@ -47,7 +47,7 @@ from quorumcast.runtime.links.greeting import Greeter
 from quorumcast.runtime.links.transport import Transport
 from quorumcast.runtime.telemetry import Telemetry
 
-#: Pieces of evidence that a node remembers.
+#: Pieces of evidence that a node keeps.
 MAX_EVIDENCE = 256
 
 
@@ -59,7 +59,7 @@ class Node:
         manifest: Manifest,
         identity: Identity,
         manifest_path: Path | None = None,
-        watching: Watching | None = None,
+        instrumentation: Instrumentation | None = None,
         now_us: Clock = wall_us,
     ) -> None:
         if manifest.broker(identity.name) is not None:
@@ -70,24 +70,23 @@ class Node:
         self.manifest = manifest
         self.identity = identity
         self.telemetry = Telemetry()
-        #: How often each node was suspected, and of what. Suspicion is no proof.
+        #: Counts of suspicions by node and reason. Suspicion is no proof.
         self.suspicions: dict[NodeId, Counter[str]] = {}
-        #: Proofs of lies that anybody can verify; at most MAX_EVIDENCE.
+        #: Proofs of misbehaviour that a third party can verify; at most MAX_EVIDENCE.
         self.evidence: list[Evidence] = []
         self.on_suspect: Callable[[Suspect], None] | None = None
         self.on_evidence: Callable[[Evidence], None] | None = None
         self.on_undecodable: Callable[[Deliver], None] | None = None
-        #: The signed manifest, where there is no file of it.
+        #: The signed manifest, if there is no file of it.
         self.signed_manifest: bytes | None = None
         self._manifest_path = manifest_path
-        self._watching = watching or Watching()
+        self._instrumentation = instrumentation or Instrumentation()
         self._now_us = now_us
         self._keyring = manifest.keyring(identity)
         self._links: Links | None = None
         self._outgoing: Outgoing | None = None
         self._incoming: Incoming | None = None
-        #: Brokers that are connected, in the order in which they came.
-        self._reach = Reach()
+        self._brokers = ConnectedBrokers()
         self._failure: Exception | None = None
 
     # ---------------------------------------------------------------- connecting
@@ -110,29 +109,29 @@ class Node:
             raise
 
     def attach(self, links: Links) -> None:
-        """Use these links instead of sockets."""
+        """Use these links instead of TCP."""
         self._links = links
 
     @property
     def links(self) -> Links:
-        """The way to the brokers."""
+        """The links to brokers."""
         if self._links is None:
             raise UsageError("this node is not connected: make it with 'await connect(…)'")
         return self._links
 
     async def wait_connected(self, timeout_s: float) -> None:
-        """Until n-f brokers are connected, or a sentence that names the others and why."""
-        await self._reach.wait(self.manifest, self.links, timeout_s)
+        """Wait until n-f brokers are connected; `UsageError` names the missing ones and why."""
+        await self._brokers.wait(self.manifest, self.links, timeout_s)
 
     @property
     def name(self) -> NodeId:
-        """Who we are."""
+        """Our node id."""
         return self.identity.name
 
     @property
     def connected(self) -> list[NodeId]:
-        """Brokers that are connected now."""
-        return list(self._reach.up)
+        """The connected brokers."""
+        return list(self._brokers.up)
 
     # ------------------------------------------------------ publishing, subscribing
 
@@ -150,12 +149,12 @@ class Node:
         urgent: bool = False,
         resume: Resumption | None = None,
     ) -> Publisher:
-        """Publish on a channel; use it as `async with node.publisher("orders") as orders`.
+        """A publisher of a channel; use it as `async with node.publisher("orders") as orders`.
 
         `timeout_s` bounds how long `publish` and `flush` wait for an acknowledgement. Subscribers
-        skip what is older than `valid_for_s` seconds; 0 is for ever, None as the channel says.
-        What an `urgent` publisher publishes overtakes what this node's others have queued. One that
-        is to `resume` goes on with a stream of that name and epoch: see `client.resuming`.
+        skip publications that are older than `valid_for_s` seconds; 0 is forever, None the
+        channel's default. Publications of an `urgent` publisher overtake those of the node's other
+        publishers. `resume` resumes the stream of that name and epoch: see `client.resuming`.
         """
         self._check_alive()
         entry = to_publish(self.manifest, self.name, channel)
@@ -184,7 +183,7 @@ class Node:
                 valid_for_s=valid_for_s,
             )
             self._outgoing.resume(resumed)
-            self._on_held()
+            self._on_suspended()
             return resumed
         publisher = Publisher(
             self._outgoing,
@@ -200,7 +199,7 @@ class Node:
             urgent=urgent,
         )
         self._outgoing.add(publisher)
-        self._on_held()
+        self._on_suspended()
         return publisher
 
     def subscribe(
@@ -214,18 +213,17 @@ class Node:
         overflow: str | Overflow | None = None,
         expired: bool = False,
     ) -> Subscription:
-        """Subscribe to a channel; use it as `async with node.subscribe("orders") as orders`.
+        """A subscription to a channel; use it as `async with node.subscribe("orders") as orders`.
 
-        `channel` may be a pattern, "plant/*/temp" or "plant/**": what matches comes together, also
-        from channels that are made later. `start` is "latest" (what comes from now on), "earliest"
-        (everything that is still held), a time (an aware datetime: the first publication stamped
-        then or later), or, on a channel with total order, a position. There, `until` is a position
-        that exists, at which it ends: brokers send what lies before it and nothing more, and each
-        publication comes with the votes of every broker that can be reached. At most
-        `queue` publications and about `queue_bytes` wait for the application; beyond that
-        `overflow` says what happens: "wait" (read no more from the brokers), or discard the
-        "oldest" or the "newest", which leaves a `Gap`. What is not said here is as the channel
-        says. `expired` asks for publications that are not valid any more as well.
+        `channel` may be a pattern, such as "plant/*/temp" or "plant/**"; it includes channels that
+        are created later. `start` is "latest" (publications from now on), "earliest" (everything
+        that brokers hold), an aware datetime (the first publication with that or a later time), or,
+        with total order, a position. `until` is an existing position before which the subscription
+        ends: brokers send nothing from there on, and each publication waits for the votes of all
+        reachable brokers. At most `queue` publications and about `queue_bytes` wait for the
+        application. `overflow` is the rule for a full queue: "wait" stops reading from brokers,
+        "oldest" and "newest" discard a publication and leave a `Gap`. The defaults of `queue` and
+        `overflow` are the channel's. `expired` includes expired publications.
         """
         self._check_alive()
         entries = to_subscribe(self.manifest, self.name, channel)
@@ -242,8 +240,8 @@ class Node:
                 self._keyring,
                 self._driver,
                 self.telemetry,
-                on_refused=self._on_listening_refused,
-                on_held=self._on_held,
+                on_refused=self._on_subscribing_refused,
+                on_suspended=self._on_suspended,
                 on_undecodable=self._on_undecodable,
             )
         subscription = Subscription(
@@ -276,11 +274,12 @@ class Node:
         max_attempts: int | None = None,
         dead_letter: str | None = None,
     ) -> NamedSubscription:
-        """A subscription that goes on where it stopped; `async with node.subscribe_as(…) as …`.
+        """A named subscription, whose state the cell keeps; `async with node.subscribe_as(…) as …`.
 
-        `start` counts the first time only, `anew` begins again from there. With `ack="auto"` taking
-        the next delivery acknowledges the last. At most `prefetch` are claimed ahead. The others
-        are for names that the operator has not declared as shared; see `client.named`.
+        `start` is where its first use begins; `anew` begins there again. With `ack="auto"` taking
+        the next delivery acknowledges the previous one. At most `prefetch` publications are claimed
+        ahead. The other options are for private subscriptions only, because the manifest declares
+        those of shared ones; see `client.named.subscription`.
         """
         self._check_alive()
         entry = to_consume(self.manifest, self.name, channel)
@@ -298,7 +297,7 @@ class Node:
         )
 
     def charter(self) -> bytes:
-        """The manifest as its operator signed it, for others to see."""
+        """The manifest as the operator signed it."""
         if self.signed_manifest is None and self._manifest_path is not None:
             return self._manifest_path.read_bytes()
         return self.signed_manifest or b""
@@ -317,15 +316,15 @@ class Node:
             application={**application, Suspect: self._on_suspect, Accuse: self._on_accuse},
             on_failure=self._fail,
         )
-        self._watching.begin(driver, self.manifest, self.name, role)
-        for peer in self._reach.up:
+        self._instrumentation.begin(driver, self.manifest, self.name, role)
+        for peer in self._brokers.up:
             driver.peer_up(peer)
         return driver
 
-    # --------------------------------------------------------- what the links say
+    # ---------------------------------------------------------- called by the links
 
     def receive(self, peer: NodeId, opened: Opened) -> None:
-        """Messages of one packet: acknowledgements here, votes there."""
+        """Pass the messages of one packet to the machines."""
         outgoing, incoming = self._outgoing, self._incoming
         if incoming is None:
             if outgoing is not None:
@@ -340,34 +339,37 @@ class Node:
             incoming.receive(peer, opened)
 
     def peer_up(self, peer: NodeId) -> None:
-        """A broker is connected."""
-        self._reach.gain(peer)
+        """Handle that a broker has connected."""
+        self._brokers.add(peer)
         for driver in self._drivers():
             driver.peer_up(peer)
 
     def peer_down(self, peer: NodeId) -> None:
-        """A broker is not connected any more."""
-        self._reach.lose(peer)
+        """Handle that a broker has disconnected."""
+        self._brokers.remove(peer)
         for driver in self._drivers():
             driver.peer_down(peer)
 
     def unreachable(self, peer: NodeId, reason: DialFailure) -> None:
-        """A dialed peer cannot be reached."""
+        """Handle that a dialed peer cannot be reached."""
         for driver in self._drivers():
             driver.unreachable(peer, reason)
 
-    def _on_held(self) -> None:
-        """The subscriber is held or goes on, or the node has begun to publish."""
+    def _on_suspended(self) -> None:
+        """Pause or resume reading, because the subscribing role was suspended or resumed.
+
+        Also called when the node begins to publish, since it must read acknowledgements then.
+        """
         incoming = self._incoming
         if incoming is None:
             return
-        incoming.paused = incoming.held and not incoming.awaits and self._outgoing is None
+        incoming.paused = incoming.suspended and not incoming.awaits and self._outgoing is None
         if incoming.paused:
             self.links.pause_reading()
             return
         self.links.resume_reading()
-        if not incoming.held:
-            incoming.go_on(list(self._reach.up))
+        if not incoming.suspended:
+            incoming.catch_up(list(self._brokers.up))
 
     # ------------------------------------------------------------------ suspicions
 
@@ -390,7 +392,7 @@ class Node:
         if self._outgoing is not None:
             self._outgoing.fail(self._refusal(effect), effect.channel)
 
-    def _on_listening_refused(self, effect: Refused) -> None:
+    def _on_subscribing_refused(self, effect: Refused) -> None:
         if self._incoming is not None:
             self._incoming.fail(self._refusal(effect), effect.channel)
 
@@ -400,7 +402,7 @@ class Node:
     # --------------------------------------------------------------------- epochs
 
     def read_manifest(self) -> None:
-        """Take the manifest file's epoch if it is newer (brokers said that there is one)."""
+        """Adopt the manifest file if its epoch is newer; called when a broker has another epoch."""
         if self._manifest_path is None or not isinstance(self._links, Transport):
             return
         try:
@@ -411,7 +413,7 @@ class Node:
             )
             keyring = manifest.keyring(self.identity)
         except UsageError:
-            return  # as long as it is wrong, the brokers' farewell says what is
+            return  # brokers say why they disconnect; the file may be replaced by a valid one
         self.manifest, self._keyring = manifest, keyring
         for driver in self._drivers():
             driver.adopt(manifest, keyring)
@@ -426,7 +428,7 @@ class Node:
         return [role.driver for role in (self._outgoing, self._incoming) if role is not None]
 
     def _fail(self, error: BaseException) -> None:
-        """A broken invariant: nothing that this node says can be trusted any more."""
+        """Stop the node after a broken invariant: its state can no longer be trusted."""
         self._end(error if isinstance(error, Exception) else RuntimeError(str(error)))
 
     def _end(self, error: Exception) -> None:
@@ -439,7 +441,7 @@ class Node:
                     role.fail(error)
 
     async def close(self) -> None:
-        """Leave the cell: what was sent is written, what was not acknowledged is not waited for."""
+        """Disconnect; sent messages are written, but acknowledgements are not awaited."""
         if self._incoming is not None:
             self._incoming.close()
         self._end(UsageError("this node is closed: connect again"))
@@ -447,7 +449,7 @@ class Node:
             if self._links is not None:
                 await self._links.close()
         finally:
-            self._watching.end()
+            self._instrumentation.end()
 
     async def __aenter__(self) -> Node:
         return self

@@ -1,7 +1,8 @@
-"""The publishing role of a node: one publisher machine, its driver, and the open `Publisher`s.
+"""The publishing role of a node: one publisher machine, its driver, and open publishers.
 
-Several `Publisher`s may share a channel; they share its stream, and each keeps track of its own
-publications by their numbers. Urgent ones have a stream of their own, and so has each that resumes.
+Several `Publisher`s may share a channel. They share its stream, and each knows the numbers of its
+own publications. Urgent publishers of a channel share another stream. Each resumed publisher has a
+stream of its own.
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.logs import log
 
-#: Makes a driver for a role, with a node's links and telemetry.
+#: Creates the driver of a role, with the node's links and telemetry.
 MakeDriver = Callable[[str, Machine, dict[type, Callable[[Any], None]]], Driver]
 
 
-#: Bits of an incarnation that are drawn, so that two lives in one millisecond differ.
+#: Random bits of an incarnation, so that two that begin in one millisecond differ.
 RANDOM_BITS = 10
-#: A clock that is further ahead counts as this one: lives that begin then differ by what is drawn.
+#: The latest time that fits; incarnations of later times differ by their random bits only.
 _LATEST_MS = (MAX_INCARNATION >> RANDOM_BITS + 1) - 1
 
 
 def incarnation_at(now_us: int) -> int:
-    """The incarnation of a life that begins now: milliseconds of the clock, and some bits drawn.
+    """The incarnation of a publisher that starts now: clock milliseconds and random bits.
 
-    Each life has two, an even one and an odd one for what is urgent.
+    It is even; the odd number after it is the incarnation of the urgent stream.
     """
     now_ms = min(max(now_us // 1_000, 0), _LATEST_MS)
     return (now_ms << RANDOM_BITS | secrets.randbits(RANDOM_BITS)) << 1
 
 
 class Outgoing:
-    """What a node publishes."""
+    """The publishers of a node, and the machine that serves them."""
 
     def __init__(
         self,
@@ -75,32 +76,32 @@ class Outgoing:
         self._publishers: dict[Stream, list[Publisher]] = {}
 
     def add(self, publisher: Publisher) -> None:
-        """Introduce its stream to the brokers."""
+        """Open a publisher: announce its stream to brokers."""
         channel, urgent = publisher.channel, publisher.urgent
         stream = self._machine.stream(channel, urgent)
         self._publishers.setdefault(stream, []).append(publisher)
         self.driver.carry_out(self._machine.open(channel, urgent))
 
     def adopt(self, manifest: Manifest) -> None:
-        """Go on in a new epoch, in which channels may have more columns."""
+        """Adopt a new epoch, in which channels may have more columns."""
         for stream, present in self._publishers.items():
             entry = manifest.channel(stream.channel)
             for publisher in present:
                 publisher.adopt(entry)
 
     def room(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> int:
-        """How many more publications the machine takes now."""
+        """The number of publications that the machine accepts now."""
         return self._machine.room(channel, urgent, resumed)
 
     def submit(
         self, channel: Channel, bodies: tuple[bytes, ...], urgent: bool = False, resumed: int = 0
     ) -> int:
-        """Publish these contents; the number of the last one."""
+        """Publish these contents; return the number of the last publication."""
         self.driver.feed(Submit(channel, bodies, urgent, resumed))
         return self._machine.published(channel, urgent, resumed)
 
     def publisher_closed(self, publisher: Publisher) -> None:
-        """It publishes no more."""
+        """Remove a publisher, and publish the history of its last publications."""
         channel, urgent = publisher.channel, publisher.urgent
         self._publishers[self._machine.stream(channel, urgent)].remove(publisher)
         self.driver.carry_out(self._machine.finish(channel, urgent))
@@ -108,7 +109,7 @@ class Outgoing:
     # ---------------------------------------------------------------- resuming
 
     def resume(self, publisher: ResumedPublisher) -> None:
-        """Ask the brokers how far its stream is."""
+        """Open a resumed publisher: ask brokers how far its stream is ordered."""
         channel, incarnation = publisher.channel, publisher.resume.incarnation
         stream = self._machine.stream(channel, resumed=incarnation)
         if self._publishers.get(stream):
@@ -120,12 +121,12 @@ class Outgoing:
         self.driver.carry_out(self._machine.open(channel, resumed=incarnation))
 
     def conclude(self, publisher: ResumedPublisher) -> None:
-        """Everything has been submitted; it is told what came of it."""
+        """Start to confirm that the whole stream is ordered; `concluded` is called then."""
         effects = self._machine.conclude(publisher.channel, publisher.resume.incarnation)
         self.driver.carry_out(effects)
 
     def release(self, publisher: ResumedPublisher) -> None:
-        """It publishes no more."""
+        """Remove a resumed publisher."""
         channel, incarnation = publisher.channel, publisher.resume.incarnation
         del self._publishers[self._machine.stream(channel, resumed=incarnation)]
         self.driver.carry_out(self._machine.release(channel, incarnation))
@@ -151,12 +152,12 @@ class Outgoing:
         behind_ms = (stream.incarnation - former.incarnation) >> RANDOM_BITS + 1
         log.warning(
             f"{former.publisher} has published on {former.channel!r} with a clock that was "
-            f"{behind_ms / 1000:,.1f} s ahead of this one: going on after that life, as "
+            f"{behind_ms / 1000:,.1f} s ahead of this one: continuing after that incarnation, as "
             f"incarnation {stream.incarnation}; set the clock right"
         )
 
     def fail(self, error: Exception, channel: Channel | None = None) -> None:
-        """Nothing will be published any more (on this channel)."""
+        """End all publishers, or those of one channel, with an error."""
         for stream, present in self._publishers.items():
             if channel is None or channel == stream.channel:
                 for publisher in present:

@@ -1,15 +1,15 @@
-"""From events to contents and back, fast for the common case of opaque payloads.
+"""Encoding events as the contents of publications, with a fast path for single payloads.
 
-The plain way is `core.publication`: build a record batch, serialize it; read it, validate it. That
-costs about 30 µs each way for a batch of one row, most of it fixed. With natural batching the
-cost disappears in the batch; a publication of one payload cannot hide it. For those the layout is
-constant: for a given payload length all bytes but the payload itself are the same. `Template` takes
-them once from a batch that Arrow made and fills the payload in; reading compares them and cuts the
-payload out. Anything that is not exactly this layout goes the plain way. `tests/client` holds both
-ways against each other.
+The general path is `core.publication`: build a record batch and serialise it; parse a batch and
+validate it. Each direction has a fixed cost of about 30 µs. In large batches the cost per event is
+small; a publication of one event pays it in full. Therefore publications of one opaque payload have
+a fast path. Their layout is constant: for a given payload length, only the payload bytes vary.
+`Template` takes the constant bytes once from a batch that Arrow made. Writing joins them with the
+payload; reading compares them and cuts the payload out. All other layouts take the general path.
+`tests/client` compares the two paths.
 
-The envelope (`core.envelope`) is stamped here, once per publication, and joined with the rest in
-the one copy that is made anyway.
+The envelope (`core.envelope`) is written here, once per publication, in the copy that is made
+anyway.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ from quorumcast.core.publication import (
     encode_batch,
 )
 
-#: Payload lengths for which the layout is remembered; longer ones go the plain way.
-MOST_TEMPLATE_BYTES = 4096
+#: The longest payload with a template; longer ones take the general path.
+MAX_TEMPLATE_BYTES = 4096
 
-
-#: Says the time in microseconds since 1970.
+#: Returns the time in microseconds since 1970.
 Clock = Callable[[], int]
 
 
@@ -59,13 +58,13 @@ class Template:
             raise ValueError("Arrow no longer lays a payload out in one piece")
         self.before = marked[:start]
         self.after = marked[start + length :]
-        #: Of the contents, which begin with an envelope.
+        #: Place of the payload in the contents, and their size; an envelope precedes the batch.
         self.start = ENVELOPE_BYTES + start
         self.stop = self.start + length
         self.size = ENVELOPE_BYTES + len(marked)
 
 
-#: Templates by payload length and by contents length; both bounded by MOST_TEMPLATE_BYTES.
+#: Templates by payload length and by contents length; both bounded by MAX_TEMPLATE_BYTES.
 _by_length: dict[int, Template] = {}
 _by_size: dict[int, list[Template]] = {}
 
@@ -79,9 +78,9 @@ def _template(length: int) -> Template:
 
 
 def pack_payload(payload: bytes, envelope: bytes) -> bytes:
-    """The contents of a publication of one payload; same bytes as the plain way."""
+    """The contents of a publication of one payload; the same bytes as by the general path."""
     length = len(payload)
-    if not 0 < length <= MOST_TEMPLATE_BYTES:
+    if not 0 < length <= MAX_TEMPLATE_BYTES:
         return encode_batch(batch_of_payloads([payload]), envelope)
     template = _by_length.get(length) or _template(length)
     return b"".join((envelope, template.before, payload, template.after))
@@ -96,8 +95,8 @@ def unpack_payload(body: bytes) -> bytes | None:
 
 
 def learn_payload(payloads: Sequence[bytes]) -> None:
-    """Remember the layout after the plain way has read a batch of one payload."""
-    if len(payloads) == 1 and 0 < len(payloads[0]) <= MOST_TEMPLATE_BYTES:
+    """Make a template for the length of a payload that the general path has read."""
+    if len(payloads) == 1 and 0 < len(payloads[0]) <= MAX_TEMPLATE_BYTES:
         _template(len(payloads[0]))
 
 
@@ -115,22 +114,22 @@ class Packer:
         urgent: bool = False,
     ) -> None:
         self.schema = schema
-        #: When what is packed here is said to have been made.
+        #: Clock for the publication time.
         self.now_us = now_us
         self._flags = URGENT if urgent else 0
-        #: For how long what is packed here is valid; 0 is for ever.
+        #: Validity of publications; 0 is forever.
         self.valid_ms = valid_ms
         #: Whether events are bytes (a channel without a schema).
         self.opaque = schema.equals(PAYLOAD)
-        #: The exact type that needs no further look when it is posted.
+        #: The type of events that `post` need not check with `admit`.
         self.kind: type = bytes if self.opaque else dict
 
     def adopt(self, schema: pa.Schema) -> None:
-        """Go on with columns added behind those there are."""
+        """Adopt a schema with more columns."""
         self.schema = schema
 
     def admit(self, event: object) -> bytes | Mapping[str, object]:
-        """An event that the channel takes, or a sentence why not."""
+        """The event in the form that `pack` takes; `UsageError` if its type does not fit."""
         if self.opaque:
             if isinstance(event, bytes | bytearray | memoryview):
                 return bytes(event)
@@ -149,7 +148,7 @@ class Packer:
         )
 
     def pack(self, events: Sequence[object]) -> bytes:
-        """The contents of one publication with these admitted events."""
+        """The contents of one publication with these events, as `admit` returned them."""
         stamp = write_envelope(self.now_us(), self.valid_ms, self._flags)
         if not self.opaque:
             return encode_batch(batch_of_rows(events, self.schema), stamp)  # type: ignore[arg-type]
@@ -158,14 +157,14 @@ class Packer:
         return encode_batch(batch_of_payloads(events), stamp)  # type: ignore[arg-type]
 
     def pack_batch(self, batch: pa.RecordBatch) -> bytes:
-        """The contents of one publication with the events of a caller's batch."""
+        """The contents of one publication with the rows of a record batch."""
         stamp = write_envelope(self.now_us(), self.valid_ms, self._flags)
         return encode_batch(conform(batch, self.schema), stamp)
 
     def unpack(self, body: bytes) -> tuple[pa.RecordBatch | None, list[bytes] | None] | None:
-        """The batch, or its payloads where that is cheaper; None if it is nonsense.
+        """The record batch, its payloads, or both; None if it does not fit the schema.
 
-        The envelope is for `read_envelope` to judge; here it is passed over.
+        The envelope is skipped here; `read_envelope` checks it.
         """
         if self.opaque:
             payload = unpack_payload(body)
@@ -181,12 +180,12 @@ class Packer:
             payloads = batch.column(0).to_pylist()
             learn_payload(payloads)
             return batch, payloads
-        # Who reads columns needs no Python object per event; `Batch.payloads` makes them.
+        # `Batch.payloads` makes one Python object per event only if the application reads them.
         return batch, None
 
 
 def too_long(size: int) -> UsageError:
-    """The sentence for an event that no publication can hold."""
+    """The error for an event that is too long for a publication."""
     return UsageError(
         f"an event of {size:,} bytes is too long; a publication holds at most "
         f"{MAX_BODY_BYTES:,}: publish it in parts"

@@ -1,18 +1,18 @@
-"""Publishing: what waits becomes the next publication.
+"""Publishing with natural batching: events that wait together become one publication.
 
-`post` appends to a list and makes sure that this turn of the event loop ends in one `_drain`, which
-packs everything that waits into one publication (up to `max_batch` events) and submits it. When the
-program posts faster than the cell takes, at most `MOST_FLYING` publications are under way and the
-next ones grow; when it is idle, an event leaves at once. With `linger_ms` an idle publisher waits
-that long for company. With `batching=False` every event is a publication of its own, and all that
-wait travel as one run.
+`post` appends to a list and schedules `_drain` for the end of this turn of the event loop. `_drain`
+packs all waiting events into publications of up to `max_batch` events and submits them. An idle
+publisher therefore sends an event at once. If the program posts faster than the cell acknowledges,
+at most MAX_IN_FLIGHT publications are in flight and the next ones grow. With `linger_ms` an idle
+publisher waits that long for more events. With `batching=False` every event is its own publication;
+those that wait together are sent as one run.
 
-Bounds hold whatever happens: at most `buffer` events and about `buffer_bytes` bytes wait here
-(`BufferFull` beyond), and the machine's own buffer takes only what its window allows: while brokers
-do not acknowledge, nothing is packed and what waits stays here.
+Bounds: at most `buffer` events and about `buffer_bytes` bytes wait here; beyond that `post` raises
+`BufferFull`. The machine accepts only what its window allows: while brokers do not acknowledge,
+nothing is packed.
 
-Acknowledgements come as "every publication up to number k"; publications remember up to which event
-they reach, so whoever awaits event i is woken when i is covered. Nothing is made per posted event.
+An acknowledgement covers all publications up to a number. Each publication in flight is stored with
+the count of events up to its end, and waiters are woken by that count. No object is made per event.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from quorumcast.core.ids import Channel
 from quorumcast.core.limits import MAX_BODY_BYTES, MAX_RUN
 from quorumcast.manifest.manifest import ChannelEntry
 
-#: What may be published: bytes, a mapping of columns, or a whole record batch.
+#: Types that `publish` takes: bytes, a mapping of columns, or a whole record batch.
 Publishable: TypeAlias = bytes | bytearray | memoryview | Mapping[str, object] | pa.RecordBatch
 
-#: A natural batch stops growing at about this many bytes.
+#: Approximate size at which a batch of events stops growing.
 BATCH_BYTES = 1024 * 1024
-#: The longest event: a publication has room for Arrow's own bytes beside it.
+#: The longest event; the rest of a publication is for Arrow's metadata.
 MAX_EVENT_BYTES = MAX_BODY_BYTES - 1024
-#: Natural batches under way before further events wait for company.
-MOST_FLYING = 32
+#: Batches in flight before further events wait and form larger batches.
+MAX_IN_FLIGHT = 32
 
 
-class Outlet(Protocol):
-    """What a publisher needs of its node."""
+class PublisherHost(Protocol):
+    """The part of the publishing role that a publisher needs."""
 
     def room(self, channel: Channel, urgent: bool) -> int:
-        """How many more publications the machine takes now."""
+        """The number of publications that the machine accepts now."""
         ...
 
     def submit(self, channel: Channel, bodies: tuple[bytes, ...], urgent: bool) -> int:
-        """Publish these contents; the number of the last one."""
+        """Publish these contents; return the number of the last publication."""
         ...
 
     def publisher_closed(self, publisher: Publisher) -> None:
-        """It publishes no more."""
+        """Remove a publisher that is closed."""
         ...
 
 
@@ -71,7 +71,7 @@ class Publisher:
 
     def __init__(
         self,
-        outlet: Outlet,
+        host: PublisherHost,
         channel: Channel,
         packer: Packer,
         *,
@@ -87,14 +87,14 @@ class Publisher:
         check_counts(max_batch=max_batch, buffer=buffer, buffer_bytes=buffer_bytes)
         check_times(linger_ms=linger_ms)
         check_timeout(timeout_s)
-        #: For how long publications are valid, if that is said here and not by the channel.
+        #: Validity of publications; None for the channel's default.
         self._valid_ms = check_validity(valid_for_s)
         if self._valid_ms is not None:
             packer.valid_ms = self._valid_ms
         self.channel = channel
-        #: Whether its publications overtake what this node has queued elsewhere.
+        #: Whether its publications overtake those of the node's other publishers.
         self.urgent = urgent
-        self._outlet = outlet
+        self._host = host
         self._packer = packer
         self._kind = packer.kind
         self._opaque = packer.opaque
@@ -105,40 +105,40 @@ class Publisher:
         self._buffer_bytes = buffer_bytes
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        #: Events posted and not packed.
+        #: Events that are posted and not packed.
         self._waiting: list[object] = []
-        #: Contents packed and not submitted, each with the count of events up to its end.
+        #: Contents that are packed and not submitted, with the count of events up to their end.
         self._packed: deque[tuple[bytes, int]] = deque()
-        #: Bytes in both; counted for payloads and record batches.
+        #: Bytes in both; rows of a channel with a schema count once they are packed.
         self._bytes = 0
-        #: Events ever posted ≥ packed ≥ submitted ≥ acknowledged.
+        #: Counts of events so far: posted ≥ packed ≥ submitted ≥ acknowledged.
         self._posted = 0
         self._packed_upto = 0
         self._submitted = 0
         self._acknowledged = 0
-        #: Publications under way: (their number, events up to their end).
-        self._flying: deque[tuple[int, int]] = deque()
-        #: The last number that was acknowledged.
-        self._told = 0
-        #: Whether publications are just being given their numbers.
+        #: Publications in flight: (number, count of events up to its end).
+        self._in_flight: deque[tuple[int, int]] = deque()
+        #: The highest acknowledged number.
+        self._acknowledged_number = 0
+        #: Whether `_submit` is running, and its publications have no numbers yet.
         self._submitting = False
-        #: Who awaits which event, in order of events.
-        self._awaiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        #: Who awaits room.
-        self._wanting: list[asyncio.Future[None]] = []
-        #: Whether `_drain` will run by itself.
+        #: Waiters for the acknowledgement of an event, in order of events.
+        self._ack_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        #: Waiters for room in the buffer.
+        self._room_waiters: list[asyncio.Future[None]] = []
+        #: Whether a call of `_drain` is scheduled.
         self._scheduled = False
         self._closed: Exception | None = None
-        #: The first posted event that did not fit the schema; told by the next `flush`.
-        self._misfit: UsageError | None = None
+        #: The error of the first posted event that did not fit the schema; `flush` raises it.
+        self._schema_error: UsageError | None = None
 
     # ----------------------------------------------------------------- posting
 
     def post(self, event: bytes | bytearray | memoryview | Mapping[str, object]) -> None:
         """Publish without waiting. Raises `BufferFull` if there is no room.
 
-        On a channel with a schema a value of the wrong type is found out when the batch is packed:
-        the event is left out and the next `flush` raises the sentence.
+        On a channel with a schema, values are checked when the batch is packed. An event that does
+        not fit is left out, and the next `flush` raises the error.
         """
         if self._posted - self._submitted >= self._buffer or self._bytes >= self._buffer_bytes:
             raise self._full()
@@ -163,7 +163,7 @@ class Publisher:
         body = self._packer.pack_batch(batch)
         if not self._scheduled:
             self._schedule()
-        if self._waiting:  # they were posted before
+        if self._waiting:  # earlier events come first
             self._pack_events(len(self._waiting))
         self._posted += batch.num_rows
         self._packed_upto = self._posted
@@ -173,7 +173,7 @@ class Publisher:
     async def publish(self, event: Publishable) -> None:
         """Publish and wait until enough brokers hold it; waits for room if there is none."""
         if not self._opaque and isinstance(event, Mapping):
-            self._packer.pack([event])  # a misfit is told here, not to some later flush
+            self._packer.pack([event])  # raises a schema error here, not in a later flush
         while True:
             try:
                 if isinstance(event, pa.RecordBatch):
@@ -191,7 +191,7 @@ class Publisher:
             self._posted - self._submitted >= self._buffer or self._bytes >= self._buffer_bytes
         ):
             future = self._loop.create_future()
-            self._wanting.append(future)
+            self._room_waiters.append(future)
             await future
         self._check_open()
 
@@ -200,12 +200,12 @@ class Publisher:
         if self._posted > self._acknowledged:
             self._drain()
             await self._acknowledgement(self._posted)
-        misfit, self._misfit = self._misfit, None
-        if misfit is not None:
-            raise misfit
+        error, self._schema_error = self._schema_error, None
+        if error is not None:
+            raise error
 
     def admit(self, event: object) -> bytes | Mapping[str, object]:
-        """An event that this channel takes, or a `UsageError` that says why not."""
+        """The event in the form that the channel takes; `UsageError` if its type does not fit."""
         return self._packer.admit(event)
 
     @property
@@ -230,7 +230,7 @@ class Publisher:
             return
         self._check_open()
         future = self._loop.create_future()
-        self._awaiting.append((event, future))
+        self._ack_waiters.append((event, future))
         async with asyncio.timeout(self._timeout_s):
             await future
 
@@ -239,19 +239,19 @@ class Publisher:
     def _schedule(self) -> None:
         self._check_open()
         self._scheduled = True
-        if self._linger_s and not self._flying:
+        if self._linger_s and not self._in_flight:
             self._loop.call_later(self._linger_s, self._drain)
         else:
             self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
-        """Submit what waits, as far as there is room; the rest goes with an acknowledgement."""
+        """Submit waiting events as far as there is room; an acknowledgement triggers the rest."""
         self._scheduled = False
         if self._closed is not None:
             return
-        room = min(self._outlet.room(self.channel, self.urgent), MAX_RUN)
+        room = min(self._host.room(self.channel, self.urgent), MAX_RUN)
         if self._batching:
-            room = min(room, MOST_FLYING - len(self._flying))
+            room = min(room, MAX_IN_FLIGHT - len(self._in_flight))
         if room <= 0:
             return
         if len(self._packed) < room:
@@ -262,25 +262,25 @@ class Publisher:
             if (self._waiting or self._packed) and not self._scheduled:
                 self._scheduled = True
                 self._loop.call_soon(self._drain)
-        elif not self._flying:
-            self._settle(self._packed_upto)
-        if self._wanting:
-            self._wake_wanting()
+        elif not self._in_flight:
+            self._set_acknowledged(self._packed_upto)
+        if self._room_waiters:
+            self._wake_room_waiters()
 
     def _submit(self, ready: list[tuple[bytes, int]]) -> None:
         bodies = tuple([body for body, _ in ready])
         self._bytes -= sum(map(len, bodies))
         self._submitted = ready[-1][1]
         self._submitting = True
-        last = self._outlet.submit(self.channel, bodies, self.urgent)
+        last = self._host.submit(self.channel, bodies, self.urgent)
         self._submitting = False
         for number, (_, upto) in enumerate(ready, last - len(ready) + 1):
-            self._flying.append((number, upto))
-        if self._flying[0][0] <= self._told:
-            self.acknowledged(self._told)
+            self._in_flight.append((number, upto))
+        if self._in_flight[0][0] <= self._acknowledged_number:
+            self.acknowledged(self._acknowledged_number)
 
     def _pack_events(self, publications: int) -> None:
-        """Move waiting events into about so many publications (more if a misfit splits one)."""
+        """Pack waiting events into that many publications (more if a schema error splits one)."""
         waiting, taken = self._waiting, 0
         for _ in range(publications):
             if taken >= len(waiting):
@@ -299,10 +299,10 @@ class Publisher:
     def _pack(self, events: list[object]) -> None:
         try:
             body = self._packer.pack(events)
-        except UsageError as misfit:
-            # One event spoils the batch, or it is too long: halve it until the misfit is alone.
+        except UsageError as error:
+            # An event does not fit the schema, or the batch is too long: split it until it fits.
             if len(events) == 1:
-                self._misfit = self._misfit or misfit
+                self._schema_error = self._schema_error or error
                 self._packed_upto += 1
                 return
             half = len(events) // 2
@@ -313,60 +313,60 @@ class Publisher:
         self._packed.append((body, self._packed_upto))
         self._bytes += len(body)
 
-    # --------------------------------------------------------- what the node says
+    # ----------------------------------------------------------- called by the node
 
     def adopt(self, entry: ChannelEntry | None) -> None:
-        """Go on in a new epoch of the channel."""
+        """Adopt the channel of a new epoch."""
         if entry is not None:
             self._packer.adopt(entry.arrow_schema())
             if self._valid_ms is None:
                 self._packer.valid_ms = entry.policy.limits.validity_ms
 
     def acknowledged(self, upto: int) -> None:
-        """Every publication up to this number is held by enough brokers."""
-        self._told = upto
+        """Handle an acknowledgement of all publications up to a number."""
+        self._acknowledged_number = upto
         if self._submitting:
-            return  # of what is being submitted something was held before
-        flying = self._flying
+            return  # brokers have this already (a resumed stream); `_submit` calls again
+        in_flight = self._in_flight
         events = self._acknowledged
-        while flying and flying[0][0] <= upto:
-            events = flying.popleft()[1]
-        if not flying and not self._packed:
-            events = self._packed_upto  # misfits behind the last publication are done with, too
-        self._settle(events)
+        while in_flight and in_flight[0][0] <= upto:
+            events = in_flight.popleft()[1]
+        if not in_flight and not self._packed:
+            events = self._packed_upto  # includes events at the end that did not fit
+        self._set_acknowledged(events)
         if (self._waiting or self._packed) and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._drain)
 
-    def _settle(self, events: int) -> None:
+    def _set_acknowledged(self, events: int) -> None:
         self._acknowledged = events
         self._submitted = max(self._submitted, events)
-        while self._awaiting and self._awaiting[0][0] <= events:
-            future = self._awaiting.popleft()[1]
+        while self._ack_waiters and self._ack_waiters[0][0] <= events:
+            future = self._ack_waiters.popleft()[1]
             if not future.done():
                 future.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """Nothing will be published any more; whoever waits is told why."""
+        """Close the publisher with an error, which all waiters get."""
         if self._closed is None:
             self._closed = error
-        for _, future in self._awaiting:
+        for _, future in self._ack_waiters:
             if not future.done():
                 future.set_exception(error)
-        self._awaiting.clear()
-        self._wake_wanting()
+        self._ack_waiters.clear()
+        self._wake_room_waiters()
         self._scheduled = False
 
-    def _wake_wanting(self) -> None:
-        wanting, self._wanting = self._wanting, []
-        for future in wanting:
+    def _wake_room_waiters(self) -> None:
+        waiters, self._room_waiters = self._room_waiters, []
+        for future in waiters:
             if not future.done():
                 future.set_result(None)
 
     # -------------------------------------------------------------------- ending
 
     async def close(self) -> None:
-        """Wait for what was posted, then publish no more."""
+        """Wait until everything posted is acknowledged, then close."""
         if self._closed is None:
             try:
                 await self.flush()
@@ -375,7 +375,7 @@ class Publisher:
 
     def _end(self) -> None:
         self.fail(UsageError(f"this publisher on {self.channel!r} is closed; open another one"))
-        self._outlet.publisher_closed(self)
+        self._host.publisher_closed(self)
 
     async def __aenter__(self) -> Publisher:
         return self
@@ -393,7 +393,7 @@ class Publisher:
 
 
 def _within(events: list[object], limit: int) -> int:
-    """How many of the first events fit into so many bytes; at least one."""
+    """The number of leading events that fit into `limit` bytes; at least one."""
     total = 0
     for count, event in enumerate(events):
         total += len(event)  # type: ignore[arg-type]

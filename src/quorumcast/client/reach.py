@@ -1,4 +1,4 @@
-"""Which brokers a node can reach, and waiting until they are enough."""
+"""The brokers that a node is connected to, and waiting until there are enough."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from quorumcast.core.ids import NodeId
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.links.contract import Links, Trouble
 
-#: So often troubles are looked at while nothing happens.
-_LOOK_S = 0.25
-#: After this long brokers that refuse are taken at their word.
-_PATIENCE_S = 1.0
+#: Interval at which connection errors are checked while waiting.
+_POLL_S = 0.25
+#: Time after which refusals by brokers count as final.
+_REFUSAL_FINAL_S = 1.0
 
 
-def refused_for_good(manifest: Manifest, troubles: dict[NodeId, Trouble]) -> bool:
-    """Whether so many brokers refuse that the others are fewer than n-f."""
+def too_many_refuse(manifest: Manifest, troubles: dict[NodeId, Trouble]) -> bool:
+    """Whether more than f brokers refuse this client, so that n-f can never answer."""
     refused = [trouble for trouble in troubles.values() if trouble.refused]
     return len(refused) >= manifest.quorums.one_correct
 
 
-class Reach:
-    """The brokers that are connected, in the order in which they came."""
+class ConnectedBrokers:
+    """The connected brokers, in the order in which they connected."""
 
     __slots__ = ("_changed", "up")
 
@@ -30,17 +30,17 @@ class Reach:
         self.up: dict[NodeId, None] = {}
         self._changed = asyncio.Event()
 
-    def gain(self, broker: NodeId) -> None:
-        """It is connected."""
+    def add(self, broker: NodeId) -> None:
+        """Add a broker that has connected."""
         self.up[broker] = None
         self._changed.set()
 
-    def lose(self, broker: NodeId) -> None:
-        """It is not any more."""
+    def remove(self, broker: NodeId) -> None:
+        """Remove a broker that has disconnected."""
         self.up.pop(broker, None)
 
     async def wait(self, manifest: Manifest, links: Links, timeout_s: float) -> None:
-        """Until n-f brokers are connected, or a sentence that names the others and why."""
+        """Wait until n-f brokers are connected; `UsageError` names the missing ones and why."""
         needed = manifest.quorums.responders
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -48,12 +48,12 @@ class Reach:
             self._changed.clear()
             waited = loop.time() - started
             troubles = links.troubles()
-            # Nothing but a new manifest helps against refusals: do not wait for the time-out.
-            hopeless = waited > _PATIENCE_S and refused_for_good(manifest, troubles)
+            # Only a new manifest can end refusals, so waiting for the timeout would be in vain.
+            hopeless = waited > _REFUSAL_FINAL_S and too_many_refuse(manifest, troubles)
             if waited >= timeout_s or hopeless:
                 raise UsageError(self._unreachable(manifest, troubles, needed))
             try:
-                async with asyncio.timeout(min(timeout_s - waited, _LOOK_S)):
+                async with asyncio.timeout(min(timeout_s - waited, _POLL_S)):
                     await self._changed.wait()
             except TimeoutError:
                 continue

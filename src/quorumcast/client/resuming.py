@@ -1,20 +1,20 @@
-"""Publishing exactly once, across the death of whoever publishes.
+"""Publishing exactly once, across crashes of the publishing program.
 
-A publisher by the clock begins a new stream with each life: what it published in its last moments
-it may publish twice. One that *resumes* names its stream itself, by a name and an epoch, submits
-the same publications from the first on whenever it is run again, and whatever has been ordered
-already is not ordered again:
+An ordinary publisher begins a new stream each time it starts, so a program that crashed cannot know
+which of its last publications arrived. A *resumed* publisher names its stream by a name and an
+epoch. Each run of the program submits the same publications from the first one on. Publications
+that are already ordered are not ordered again:
 
     async with node.publisher("orders", resume=Resumption("import", epoch=7, at=DAY)) as orders:
-        for batch in batches:                  # the same batches in every life
+        for batch in batches:                  # the same batches in every run
             await orders.publish(batch)
 
-Leaving the block waits until all of it stands in the order, as whichever life brought it there.
-What is published again must be the same to the byte, so its time is given and not read from a
-clock, and each call is one publication. Contents that differ from what was ordered under the same
-number are refused, and nothing more is published.
+Leaving the block waits until the whole stream is ordered, by this run or an earlier one. Every run
+must produce the same bytes, so the time of publications is given and not read from a clock, and
+each call is one publication. If a number was ordered with other contents, an error is raised and
+nothing more is published.
 
-Only channels with a total order have a memory for this: `ordering.state` says for how long.
+It requires total order: the ordered state remembers how far each stream is (`ordering.state`).
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from quorumcast.manifest.manifest import ChannelEntry
 
 
 class Resumption(msgspec.Struct, frozen=True):
-    """The stream to go on with: epochs of one name follow one another, and only the last counts."""
+    """The identity of a resumed stream; a later epoch of a name ends the earlier ones."""
 
     name: str
     epoch: int
-    #: When its publications are said to have been made, unless each says so itself.
+    #: Time of its publications, unless `post_batch` gives another.
     at: datetime
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise UsageError("a publisher that resumes needs a name: give the same in every life")
+            raise UsageError("a resumed publisher needs a name: give the same in every run")
         if type(self.epoch) is not int or not 0 <= self.epoch <= MAX_LINE_EPOCH:
             raise UsageError(
                 f"epoch is {self.epoch!r}: give a whole number from 0 to {MAX_LINE_EPOCH:,}"
@@ -56,20 +56,20 @@ class Resumption(msgspec.Struct, frozen=True):
 
     @property
     def incarnation(self) -> int:
-        """What tells its stream apart."""
+        """The incarnation of the stream: a hash of the name, and the epoch."""
         line = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "big") & MAX_LINE
         return resumable(line, self.epoch)
 
 
 def check_resumable(entry: ChannelEntry, *, urgent: bool) -> None:
-    """Refuse a channel whose brokers remember nothing of its streams."""
+    """Refuse a channel without total order, and urgent publications."""
     if not entry.policy.total:
         raise UsageError(
             f"channel {entry.name!r} cannot be resumed, because it has no total order: publish on "
             "one with the policy 'total' or 'total-crash'"
         )
     if urgent:
-        raise UsageError("a publisher that resumes keeps its order: leave out 'urgent'")
+        raise UsageError("a resumed publisher keeps its order: leave out 'urgent'")
 
 
 def _check_time(at: datetime) -> int:
@@ -80,32 +80,32 @@ def _check_time(at: datetime) -> int:
     return microseconds_of(at)
 
 
-class Resumer(Protocol):
-    """What a publisher that resumes needs of its node."""
+class ResumedStreams(Protocol):
+    """The part of the publishing role that a resumed publisher needs."""
 
     def room(self, channel: Channel, urgent: bool, resumed: int) -> int:
-        """How many more publications the machine takes now."""
+        """The number of publications that the machine accepts now."""
         ...
 
     def submit(
         self, channel: Channel, bodies: tuple[bytes, ...], urgent: bool, resumed: int
     ) -> int:
-        """Publish these contents; the number of the last one."""
+        """Publish these contents; return the number of the last publication."""
         ...
 
     def conclude(self, publisher: ResumedPublisher) -> None:
-        """Everything has been submitted; it is told what came of it."""
+        """Start to confirm that the whole stream is ordered; calls `concluded` then."""
         ...
 
     def release(self, publisher: ResumedPublisher) -> None:
-        """It publishes no more."""
+        """Remove the publisher."""
         ...
 
 
-class _Outlet:
-    """A node's outlet for one stream of an application's choice."""
+class _ResumedHost:
+    """The `PublisherHost` of one resumed stream."""
 
-    def __init__(self, node: Resumer, resumed: int) -> None:
+    def __init__(self, node: ResumedStreams, resumed: int) -> None:
         self._node = node
         self._resumed = resumed
 
@@ -121,11 +121,11 @@ class _Outlet:
 
 
 class ResumedPublisher(Publisher):
-    """Goes on with a stream on one channel; made by `Node.publisher(…, resume=…)`."""
+    """Publishes a resumed stream; made by `Node.publisher(…, resume=…)`."""
 
     def __init__(
         self,
-        node: Resumer,
+        node: ResumedStreams,
         channel: Channel,
         packer: Packer,
         resume: Resumption,
@@ -138,11 +138,12 @@ class ResumedPublisher(Publisher):
         packer.now_us = lambda: self._at_us
         self._node = node
         self._ending: asyncio.Future[None] | None = None
-        #: Whether the node still has its stream, and whether all of it stands in the order.
+        #: Whether the node still has the stream.
         self._open = True
+        #: Whether the whole stream is known to be ordered.
         self._concluded = False
         super().__init__(
-            _Outlet(node, resume.incarnation),
+            _ResumedHost(node, resume.incarnation),
             channel,
             packer,
             timeout_s=timeout_s,
@@ -163,10 +164,10 @@ class ResumedPublisher(Publisher):
         super().post_batch(batch)
 
     async def close(self) -> None:
-        """Wait until everything stands in the order, then publish no more."""
+        """Wait until the whole stream is ordered, then close."""
         if self._concluded:
             return
-        self._check_open()  # what was acknowledged may have turned out to be something else
+        self._check_open()  # raises if other contents were ordered
         try:
             await self.flush()
             self._ending = asyncio.get_running_loop().create_future()
@@ -178,25 +179,25 @@ class ResumedPublisher(Publisher):
             self._end()
 
     def abandon(self) -> None:
-        """Publish no more, and wait for nothing; another life may go on."""
+        """Close without waiting; another run may resume the stream."""
         self._end()
 
     def concluded(self) -> None:
-        """All of it stands in the order."""
+        """Handle the confirmation that the whole stream is ordered."""
         if self._ending is not None and not self._ending.done():
             self._ending.set_result(None)
 
     def contradicted(self, number: int) -> None:
-        """Brokers have ordered something else."""
+        """Handle a report that other contents (or, for number 0, a later epoch) were ordered."""
         which = f"{self.resume.name!r}, epoch {self.resume.epoch}, on channel {self.channel!r}"
         if not number:
             error = UsageError(
-                f"a later epoch has been published than {which}: whoever resumes this one is late"
+                f"a later epoch has been published than {which}: this one can no longer be resumed"
             )
         else:
             error = UsageError(
-                f"publication {number} of {which} was published with other contents before: what "
-                "is published again must be the same; use another name for what is not"
+                f"publication {number} of {which} was published with other contents before: "
+                "publish the same contents in every run, or use another name"
             )
         self.fail(error)
         self._end()

@@ -1,4 +1,4 @@
-"""Which channels a name means, and whether this client may use them; sentences where it may not."""
+"""Resolving channel names and patterns to channels that a client has the right to use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quorumcast.manifest.patterns import is_pattern, matching
 
 
 def to_publish(manifest: Manifest, me: NodeId, channel: str) -> ChannelEntry:
-    """The channel on which this client is to publish."""
+    """The channel of this name, if this client may publish on it."""
     if is_pattern(channel):
         raise UsageError(
             f"{channel!r} is a pattern: publish on one channel; those of the cell are: "
@@ -17,12 +17,12 @@ def to_publish(manifest: Manifest, me: NodeId, channel: str) -> ChannelEntry:
         )
     entry = _entry(manifest, channel)
     if not manifest.may_publish(me, channel):
-        raise _no_right(manifest, me, "publish on", channel)
+        raise _missing_right(manifest, me, "publish on", channel)
     return entry
 
 
 def to_subscribe(manifest: Manifest, me: NodeId, name: str) -> list[ChannelEntry]:
-    """The channels that a name or a pattern means for this client; at least one."""
+    """The channels of this name or pattern to which this client may subscribe; at least one."""
     if is_pattern(name):
         found = matching_channels(manifest, me, name)
         if not found:
@@ -33,19 +33,19 @@ def to_subscribe(manifest: Manifest, me: NodeId, name: str) -> list[ChannelEntry
         return found
     entry = _entry(manifest, name)
     if not manifest.may_subscribe(me, name):
-        raise _no_right(manifest, me, "subscribe to", name)
+        raise _missing_right(manifest, me, "subscribe to", name)
     return [entry]
 
 
 def to_consume(manifest: Manifest, me: NodeId, channel: str) -> ChannelEntry:
-    """The channel of a named subscription."""
+    """The channel of this name, if this client may have a named subscription to it."""
     if is_pattern(channel):
         raise UsageError(f"{channel!r} is a pattern: a named subscription is to one channel")
     return to_subscribe(manifest, me, channel)[0]
 
 
 def matching_channels(manifest: Manifest, me: NodeId, pattern: str) -> list[ChannelEntry]:
-    """The channels that fit a pattern and to which this client may subscribe."""
+    """The channels that match a pattern and to which this client may subscribe."""
     names = set(matching(pattern, (entry.name for entry in manifest.channels)))
     return [
         entry
@@ -68,7 +68,7 @@ def _known(manifest: Manifest) -> str:
     return ", ".join(entry.name for entry in manifest.channels) or "none"
 
 
-def _no_right(manifest: Manifest, me: NodeId, verb: str, channel: str) -> UsageError:
+def _missing_right(manifest: Manifest, me: NodeId, verb: str, channel: str) -> UsageError:
     return UsageError(
         f"{me!r} may not {verb} channel {channel!r}: ask the operator of "
         f"{manifest.cell!r} for the right"

@@ -1,20 +1,20 @@
-"""Subscribing: accepted publications in order, and back-pressure instead of an endless queue.
+"""Subscribing: accepted publications in order, with back-pressure instead of an unbounded queue.
 
-The subscriber machine decides what is genuine and whose turn it is; what it delivers waits in a
-bounded `backlog` until the application takes it. Unless the application prefers to lose something,
-the node stops reading from the brokers when that is full (see `node.Node`), the brokers' outboxes
-for this subscriber fill, and when the application goes on, the machine asks the brokers for what it
-missed. Brokers keep a bounded past, so an application that stays behind too long finds a *gap*:
-iteration raises `GapError` (and can simply be continued), or `items()` yields a `Gap`. Nothing is
-lost silently.
+The subscriber machine decides which publications are genuine and in which order they come. They
+wait in a bounded `backlog` until the application takes them. With the overflow rule "wait", the
+node stops reading from brokers when the backlog is full (see `node.Node`), and brokers buffer for
+this subscriber up to their own limits. When the application continues, the machine requests what it
+missed. Brokers retain a bounded amount, so an application that lags too far behind gets a *gap*:
+iteration raises `GapError` and can be continued, or `items()` yields a `Gap`. Nothing is lost
+silently.
 
-A subscription to a pattern is one queue for several channels, which come and go with the epochs.
+A subscription to a pattern has one queue for several channels, which the manifest may change.
 
-A publication may be valid for a limited time. One that has expired when the application would take
-it is skipped and counted in `expired`; by the clock of this machine and the claim of its publisher.
+A publication may be valid for a limited time. If it has expired when its turn comes, it is skipped
+and counted in `expired`. Expiry compares the local clock with the time that the publisher claims.
 
-Contents that are not what the channel's schema promises can only come from a lying publisher: they
-are skipped, counted in `undecodable` and reported to the node's `on_undecodable`.
+Contents that violate the schema of the channel can only come from a lying publisher. They are
+skipped, counted in `undecodable` and reported to the node's `on_undecodable`.
 """
 
 from __future__ import annotations
@@ -35,46 +35,46 @@ from quorumcast.core.ids import Channel, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED, Overflow
 from quorumcast.manifest.manifest import ChannelEntry
 
-#: Why publications did not reach the application, in `telemetry.drops`.
+#: Drop reasons in `telemetry.drops` for publications that did not reach the application.
 EXPIRED, DISCARDED = "expired", "discarded"
 
 
-class Inlet(Protocol):
-    """What a subscription needs of its node."""
+class SubscriptionHost(Protocol):
+    """The part of the subscribing role that a subscription needs."""
 
     def queue_changed(self) -> None:
-        """The queue became full, or has room again."""
+        """React to a queue that became full or has room again."""
         ...
 
     def subscription_closed(self, subscription: Subscription) -> None:
-        """Its application listens no more."""
+        """Remove a subscription that is closed."""
         ...
 
     def undecodable(self, delivered: application.Deliver) -> None:
-        """A publisher sent nonsense."""
+        """Report contents that violate the schema."""
         ...
 
     def ignored(self, reason: str, publications: int) -> None:
-        """The application will not see these, for this reason."""
+        """Count publications that do not reach the application."""
         ...
 
     def end(self, channel: Channel) -> int:
-        """The position that comes next."""
+        """The next position of a channel."""
         ...
 
     def oldest(self, channel: Channel) -> int:
-        """The oldest position that is still held."""
+        """The oldest position that brokers hold."""
         ...
 
     async def recall(
         self, channel: Channel, positions: Iterable[int]
     ) -> Sequence[application.Recalled]:
-        """Positions of the past, once more."""
+        """Fetch old positions again."""
         ...
 
 
 class Subscription:
-    """The accepted events of one channel, or of all those that match a pattern.
+    """The accepted events of one channel, or of all channels that match a pattern.
 
     >>> async with node.subscribe("orders") as orders:        # doctest: +SKIP
     ...     async for event in orders:
@@ -83,7 +83,7 @@ class Subscription:
 
     def __init__(
         self,
-        inlet: Inlet,
+        host: SubscriptionHost,
         name: str,
         entries: Iterable[ChannelEntry],
         prove: Prover,
@@ -98,44 +98,44 @@ class Subscription:
         now_us: Clock = wall_us,
     ) -> None:
         check_counts(queue=queue, queue_bytes=queue_bytes)
-        #: What was asked for: a channel, or a pattern.
+        #: The channel or pattern that was subscribed to.
         self.channel = Channel(name)
-        #: The channels that it listens to, and whether it has begun to stand there.
+        #: The present channels, and whether the subscription stands on each.
         self._channels: dict[Channel, bool] = {}
-        #: Of every channel that it ever listened to: what was queued may still be taken.
+        #: Packers of all channels so far: publications of a former one may still be queued.
         self._packers: dict[Channel, Packer] = {}
-        #: Where it begins: None with what comes next, 0 with the oldest, else at a position.
+        #: The first position; None for the next publication, 0 for the oldest.
         self.start = start
-        #: The time that it begins with; 0 for any.
+        #: The first publication time; 0 for any.
         self.since_us = since_us
-        #: The position that it ends before; 0 if it does not.
+        #: The position before which it ends; 0 for none.
         self.until = until
-        #: Streams that have reached that time; so many at most, the newest.
+        #: Streams that have reached `since_us`; the newest MAX_STREAMS_NAMED.
         self._reached: dict[Stream, None] = {}
-        self._inlet = inlet
+        self._host = host
         self._prove = prove
         self._now_us = now_us
-        #: What the machine delivered and the application has not taken.
+        #: Delivered by the machine and not taken by the application.
         self._backlog = Backlog(queue, queue_bytes, overflow)
-        #: Whether the application wants what has expired as well.
+        #: Whether the application wants expired publications as well.
         self._keeps_expired = expired
         self._rows: Iterator[Event] = iter(())
         self._waiter: asyncio.Future[None] | None = None
         self._ended: Exception | None = None
         self._closed = False
-        #: Set when enough brokers have said where the streams of all its channels stand.
+        #: Done when the subscription stands: n-f brokers have reported the ends of all streams.
         self.joined = asyncio.get_running_loop().create_future()
-        #: Publications skipped because a lying publisher wrote nonsense.
+        #: Publications skipped because their contents violate the schema.
         self.undecodable = 0
-        #: Publications skipped because they were not valid any more.
+        #: Publications skipped because they had expired.
         self.expired = 0
-        #: What `held` has yet to come to: the last number of each stream that was there when the
+        #: Streams that `held` has not read completely, with the last number that each had when the
         #: subscription began to stand.
         self._ends: dict[Stream, int] = {}
         for entry in entries:
             self.attach(entry)
 
-    # --------------------------------------------------------- what the node says
+    # ----------------------------------------------------------- called by the node
 
     def deliver(self, delivered: application.Deliver) -> None:
         """Queue an accepted publication."""
@@ -144,17 +144,17 @@ class Subscription:
         full = self._backlog.full
         discarded = self._backlog.put(delivered)
         if discarded:
-            self._inlet.ignored(DISCARDED, discarded)
+            self._host.ignored(DISCARDED, discarded)
         if self._backlog.full and not full:
-            self._inlet.queue_changed()
+            self._host.queue_changed()
         if self._waiter is not None:
             self._wake()
 
     def _too_early(self, delivered: application.Deliver) -> bool:
-        """Whether its stream has not reached the time that the application wants to begin with.
+        """Whether its stream has not reached the time at which the subscription starts.
 
-        Brokers begin there or a little before. What comes after the first publication of that time
-        comes whatever its stamp is: the order is not ours to change.
+        Brokers start there or a little before. Everything after the first publication with that
+        time is delivered, whatever its own time is, to keep the order.
         """
         stream, number = delivered.place
         if stream in self._reached:
@@ -165,25 +165,25 @@ class Subscription:
             if len(self._reached) > MAX_STREAMS_NAMED:
                 del self._reached[next(iter(self._reached))]
             return False
-        self._passed(stream, number)
+        self._note_progress(stream, number)
         self._wake()
         return True
 
     def gap(self, effect: application.Gap) -> None:
-        """Queue the news of a loss."""
+        """Queue a gap."""
         full = self._backlog.full
         self._backlog.announce(Gap(effect.stream, effect.first, effect.upto))
         if self._backlog.full and not full:
-            self._inlet.queue_changed()
+            self._host.queue_changed()
         self._wake()
 
     def attach(self, entry: ChannelEntry) -> None:
-        """Listen to one more channel."""
+        """Add a channel."""
         self._channels[entry.name] = False
         self._packers[entry.name] = Packer(entry.arrow_schema())
 
     def detach(self, channel: Channel) -> None:
-        """Listen to it no more; what it has brought already can still be taken."""
+        """Remove a channel; publications that are queued can still be taken."""
         self._channels.pop(channel, None)
         self._ends = {s: number for s, number in self._ends.items() if s.channel != channel}
         self._check_joined()
@@ -191,17 +191,17 @@ class Subscription:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """The channels that it listens to now."""
+        """The present channels."""
         return tuple(self._channels)
 
     def awaits(self, channel: Channel) -> bool:
-        """Whether it does not stand on this channel yet."""
+        """Whether the subscription does not stand on this channel yet."""
         return not self._channels.get(channel, True)
 
     def stands(self, channel: Channel, ends: dict[Stream, int]) -> None:
-        """Enough brokers have said where the streams of a channel stand."""
+        """Handle that the subscription stands on a channel whose streams have these ends."""
         self._channels[channel] = True
-        # Who begins with what comes next has nothing before it, wherever others on this node began.
+        # With "latest" there is no old data to read, even if another subscription reads it.
         if not self.joined.done() and self.start is not None:
             self._ends.update({stream: end - 1 for stream, end in ends.items()})
         self._check_joined()
@@ -211,16 +211,16 @@ class Subscription:
             self.joined.set_result(None)
 
     def adopt(self, entry: ChannelEntry | None) -> None:
-        """Go on in a new epoch of a channel."""
+        """Adopt a channel of a new epoch."""
         if entry is not None:
             self._packers[entry.name].adopt(entry.arrow_schema())
 
     def fail(self, error: Exception) -> None:
-        """Nothing more will come; iteration raises this once the queue is empty."""
+        """End with an error, which iteration raises once the queue is empty."""
         self._ended = self._ended or error
         if not self.joined.done():
             self.joined.set_exception(error)
-            self.joined.exception()  # whoever waits sees it; nobody has to
+            self.joined.exception()  # mark it as retrieved: nobody may be waiting
         self._wake()
 
     def _wake(self) -> None:
@@ -261,7 +261,7 @@ class Subscription:
     async def batches(self) -> AsyncIterator[Batch]:
         """Whole publications as Arrow record batches (`batch.data`); gaps raise `GapError`.
 
-        After a `GapError` call `batches()` again to go on.
+        After a `GapError` call `batches()` again to continue.
         """
         while True:
             try:
@@ -273,7 +273,7 @@ class Subscription:
             yield item
 
     async def take(self, most: int = 1024) -> list[Batch | Gap]:
-        """At least one item, and whatever else waits already; empty at the end."""
+        """At least one item, and all others that wait, up to `most`; empty at the end."""
         try:
             items = [await self._next()]
         except StopAsyncIteration:
@@ -285,10 +285,10 @@ class Subscription:
         return items
 
     async def held(self) -> AsyncIterator[Batch | Gap]:
-        """What the cell held when the subscription began to stand, and no more.
+        """Everything up to the end that the channel had when the subscription began to stand.
 
-        Begin with `start="earliest"` or a position. What comes from then on waits for `items` and
-        the other iterators.
+        Use `start="earliest"`, a time or a position. Later publications stay queued for the other
+        iterators.
         """
         await self.wait_joined()
         while self._ends:
@@ -299,13 +299,13 @@ class Subscription:
 
     @property
     def unread(self) -> dict[Stream, int]:
-        """What `held` has yet to come to: streams that were there, and the last number of each.
+        """Streams that `held` has not read completely, with the last number of each.
 
         On a channel with total order there is one stream, and its numbers are positions.
         """
         return dict(self._ends)
 
-    def _passed(self, stream: Stream, number: int) -> None:
+    def _note_progress(self, stream: Stream, number: int) -> None:
         if self._ends.get(stream, number + 1) <= number:
             del self._ends[stream]
 
@@ -339,50 +339,50 @@ class Subscription:
         full = backlog.full
         item = backlog.pop()
         if full and not backlog.full:
-            self._inlet.queue_changed()
+            self._host.queue_changed()
         if isinstance(item, Gap):
-            self._passed(item.stream, item.upto)
+            self._note_progress(item.stream, item.upto)
             return item
         if self._ends:
-            self._passed(*item.place)
+            self._note_progress(*item.place)
         return self._open(item)
 
     def _open(self, item: application.Deliver) -> Batch | None:
-        """What the application gets of a publication; None if it is nonsense or has expired."""
+        """Decode a publication; None if it violates the schema or has expired."""
         envelope = read_envelope(item.body)
         expired = False
         if envelope is not None and envelope.valid_ms:
             expired = envelope.expires_us <= self._now_us()
         if expired and not self._keeps_expired:
             self.expired += 1
-            self._inlet.ignored(EXPIRED, 1)
+            self._host.ignored(EXPIRED, 1)
             return None
         packer = self._packers[item.stream.channel]
         unpacked = None if envelope is None else packer.unpack(item.body)
         if envelope is None or unpacked is None:
             self.undecodable += 1
-            self._inlet.undecodable(item)
+            self._host.undecodable(item)
             return None
         return Batch(item, envelope, *unpacked, self._prove, expired=expired)
 
-    # ------------------------------------------------------------------- the past
+    # ------------------------------------------------------------------- old data
 
     @property
     def end(self) -> int:
-        """On a channel with total order: the position that comes next, as far as is known."""
-        return self._inlet.end(self.channel)
+        """On a channel with total order: the next position, as far as is known."""
+        return self._host.end(self.channel)
 
     @property
     def oldest(self) -> int:
-        """On a channel with total order: the oldest position that the cell still holds."""
-        return self._inlet.oldest(self.channel)
+        """On a channel with total order: the oldest position that brokers hold."""
+        return self._host.oldest(self.channel)
 
     async def recall(self, positions: Iterable[int]) -> dict[int, Batch | Gap | None]:
-        """Single positions of the past, wherever this subscription stands; total order only.
+        """Fetch single old positions of a channel with total order.
 
-        As trustworthy as what the subscription brings: enough brokers must send equal contents. A
-        `Gap` says from where to where publications are gone, None that contents were nonsense or
-        have expired. Waits as long as it takes.
+        Enough brokers must send equal contents, as for the subscription itself. A position maps to
+        a `Gap` if brokers no longer hold it, and to None if it violates the schema or has expired.
+        There is no timeout.
         """
         wanted = sorted(set(positions))
         if wanted and not 1 <= wanted[0] <= wanted[-1] < self.end:
@@ -391,7 +391,7 @@ class Subscription:
                 f"it has positions from 1 to {self.end - 1}"
             )
         found: dict[int, Batch | Gap | None] = {}
-        for item in await self._inlet.recall(self.channel, wanted):
+        for item in await self._host.recall(self.channel, wanted):
             if item.found is None:
                 found[item.position] = Gap(
                     total_order(self.channel), item.position, item.oldest - 1
@@ -402,42 +402,42 @@ class Subscription:
 
     @property
     def waiting(self) -> int:
-        """Publications (and gaps) accepted and not yet taken."""
+        """Publications and gaps in the queue."""
         return self._backlog.waiting
 
     @property
     def discarded(self) -> int:
-        """Publications that gave way because the queue was full; each is in a `Gap`."""
+        """Publications discarded because the queue was full; a `Gap` covers each."""
         return self._backlog.discarded
 
     @property
     def full(self) -> bool:
-        """Whether nothing more should come; it stays so until half of the queue is taken."""
+        """Whether the node should stop reading; stays set until half of the queue is taken."""
         return self._backlog.full
 
     # --------------------------------------------------------------------- ending
 
     async def wait_joined(self, timeout_s: float | None = None) -> None:
-        """Until the subscription stands: whatever is published from now on will come."""
+        """Wait until the subscription stands: everything published from then on is delivered."""
         check_timeout(timeout_s)
         async with asyncio.timeout(timeout_s):
             await asyncio.shield(self.joined)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Leave the channels and drop the queue."""
         if not self._closed:
             self._closed = True
             self._backlog.clear()
             if not self.joined.done():
                 self.joined.cancel()
             self._wake()
-            self._inlet.subscription_closed(self)
+            self._host.subscription_closed(self)
 
     async def __aenter__(self) -> Subscription:
         try:
             await self.wait_joined()
         except BaseException:
-            self.close()  # nobody will: who was refused may subscribe again
+            self.close()  # `__aexit__` will not run; another attempt needs the channels
             raise
         return self
 

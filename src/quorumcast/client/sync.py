@@ -1,4 +1,4 @@
-"""The client for programs without an event loop: the same nodes, driven by one background thread.
+"""The blocking client: the same nodes, with an event loop in a background thread.
 
     with quorumcast.sync.connect("cell/manifest.json", "cell/alice.identity") as node:
         with node.publisher("orders") as orders:
@@ -7,8 +7,8 @@
             for event in orders:
                 print(event.payload)
 
-Posted events cross to the loop in bulk, and a subscription fetches whatever waits in one go, so the
-thread is entered once per burst and not once per event.
+Posted events are passed to the loop in bulk, and a subscription takes all waiting publications at
+once, so the switch between threads costs once per burst and not once per event.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LoopThread:
         client.run(main())
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run a coroutine there and wait for it."""
+        """Run a coroutine in the loop and wait for its result."""
         try:
             check_timeout(timeout_s)
         except BaseException:
@@ -69,7 +69,7 @@ class LoopThread:
             raise
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call a function there and wait for it."""
+        """Call a function in the loop and wait for its result."""
 
         async def run() -> T:
             return function()
@@ -83,16 +83,16 @@ class LoopThread:
 
 
 class SyncPublisher:
-    """A publisher that blocks."""
+    """A blocking publisher."""
 
-    #: Events that wait to cross to the loop.
+    #: Events that may wait to be passed to the loop.
     BUFFER = 65_536
 
     def __init__(self, thread: LoopThread, publisher: Publisher) -> None:
         self._thread = thread
         self._publisher = publisher
-        #: Posted here, not yet handed to the publisher.
-        self._crossing: deque[Any] = deque()
+        #: Events that are posted here and not passed to the publisher in the loop.
+        self._unpassed: deque[Any] = deque()
         self._scheduled = False
 
     def publish(self, event: Publishable, timeout_s: float | None = None) -> None:
@@ -100,73 +100,73 @@ class SyncPublisher:
         self._thread.run(self._publish(event), timeout_s)
 
     async def _publish(self, event: Publishable) -> None:
-        await self._cross_all()
+        await self._pass_all()
         await self._publisher.publish(event)
 
     def post(self, event: bytes | bytearray | memoryview | Mapping[str, object]) -> None:
         """Publish without waiting; `BufferFull` if there is no room."""
-        if len(self._crossing) >= self.BUFFER:
+        if len(self._unpassed) >= self.BUFFER:
             raise BufferFull(f"{self.BUFFER:,} events wait: call 'ready()' before posting more")
         if type(event) is not bytes:
             event = self._publisher.admit(event)
-        self._crossing.append(event)
+        self._unpassed.append(event)
         if not self._scheduled:
             self._scheduled = True
-            self._thread.loop.call_soon_threadsafe(self._cross)
+            self._thread.loop.call_soon_threadsafe(self._pass)
 
     def post_batch(self, batch: pa.RecordBatch) -> None:
         """Publish a record batch as one publication, without waiting for acknowledgement."""
 
         async def post() -> None:
-            await self._cross_all()
+            await self._pass_all()
             self._publisher.post_batch(batch)
 
         self._thread.run(post())
 
-    def _cross(self) -> None:
+    def _pass(self) -> None:
         self._scheduled = False
-        crossing, post = self._crossing, self._publisher.post
+        unpassed, post = self._unpassed, self._publisher.post
         try:
-            while crossing:
-                post(crossing[0])
-                crossing.popleft()
+            while unpassed:
+                post(unpassed[0])
+                unpassed.popleft()
         except BufferFull:
             self._scheduled = True
-            task = self._thread.loop.create_task(self._cross_all())
+            task = self._thread.loop.create_task(self._pass_all())
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    async def _cross_all(self) -> None:
-        while self._crossing:
+    async def _pass_all(self) -> None:
+        while self._unpassed:
             await self._publisher.ready()
-            self._cross_some()
+            self._pass_some()
         self._scheduled = False
 
-    def _cross_some(self) -> None:
+    def _pass_some(self) -> None:
         try:
-            while self._crossing:
-                self._publisher.post(self._crossing[0])
-                self._crossing.popleft()
+            while self._unpassed:
+                self._publisher.post(self._unpassed[0])
+                self._unpassed.popleft()
         except BufferFull:
             pass
 
     def ready(self, timeout_s: float | None = None) -> None:
         """Wait until `post` has room again."""
-        self._thread.run(self._cross_all(), timeout_s)
+        self._thread.run(self._pass_all(), timeout_s)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything posted so far is acknowledged."""
 
         async def flush() -> None:
-            await self._cross_all()
+            await self._pass_all()
             await self._publisher.flush()
 
         self._thread.run(flush(), timeout_s)
 
     def close(self) -> None:
-        """Wait for what was posted, then publish no more."""
+        """Wait until everything posted is acknowledged, then close."""
 
         async def close() -> None:
-            await self._cross_all()
+            await self._pass_all()
             await self._publisher.close()
 
         self._thread.run(close())
@@ -186,11 +186,11 @@ class SyncPublisher:
             self._thread.run(self._publisher.__aexit__(kind, error, traceback))
 
 
-class Closes:
-    """Leaving its `with` block closes it."""
+class ClosesOnExit:
+    """Base of context managers that close on exit."""
 
     def close(self) -> None:
-        """End it."""
+        """Close it."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -205,8 +205,8 @@ class Closes:
         self.close()
 
 
-class SyncSubscription(Closes):
-    """Accepted events, one after another."""
+class SyncSubscription(ClosesOnExit):
+    """A blocking iterator of accepted events."""
 
     def __init__(self, thread: LoopThread, subscription: Subscription) -> None:
         self._thread = thread
@@ -250,37 +250,37 @@ class SyncSubscription(Closes):
             yield batch
 
     def held(self, timeout_s: float | None = None) -> Iterator[Batch | Gap]:
-        """What the cell held when the subscription began to stand, and no more."""
+        """Everything up to the end that the channel had when the subscription began to stand."""
         found = self._subscription.held()
         while (item := self._thread.run(anext(found, None), timeout_s)) is not None:
             yield item
 
     @property
     def undecodable(self) -> int:
-        """Publications skipped because a lying publisher wrote nonsense."""
+        """Publications skipped because their contents violate the schema."""
         return self._subscription.undecodable
 
     @property
     def expired(self) -> int:
-        """Publications skipped because they were not valid any more."""
+        """Publications skipped because they had expired."""
         return self._subscription.expired
 
     @property
     def discarded(self) -> int:
-        """Publications that gave way because the queue was full; each is in a `Gap`."""
+        """Publications discarded because the queue was full; a `Gap` covers each."""
         return self._subscription.discarded
 
     def receipt(self, item: Event | Batch) -> Receipt:
-        """Signed statements that prove that this event went through the cell."""
+        """Signed statements that prove to a third party that the cell accepted it."""
         return self._thread.run(item.receipt())
 
     def close(self) -> None:
-        """Listen no more."""
+        """Leave the channels and drop the queue."""
         self._thread.call(self._subscription.close)
 
 
-class SyncNamedSubscription(Closes):
-    """Deliveries of a named subscription, one after another."""
+class SyncNamedSubscription(ClosesOnExit):
+    """A blocking iterator of the deliveries of a named subscription."""
 
     def __init__(self, thread: LoopThread, subscription: NamedSubscription) -> None:
         self._thread = thread
@@ -300,23 +300,23 @@ class SyncNamedSubscription(Closes):
         return item
 
     def ack(self, delivery: Delivery) -> None:
-        """Done with it."""
+        """Acknowledge a delivery."""
         self._thread.run(delivery.ack())
 
     def nack(self, delivery: Delivery) -> None:
-        """It is to come again."""
+        """Return a delivery for redelivery."""
         self._thread.run(delivery.nack())
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Until what was acknowledged so far stands in the order."""
+        """Wait until all acknowledgements so far are ordered."""
         self._thread.run(self._subscription.flush(), timeout_s)
 
     def close(self) -> None:
-        """Give back what is not acknowledged."""
+        """Write pending acknowledgements, and return the other deliveries."""
         self._thread.run(self._subscription.close())
 
 
-class SyncNode(Closes):
+class SyncNode(ClosesOnExit):
     """A connected client."""
 
     def __init__(self, thread: LoopThread, node: Node, *, owns_thread: bool = False) -> None:
@@ -326,16 +326,16 @@ class SyncNode(Closes):
 
     @property
     def suspicions(self) -> dict[NodeId, dict[str, int]]:
-        """How often each node was suspected, and of what."""
+        """Counts of suspicions by node and reason."""
         return {node: dict(reasons) for node, reasons in list(self._node.suspicions.items())}
 
     @property
     def evidence(self) -> list[Evidence]:
-        """Proofs of lies that anybody can verify."""
+        """Proofs of misbehaviour that a third party can verify."""
         return list(self._node.evidence)
 
     def publisher(self, channel: str, **options: Any) -> SyncPublisher:
-        """Publish on a channel; options as in `Node.publisher`."""
+        """A publisher of a channel; options as in `Node.publisher`."""
         made = self._thread.call(lambda: self._node.publisher(channel, **options))
         return SyncPublisher(self._thread, made)
 
@@ -348,7 +348,7 @@ class SyncNode(Closes):
         return SyncSubscription(self._thread, self._thread.run(subscribe()))
 
     def subscribe_as(self, channel: str, name: str, **options: Any) -> SyncNamedSubscription:
-        """A subscription that goes on where it stopped; options as in `Node.subscribe_as`."""
+        """An open named subscription; options as in `Node.subscribe_as`."""
 
         async def opened() -> NamedSubscription:
             subscription = self._node.subscribe_as(channel, name, **options)
@@ -358,7 +358,7 @@ class SyncNode(Closes):
         return SyncNamedSubscription(self._thread, self._thread.run(opened()))
 
     def close(self) -> None:
-        """Leave the cell."""
+        """Disconnect."""
         self._thread.run(self._node.close())
         if self._owns_thread:
             self._thread.stop()

@@ -18,7 +18,7 @@ import msgspec
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.client.node import Node
 from quorumcast.client.packing import Clock, wall_us
-from quorumcast.client.sync import Closes, LoopThread, SyncNode
+from quorumcast.client.sync import ClosesOnExit, LoopThread, SyncNode
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import DIGEST_SIZE, NodeId
 from quorumcast.core.machine import Bodies, DialFailure
@@ -325,7 +325,7 @@ class MemoryCell:
         await self.close()
 
 
-class SyncMemoryCell(Closes):
+class SyncMemoryCell(ClosesOnExit):
     """A `MemoryCell` for tests without an event loop: it runs in a thread of its own."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Who watches a node's machines from outside: a recorder of its own deeds, observers of others'."""
+"""Optional instrumentation of a client: a trace recorder, and observations of brokers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from quorumcast.traces.drafts import directory_at
 from quorumcast.traces.notes import Recorder
 
 
-class Watching:
-    """What is noted of a node, and where; nothing unless asked for."""
+class Instrumentation:
+    """Records what the node itself does (`recorder`) and what brokers do (`observe`)."""
 
     def __init__(self, recorder: Recorder | None = None, observe: str | Path | None = None) -> None:
         self._recorder = recorder
         self._observe = directory_at(Path(observe)).resolve() if observe else None
-        self._logs = contextlib.ExitStack()
+        self._open_files = contextlib.ExitStack()
         if observe:
             load_arrow()
 
     def begin(self, driver: Driver, manifest: Manifest, me: NodeId, role: str) -> None:
-        """Watch a machine that has had no event yet: links that are up are the first."""
+        """Instrument a driver before its machine handles the first event."""
         if self._recorder is not None:
             record(driver, self._recorder, CELL_NOTES, me)
-        self._logs.enter_context(observing(driver, self._observe, manifest, me, role))
+        self._open_files.enter_context(observing(driver, self._observe, manifest, me, role))
 
     def end(self) -> None:
-        """Write the last notes."""
-        self._logs.close()
+        """Write buffered observations and close the files."""
+        self._open_files.close()
