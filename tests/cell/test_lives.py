@@ -96,11 +96,11 @@ class Given:
         self.hear(*readies(stream.history, index, history))
 
     def span(self, stream: Stream) -> tuple[int, int]:
-        base, end, _ = self.broker.streams()[stream]
-        return base, end
+        status = self.broker.streams()[stream]
+        return status.base, status.next
 
     def settled(self, stream: Stream) -> int:
-        return self.broker.streams()[stream][2]
+        return self.broker.streams()[stream].settled
 
 
 @pytest.mark.parametrize("name", SETTLING)

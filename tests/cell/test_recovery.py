@@ -32,6 +32,7 @@ from tests.support.cells import (
 from quorumcast.broadcast.messages import Cursor, Open, Ready
 from quorumcast.cell.messages import Position, Positions, Regain, Regained, Subscribe, Survey, Vote
 from quorumcast.cell.serving.broker import Broker
+from quorumcast.cell.serving.desks import StreamStatus
 from quorumcast.cell.serving.holdings import Holdings
 from quorumcast.cell.serving.outpaced import GRACE, MOVING_GRACE, UNANSWERED
 from quorumcast.cell.serving.pledges import Attested, Pledges, Settled, Vouched
@@ -105,8 +106,8 @@ def recalled(peer: NodeId, first: int, *run: bytes, full: bool = True) -> Receiv
 
 
 def held(broker: Broker) -> tuple[int, int]:
-    base, end, _ = broker.streams()[STREAM]
-    return base, end
+    status = broker.streams()[STREAM]
+    return status.base, status.next
 
 
 class Counting(Holdings):
@@ -445,13 +446,13 @@ def test_broker_whose_disk_does_not_answer_gets_back_what_needs_none() -> None:
             word = Regained(stream, 1, digests(*bodies(1, 3)))
             effects = broker.handle(Receive(peer, word, bodies(1, 3)), T0)
             records += [effect.record for effect in effects if isinstance(effect, Persist)]
-    assert broker.streams() == {STREAM: (4, 4, 0), other: (1, 4, 0)}
+    assert [(s.base, s.next) for s in broker.streams().values()] == [(4, 4), (1, 4)]
     assert broker.sizes()["regained"] == 3
     assert recalls(tick(broker, GRACE)) == []  # nothing more of the one that waits
     (record,) = records
     assert isinstance(record, Attested)
     broker.handle(Persisted(record), T0)
-    assert broker.streams()[STREAM] == (1, 4, 0)
+    assert held(broker) == (1, 4)
 
 
 def test_broker_counts_its_own_journal_and_never_contradicts_it() -> None:
@@ -688,9 +689,9 @@ def test_broker_goes_on_where_f_plus_1_peers_have_settled_what_it_holds_and_hist
         broker.handle(Connected(peer), T0)
         broker.handle(Receive(peer, Positions(ORDERS, known if peer in peers else ())), T0)
     tick(broker, GRACE - 1)
-    assert broker.streams()[STREAM][2] == 0  # a history may still come
+    assert broker.streams()[STREAM].settled == 0  # a history may still come
     tick(broker)
-    assert broker.streams()[STREAM] == (1, 3, settled)
+    assert broker.streams()[STREAM] == StreamStatus(str(STREAM), 1, 3, settled)
     desk = broker.desk(STREAM)
     assert desk is not None
     assert desk.ledger(Lane.HISTORY).next == settled + 1

@@ -41,7 +41,7 @@ def pass_time(broker: Broker, since: int, until: int) -> None:
 
 
 def base(broker: Broker) -> int:
-    return broker.streams()[STREAM][0]
+    return broker.streams()[STREAM].base
 
 
 def test_broker_without_a_time_limit_sets_no_timer() -> None:

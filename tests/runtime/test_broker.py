@@ -141,7 +141,7 @@ def test_broker_full_disk_is_told_to_the_machine_and_shown(
         limit("PRAGMA max_page_count=10")
         node.driver.carry_out([Persist(record)])
         await until(lambda: Storage(full=True) in heard)
-        shown: Any = node.control.status()["store"]
+        shown = node.control.status().store
         assert shown["full"] == 1
         assert shown["waiting_bytes"] > 10**6
         page = node.control.routes()["GET", "/metrics"](
@@ -151,7 +151,7 @@ def test_broker_full_disk_is_told_to_the_machine_and_shown(
         limit("PRAGMA max_page_count=100000")
         await until(lambda: Persisted(record) in heard)
         assert heard == [Storage(full=True), Storage(full=False), Persisted(record)]
-        shown = node.control.status()["store"]
+        shown = node.control.status().store
         assert shown["full"] == shown["waiting_bytes"] == 0
 
     with_broker(tmp_path, act, JOURNAL, data=tmp_path / "data")

@@ -30,7 +30,7 @@ def test_broker_first_channel_on_disk_opens_a_store_or_is_refused(
     tmp_path: Path, place: bool
 ) -> None:
     async def act(node: BrokerNode, cell: CellSetup) -> None:
-        assert (node.storage(), node.logs()) == ({}, {})
+        assert (node.storage(), node.machine.logs()) == ({}, {})
         following = next_epoch(node.manifest, channels=(*node.manifest.channels, DURABLE))
         give(node, cell, following)
         if place:
@@ -39,7 +39,7 @@ def test_broker_first_channel_on_disk_opens_a_store_or_is_refused(
         assert node.manifest.epoch == (2 if place else 1)
         assert (tmp_path / "data" / "broker-1.store").exists() == place
         assert bool(node.storage()) == place
-        assert list(node.logs()) == (["byzantine"] if place else [])
+        assert list(node.machine.logs()) == (["byzantine"] if place else [])
         assert bool(node.disk()) == place
 
     with_broker(tmp_path, act, data=tmp_path / "data" if place else None)
@@ -57,15 +57,15 @@ def test_broker_epoch_that_changes_a_policy_is_refused(tmp_path: Path) -> None:
 def test_broker_status_says_its_time_its_logs_and_its_disk(tmp_path: Path) -> None:
     async def act(node: BrokerNode, cell: CellSetup) -> None:
         status = node.control.status()
-        assert isinstance(status["time"], float)
-        assert status["logs"] == {
+        assert isinstance(status.time, float)
+        assert msgspec.to_builtins(status.logs) == {
             "byzantine": {
                 "leader": "broker-1", "regency": 0, "decided": 0, "executed": 0, "checkpoint": 0,
                 "forgotten": 0,
             }
         }  # fmt: skip
-        assert status["disk"]["writable"]  # type: ignore[index]
-        assert status["disk"]["began_empty"]  # type: ignore[index]
+        assert status.disk["writable"]
+        assert status.disk["began_empty"]
 
     with_broker(tmp_path, act, Policy.parse("total+durable"), data=tmp_path / "data")
 

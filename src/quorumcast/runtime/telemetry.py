@@ -76,20 +76,17 @@ class Telemetry:
             "publications": self.publications,
         }
 
-    def snapshot(self) -> dict[str, object]:
-        """All counters as JSON."""
-        suspicions: dict[str, dict[str, int]] = {}
+    @property
+    def uptime_s(self) -> float:
+        """Since when this node has been running."""
+        return round(time.monotonic() - self.started, 3)
+
+    def suspicions_by_node(self) -> dict[NodeId, dict[str, int]]:
+        """How often each node was suspected, by reason."""
+        found: dict[NodeId, dict[str, int]] = {}
         for (node, reason), count in self.suspicions.items():
-            suspicions.setdefault(node, {})[reason] = count
-        return {
-            "uptime_s": round(time.monotonic() - self.started, 3),
-            "rss_bytes": rss_bytes(),
-            "cpu_s": round(cpu_seconds(), 3),
-            "traffic": self.traffic(),
-            "drops": dict(self.drops),
-            "suspicions": suspicions,
-            "accusations": dict(self.accusations),
-        }
+            found.setdefault(node, {})[reason] = count
+        return found
 
 
 class Rates:

@@ -36,7 +36,7 @@ from quorumcast.cell.messages import (
 from quorumcast.cell.serving.admission import Admission
 from quorumcast.cell.serving.audience import ATTESTS, PULLS, Audience
 from quorumcast.cell.serving.desk import Desk
-from quorumcast.cell.serving.desks import Desks
+from quorumcast.cell.serving.desks import Desks, StreamStatus
 from quorumcast.cell.serving.holdings import desk_of, testify
 from quorumcast.cell.serving.membership import Membership
 from quorumcast.cell.serving.pledges import (
@@ -53,7 +53,7 @@ from quorumcast.cell.serving.pledges import (
 from quorumcast.cell.serving.recovery import Recovery, RecoveryTick
 from quorumcast.cell.serving.retention import Retention, Sweep
 from quorumcast.cell.serving.retransmission import Retransmission, RetransmissionTick
-from quorumcast.cell.serving.sequencers import Sequencers
+from quorumcast.cell.serving.sequencers import LogStatus, Sequencers
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_NUMBER, MAX_RUN
 from quorumcast.core.machine import (
@@ -280,9 +280,9 @@ class Broker:
                 sizes[f"{desk.stream}/{name}"] = size
         return sizes
 
-    def streams(self) -> dict[Stream, tuple[int, int, int]]:
-        """Base, next and settled number of every stream, for people to look at."""
-        return self._desks.view()
+    def streams(self) -> dict[Stream, StreamStatus]:
+        """What this broker holds of every stream, for people to look at."""
+        return self._desks.status()
 
     def desk(self, stream: Stream) -> Desk | None:
         """What this broker keeps of a stream, for checkers to look at."""
@@ -292,9 +292,9 @@ class Broker:
         """Whether a stream has given way to later ones here."""
         return self._desks.over(stream)
 
-    def logs(self) -> dict[str, dict[str, object]]:
+    def logs(self) -> dict[str, LogStatus]:
         """Who leads each log and how far this broker is in it, for people to look at."""
-        return self._sequencers.view()
+        return self._sequencers.status()
 
     def catching_up(self) -> list[str]:
         """What this broker still waits for before others may restart, for people to look at."""

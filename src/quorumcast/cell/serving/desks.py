@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+import msgspec
+
 from quorumcast.broadcast.authenticated import Relay
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.chain import Chain
@@ -36,6 +38,16 @@ MAX_UNUSED = 4
 UNCLAIMED = 3
 
 Owner = tuple[Channel, NodeId]
+
+
+class StreamStatus(msgspec.Struct, frozen=True):
+    """What one broker holds of a stream: numbers from `base` to before `next`."""
+
+    stream: str
+    base: int
+    next: int
+    #: Every number up to this one is settled among brokers.
+    settled: int
 
 
 class Desks:
@@ -143,10 +155,13 @@ class Desks:
         """Every desk, oldest stream first."""
         return list(self._by_stream.values())
 
-    def view(self) -> dict[Stream, tuple[int, int, int]]:
-        """Base, next and settled number of every stream, for people to look at."""
+    def status(self) -> dict[Stream, StreamStatus]:
+        """What is held of every stream, for people to look at."""
         carriers = {stream: desk.carrier for stream, desk in self._by_stream.items()}
-        return {s: (c.ledger.base, c.ledger.next, c.settled) for s, c in carriers.items()}
+        return {
+            stream: StreamStatus(str(stream), held.ledger.base, held.ledger.next, held.settled)
+            for stream, held in carriers.items()
+        }
 
     def open(self, data: Stream, entry: ChannelEntry, introducer: NodeId) -> Desk | None:
         """The desk of a stream that somebody entitled speaks of; None if the stream is over."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import msgspec
+
 from quorumcast.cell.serving.desks import Desks
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import CELL, EPOCHS, Channel, Millis, Stream, total_order
+from quorumcast.core.ids import CELL, EPOCHS, Channel, Millis, NodeId, Stream, total_order
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import (
     Connected,
@@ -41,6 +43,20 @@ def anchored(manifest: Manifest, f: int) -> int:
     logs = {channel.policy.log for channel in manifest.channels}
     quorums = Quorums(manifest.quorums.n, f)
     return max([quorums.of_log(log).anchored for log in logs if log is not None], default=1)
+
+
+class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Who leads a log, and how far one broker is in it."""
+
+    leader: NodeId
+    #: Leader changes in this epoch.
+    regency: int
+    #: Instances decided, executed, and covered by the last stable checkpoint.
+    decided: int
+    executed: int
+    checkpoint: int
+    #: Up to which instance this broker forgot what it did.
+    forgotten: int
 
 
 class Sequencers:
@@ -182,17 +198,17 @@ class Sequencers:
         """Logs in which this broker is not where the others are, for people to look at."""
         return [f"the log {log.value!r}" for log, seq in self._by_log.items() if seq.late]
 
-    def view(self) -> dict[str, dict[str, object]]:
+    def status(self) -> dict[str, LogStatus]:
         """Who leads each log and how far this broker is in it, for people to look at."""
         return {
-            log.value: {
-                "leader": sequencer.leader,
-                "regency": within_epoch((standing := sequencer.standing()).regency),
-                "decided": standing.decided,
-                "executed": sequencer.executed,
-                "checkpoint": standing.checkpoint,
-                "forgotten": 0 if standing.fresh else sequencer.catch_up.forgotten,
-            }
+            log.value: LogStatus(
+                leader=sequencer.leader,
+                regency=within_epoch((standing := sequencer.standing()).regency),
+                decided=standing.decided,
+                executed=sequencer.executed,
+                checkpoint=standing.checkpoint,
+                forgotten=0 if standing.fresh else sequencer.catch_up.forgotten,
+            )
             for log, sequencer in self._by_log.items()
         }
 

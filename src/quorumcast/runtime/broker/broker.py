@@ -419,21 +419,6 @@ class BrokerNode:
             return {}
         return {**look_at(self.settings.data, self.name), "began_empty": self._began_empty}
 
-    def logs(self) -> dict[str, dict[str, object]]:
-        """Who leads each log of total order, and how far this broker is."""
-        return self.machine.logs()
-
-    def catching_up(self) -> list[str]:
-        """What it still waits for before another broker should be restarted."""
-        return self.machine.catching_up()
-
-    def streams(self) -> list[dict[str, object]]:
-        """What this broker holds, stream by stream."""
-        return [
-            {"stream": str(stream), "base": base, "next": next_, "settled": settled}
-            for stream, (base, next_, settled) in self.machine.streams().items()
-        ]
-
 
 def _lifeline_cut(node: BrokerNode, descriptor: int) -> None:
     """Whoever started us is gone, however it ended."""

@@ -22,8 +22,10 @@ from typing import Protocol
 import msgspec
 
 from quorumcast.cell.serving.broker import Broker
+from quorumcast.cell.serving.desks import StreamStatus
+from quorumcast.cell.serving.sequencers import LogStatus
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import Channel, NodeId
 from quorumcast.core.version import __version__
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.faults.cell.catalogue import CATALOGUE, make_fault
@@ -39,7 +41,7 @@ from quorumcast.runtime.broker.http import (
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links.fairness import Load
 from quorumcast.runtime.logs import note
-from quorumcast.runtime.telemetry import Rates, Telemetry
+from quorumcast.runtime.telemetry import Rates, Telemetry, cpu_seconds, rss_bytes
 
 
 class FaultOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,6 +51,52 @@ class FaultOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     percent: int = 100
     victims: tuple[str, ...] = ()
     seed: int = 0
+
+
+class PeerStatus(msgspec.Struct, frozen=True):
+    """How a broker gets on with another one."""
+
+    up: bool
+    #: Why there is no link; "" if there is one.
+    trouble: str
+    #: Since when they have known each other; None if they never met.
+    met_s_ago: float | None
+
+
+class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What `/status` shows, in this order."""
+
+    node: NodeId
+    version: str
+    pid: int
+    time: float
+    cell: str
+    epoch: int
+    f: int
+    brokers: dict[NodeId, PeerStatus]
+    clients: list[NodeId]
+    #: Publishers and subscribers by channel.
+    users: dict[str, dict[Channel, list[NodeId]]]
+    streams: list[StreamStatus]
+    #: By the protection of the log.
+    logs: dict[str, LogStatus]
+    catching_up: list[str]
+    load: dict[NodeId, Load]
+    sizes: dict[str, int]
+    #: How the disk does, and where it is; empty for a broker that keeps nothing.
+    store: dict[str, int]
+    disk: dict[str, object]
+    faults: list[str]
+    #: Per second, by the names of `traffic`.
+    rates: dict[str, float]
+    uptime_s: float
+    rss_bytes: int
+    cpu_s: float
+    traffic: dict[str, int]
+    drops: dict[str, int]
+    #: By node and reason.
+    suspicions: dict[NodeId, dict[str, int]]
+    accusations: dict[NodeId, int]
 
 
 class Controlled(Protocol):
@@ -93,18 +141,6 @@ class Controlled(Protocol):
         """Where it keeps that, and whether there is room; nothing without a data directory."""
         ...
 
-    def logs(self) -> dict[str, dict[str, object]]:
-        """Who leads each log of total order, and how far this broker is."""
-        ...
-
-    def streams(self) -> list[dict[str, object]]:
-        """What this broker holds, stream by stream."""
-        ...
-
-    def catching_up(self) -> list[str]:
-        """What it still waits for before another broker should be restarted."""
-        ...
-
 
 class Control:
     """The handlers of one broker's status page."""
@@ -126,52 +162,58 @@ class Control:
         }
 
     def _on_status(self, request: HttpRequest) -> Response:
-        return json_response(self.status())
+        return json_response(msgspec.to_builtins(self.status()))
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> BrokerStatus:
         """Everything that an operator wants to see at a glance."""
-        node = self._node
+        node, machine, telemetry = self._node, self._node.machine, self._node.telemetry
         up = set(node.peers())
         manifest = node.manifest
-        return {
-            "node": node.name,
-            "version": __version__,
-            "pid": os.getpid(),
-            "time": time.time(),
-            "cell": manifest.cell,
-            "epoch": manifest.epoch,
-            "f": manifest.f,
-            "brokers": {
-                peer: {
-                    "up": peer in up or peer == node.name,
-                    "trouble": node.trouble(peer),
-                    "met_s_ago": node.telemetry.met_s_ago(peer),
-                }
+        return BrokerStatus(
+            node=node.name,
+            version=__version__,
+            pid=os.getpid(),
+            time=time.time(),
+            cell=manifest.cell,
+            epoch=manifest.epoch,
+            f=manifest.f,
+            brokers={
+                peer: PeerStatus(
+                    peer in up or peer == node.name, node.trouble(peer), telemetry.met_s_ago(peer)
+                )
                 for peer in manifest.broker_ids
             },
-            "clients": sorted(up - set(manifest.broker_ids)),
-            "users": {
-                "publishers": node.machine.publishers(),
-                "subscribers": node.machine.subscribers(),
-            },
-            "streams": node.streams(),
-            "logs": node.logs(),
-            "catching_up": node.catching_up(),
-            "load": {name: msgspec.to_builtins(load) for name, load in node.load().items()},
-            "sizes": node.sizes(),
-            "store": node.storage(),
-            "disk": node.disk(),
-            "faults": [fault.name for fault in node.driver.faults],
-            "rates": self._rates.sample(),
-            **node.telemetry.snapshot(),
-        }
+            clients=sorted(up - set(manifest.broker_ids)),
+            users={"publishers": machine.publishers(), "subscribers": machine.subscribers()},
+            streams=list(machine.streams().values()),
+            logs=machine.logs(),
+            catching_up=machine.catching_up(),
+            load=node.load(),
+            sizes=node.sizes(),
+            store=node.storage(),
+            disk=node.disk(),
+            faults=[fault.name for fault in node.driver.faults],
+            rates=self._rates.sample(),
+            uptime_s=telemetry.uptime_s,
+            rss_bytes=rss_bytes(),
+            cpu_s=round(cpu_seconds(), 3),
+            traffic=telemetry.traffic(),
+            drops=dict(telemetry.drops),
+            suspicions=telemetry.suspicions_by_node(),
+            accusations=dict(telemetry.accusations),
+        )
 
     def _on_metrics(self, request: HttpRequest) -> Response:
         from quorumcast.runtime.broker.metrics import Collector, exposition
 
         node = self._node
         collector = Collector(
-            node.telemetry, node.sizes, node.peers, node.load, node.storage, node.catching_up
+            node.telemetry,
+            node.sizes,
+            node.peers,
+            node.load,
+            node.storage,
+            node.machine.catching_up,
         )
         content_type = "text/plain; version=0.0.4; charset=utf-8"
         return Response(HTTPStatus.OK, exposition(collector), content_type)

@@ -142,9 +142,9 @@ class TransitionProbe:
         logs = machine.logs() if isinstance(machine, Broker) else {}
         phases = []
         for log in logs.values():
-            phases.append("leads" if log["leader"] == node else "follows")
-            phases += ["after a leader change"] if log["regency"] else []
-            phases += ["behind"] if log["executed"] != log["decided"] else []
+            phases.append("leads" if log.leader == node else "follows")
+            phases += ["after a leader change"] if log.regency else []
+            phases += ["behind"] if log.executed != log.decided else []
         return ", ".join(phases)
 
 

@@ -44,16 +44,12 @@ class Upkeep:
         reach: dict[str, tuple[int, NodeId]] = {}
         for name, broker in brokers.items():
             for log, standing in broker.logs().items():
-                executed = standing["executed"]
-                if isinstance(executed, int):
-                    reach[log] = max(reach.get(log, (0, name)), (executed, name))
+                reach[log] = max(reach.get(log, (0, name)), (standing.executed, name))
         for name, broker in brokers.items():
             for log, standing in broker.logs().items():
                 most, leader = reach[log]
-                if standing["executed"] != most:
-                    return (
-                        f"{name} has executed {standing['executed']} of {log}, {leader} has {most}"
-                    )
+                if standing.executed != most:
+                    return f"{name} has executed {standing.executed} of {log}, {leader} has {most}"
         return None
 
     def _held(self, facts: CellFacts, brokers: Mapping[NodeId, Broker]) -> str | None:
