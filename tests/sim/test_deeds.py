@@ -36,7 +36,7 @@ def record() -> Deeds:
     """Everybody can be reached, and every client listens."""
     deeds = Deeds(lambda node, peer: True, CELL.manifest)
     for client in (ALICE, BOB, CAROL):
-        deeds.heard.joined(client, STREAM.channel)
+        deeds.knowledge.on_join(client, STREAM.channel)
     return deeds
 
 
@@ -101,8 +101,8 @@ def test_what_is_dropped_while_packets_get_lost_is_no_deed() -> None:
     for number, now in enumerate((0, 10_000, 20_000), 1):
         wanted: list[Effect] = [Send((B2,), Vote(STREAM, number, digests(b"1")))]
         deeds.compare(B1, "any", wanted, [], now)
-    deeds.heard.lost(B1, B2, 10_000 + PATIENCE_MS)
-    deeds.heard.lost(B1, B3, 20_000)
+    deeds.knowledge.on_loss(B1, B2, 10_000 + PATIENCE_MS)
+    deeds.knowledge.on_loss(B1, B3, 20_000)
     assert list(deeds.done(END).values()) == [2]
 
 
@@ -111,9 +111,9 @@ def test_run_that_is_kept_from_a_broker_counts_if_the_broker_learns_of_it_in_tim
     for number in (1, 2, 3):
         wanted: list[Effect] = [Send((B1,), Publish(STREAM, number, digests(b"1")), (b"1",))]
         deeds.compare(ALICE, "any", wanted, [], 0)
-    deeds.heard.told(B1, B2, Echo(STREAM, 1, b"r" * 32), 0)
+    deeds.knowledge.on_receive(B1, B2, Echo(STREAM, 1, b"r" * 32), 0)
     batch = (Item(STREAM, 2, digests(b"1")),)
-    deeds.heard.told(B1, B2, Propose(Protection.BYZANTINE, 0, 1, batch), END)
+    deeds.knowledge.on_receive(B1, B2, Propose(Protection.BYZANTINE, 0, 1, batch), END)
     assert list(deeds.done(END).values()) == [1]
 
 
@@ -121,7 +121,7 @@ def test_stream_that_is_kept_from_a_broker_counts_if_the_broker_learns_of_it() -
     deeds = record()
     for peer in (B1, B2):
         deeds.compare(ALICE, "any", [Send((peer,), Open(STREAM, 1, fresh=True))], [], 0)
-    deeds.heard.told(B1, B3, Echo(STREAM, 7, b"r" * 32), 0)
+    deeds.knowledge.on_receive(B1, B3, Echo(STREAM, 7, b"r" * 32), 0)
     assert [key.towards for key in deeds.done(END)] == [B1]
 
 
@@ -249,8 +249,8 @@ def test_run_that_its_publisher_shows_before_anybody_speaks_of_it_was_not_kept_b
     deeds = record()
     run = Publish(STREAM, 1, digests(b"1"))
     deeds.compare(ALICE, "any", [Send((B1,), run, (b"1",))], [], 0)
-    deeds.heard.told(B1, ALICE, run, shown_at)
-    deeds.heard.told(B1, B2, Echo(STREAM, 1, b"r" * 32), 1)
+    deeds.knowledge.on_receive(B1, ALICE, run, shown_at)
+    deeds.knowledge.on_receive(B1, B2, Echo(STREAM, 1, b"r" * 32), 1)
     assert sum(deeds.done(END).values()) == count
 
 
@@ -268,7 +268,7 @@ def test_offer_that_a_leader_proposed_is_missed_by_who_has_it_from_nobody_else(
         deeds.compare(B2, "any", [proposal], [proposal], 500)
     deeds.compare(B2, "any", [Send((B1,), offer, (b"1",))], [], 1000)
     if shown:
-        deeds.heard.told(B1, ALICE, offer, 0)
+        deeds.knowledge.on_receive(B1, ALICE, offer, 0)
     assert sum(deeds.done(END).values()) == deeds_done
 
 
@@ -320,10 +320,10 @@ def test_what_is_done_to_a_liar_or_to_who_cannot_be_reached_is_no_deed() -> None
 )
 def test_what_is_kept_from_who_does_not_listen_is_no_deed(message: Vote | Positions) -> None:
     deeds = record()
-    deeds.heard.left(BOB, STREAM.channel, 0)
+    deeds.knowledge.on_leave(BOB, STREAM.channel, 0)
     deeds.compare(B1, "any", [Send((B2, BOB, CAROL), message)], [], 0)
     assert [key.towards for key in deeds.done(END)] == [B2, CAROL]
-    deeds.heard.joined(BOB, STREAM.channel)
+    deeds.knowledge.on_join(BOB, STREAM.channel)
     deeds.compare(B1, "any", [Send((BOB,), message)], [], 10)
     assert BOB in [key.towards for key in deeds.done(END)]
 
@@ -337,7 +337,7 @@ def test_who_leaves_before_it_would_have_come_does_not_miss_it(
     deeds = record()
     wanted: list[Effect] = [Send((B2, BOB), Vote(STREAM, 1, digests(b"1")))]
     deeds.compare(B1, "any", wanted, [], 100)
-    deeds.heard.left(BOB, STREAM.channel, 100 + stayed_ms)
+    deeds.knowledge.on_leave(BOB, STREAM.channel, 100 + stayed_ms)
     assert [key.towards for key in deeds.done(END)] == missed
 
 

@@ -1,15 +1,16 @@
-"""A tally of what faults did: what the honest machine wanted to say, against what was said instead.
+"""A tally of a fault's deeds: messages of the honest machine, against messages sent instead.
 
-Each word that did not go to a peer as it was meant, and when, is a deed towards that peer. It is
-what a faulty process can tell of itself, so that real runs have labels. The simulator, which sees
-everybody, is more exact (`sim.cell.labels`): here what is kept back again counts again, and nobody
-asks whether the peer could have noticed.
+A *deed* is one deviation from the protocol towards one peer: a message that was dropped, altered or
+added. A faulty process keeps this tally of itself, so that runs of real processes have labels. The
+simulator's labels (`sim.cell.labels`) are more exact, because the simulator sees every node. This
+tally counts dropped retransmissions again, and does not ask whether the peer could have noticed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,22 +22,26 @@ from quorumcast.core.message import Message
 from quorumcast.faults.contract import Later
 from quorumcast.ordering.messages import ChunkQuery, Fetch, LogQuery
 
-#: What is asked, and who does not ask, or not now, need not want to know.
+#: Requests. Dropping or delaying one is no deed: a correct node need not ask.
 REQUESTS = (Attest, ChunkQuery, Fetch, LogQuery, Missed, Pull, Regain, Subscribe, Survey)
-#: What brokers may differ on when a publisher lies, unless it is settled.
+#: Messages on which correct brokers may differ if the publisher equivocates, until it is settled.
 ABOUT_STREAMS = ("Vote", "Contents", "Echo", "Ready", "ChainRun", "Ack", "Checkpoint")
-#: Fewer deeds than this of one kind towards one node are slight: that many happen to anybody's
-#: packets, and who misses one vote, one answer and one proposal has noticed nothing three times.
+#: Fewer deeds than this of one kind towards one node are slight: packet loss does as much. Kinds
+#: are not added up, since one missing vote, answer and proposal are each too few to notice.
 SLIGHT = 3
-#: Different deeds that are told apart; a liar may make up streams without end.
+#: Distinct deeds that are counted; a liar may invent streams without end.
 MAX_DEEDS = 4096
 
-#: What was said to somebody.
-Word = tuple[Message, Bodies]
+
+class SentMessage(NamedTuple):
+    """A message to one peer, with the contents that travel beside it."""
+
+    message: Message
+    bodies: Bodies
 
 
 class TalliedDeed(msgspec.Struct, frozen=True):
-    """To whom, with which messages, about whose publications or histories."""
+    """A kind of message, the peer, and the publisher whose publications or history it is about."""
 
     message: str
     towards: NodeId
@@ -45,7 +50,7 @@ class TalliedDeed(msgspec.Struct, frozen=True):
 
 
 class DeedTally:
-    """How often each deed was done."""
+    """The number of times each deed was done."""
 
     __slots__ = ("deeds",)
 
@@ -53,9 +58,9 @@ class DeedTally:
         self.deeds: Counter[TalliedDeed] = Counter()
 
     def compare(self, wanted: Sequence[Effect], done: Sequence[Effect | Later]) -> None:
-        """What was to be done, and what is done instead."""
-        for change in changes(by_peer(wanted), by_peer(done), by_peer(later(done))):
-            for message, _ in change.dropped:  # what is only put off nobody can tell from distance
+        """Count the deeds among `done`, the effects carried out instead of `wanted`."""
+        for change in changes(by_peer(wanted), by_peer(done), by_peer(delayed_effects(done))):
+            for message, _ in change.dropped:  # delays do not count: they look like a slow network
                 if not isinstance(message, REQUESTS):
                     self._add(message, change.peer)
             for message, _ in (*(before for before, _ in change.altered), *change.added):
@@ -72,55 +77,55 @@ class DeedTally:
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What one peer is told otherwise than was meant."""
+    """Differences between the messages meant for one peer and those it is sent."""
 
     peer: NodeId
-    put_off: list[Word]
-    #: What was to be said, and what is said instead.
-    altered: list[tuple[Word, Word]]
-    dropped: list[Word]
-    #: Now or later.
-    added: list[Word]
+    delayed: list[SentMessage]
+    #: Pairs of the message meant and the one sent instead.
+    altered: list[tuple[SentMessage, SentMessage]]
+    dropped: list[SentMessage]
+    #: Messages that the honest machine did not send, whether they go out now or later.
+    added: list[SentMessage]
 
 
 def changes(
-    intended: Mapping[NodeId, Sequence[Word]],
-    said: Mapping[NodeId, Sequence[Word]],
-    delayed: Mapping[NodeId, Sequence[Word]],
+    intended: Mapping[NodeId, Sequence[SentMessage]],
+    sent: Mapping[NodeId, Sequence[SentMessage]],
+    sent_later: Mapping[NodeId, Sequence[SentMessage]],
 ) -> Iterator[Change]:
-    """By peer: what was to be said, against what is said now and what will be."""
-    for peer in dict.fromkeys((*intended, *said, *delayed)):
-        extra, late = list(said.get(peer, ())), list(delayed.get(peer, ()))
-        put_off: list[Word] = []
-        lacking: list[Word] = []
-        for word in intended.get(peer, ()):
-            if word in extra:
-                extra.remove(word)
-            elif word in late:
-                late.remove(word)
-                put_off.append(word)
+    """The change towards each peer, from the messages meant, sent now and scheduled for later."""
+    for peer in dict.fromkeys((*intended, *sent, *sent_later)):
+        extra, late = list(sent.get(peer, ())), list(sent_later.get(peer, ()))
+        delayed: list[SentMessage] = []
+        lacking: list[SentMessage] = []
+        for meant in intended.get(peer, ()):
+            if meant in extra:
+                extra.remove(meant)
+            elif meant in late:
+                late.remove(meant)
+                delayed.append(meant)
             else:
-                lacking.append(word)
+                lacking.append(meant)
         altered = list(zip(lacking, extra, strict=False))
         yield Change(
             peer=peer,
-            put_off=put_off,
+            delayed=delayed,
             altered=altered,
             dropped=lacking[len(altered) :],
             added=[*extra[len(altered) :], *late],
         )
 
 
-def later(effects: Sequence[Effect | Later]) -> list[Effect]:
-    """What is put off."""
+def delayed_effects(effects: Sequence[Effect | Later]) -> list[Effect]:
+    """The effects that are scheduled for later."""
     return [effect.effect for effect in effects if isinstance(effect, Later)]
 
 
-def by_peer(effects: Sequence[Effect | Later]) -> dict[NodeId, list[Word]]:
-    """What is said now, to whom."""
-    words: dict[NodeId, list[Word]] = {}
+def by_peer(effects: Sequence[Effect | Later]) -> dict[NodeId, list[SentMessage]]:
+    """The messages that are sent now, by peer."""
+    sent: dict[NodeId, list[SentMessage]] = {}
     for effect in effects:
         if isinstance(effect, Send):
             for peer in effect.to:
-                words.setdefault(peer, []).append((effect.message, effect.bodies))
-    return words
+                sent.setdefault(peer, []).append(SentMessage(effect.message, effect.bodies))
+    return sent

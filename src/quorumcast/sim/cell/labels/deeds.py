@@ -1,20 +1,22 @@
-"""What faulty nodes really did, message by message: the labels that an audit is measured by.
+"""Ground truth about faulty nodes, message by message: the labels that an audit is measured by.
 
-A record is put around a fault and compares what the honest machine inside was about to say with
-what is said instead. Each difference towards a correct node that can be reached is a *deed*:
-something dropped, altered, added or delayed. Nothing here depends on what anybody noticed.
+A recorder wraps each fault and compares the messages that the honest machine inside wanted to send
+with the messages sent instead. Each difference towards a correct, reachable node is a *deed*: a
+message dropped, altered, added, delayed or reordered. Deeds do not depend on what any node noticed.
 
-A publisher is free to publish what it likes, on as many streams as it may have: other contents than
-its machine's are a lie only where two correct nodes were shown different ones. These are kept as
-*versions*, by who was shown which. What it keeps from a node is a deed towards that node only if
-the node learns from others that there is such a run, or stream, before it is shown it after all: of
-what is nowhere nobody can say who has it. On a chain, too, who gets nothing, or gets it late,
-cannot tell whether its neighbour kept it or the one *before*; nor can who waits in vain to be told
-what became of it. What a node does not ask is no deed: it need not want to know. And a word that
-tells how far a node is, and is soon followed by one that says as much, is late and not missing.
+Some differences are no deeds, because correct nodes cannot or need not object to them:
 
-A leader is as free to propose what it likes, and votes for it: if it tells brokers different things
-of one instance, no broker can say which of them is the altered one. These are versions, too.
+- A publisher may publish anything, on as many streams as it is allowed. Contents other than its
+  machine's are a lie only if two correct nodes were shown different ones (*equivocation*). These
+  *versions* are kept with the nodes that were shown each.
+- A run withheld by its publisher is a deed only if the victim learns from others that the run (or
+  stream) exists before the publisher sends it after all.
+- On a chain, a node that receives a run late or never cannot tell whether its neighbour withheld
+  the run or the node *before* that neighbour. The same holds for missing acknowledgements.
+- A request not sent is no deed: a correct node need not ask.
+- A cumulative progress message that is soon followed by one that includes it is late, not missing.
+- A leader may propose anything and vote for it. If it sends brokers different values for one
+  instance, no broker can tell which one was altered: these are versions, too.
 """
 
 from __future__ import annotations
@@ -35,28 +37,28 @@ from quorumcast.core.machine import Effect, Send
 from quorumcast.core.message import Message
 from quorumcast.core.statements import parse_statement
 from quorumcast.faults.cell.base import stream_of
-from quorumcast.faults.cell.tally import REQUESTS, Word, by_peer, changes, later
+from quorumcast.faults.cell.tally import REQUESTS, SentMessage, by_peer, changes, delayed_effects
 from quorumcast.faults.contract import Fault, Later
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.messages import Accept, Offer, Propose, Standing, Write
-from quorumcast.sim.cell.labels.hearsay import Hearsay, Run
+from quorumcast.sim.cell.labels.knowledge import Knowledge, RunStart
 from quorumcast.watch.turnout import PATIENCE_MS
 
 
 class Deed(enum.Enum):
-    """What was done to a message."""
+    """The way in which a message was tampered with."""
 
     DROPPED = "dropped"
     ALTERED = "altered"
     ADDED = "added"
-    #: Said later; nobody can tell that from distance.
+    #: Sent later. Nobody can tell this from a slow network.
     DELAYED = "delayed"
-    #: Said after what followed it about the same stream, where correct nodes keep the order.
+    #: Sent after a later message about the same stream, where correct nodes keep the order.
     REORDERED = "reordered"
 
 
 class DeedKey(msgspec.Struct, frozen=True):
-    """Who did what to which messages, towards whom."""
+    """A deed of one node, on one kind of message, towards one peer."""
 
     node: NodeId
     fault: str
@@ -64,119 +66,142 @@ class DeedKey(msgspec.Struct, frozen=True):
     message: str
     towards: NodeId
     publisher: str
-    #: Whether it is about histories, or about what was published.
+    #: Whether the message is about histories rather than publications.
     history: bool
-    #: On a chain, who may have been late, or kept it back, itself; "": nobody.
+    #: The predecessor on the chain, which may be the one that delayed or withheld; "": none.
     before: str = ""
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A publisher or leader showed two correct nodes, or one of them twice, different things."""
+    """An equivocation: a publisher or leader showed two correct nodes different versions.
+
+    The two nodes may be the same one, shown both.
+    """
 
     node: NodeId
     one: NodeId
     other: NodeId
-    #: Whether it signed them, so that whoever holds both can prove it.
+    #: Whether both versions are signed, so that they prove the lie to anybody.
     signed: bool
 
 
-#: Who showed what: the kind of message, the stream or log and regency, and the number.
+#: A place for one value: speaker, kind of message, stream or (log, regency), and number.
 _Place = tuple[NodeId, str, object, int]
-#: When something was done, to which word, about which run, and on which channel it is awaited.
-_Done = tuple[int, Message, Run | None, Channel | None]
+
+
+class _Occurrence(msgspec.Struct, frozen=True):
+    """One time that a deed was done."""
+
+    at: int
+    message: Message
+    #: The run that was withheld, if the deed counts only once the victim misses it.
+    run: RunStart | None
+    #: The channel whose subscribers expect the message, if the victim must be one of them.
+    awaited_on: Channel | None
+
+
+class _Deferred(msgspec.Struct, frozen=True):
+    """A message that a fault holds back until `due`."""
+
+    due: int
+    send: Send
+    #: Speaker, kind and stream: messages of one topic keep their order in a correct node.
+    topic: tuple[NodeId, type, Stream | None]
+
+
 #: Messages by which publishers show their runs.
 _SHOWN = (Publish, ChainRun, Offer)
-#: What is said once of one thing, and again only if it may have got lost.
-_SAID_ONCE = (Accept, ChainRun, Echo, Offer, Open, Propose, Publish, Ready, Vote, Write)
-#: What correct nodes say in the order of its numbers; of the rest nobody can tell what was first.
+#: Messages sent once about one thing; a repetition is a retransmission.
+_SENT_ONCE = (Accept, ChainRun, Echo, Offer, Open, Propose, Publish, Ready, Vote, Write)
+#: Messages that correct nodes send in the order of their numbers.
 _IN_ORDER = (Ack, ChainRun, Propose, Publish, Standing, Vote)
-#: What a broker tells whoever listens to a channel.
-_TO_LISTENERS = (Checkpoint, Contents, Positions, Vote)
-#: Words that tell how far a node is: the next one includes what the last one said.
-_INCLUDED = (Ack, Positions, Standing)
-#: What may be the doing of whoever comes before on a chain.
+#: Messages from brokers to the subscribers of a channel.
+_TO_SUBSCRIBERS = (Checkpoint, Contents, Positions, Vote)
+#: Progress messages: each includes the one before.
+_CUMULATIVE = (Ack, Positions, Standing)
+#: Deeds that may be due to the predecessor on a chain.
 _IN_TIME = (Deed.DELAYED, Deed.REORDERED)
 
 
 class Deeds:
-    """Everything that faulty nodes did in one run."""
+    """All deeds and equivocations of faulty nodes in one run."""
 
     __slots__ = (
         "_before",
+        "_deferred",
         "_done",
         "_manifest",
         "_opened",
+        "_progress",
         "_proposed",
-        "_put_off",
         "_reached",
-        "_said",
         "_versions",
-        "heard",
+        "knowledge",
     )
 
     def __init__(self, reached: Callable[[NodeId, NodeId], bool], manifest: Manifest) -> None:
         self._manifest = manifest
-        #: Who is before a node on the chain of a stream.
+        #: Predecessor of a node on the chain of a stream.
         self._before: dict[tuple[NodeId, Stream | None], str] = {}
-        #: The streams that a publisher opened beside its own, by peer and channel.
+        #: Streams that a publisher opened beside its machine's own, by publisher, peer and channel.
         self._opened: dict[tuple[NodeId, NodeId, str], set[Stream]] = {}
-        #: What publishers showed of each run of theirs, and leaders of each instance, and to whom.
+        #: Versions of each run or instance, with the peers that were shown each.
         self._versions: dict[_Place, dict[bytes, dict[NodeId, None]]] = {}
-        #: Whether a peer is correct and can be reached by a node.
+        #: Whether a peer (second) is correct and connected to a node (first).
         self._reached = reached
-        #: When each deed was done, to which words, which run a publisher kept back, or a broker did
-        #: not pass on, if it did, and on which channel who lacks it listens for it.
-        self._done: dict[DeedKey, list[_Done]] = {}
-        #: The runs that each leader proposed, and so has.
+        #: Every deed, in order of time.
+        self._done: dict[DeedKey, list[_Occurrence]] = {}
+        #: Runs that each leader proposed, and so must have.
         self._proposed: set[tuple[NodeId, Stream, int]] = set()
-        #: When each node said to each peer how far it is.
-        self._said: dict[tuple[NodeId, NodeId, type], list[tuple[int, Message]]] = {}
-        #: What reached whom.
-        self.heard = Hearsay()
-        #: What is put off: until when, what, and about what.
-        self._put_off: list[tuple[int, Send, tuple[NodeId, type, Stream | None]]] = []
+        #: Progress messages with their times, by sender, receiver and kind.
+        self._progress: dict[tuple[NodeId, NodeId, type], list[tuple[int, Message]]] = {}
+        #: Knowledge of the correct nodes, from which follows which deeds they could notice.
+        self.knowledge = Knowledge()
+        #: Messages held back now.
+        self._deferred: list[_Deferred] = []
 
     def around(self, node: NodeId, fault: Fault) -> Fault:
-        """The same fault, on record."""
+        """The same fault, with its deeds recorded here."""
         return _Recorded(node, fault, self)
 
     def compare(
         self, node: NodeId, fault: str, wanted: list[Effect], done: list[Effect | Later], now: int
     ) -> None:
-        """What was to be done, and what was done instead."""
-        intended, said, delayed = by_peer(wanted), by_peer(done), by_peer(later(done))
+        """Record the deeds among `done`, the effects carried out instead of `wanted`."""
+        intended, sent = by_peer(wanted), by_peer(done)
+        delayed = by_peer(delayed_effects(done))
         due = {id(later.effect): now + later.after_ms for later in done if isinstance(later, Later)}
-        self._overtake(node, fault, done, due, now)
-        torn = self._tear(node, said)
-        for peer, words in said.items():
-            for message, _ in words:
+        self._record_reordering(node, fault, done, due, now)
+        equivocal = self._record_leader_equivocation(node, sent)
+        for peer, messages in sent.items():
+            for message, _ in messages:
                 if isinstance(message, Propose):
                     items = [(node, item.stream, item.first) for item in message.batch]
                     self._proposed.update(items)
-                if isinstance(message, _INCLUDED):
-                    self._said.setdefault((node, peer, type(message)), []).append((now, message))
-        for change in changes(intended, said, delayed):
+                if isinstance(message, _CUMULATIVE):
+                    times = self._progress.setdefault((node, peer, type(message)), [])
+                    times.append((now, message))
+        for change in changes(intended, sent, delayed):
             peer = change.peer
             if not self._reached(node, peer):
                 continue
-            for word in change.put_off:
-                self._add(node, fault, Deed.DELAYED, word, peer, now)
-            for word in (*said.get(peer, ()), *delayed.get(peer, ())):
-                self._show(node, word, peer)
-            for word, instead in change.altered:
-                if self._led(node, instead[0]) not in torn and not self._is_version(
-                    node, word, instead
-                ):
-                    self._add(node, fault, Deed.ALTERED, word, peer, now)
-            for word in change.dropped:
-                self._add(node, fault, Deed.DROPPED, word, peer, now)
-            for word in change.added:
-                if not self._may_open(node, word, peer):
-                    self._add(node, fault, Deed.ADDED, word, peer, now)
+            for meant in change.delayed:
+                self._add(node, fault, Deed.DELAYED, meant, peer, now)
+            for shown in (*sent.get(peer, ()), *delayed.get(peer, ())):
+                self._record_version(node, shown, peer)
+            for meant, instead in change.altered:
+                if self._leader_place(
+                    node, instead.message
+                ) not in equivocal and not self._is_version(node, meant, instead):
+                    self._add(node, fault, Deed.ALTERED, meant, peer, now)
+            for meant in change.dropped:
+                self._add(node, fault, Deed.DROPPED, meant, peer, now)
+            for extra in change.added:
+                if not self._may_open(node, extra.message, peer):
+                    self._add(node, fault, Deed.ADDED, extra, peer, now)
 
-    def _may_open(self, node: NodeId, word: Word, peer: NodeId) -> bool:
+    def _may_open(self, node: NodeId, message: Message, peer: NodeId) -> bool:
         """Whether a publisher speaks of one of the streams that it may have at the same time."""
-        message = word[0]
         if not isinstance(message, Open | Publish) or message.stream.publisher != node:
             return False
         channel = message.stream.channel
@@ -185,35 +210,36 @@ class Deeds:
         opened.add(message.stream.data)
         return entry is not None and len(opened) < MAX_UNUSED
 
-    def _show(self, node: NodeId, word: Word, peer: NodeId) -> None:
-        message, bodies = word
+    def _record_version(self, node: NodeId, shown: SentMessage, peer: NodeId) -> None:
+        """Note which version of its own run a publisher shows to a peer."""
+        message = shown.message
         self._before_on_chain(node, message)
         if not isinstance(message, _SHOWN) or message.stream.publisher != node:
             return
         stream = message.stream
-        shown = [(type(message).__name__, message.first, message.digests)]
+        versions = [(type(message).__name__, message.first, message.digests)]
         if stream.lane is Lane.HISTORY:
-            # What is signed is the number of the history, not that of its publication.
-            read = [read_history(body, stream) for body in bodies]
-            shown = [
+            # The signature covers the index of the history, not the number of its publication.
+            read = [read_history(body, stream) for body in shown.bodies]
+            versions = [
                 ("History", found[1].index, found[1].first.to_bytes(8, "big") + found[1].digests)
                 for found in read
                 if found is not None
             ]
-        for kind, number, said in shown:
+        for kind, number, version in versions:
             place = (node, kind, stream, number)
-            self._versions.setdefault(place, {}).setdefault(said, {})[peer] = None
+            self._versions.setdefault(place, {}).setdefault(version, {})[peer] = None
 
     def _before_on_chain(self, node: NodeId, message: Message) -> str:
-        """Who hands a node what it passes on, if it does so on a chain."""
+        """The predecessor from which a node has a chained message; "" if it is not chained."""
         if not isinstance(message, ChainRun | Vote) or node not in message.order:
             return ""
         before = (message.stream.publisher, *message.order)[message.order.index(node)]
         self._before[node, message.stream.data] = before
         return before
 
-    def _led(self, node: NodeId, message: Message) -> _Place | None:
-        """What a leader says of an instance."""
+    def _leader_place(self, node: NodeId, message: Message) -> _Place | None:
+        """The instance that a message is about, if its sender leads the message's regency."""
         if not isinstance(message, Propose | Write):
             return None
         members = self._manifest.broker_ids
@@ -221,27 +247,29 @@ class Deeds:
             return None
         return (node, type(message).__name__, (message.log, message.regency), message.instance)
 
-    def _tear(self, node: NodeId, said: dict[NodeId, list[Word]]) -> set[_Place | None]:
-        """The instances of which a leader tells different things at the same time."""
-        torn: set[_Place | None] = set()
+    def _record_leader_equivocation(
+        self, node: NodeId, sent: dict[NodeId, list[SentMessage]]
+    ) -> set[_Place | None]:
+        """Note and return the instances for which a leader sends different values at once."""
+        equivocal: set[_Place | None] = set()
         told: dict[_Place, dict[bytes, list[NodeId]]] = {}
-        for peer, words in said.items():
-            for message, _ in words:
-                place = self._led(node, message)
+        for peer, messages in sent.items():
+            for message, _ in messages:
+                place = self._leader_place(node, message)
                 if place is not None and self._reached(node, peer):
                     versions = told.setdefault(place, {})
                     versions.setdefault(msgspec.json.encode(message), []).append(peer)
         for place, versions in told.items():
             if len(versions) > 1:
-                torn.add(place)
+                equivocal.add(place)
                 for version, peers in versions.items():
                     shown = self._versions.setdefault(place, {}).setdefault(version, {})
                     shown.update(dict.fromkeys(peers))
-        return torn
+        return equivocal
 
-    def _is_version(self, node: NodeId, word: Word, instead: Word) -> bool:
-        """Whether a publisher says something else of its own, and nothing is wrong with that."""
-        (before, _), (after, bodies) = word, instead
+    def _is_version(self, node: NodeId, meant: SentMessage, instead: SentMessage) -> bool:
+        """Whether a publisher sends a well-formed other version of a run of its own."""
+        before, (after, bodies) = meant.message, instead
         if (
             not isinstance(before, _SHOWN)
             or not isinstance(after, _SHOWN)
@@ -257,7 +285,7 @@ class Deeds:
         )
 
     def differences(self) -> dict[Difference, int]:
-        """How often publishers showed different things to the same two."""
+        """The number of places at which each pair of nodes was shown different versions."""
         found: dict[Difference, int] = {}
         for (node, kind, _, _), versions in self._versions.items():
             signed = kind in ("Offer", "History")
@@ -274,7 +302,7 @@ class Deeds:
                 found[difference] = found.get(difference, 0) + 1
         return found
 
-    def _overtake(
+    def _record_reordering(
         self,
         node: NodeId,
         fault: str,
@@ -282,120 +310,133 @@ class Deeds:
         due: dict[int, int],
         now: int,
     ) -> None:
-        """Note what is put off until after something that follows it."""
-        self._put_off = [entry for entry in self._put_off if entry[0] > now]
+        """Record each deferred message that a later message of the same topic overtakes."""
+        self._deferred = [held for held in self._deferred if held.due > now]
         for one in done:
             effect = one.effect if isinstance(one, Later) else one
             if not isinstance(effect, Send) or not isinstance(effect.message, _IN_ORDER):
                 continue
             at = due.get(id(effect), now)
-            about = (node, type(effect.message), stream_of(effect.message))
-            overtaken = [e for e in self._put_off if e[0] > at and e[2] == about]
-            for entry in [e for e in overtaken if _says_less(e[1].message, effect.message)]:
-                for peer in entry[1].to:
+            topic = (node, type(effect.message), stream_of(effect.message))
+            overtaken = [
+                held
+                for held in self._deferred
+                if held.due > at
+                and held.topic == topic
+                and _is_ordered_before(held.send.message, effect.message)
+            ]
+            for held in overtaken:
+                for peer in held.send.to:
                     if peer in effect.to and self._reached(node, peer):
-                        word = (entry[1].message, entry[1].bodies)
-                        self._add(node, fault, Deed.REORDERED, word, peer, now)
-                self._put_off.remove(entry)
+                        late = SentMessage(held.send.message, held.send.bodies)
+                        self._add(node, fault, Deed.REORDERED, late, peer, now)
+                self._deferred.remove(held)
             if at > now:
-                self._put_off.append((at, effect, about))
+                self._deferred.append(_Deferred(at, effect, topic))
 
     def _add(
-        self, node: NodeId, fault: str, deed: Deed, word: Word, peer: NodeId, now: int
+        self, node: NodeId, fault: str, deed: Deed, about: SentMessage, peer: NodeId, now: int
     ) -> None:
-        if deed in (Deed.DROPPED, *_IN_TIME) and isinstance(word[0], REQUESTS):
+        message = about.message
+        if deed in (Deed.DROPPED, *_IN_TIME) and isinstance(message, REQUESTS):
             return
         to_broker = peer in self._manifest.broker_ids
-        if deed is Deed.DROPPED and to_broker and not self._must_have(node, word[0]):
-            return  # a broker that does not have what another one asks for says nothing either
-        about = _about(word[0])
-        channel = self._channel_for(word[0], about, peer)
-        if deed is not Deed.ADDED and channel and not self.heard.listens(peer, channel):
-            return  # nobody cares
+        if deed is Deed.DROPPED and to_broker and not self._must_have(node, message):
+            return  # a correct broker that lacks the contents does not answer either
+        stream = _stream_about(message)
+        channel = self._awaited_channel(message, stream, peer)
+        if deed is not Deed.ADDED and channel and not self.knowledge.is_joined(peer, channel):
+            return  # the peer does not expect the message
         before = ""
         if deed is Deed.DROPPED or deed in _IN_TIME:
-            before = self._before_on_chain(node, word[0]) or self._before.get((node, about), "")
+            before = self._before_on_chain(node, message) or self._before.get((node, stream), "")
         key = DeedKey(
             node=node,
             fault=fault,
             deed=deed,
-            message=type(word[0]).__name__,
+            message=type(message).__name__,
             towards=peer,
-            publisher=about.publisher if about else "",
-            history=about is not None and about.lane is Lane.HISTORY,
+            publisher=stream.publisher if stream else "",
+            history=stream is not None and stream.lane is Lane.HISTORY,
             before=before,
         )
-        message, run = word[0], None
+        run = None
         if deed is Deed.DROPPED and isinstance(message, Open | Publish | ChainRun | Offer):
             first = 0 if isinstance(message, Open) else message.first
             if message.stream.publisher == node or isinstance(message, Offer):
-                run = (message.stream, first)
-        awaited = channel if deed is Deed.DROPPED else None
-        self._done.setdefault(key, []).append((now, message, run, awaited))
+                run = RunStart(message.stream, first)
+        awaited_on = channel if deed is Deed.DROPPED else None
+        self._done.setdefault(key, []).append(_Occurrence(now, message, run, awaited_on))
 
     def _must_have(self, node: NodeId, message: Message) -> bool:
-        """Whether the others can know that a node has what it does not hand over."""
+        """Whether the others can know that a node has the contents it does not hand over."""
         if isinstance(message, Offer) and message.stream.publisher != node:
             return (node, message.stream, message.first) in self._proposed
         return not isinstance(message, Contents)
 
-    def _channel_for(self, message: Message, about: Stream | None, peer: NodeId) -> Channel | None:
-        """The channel that a subscriber must listen to for this to be for it."""
-        if not isinstance(message, _TO_LISTENERS) or peer in self._manifest.broker_ids:
+    def _awaited_channel(
+        self, message: Message, stream: Stream | None, peer: NodeId
+    ) -> Channel | None:
+        """The channel that a client must be subscribed to in order to expect a message."""
+        if not isinstance(message, _TO_SUBSCRIBERS) or peer in self._manifest.broker_ids:
             return None
         if isinstance(message, Positions):
             return message.channel
-        return None if about is None else about.channel
+        return None if stream is None else stream.channel
 
     def done(self, end: int) -> dict[DeedKey, int]:
-        """How often each deed was done, as far as whom it was done to can tell."""
+        """The number of times each deed was done such that its victim could notice."""
         found: dict[DeedKey, int] = {}
-        for key, times in self._told_apart():
-            plain = key.deed in (Deed.ALTERED, Deed.ADDED)
+        for key, occurrences in self._split_late():
+            conspicuous = key.deed in (Deed.ALTERED, Deed.ADDED)
             counted = [
-                message
-                for t, message, run, awaited in times
-                if (plain or self.heard.is_clear(key.node, key.towards, t))
-                and (awaited is None or self.heard.stays(key.towards, awaited, t))
-                and (run is None or self._is_missed(key, run, t, end))
+                one.message
+                for one in occurrences
+                if (conspicuous or self.knowledge.is_lossless(key.node, key.towards, one.at))
+                and (
+                    one.awaited_on is None
+                    or self.knowledge.stays_joined(key.towards, one.awaited_on, one.at)
+                )
+                and (one.run is None or self._is_missed(key, one.run, one.at, end))
             ]
             if key.deed is Deed.DROPPED:
-                # Who lacks one thing lacks it once, however often it might have been told.
-                once = [message for message in counted if isinstance(message, _SAID_ONCE)]
-                counted = [m for m in counted if not isinstance(m, _SAID_ONCE)]
+                # A dropped retransmission is not a second deed.
+                once = [message for message in counted if isinstance(message, _SENT_ONCE)]
+                counted = [m for m in counted if not isinstance(m, _SENT_ONCE)]
                 counted += dict.fromkeys(once)
             if counted:
                 found[key] = found.get(key, 0) + len(counted)
         return found
 
-    def _told_apart(self) -> Iterator[tuple[DeedKey, list[_Done]]]:
-        """Deeds, and those that are only late apart from what never came."""
-        for key, times in self._done.items():
+    def _split_late(self) -> Iterator[tuple[DeedKey, list[_Occurrence]]]:
+        """All deeds; dropped messages that a later one includes are listed as delayed."""
+        for key, occurrences in self._done.items():
             if key.deed is not Deed.DROPPED:
-                yield key, times
+                yield key, occurrences
                 continue
-            late: list[_Done] = []
-            never: list[_Done] = []
-            for one in times:
-                (late if self._is_included(key, one[0], one[1]) else never).append(one)
+            late: list[_Occurrence] = []
+            never: list[_Occurrence] = []
+            for one in occurrences:
+                (late if self._is_included(key, one) else never).append(one)
             yield key, never
             yield msgspec.structs.replace(key, deed=Deed.DELAYED), late
 
-    def _is_included(self, key: DeedKey, at: int, message: Message) -> bool:
-        """Whether a node soon says as much again to the same peer."""
-        said = self._said.get((key.node, key.towards, type(message)), [])
-        begin = bisect_right(said, at, key=lambda one: one[0])
-        end = bisect_right(said, at + PATIENCE_MS, key=lambda one: one[0])
-        return any(_includes(said[place][1], message) for place in range(begin, end))
+    def _is_included(self, key: DeedKey, dropped: _Occurrence) -> bool:
+        """Whether the node soon sent the same peer a message that includes the dropped one."""
+        sent = self._progress.get((key.node, key.towards, type(dropped.message)), [])
+        begin = bisect_right(sent, dropped.at, key=lambda one: one[0])
+        end = bisect_right(sent, dropped.at + PATIENCE_MS, key=lambda one: one[0])
+        return any(_includes(sent[place][1], dropped.message) for place in range(begin, end))
 
-    def _is_missed(self, key: DeedKey, run: Run, at: int, end: int) -> bool:
-        if run[0].publisher == key.node:
-            return self.heard.is_missed(key.towards, run, end)
-        return not self.heard.has(key.towards, run, at)
+    def _is_missed(self, key: DeedKey, run: RunStart, at: int, end: int) -> bool:
+        """Whether the victim noticed that a withheld run is missing."""
+        if run.stream.publisher == key.node:
+            return self.knowledge.misses(key.towards, run, end)
+        return not self.knowledge.has_from_publisher(key.towards, run, at)
 
 
 class _Recorded:
-    """A fault whose deeds are written down."""
+    """A fault whose deeds are recorded."""
 
     __slots__ = ("_deeds", "_fault", "_node")
 
@@ -414,8 +455,8 @@ class _Recorded:
         return done
 
 
-def _about(message: Message) -> Stream | None:
-    """The stream that a message speaks of."""
+def _stream_about(message: Message) -> Stream | None:
+    """The stream that a message is about."""
     stream = stream_of(message) or getattr(message, "stream", None)
     if isinstance(message, Checkpoint):
         statement = parse_statement(message.statement.payload)
@@ -423,13 +464,13 @@ def _about(message: Message) -> Stream | None:
     return stream if isinstance(stream, Stream) else None
 
 
-def _says_less(message: Message, than: Message) -> bool:
-    """Whether it can be told that it comes too late: equal acknowledgements have no order."""
-    return not isinstance(message, Ack) or not isinstance(than, Ack) or message.upto < than.upto
+def _is_ordered_before(message: Message, after: Message) -> bool:
+    """Whether receivers can tell that a message belongs before another; equal acks are equal."""
+    return not isinstance(message, Ack) or not isinstance(after, Ack) or message.upto < after.upto
 
 
 def _includes(later: Message, message: Message) -> bool:
-    """Whether a later word says as much of the same stream, channel or log."""
+    """Whether a later progress message covers an earlier one on the same stream, channel or log."""
     match later, message:
         case Ack(), Ack():
             return (

@@ -1,8 +1,15 @@
-"""A simulated run with an observer beside every node, and a record of what liars really did."""
+"""A simulated run with an observer beside every node, and a record of each fault's deeds.
+
+The observers write the logs that an audit reads; `Deeds` holds the ground truth that the audit is
+measured by. After the plan is over the cell goes on with ordinary traffic for a while, because an
+observer calls a message missing only after some patience.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+
+import msgspec
 
 from quorumcast.broadcast.application import Join, Leave
 from quorumcast.cell.publishing.publisher import Publisher
@@ -18,49 +25,32 @@ from quorumcast.watch.observation import Observation
 from quorumcast.watch.observer import Document, Observer
 from quorumcast.watch.turnout import PATIENCE_MS
 
-#: How long a run goes on after its promises have come true, with what it takes to be noticed.
+#: Time of ordinary traffic after the plan's liveness properties hold.
 LINGER_MS = 32_000
-#: … of which so much is silence in the end: what is owed comes, or does not.
+#: Time without submissions at the end of it, so that outstanding messages arrive.
 REST_MS = PATIENCE_MS + 200
-#: Each publisher publishes, and each subscriber wants a receipt, so often meanwhile.
-EVERY_MS, PROVE_MS = 80, 400
-MOST_STEPS = 800_000
+#: Interval of each publisher's submissions, and of each subscriber's requests for a receipt.
+SUBMIT_EVERY_MS, PROVE_EVERY_MS = 80, 400
+MAX_STEPS = 800_000
 
 
-class ObservedRun:
-    """Everything that an audit may see of a run, and what it is to find out."""
+class ObservedRun(msgspec.Struct):
+    """The evidence of a run that an audit may see, and the ground truth that it may not."""
 
-    __slots__ = (
-        "deeds",
-        "differences",
-        "documents",
-        "faulty",
-        "manifest",
-        "observations",
-        "outcome",
-    )
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        outcome: Outcome,
-        observations: list[Observation],
-        documents: list[tuple[NodeId, Document]],
-        faulty: dict[NodeId, str],
-        deeds: dict[DeedKey, int],
-        differences: dict[Difference, int],
-    ) -> None:
-        self.manifest = manifest
-        self.outcome = outcome
-        self.observations = observations
-        self.documents = documents
-        self.faulty = faulty
-        self.deeds = deeds
-        self.differences = differences
+    #: The cell at the end of the run.
+    manifest: Manifest
+    outcome: Outcome
+    observations: list[Observation]
+    #: Signed documents, each with the node that kept it.
+    documents: list[tuple[NodeId, Document]]
+    #: Faulty nodes and the names of their faults.
+    faulty: dict[NodeId, str]
+    deeds: dict[DeedKey, int]
+    differences: dict[Difference, int]
 
 
 class _Observers:
-    """One observer per node; it outlives the node's crashes, as a log on disk does."""
+    """One observer per node. It survives the node's crashes, as a log on disk does."""
 
     def __init__(self) -> None:
         self.observers: dict[NodeId, Observer] = {}
@@ -85,13 +75,13 @@ class _Observers:
             return
         match event:
             case Connected(peer=peer):
-                self.deeds.heard.lost(peer, node, now)
+                self.deeds.knowledge.on_loss(peer, node, now)
             case Receive():
-                self.deeds.heard.told(node, event.sender, event.message, now)
+                self.deeds.knowledge.on_receive(node, event.sender, event.message, now)
             case Join(channel=channel):
-                self.deeds.heard.joined(node, channel)
+                self.deeds.knowledge.on_join(node, channel)
             case Leave(channel=channel):
-                self.deeds.heard.left(node, channel, now)
+                self.deeds.knowledge.on_leave(node, channel, now)
             case _:
                 pass
 
@@ -105,14 +95,14 @@ class _Observers:
         if observer is None or self.run is None:
             return
         world = self.run.world
-        # What came before it has to be heard before it.
+        # The observer must see the packets that arrived before the loss first.
         world.nodes[node].in_turn(lambda: observer.on_lost(peer, Millis(world.scheduler.now)))
         if self.deeds is not None:
-            self.deeds.heard.lost(peer, node, world.scheduler.now)
+            self.deeds.knowledge.on_loss(peer, node, world.scheduler.now)
 
 
 def perform_observed(plan: CellPlan, linger_ms: int = LINGER_MS) -> ObservedRun:
-    """Carry out a plan while everybody takes notes, and let the cell go on for a while."""
+    """Run a plan with observers, then ordinary traffic for `linger_ms`."""
     observers = _Observers()
     run = observers.run = CellRun(plan, (observers,))
     world = run.world
@@ -133,7 +123,7 @@ def perform_observed(plan: CellPlan, linger_ms: int = LINGER_MS) -> ObservedRun:
         observations += observer.notes.take(all_=True)
         documents += [(name, document) for document in observer.take_documents()]
     return ObservedRun(
-        manifest=plan_manifest(run),
+        manifest=world.cell.manifest,
         outcome=outcome,
         observations=observations,
         documents=documents,
@@ -144,22 +134,17 @@ def perform_observed(plan: CellPlan, linger_ms: int = LINGER_MS) -> ObservedRun:
 
 
 def linger(run: CellRun, linger_ms: int) -> None:
-    """Ordinary days: whoever publishes goes on publishing, and subscribers want receipts."""
+    """Run ordinary traffic: publishers submit, and subscribers ask for receipts."""
     world, plan = run.world, run.plan
     for publisher in plan.publishers:
         for channel in plan.channels:
             if world.cell.manifest.may_publish(publisher, channel.name):
                 act = Act(0, "submit", publisher, channel.name, 1)
-                for at_ms in range(0, linger_ms - REST_MS, EVERY_MS):
+                for at_ms in range(0, linger_ms - REST_MS, SUBMIT_EVERY_MS):
                     world.scheduler.after(at_ms, partial(run.act, act))
     for subscriber in plan.subscribers:
         for channel in plan.channels:
             prove = Act(0, "prove", subscriber, channel.name)
-            for at_ms in range(PROVE_MS, linger_ms, PROVE_MS):
+            for at_ms in range(PROVE_EVERY_MS, linger_ms, PROVE_EVERY_MS):
                 world.scheduler.after(at_ms, partial(run.act, prove))
-    world.scheduler.run_until(world.scheduler.now + linger_ms, MOST_STEPS)
-
-
-def plan_manifest(run: CellRun) -> Manifest:
-    """The cell as it was in the end."""
-    return run.world.cell.manifest
+    world.scheduler.run_until(world.scheduler.now + linger_ms, MAX_STEPS)

@@ -1,4 +1,7 @@
-"""False witnesses: logs that accuse correct nodes, and documents that nobody signed."""
+"""False witnesses: logs that accuse correct nodes, and documents with forged signatures.
+
+An audit must not name a correct node because of them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from quorumcast.crypto.keyring import Keyring
 from quorumcast.watch.observation import Kind, Observation
 from quorumcast.watch.observer import Document
 
-#: What is said of others: kind, reason, message.
+#: False accusations: kind of observation, reason, message.
 ACCUSATIONS = (
     (Kind.SUSPECT, "dissent", "Vote"),
     (Kind.SUSPECT, "equivocation", "Vote"),
@@ -39,14 +42,14 @@ ACCUSATIONS = (
     (Kind.CONTRADICTS, "itself", "Ready"),
     (Kind.BOASTS, "unsent", "Ack"),
 )
-#: How often it claims to have noticed.
-MANY = 500
+#: Count of each false observation.
+FALSE_COUNT = 500
 
 
 def slander(
     rng: random.Random, liar: NodeId, role: str, victims: Sequence[NodeId], until_ms: int
 ) -> list[Observation]:
-    """A log in which these victims do everything wrong, all the time."""
+    """A log that accuses each victim of every offence, for the whole run."""
     rows = []
     for victim in victims:
         for kind, reason, message in ACCUSATIONS:
@@ -66,7 +69,7 @@ def slander(
                     incarnation=1,
                     lane=0,
                     number=1,
-                    count=MANY,
+                    count=FALSE_COUNT,
                 )
             )
     return rows
