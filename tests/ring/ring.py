@@ -92,7 +92,6 @@ class RingNode:
         self._passed = place != 0
 
     def handle(self, event: m.Event, now: Millis) -> list[m.Effect]:
-        """Take one event, say what is to be done."""
         match event:
             case m.Connected(peer=peer) if peer == self._after and not self._number:
                 return [] if self._passed else self._take(1)
@@ -132,7 +131,6 @@ class RingNode:
         return [m.Persist(Took(number, False), (*then, Entered(number), hold))]
 
     def sizes(self) -> dict[str, int]:
-        """Nothing here grows."""
         return {}
 
 
@@ -146,7 +144,6 @@ class Doubling:
         self._victim = names[place % len(names)]
 
     def tamper(self, effects: list[m.Effect], now: Millis) -> list[m.Effect | Later]:
-        """What the faulty node does instead of these effects."""
         sends = [effect for effect in effects if isinstance(effect, m.Send)]
         tokens = [send.message for send in sends if isinstance(send.message, Token)]
         return [*effects, *(m.Send((self._victim,), token) for token in tokens)]
@@ -158,11 +155,9 @@ class Ring:
     instance, epoch = "ring", 1
 
     def __init__(self, count: int, ports: Sequence[int] = ()) -> None:
-        seeds = {NodeId(f"node-{n}"): hashlib.sha256(b"%d" % n).digest() for n in range(count)}
-        self.identities = [Identity(name, seed) for name, seed in seeds.items()]
-        self.names = tuple(seeds)
-        keys = [PublicKeys(one.verify_key, one.exchange_key) for one in self.identities]
-        self.keys = dict(zip(self.names, keys, strict=True))
+        self.names = tuple(NodeId(f"node-{n}") for n in range(count))
+        self.identities = [Identity(n, hashlib.sha256(n.encode()).digest()) for n in self.names]
+        self.keys = {n.name: PublicKeys(n.verify_key, n.exchange_key) for n in self.identities}
         self._ports = dict(zip(self.names, ports, strict=False))
 
     def address(self, node: NodeId) -> Address | None:
@@ -230,18 +225,16 @@ class Turns:
 
     def pending(self, facts: RingFacts) -> str | None:
         turns = Counter(facts.entered.values())
-        late = [name for name in self._names if turns[name] < 5]
-        return f"{late[0]} has entered {turns[late[0]]} times" if late else None
+        return next((f"{name} waits" for name in self._names if turns[name] < 5), None)
 
 
 class RingRun(Run[RingPlan, World[RingFacts]]):
     """A ring in the simulator."""
 
     def __init__(self, planned: RingPlan, watchers: Sequence[Watcher] = ()) -> None:
-        self.ring = Ring(planned.nodes)
-        keys = self.ring.keyrings()
-        place = World[RingFacts](planned.seed, keys, FAMILY, planned.weather, watchers=watchers)
-        names = self.ring.names
+        self.ring, weather = Ring(planned.nodes), planned.weather
+        keys, names = self.ring.keyrings(), self.ring.names
+        place = World[RingFacts](planned.seed, keys, FAMILY, weather, watchers=watchers)
         model = FaultModel(len(names) - 2, {"double": partial(Doubling, names)})
         handle = Adversary(model, place.scheduler, place.network, place.nodes)
         place.judge(RingFacts(handle), [OneHolder()])
@@ -256,7 +249,6 @@ class RingRun(Run[RingPlan, World[RingFacts]]):
 
 
 def draw(seed: int, policy: str | None = None, harm: str | None = None) -> RingPlan:
-    """The plan that a seed stands for."""
     rng = random.Random(f"ring {seed}")
     nodes = rng.randrange(4, 8)
     name, at_ms = rng.choice(Ring(nodes).names), rng.randrange(20, 300)
