@@ -132,7 +132,7 @@ def test_state_that_was_taken_over_forgets_lines_in_the_same_order(
     for line in (7, 2, 9):
         lived.apply((item(1, b"a", stream=epoch(1, line)),))
     lived.apply((item(1, b"b", stream=epoch(2, 7)),))
-    assert moved.adopt(lived.image())
+    assert moved.load(lived.image())
     assert moved.image() == lived.image()
     for made in (lived, moved):
         made.apply((item(1, b"c", stream=epoch(1, 4)),))
@@ -154,7 +154,7 @@ def test_state_taken_over_half_way_ends_the_same(
     placed: dict[tuple[Stream, int], None] = {}
     for index, (line, number, first) in enumerate(batches):
         if index == cut:
-            assert joined.adopt(lived.image())
+            assert joined.load(lived.image())
         batch: Batch = tuple(
             item(n, b"x", stream=epoch(number, line)) for n in range(first, first + 2)
         )

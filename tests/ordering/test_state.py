@@ -144,7 +144,7 @@ def test_image_adopted_is_the_same_state_and_goes_on_alike(found: list[Batch]) -
     one, other = state(5), state(5)
     for batch in found[:6]:
         one.apply(batch)
-    assert other.adopt(one.image())
+    assert other.load(one.image())
     assert other.image() == one.image()
     for batch in found[6:]:
         assert one.apply(batch) == other.apply(batch)
@@ -188,7 +188,7 @@ def test_adopt_of_what_is_no_image_changes_nothing(image: bytes) -> None:
     made = state()
     made.apply((item(1, b"a"),))
     before = made.image()
-    assert not made.adopt(image)
+    assert not made.load(image)
     assert made.image() == before
 
 

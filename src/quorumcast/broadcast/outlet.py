@@ -212,6 +212,10 @@ class FanOut:
         """So many brokers must have a publication before it counts as acknowledged."""
         return self._view.quorums.responders
 
+    def conclude(self) -> list[Effect]:
+        """Everything has been submitted: of interest to a resumed stream, which then ends."""
+        return []
+
     def contents(self) -> Bodies:
         """What was submitted and can still be repeated, in order."""
         return tuple([body for run in self._runs.values() for body in run.bodies])

@@ -393,7 +393,7 @@ class Execution:
 
     def jump(self, instance: int, image: bytes) -> list[Effect] | None:
         """Go on from a state that others vouch for; None if it is none."""
-        if not self.state.adopt(image):
+        if not self.state.load(image):
             return None
         self.executed = instance
         self._look_back()
@@ -411,7 +411,7 @@ class Execution:
 
     def restore_snapshot(self, record: Snapshot) -> bool:
         """The state that the disk held; contents that it lacks are fetched."""
-        if not self.state.adopt(record.image):
+        if not self.state.load(record.image):
             return False
         self.executed = record.instance
         self._note_ends()

@@ -265,7 +265,7 @@ class State:
             )
         )
 
-    def adopt(self, image: bytes) -> bool:
+    def load(self, image: bytes) -> bool:
         """Become the state that an image shows; False if it shows none."""
         try:
             found = _images.decode(image)

@@ -51,7 +51,6 @@ from quorumcast.core.machine import (
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.view import View
-from quorumcast.ordering.outlet import ResumedOut
 
 
 class Publisher:
@@ -117,8 +116,7 @@ class Publisher:
 
     def conclude(self, channel: Channel, resumed: int) -> list[Effect]:
         """Everything of a stream that was gone on with has been submitted."""
-        line = self._line(channel, resumed=resumed)
-        return line.data.conclude() if isinstance(line.data, ResumedOut) else []
+        return self._line(channel, resumed=resumed).data.conclude()
 
     def release(self, channel: Channel, resumed: int) -> list[Effect]:
         """A stream that was gone on with is done with, or given up."""

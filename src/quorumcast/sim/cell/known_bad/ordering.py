@@ -179,10 +179,10 @@ class Forgetful(State):
 
     __slots__ = ()
 
-    def adopt(self, image: bytes) -> bool:
-        adopted = super().adopt(image)
+    def load(self, image: bytes) -> bool:
+        loaded = super().load(image)
         self.served = {}
-        return adopted
+        return loaded
 
 
 def _open_anew(self: Any, sender: NodeId, message: Any) -> list[Effect]:

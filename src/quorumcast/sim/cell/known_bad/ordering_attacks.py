@@ -158,7 +158,7 @@ class FalseTransfer(Tampering):
 
     def _falsified(self, image: bytes) -> bytes:
         state = State(lambda channel: FAR)
-        state.adopt(image)
+        state.load(image)
         state.heads = {channel: Head(head.next + 8) for channel, head in state.heads.items()}
         return state.image()
 
