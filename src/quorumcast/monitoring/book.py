@@ -1,11 +1,11 @@
-"""The book: what a watch remembers, on disk, and the alarms that wait to be published.
+"""The book: the durable state of an alarm engine, and an outbox of alarms to be published.
 
-    book.bin            everything that the watch remembers, and the alarms of the last turn
+    book.bin            the engine's state, and the alarms of the last turn
     alarms/NUMBER.json  the alarms of one turn, for the query that publishes them
 
-A turn is committed when `book.bin` is replaced, with its alarms inside; only then are they written
-out. Whoever dies in between writes them out at the next start, under the same name and with the
-same contents. So an alarm is written once, whatever happens.
+Replacing `book.bin` commits a turn together with its alarms. The alarm file is written afterwards.
+After a crash in between, the next start writes the same file again. So each alarm is published
+exactly once.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from typing import TypeVar
 import msgspec
 
 from quorumcast.core.errors import UsageError
+from quorumcast.monitoring.engine import Alarm, AlarmEngine, EngineState
 from quorumcast.monitoring.rules import Rules
-from quorumcast.monitoring.watch import Alarm, Memory, Watch
 from quorumcast.traces.drafts import replacing
 
 T = TypeVar("T")
 
-#: Alarms that the report and the command show.
+#: Recent alarms that the report shows.
 SHOWN = 200
 
 
 class _Page(msgspec.Struct):
-    """The file."""
+    """The contents of `book.bin`."""
 
     turn: int = 0
-    memory: Memory = msgspec.field(default_factory=Memory)
+    memory: EngineState = msgspec.field(default_factory=EngineState)
     alarms: list[Alarm] = []
     recent: list[Alarm] = []
 
 
 class Book:
-    """A watch that survives its process; one thread at a time turns its pages."""
+    """An alarm engine with durable state, for several threads."""
 
     def __init__(self, directory: Path, rules: Rules) -> None:
         self.alarms = directory / "alarms"
@@ -55,33 +55,33 @@ class Book:
             raise UsageError(
                 f"{self._path} is damaged; remove it to begin without the alarms that are open"
             ) from None
-        self.watch = Watch(rules, page.memory)
-        #: The newest alarms, raised and cleared, in order.
+        self.engine = AlarmEngine(rules, page.memory)
+        #: The newest alarms, raised and cleared, oldest first.
         self.recent: deque[Alarm] = deque(page.recent, SHOWN)
-        #: Alarms that this process has raised or cleared and nobody has shown yet.
-        self.untold: deque[Alarm] = deque(maxlen=SHOWN)
+        #: Alarms of this process that the command has not printed yet.
+        self.unshown: deque[Alarm] = deque(maxlen=SHOWN)
         self._turn = page.turn
-        self._write_out(page.alarms)
+        self._write_alarms(page.alarms)
 
-    def turn(self, step: Callable[[Watch], list[Alarm]]) -> list[Alarm]:
-        """Let the watch make a step; what it remembers and raises is on disk afterwards."""
+    def turn(self, step: Callable[[AlarmEngine], list[Alarm]]) -> list[Alarm]:
+        """Perform a step of the engine; its state and alarms are on disk afterwards."""
         with self._lock:
-            alarms = step(self.watch)
+            alarms = step(self.engine)
             self._turn += 1
             self.recent.extend(alarms)
-            self.untold.extend(alarms)
-            page = _Page(self._turn, self.watch.memory, alarms, list(self.recent))
+            self.unshown.extend(alarms)
+            page = _Page(self._turn, self.engine.state, alarms, list(self.recent))
             with replacing(self._path) as draft:
                 draft.write_bytes(msgspec.msgpack.encode(page))
-            self._write_out(alarms)
+            self._write_alarms(alarms)
             return alarms
 
-    def read(self, look: Callable[[Watch, list[Alarm]], T]) -> T:
-        """Look at the watch and the newest alarms while nobody changes them."""
+    def read(self, look: Callable[[AlarmEngine, list[Alarm]], T]) -> T:
+        """Call `look` with the engine and the newest alarms, under the lock."""
         with self._lock:
-            return look(self.watch, list(self.recent))
+            return look(self.engine, list(self.recent))
 
-    def _write_out(self, alarms: list[Alarm]) -> None:
+    def _write_alarms(self, alarms: list[Alarm]) -> None:
         if alarms:
             with replacing(self.alarms / f"{self._turn:012d}.json") as draft:
                 draft.write_bytes(b"\n".join(map(msgspec.json.encode, alarms)))

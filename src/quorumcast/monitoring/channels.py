@@ -1,6 +1,6 @@
 """The three channels of monitoring and their columns.
 
-All have total order: Spark goes on from positions, and everybody sees alarms in one order.
+All have total order: Spark resumes from positions, and all readers see alarms in the same order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quorumcast.core.limits import MAX_NAME
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
 
-#: A measurement: `item` is what was measured where there are several (a disk, an interface).
+#: A measurement; `item` is the disk or interface, if there are several.
 METRICS = (
     ("time", "timestamp[us, UTC]"),
     ("host", "string"),
@@ -21,9 +21,8 @@ METRICS = (
     ("item", "string"),
     ("value", "float64"),
 )
-#: A line of a log. `origin` is the same whenever the same line is read again, `device` the name
-#: that a syslog message gives itself, `severity` as in syslog: 0 is an emergency, 7 is for
-#: debugging.
+#: A log line. `origin` identifies a line when it is read again, `device` is the host name in a
+#: syslog message, and `severity` is that of syslog: 0 (emergency) to 7 (debug).
 LOGS = (
     ("time", "timestamp[us, UTC]"),
     ("host", "string"),
@@ -47,15 +46,15 @@ ALARMS = (
     ("text", "string"),
 )
 
-#: Names of hosts, which are directories in the store; the whole name must match. Without an end,
-#: because Python and Java do not agree on what `$` is.
+#: Pattern of whole host names, which are directories in the store. It has no anchors, because `$`
+#: differs between Python and Java.
 HOST = rf"[A-Za-z0-9._-]{{1,{MAX_NAME}}}"
 
 Columns = tuple[tuple[str, str], ...]
 
 
 class Names(msgspec.Struct, frozen=True):
-    """What the three channels are called; a prefix keeps several monitors apart."""
+    """The names of the three channels; a prefix separates several monitors."""
 
     metrics: str
     logs: str
@@ -63,7 +62,7 @@ class Names(msgspec.Struct, frozen=True):
 
     @classmethod
     def under(cls, prefix: str = "") -> Names:
-        """`metrics`, `logs` and `alarms`, or `plant/metrics` and so on."""
+        """Return `metrics`, `logs` and `alarms`, or `plant/metrics` and so on."""
         before = f"{prefix.rstrip('/')}/" if prefix else ""
         return cls(f"{before}metrics", f"{before}logs", f"{before}alarms")
 
@@ -81,7 +80,7 @@ def missing_entries(
     consoles: tuple[str, ...],
     readers: tuple[str, ...],
 ) -> list[ChannelEntry]:
-    """The channels that are still to be made; a `UsageError` if one is there and is another."""
+    """Return the channels to create; raise `UsageError` if one exists with other columns."""
     if not policy.total:
         raise UsageError(
             f"policy {policy.title!r} has no total order, which Spark needs to go on where it "
@@ -104,7 +103,7 @@ def missing_entries(
 
 
 def check_channel(manifest: Manifest, name: str, columns: Columns) -> None:
-    """Refuse a channel that is not there or is made for something else."""
+    """Raise `UsageError` if a channel does not exist or has other columns."""
     entry = manifest.channel(name)
     if entry is None:
         raise UsageError(

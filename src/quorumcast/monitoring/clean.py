@@ -1,13 +1,12 @@
-"""Cleaning: what probes published becomes one table of observations, with what is wrong marked.
+"""Cleaning: turns published rows into one table of observations and marks invalid ones.
 
-Nothing is thrown away but repetitions. A row that cannot be true gets a `flaw` and is stored, and
-no rule ever sees it. Functions take and give DataFrames and know no clock: `received`, when the job
-got the row, is a column.
+Only duplicates are removed. An invalid row gets a `flaw`; it is stored, but no rule sees it. The
+functions map DataFrames to DataFrames and read no clock: the time of arrival is the column
+`received`.
 
-Times are claims of publishers, and one clock that is ahead would carry a watermark away from
-everybody. So rules go by `at`, which is never later than `received`: the claimed time if it can be
-true; where the publisher's clock is ahead (`clock` says so), the age of the row by that same clock,
-back from `received`.
+Publishers claim times, and one fast clock would advance the watermark for all hosts. Rules
+therefore use `at`, which is never later than `received`. It is the claimed time, unless the
+publisher's clock is ahead. In that case it is `received` minus the age of the row by that clock.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from quorumcast.core.limits import MAX_NAME
 from quorumcast.monitoring.channels import HOST
 from quorumcast.monitoring.lines import MAX_LINE_BYTES
 
-#: How far a clock may be ahead before it is said so.
+#: A clock further ahead than this is marked.
 AHEAD_S = 5
-#: Rows older than this when they come are called late.
+#: Rows older than this on arrival are marked as late.
 LATE_S = 600
 
-#: The table of observations; the first three are how it is stored.
+#: The columns of observations; the first three partition the store.
 COLUMNS = (
     "channel", "host", "day",
     "at", "time", "received", "clock", "flaw",
@@ -34,18 +33,18 @@ COLUMNS = (
     "severity", "source", "origin", "device", "program", "message",
     "publisher", "number", "position", "row", "votes", "dissent",
 )  # fmt: skip
-#: Rows that claim to be older than this are not believed: days are directories of the store.
+#: Older times are a flaw: each day is a directory of the store.
 ANCIENT_S = 31 * 24 * 3600
-#: Measurements that cannot be negative, by how their names begin.
+#: Prefixes of metrics that cannot be negative.
 _NEVER_NEGATIVE = r"^(cpu|load|memory|swap|disk|net|processes|probe)\."
-_NOWHERE = "unknown"
+_UNKNOWN_HOST = "unknown"
 
 
 def clean_metrics(rows: DataFrame) -> DataFrame:
-    """Measurements as observations; `rows` are the channel's, with `received`."""
+    """Turn rows of the channel `metrics`, with `received`, into observations."""
     value = F.col("value")
     flaw = F.coalesce(
-        _named_flaw(),
+        _common_flaw(),
         F.when(F.col("metric").isNull() | (F.col("metric") == ""), "no metric"),
         F.when(value.isNull() | F.isnan(value) | (F.abs(value) == float("inf")), "no number"),
         F.when(
@@ -63,9 +62,9 @@ def clean_metrics(rows: DataFrame) -> DataFrame:
 
 
 def clean_logs(rows: DataFrame) -> DataFrame:
-    """Lines as observations."""
+    """Turn rows of the channel `logs`, with `received`, into observations."""
     flaw = F.coalesce(
-        _named_flaw(),
+        _common_flaw(),
         F.when(F.col("message").isNull(), "no message"),
         F.when(~F.coalesce(F.col("severity").between(0, 7), F.lit(False)), "impossible severity"),
     )
@@ -82,52 +81,51 @@ def clean_logs(rows: DataFrame) -> DataFrame:
 
 
 def unite(frames: list[DataFrame]) -> DataFrame:
-    """Observations of several channels as one table."""
+    """Return the union of observations of several channels."""
     return reduce(lambda one, other: one.unionByName(other), frames)
 
 
-def without_repetitions(observations: DataFrame, within_s: int) -> DataFrame:
-    """Each observation once, however often its probe published it.
+def without_duplicates(observations: DataFrame, within_s: int) -> DataFrame:
+    """Remove the duplicates of rows that a probe published again.
 
-    The key is what a probe says of the row itself and not the publication, which is another one
-    when it publishes again. The publisher is part of it: nobody suppresses another one's rows. Of a
-    row that does not say which one it is, because its publisher is no probe, the key is its place
-    in the channel: it is a repetition of none. The watermark is on `received`, which never goes
-    backwards: no row comes too late to be stored.
+    The key identifies the row, not the publication, which differs when it is repeated. It contains
+    the publisher, so that nobody suppresses rows of others. A row without an identity, because its
+    publisher is no probe, is identified by its position and is never a duplicate. The watermark is
+    on `received`, which never decreases: no row is too late to be stored.
     """
     is_line = F.col("channel") == "logs"
-    says_which = F.when(is_line, F.col("origin") != "").otherwise(
+    has_identity = F.when(is_line, F.col("origin") != "").otherwise(
         F.col("time").isNotNull() & F.col("metric").isNotNull()
     )
-    # Hosts whose names are impossible have all become one.
-    nameless = ~F.coalesce(says_which, F.lit(False)) | (F.col("host") == _NOWHERE)
+    # All invalid host names have become one name.
+    anonymous = ~F.coalesce(has_identity, F.lit(False)) | (F.col("host") == _UNKNOWN_HOST)
     keys = {
-        # A line that is read again may have no time but that at which it was read.
+        # The time of a line may be the time at which it was read.
         "_measured": F.when(~is_line, F.col("time")),
-        "_position": F.when(nameless, F.col("position")),
-        "_row": F.when(nameless, F.col("row")),
+        "_position": F.when(anonymous, F.col("position")),
+        "_row": F.when(anonymous, F.col("row")),
     }
-    marked = observations.withColumns(keys).withWatermark("received", f"{within_s} seconds")
-    once = marked.dropDuplicatesWithinWatermark(
+    keyed = observations.withColumns(keys).withWatermark("received", f"{within_s} seconds")
+    unique = keyed.dropDuplicatesWithinWatermark(
         ["channel", "publisher", "host", "metric", "item", "source", "origin", *keys]
     )
-    return once.drop(*keys)
+    return unique.drop(*keys)
 
 
-def _named_flaw() -> Column:
+def _common_flaw() -> Column:
     return F.coalesce(
-        F.when(~_believable_host(), "impossible host"),
+        F.when(~_is_valid_host(), "impossible host"),
         F.when(F.col("time").isNull(), "no time"),
         F.when(_age(F.col("received")) > ANCIENT_S, "impossible time"),
     )
 
 
-def _believable_host() -> Column:
+def _is_valid_host() -> Column:
     return F.coalesce(F.col("host").rlike(rf"\A{HOST}\z"), F.lit(False))
 
 
 def _age(until: Column) -> Column:
-    """Seconds from the claimed time until another."""
+    """Return the seconds from the claimed time until another."""
     return until.cast("double") - F.col("time").cast("double")
 
 
@@ -147,7 +145,7 @@ def _observations(rows: DataFrame, channel: Column, **values: Column) -> DataFra
     types = {"value": "double", "severity": "int"}
     made = {
         "channel": channel,
-        "host": F.when(_believable_host(), F.col("host")).otherwise(_NOWHERE),
+        "host": F.when(_is_valid_host(), F.col("host")).otherwise(_UNKNOWN_HOST),
         "day": F.to_date(at),
         "at": at,
         "time": time,

@@ -1,17 +1,17 @@
-"""A log file as it grows, like `tail -F`, that goes on where it stopped.
+"""Follows a growing log file like `tail -F`, and resumes after a restart.
 
-A *place* is how far a file has been handed out: which file (device and inode), how many bytes, a
-digest of its beginning, and how many files came before. `LogFile.place` is kept by whoever
-reads once the lines are safe elsewhere; with it a later process finds the rest, also if the file
-was renamed or copied and truncated meanwhile and newer ones have come (`_after`).
+A `LogPosition` says how far a file has been read: the file (device and inode), the offset, a digest
+of the first bytes, and the number of earlier files. The caller saves it once the lines are safe.
+A later process finds the rest with it, even after the file was rotated by renaming or by copying
+and truncating (`_after`).
 
-- Only whole lines are handed out. The unfinished end of a file is handed out when no more can come:
-  when the file has been renamed and nothing was written to it for a few looks.
-- A line longer than `MAX_LINE_BYTES` comes in pieces.
-- A file that is shorter than its place, or begins differently, was truncated or replaced.
-- The same line has the same `origin` whenever it is read: what is published twice can be told.
+- `read` returns only whole lines. The unfinished end of a file is returned once the file has been
+  renamed and nothing was written to it for LEAVING_LOOKS calls.
+- A line longer than MAX_LINE_BYTES is returned in pieces.
+- A file that is shorter than its position, or begins differently, was truncated or replaced.
+- A line has the same `origin` whenever it is read, so that duplicates can be recognised.
 
-Rotated files that are compressed before they were read to the end are lost to us.
+The rest of a file that is compressed before it was read to its end is lost.
 """
 
 from __future__ import annotations
@@ -30,59 +30,61 @@ from quorumcast.core.errors import UsageError
 from quorumcast.monitoring.lines import MAX_LINE_BYTES
 from quorumcast.traces.drafts import replacing
 
-#: How much of a file's beginning tells it from another.
+#: Bytes at the beginning of a file that identify it.
 HEAD_BYTES = 256
 CHUNK_BYTES = 256 * 1024
-#: Looks at a renamed file that found nothing before it is left for the new one.
+#: Calls without new lines after which a renamed file is finished.
 LEAVING_LOOKS = 4
 _COMPRESSED = {".gz", ".bz2", ".xz", ".zst", ".zip"}
 
 
-class Place(msgspec.Struct, frozen=True):
-    """How far a file has been handed out."""
+class LogPosition(msgspec.Struct, frozen=True):
+    """How far a file has been read."""
 
     device: int
     inode: int
     offset: int
-    #: Digest of the first bytes, as many as were read and at most HEAD_BYTES.
+    #: Digest of the bytes that were read, at most the first HEAD_BYTES.
     head: str
-    #: How many files came before: tells apart lines at one offset of a file that was truncated.
+    #: The number of earlier files; it makes origins unique when a file is truncated.
     turn: int = 0
 
 
 class LogFile:
-    """One file, and those that it is renamed to."""
+    """A log file and its rotated predecessors."""
 
-    def __init__(self, path: Path, place: Place | None = None, *, from_start: bool = False) -> None:
+    def __init__(
+        self, path: Path, position: LogPosition | None = None, *, from_start: bool = False
+    ) -> None:
         there = _readable(path)
         self.path = path
-        #: The place after the last line handed out. A file that is there when nobody has read it
-        #: yet is old, and begun at its end; one that comes later is new.
-        self._place = place
-        if place is None and not there:
-            self._place = Place(0, 0, 0, "")
-        elif place is None and from_start:
+        #: The position after the last line returned. None: start at the end, because the file
+        #: existed before it was followed. A file that appears later is read from its beginning.
+        self._position = position
+        if position is None and not there:
+            self._position = LogPosition(0, 0, 0, "")
+        elif position is None and from_start:
             about = path.stat()
-            self._place = Place(about.st_dev, about.st_ino, 0, "")
+            self._position = LogPosition(about.st_dev, about.st_ino, 0, "")
         self._file: BinaryIO | None = None
-        #: Looks at a renamed file that found nothing.
+        #: Calls without new lines since the file was renamed.
         self._idle_looks = 0
-        #: Why the last look found a file and could not read it.
+        #: The error of the last call, or "".
         self.trouble = ""
 
     @property
-    def place(self) -> Place | None:
-        """How far everything has been handed out."""
-        return self._place
+    def position(self) -> LogPosition | None:
+        """The position after the last line returned."""
+        return self._position
 
     def read(self) -> list[tuple[str, bytes]]:
-        """What is new, as (origin, line) pairs; nothing if there is nothing new."""
+        """Return the new lines as (origin, line) pairs."""
         try:
             if self._file is None:
                 self._open()
             lines = self._read()
         except OSError as error:
-            # Not there any more, or not for us: looked for again with the next call.
+            # The file is gone or unreadable; the next call tries again.
             self.close()
             missing = isinstance(error, FileNotFoundError)
             self.trouble = "" if missing else error.strerror or str(error)
@@ -91,7 +93,7 @@ class LogFile:
         return lines
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -99,18 +101,18 @@ class LogFile:
     # ------------------------------------------------------------------ reading
 
     def _read(self) -> list[tuple[str, bytes]]:
-        file, place = self._opened()
+        file, position = self._opened()
         size = os.fstat(file.fileno()).st_size
-        if size < place.offset or (size > place.offset and not _begins(file, place)):
+        if size < position.offset or (size > position.offset and not _begins(file, position)):
             self._truncated()
-            file, place = self._opened()
-        file.seek(place.offset)
+            file, position = self._opened()
+        file.seek(position.offset)
         chunk = file.read(CHUNK_BYTES)
         lines = self._take(chunk, last=False)
-        if self._place != place:
+        if self._position != position:
             self._idle_looks = 0
             return lines
-        if not self._left():
+        if not self._is_renamed():
             return []
         self._idle_looks += 1
         if self._idle_looks < LEAVING_LOOKS:
@@ -120,8 +122,8 @@ class LogFile:
         return lines
 
     def _take(self, chunk: bytes, *, last: bool) -> list[tuple[str, bytes]]:
-        """The whole lines of a chunk; of the last chunk of a file, all of it."""
-        _, place = self._opened()
+        """Return the whole lines of a chunk; if it is the last of a file, the rest as well."""
+        _, position = self._opened()
         lines: list[tuple[str, bytes]] = []
         begin = 0
         while begin < len(chunk):
@@ -135,46 +137,46 @@ class LogFile:
                     break
             line = chunk[begin:end]
             if line.strip(b"\r\n"):
-                lines.append((_origin(place, place.offset + begin, line), line))
+                lines.append((_origin(position, position.offset + begin, line), line))
             begin = end
         if begin:
-            self._moved(place.offset + begin)
+            self._moved(position.offset + begin)
         return lines
 
     def _moved(self, offset: int) -> None:
-        file, place = self._opened()
-        head = place.head
-        if place.offset < HEAD_BYTES:
+        file, position = self._opened()
+        head = position.head
+        if position.offset < HEAD_BYTES:
             head = _head(file, offset)
-        self._place = msgspec.structs.replace(place, offset=offset, head=head)
+        self._position = msgspec.structs.replace(position, offset=offset, head=head)
 
-    def _opened(self) -> tuple[BinaryIO, Place]:
-        if self._file is None or self._place is None:
+    def _opened(self) -> tuple[BinaryIO, LogPosition]:
+        if self._file is None or self._position is None:
             raise OSError("no file is open")
-        return self._file, self._place
+        return self._file, self._position
 
-    # --------------------------------------------------------- which file comes next
+    # ------------------------------------------------------------ rotated files
 
-    def _left(self) -> bool:
-        """Whether another file has taken the name of the open one."""
-        _, place = self._opened()
+    def _is_renamed(self) -> bool:
+        """Whether another file has the name of the open one."""
+        _, position = self._opened()
         try:
             there = self.path.stat()
         except OSError:
             return False
-        return (there.st_dev, there.st_ino) != (place.device, place.inode)
+        return (there.st_dev, there.st_ino) != (position.device, position.inode)
 
     def _open(self) -> None:
-        """Open the file in which the place is, or the newest one."""
-        if self._place is None:
+        """Open the file of the position, or the newest file."""
+        if self._position is None:
             self._begin(self.path, None)
             self._moved(self._end())
             return
-        found, _ = self._after(self._place)
-        self._begin(found or self.path, self._place if found else None)
+        found, _ = self._after(self._position)
+        self._begin(found or self.path, self._position if found else None)
 
     def _end(self) -> int:
-        """Behind the last whole line: what is being written just now is new."""
+        """Return the end of the last whole line: an unfinished line counts as new."""
         file, _ = self._opened()
         size = os.fstat(file.fileno()).st_size
         begin = max(0, size - MAX_LINE_BYTES)
@@ -182,47 +184,49 @@ class LogFile:
         newline = file.read(size - begin).rfind(b"\n")
         return begin + newline + 1 if newline >= 0 else size
 
-    def _begin(self, path: Path, place: Place | None) -> None:
+    def _begin(self, path: Path, position: LogPosition | None) -> None:
         self.close()
         file = path.open("rb")
         about = os.fstat(file.fileno())
-        turn = self._place.turn + 1 if self._place is not None else 0
+        turn = self._position.turn + 1 if self._position is not None else 0
         self._file = file
         self._idle_looks = 0
-        if place is not None:
-            self._place = msgspec.structs.replace(place, device=about.st_dev, inode=about.st_ino)
+        if position is not None:
+            self._position = msgspec.structs.replace(
+                position, device=about.st_dev, inode=about.st_ino
+            )
         else:
-            self._place = Place(about.st_dev, about.st_ino, 0, "", turn)
+            self._position = LogPosition(about.st_dev, about.st_ino, 0, "", turn)
 
     def _truncated(self) -> None:
-        """The rest may be in a copy that was made before."""
+        """Reopen after a truncation: a copy may hold the rest."""
         self.close()
         self._open()
 
     def _advance(self) -> None:
-        """On to the next newer file; names are looked up anew, because they change."""
-        _, place = self._opened()
-        _, newer = self._after(place)
+        """Open the next newer file; its name is looked up again, because rotation changes names."""
+        _, position = self._opened()
+        _, newer = self._after(position)
         self._begin(newer[0] if newer else self.path, None)
 
-    def _after(self, place: Place) -> tuple[Path | None, list[Path]]:
-        """The file in which a place is, if it is still there, and the files that are newer."""
+    def _after(self, position: LogPosition) -> tuple[Path | None, list[Path]]:
+        """Return the file of a position, or None, and the newer files."""
         family = [*self._older(), self.path]
-        same = [path for path in family if _is(path, place)]
-        # A copy begins like the original; nothing that was read begins like everything.
-        alike = family if place.offset else []
+        same = [path for path in family if _is(path, position)]
+        # A copy begins like the original. At offset 0 every file would match.
+        alike = family if position.offset else []
         for path in (*reversed(same), *reversed(alike)):
-            if _continues(path, place):
+            if _continues(path, position):
                 return path, family[family.index(path) + 1 :]
         return None, []
 
     def _older(self) -> list[Path]:
-        """Files that this one may have been renamed or copied to, the oldest first."""
+        """Return the rotated files, the oldest first."""
         found: list[tuple[int, Path]] = []
         for path in self.path.parent.glob(f"{_literally(self.path.name)}?*"):
             if path.suffix in _COMPRESSED:
                 continue
-            with contextlib.suppress(OSError):  # it went away just now; the others are there
+            with contextlib.suppress(OSError):  # removed meanwhile
                 about = path.stat()
                 if stat.S_ISREG(about.st_mode):
                     found.append((about.st_mtime_ns, path))
@@ -230,7 +234,7 @@ class LogFile:
 
 
 def _readable(path: Path) -> bool:
-    """Whether a file is there; a `UsageError` if something is that cannot be followed."""
+    """Return whether a file exists; raise `UsageError` if it cannot be followed."""
     try:
         if path.is_dir():
             raise UsageError(f"{path} is a directory; name the log files in it")
@@ -251,26 +255,26 @@ def _literally(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
-def _is(path: Path, place: Place) -> bool:
+def _is(path: Path, position: LogPosition) -> bool:
     try:
         about = path.stat()
     except OSError:
         return False
-    return (about.st_dev, about.st_ino) == (place.device, place.inode)
+    return (about.st_dev, about.st_ino) == (position.device, position.inode)
 
 
-def _continues(path: Path, place: Place) -> bool:
-    """Whether a file begins like that of the place and reaches as far."""
+def _continues(path: Path, position: LogPosition) -> bool:
+    """Whether a file begins like that of the position and is long enough."""
     try:
         with path.open("rb") as file:
-            long_enough = os.fstat(file.fileno()).st_size >= place.offset
-            return long_enough and _begins(file, place)
+            long_enough = os.fstat(file.fileno()).st_size >= position.offset
+            return long_enough and _begins(file, position)
     except OSError:
         return False
 
 
-def _begins(file: BinaryIO, place: Place) -> bool:
-    return _head(file, place.offset) == place.head
+def _begins(file: BinaryIO, position: LogPosition) -> bool:
+    return _head(file, position.offset) == position.head
 
 
 def _head(file: BinaryIO, offset: int) -> str:
@@ -281,13 +285,13 @@ def _head(file: BinaryIO, offset: int) -> str:
     return hashlib.sha256(file.read(length)).hexdigest()[:16]
 
 
-def _origin(place: Place, offset: int, line: bytes) -> str:
+def _origin(position: LogPosition, offset: int, line: bytes) -> str:
     digest = hashlib.sha256(line).hexdigest()[:8]
-    return f"{place.device:x}.{place.inode:x}.{place.turn}@{offset}:{digest}"
+    return f"{position.device:x}.{position.inode:x}.{position.turn}@{offset}:{digest}"
 
 
 def _whole_characters(piece: bytes) -> int:
-    """Where to cut so that no UTF-8 character is cut in two."""
+    """Return the length of the longest prefix that ends with a whole UTF-8 character."""
     for back in range(1, 4):
         byte = piece[-back]
         if byte < 0x80:
@@ -297,18 +301,18 @@ def _whole_characters(piece: bytes) -> int:
     return len(piece)
 
 
-# -------------------------------------------------------------------- what is kept
+# --------------------------------------------------------------- saved positions
 
 
-class Places:
-    """The places of all files that a probe follows, in a small file of its own."""
+class LogPositions:
+    """The saved positions of all files that a probe follows, as a JSON file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._turn = threading.Lock()
-        self._places: dict[str, Place] = {}
+        self._lock = threading.Lock()
+        self._positions: dict[str, LogPosition] = {}
         try:
-            self._places = msgspec.json.decode(path.read_bytes(), type=dict[str, Place])
+            self._positions = msgspec.json.decode(path.read_bytes(), type=dict[str, LogPosition])
         except FileNotFoundError:
             pass
         except (OSError, msgspec.MsgspecError) as error:
@@ -316,18 +320,18 @@ class Places:
                 f"{path} does not say where log files were left ({error}); remove it to begin anew"
             ) from None
 
-    def get(self, file: Path) -> Place | None:
-        """Where a file was left."""
-        return self._places.get(str(file))
+    def get(self, file: Path) -> LogPosition | None:
+        """Return the saved position of a file."""
+        return self._positions.get(str(file))
 
-    def keep(self, file: Path, place: Place) -> None:
-        """Keep it; at once the new file or the old one, whatever happens.
+    def keep(self, file: Path, position: LogPosition) -> None:
+        """Save a position atomically.
 
-        Each file that is followed has a thread of its own for this. What is written last must be
-        the newest, so they take turns.
+        Each followed file saves from a thread of its own. The lock ensures that the last write
+        holds all positions.
         """
-        with self._turn:
-            self._places[str(file)] = place
+        with self._lock:
+            self._positions[str(file)] = position
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(self.path) as draft:
-                draft.write_bytes(msgspec.json.encode(self._places))
+                draft.write_bytes(msgspec.json.encode(self._positions))

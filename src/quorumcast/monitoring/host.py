@@ -1,7 +1,7 @@
-"""What psutil says of this host, as measurements.
+"""Measurements of this host by psutil.
 
-Rates come from counters and two looks at them: the first sample has none, and a counter that went
-backwards (an interface that was made anew) gives none. What this system does not tell is left out.
+Rates are differences of counters between two samples: the first sample has no rates, and a counter
+that decreased (a recreated interface) gives none. Metrics that this system lacks are left out.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import psutil
 #: (metric, item, value)
 Measurement: TypeAlias = tuple[str, str, float]
 
-#: What psutil raises where a system does not tell, beside its own errors.
-_UNTOLD = (OSError, RuntimeError, NotImplementedError, AttributeError, psutil.Error)
-#: Network file systems may hang for minutes when their server is away: nobody looks at them.
+#: Errors of psutil on systems without a metric.
+_UNAVAILABLE = (OSError, RuntimeError, NotImplementedError, AttributeError, psutil.Error)
+#: Network file systems, which may hang for minutes when their server is unreachable.
 _REMOTE = ("nfs", "cifs", "smb", "fuse.sshfs", "9p")
 
 
 class HostSampler:
-    """Measures this host; keeps the counters of the last look."""
+    """Measures this host; keeps the counters of the last sample."""
 
     def __init__(self) -> None:
         #: Counters by (metric, item), and when they were read.
         self._counters: dict[tuple[str, str], float] = {}
         self._read_at: float | None = None
-        # The first call has nothing to compare with and says 0.
+        # The first call has nothing to compare with and returns 0.
         psutil.cpu_percent()
 
     def sample(self, now: float) -> list[Measurement]:
-        """Everything that can be measured now; `now` is any clock that does not jump."""
+        """Return all measurements; `now` is a monotonic time in seconds."""
         found: list[Measurement] = []
         for look in (_cpu, _load, _memory, _disks, _processes):
-            found += _told(look)
-        return found + self._rates(_told(_disk_counters) + _told(_network_counters), now)
+            found += _available(look)
+        return found + self._rates(_available(_disk_counters) + _available(_network_counters), now)
 
     def _rates(self, counters: list[Measurement], now: float) -> list[Measurement]:
         before, self._counters = self._counters, {(m, i): value for m, i, value in counters}
@@ -50,11 +50,11 @@ class HostSampler:
         ]
 
 
-def _told(look: Callable[[], Iterator[Measurement]]) -> list[Measurement]:
+def _available(look: Callable[[], Iterator[Measurement]]) -> list[Measurement]:
     found: list[Measurement] = []
     try:
         found.extend(look())
-    except _UNTOLD:
+    except _UNAVAILABLE:
         return found
     return found
 
@@ -83,7 +83,7 @@ def _disks() -> Iterator[Measurement]:
             continue
         try:
             usage = psutil.disk_usage(part.mountpoint)
-        except OSError:  # an empty drive, or one that we may not look at
+        except OSError:  # an empty or inaccessible drive
             continue
         yield "disk.percent", part.mountpoint, usage.percent
         yield "disk.free_bytes", part.mountpoint, usage.free

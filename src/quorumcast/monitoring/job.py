@@ -1,15 +1,15 @@
-"""The streaming job: three queries, each of which goes on where it stopped.
+"""The streaming job: three queries, each of which resumes from its checkpoint.
 
-    keep      channels → clean → without repetitions → store          foreachBatch, by batch number
-    watch     fresh files of the store → signals → buckets → book     Spark's windows and watermark
+    keep      channels → clean → remove duplicates → store             foreachBatch, by batch number
+    watch     fresh files of the store → signals → buckets → engine   Spark's windows and watermark
     publish   alarm files of the book → the channel `alarms`          the sink
 
-Between two queries is a directory of files that are written once under one name, so each query may
-die at any time and nothing is lost or done twice: `keep` writes the files of a replayed batch over
-themselves, `watch` gives the book absolute values, and the book writes each alarm once.
+A directory of files connects two queries. Every step is idempotent, so that a crash neither loses
+nor repeats anything: `keep` overwrites the files of a replayed batch with the same rows, `watch`
+passes absolute values to the engine, and the book writes each alarm once.
 
-The cell is read once and verified once. Hosts that fall silent are found by the clock, and only
-when there is nothing left to read: a backlog is not silence.
+Each publication is read and verified once. Silent hosts are found by the clock, but only while the
+job has no backlog: a backlog is not silence.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from quorumcast.monitoring.book import Book
 from quorumcast.monitoring.queries import Query
 from quorumcast.monitoring.rules import Rules
 from quorumcast.monitoring.signals import bucket_of, buckets, signals
-from quorumcast.monitoring.store import Store
+from quorumcast.monitoring.store import ObservationStore
 from quorumcast.pipeline.streams.progress import lag
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-#: What a query is to be given, beside where it writes to.
+#: Turns alarms into the writer that publishes them.
 Sink = Callable[[DataFrame], "DataStreamWriter"]
 
 OBSERVATIONS = (
@@ -48,26 +48,25 @@ ALARM_FILES = (
     "time double, id string, state string, rule string, severity string, host string, "
     "item string, value double, text string"
 )
-#: Files of the store that are watched at a time: with one for each micro-batch of `keep`, what the
-#: driver holds has a bound, also after the job was away.
-MOST_FILES = 4
-#: How often the later queries look for files.
-LOOK_S = 1
+#: Files per micro-batch of the later queries. It bounds the memory of the driver after a backlog.
+MAX_FILES = 4
+#: Time between two searches of the later queries for files.
+POLL_S = 1
 
 
 class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job does, whatever it reads from."""
+    """The settings of the job."""
 
     directory: Path
     rules: Rules
-    #: How often channels are read.
+    #: Time between two reads of the channels.
     trigger_s: float = 5.0
-    #: For how long a row that is published again is recognised.
+    #: Time during which duplicates of a row are recognised.
     repeats_s: int = 600
 
 
-class Monitor:
-    """The three queries; `sources` are the channels `metrics` and `logs` as streams."""
+class MonitoringJob:
+    """The three queries. `sources` are streams of the channels `metrics` and `logs`."""
 
     def __init__(
         self,
@@ -80,14 +79,14 @@ class Monitor:
         self._settings = settings
         self._sources = sources
         self._sink = sink
-        self.store = Store(settings.directory)
+        self.store = ObservationStore(settings.directory)
         self.book = Book(settings.directory, settings.rules)
-        self._compacted = ""
+        self._compacted_on = ""
         self._keeping = Query("keep", settings.trigger_s, self._keep)
-        self._watching = Query("watch", LOOK_S, self._watch)
-        self._publishing = Query("publish", LOOK_S, self._publish)
+        self._watching = Query("watch", POLL_S, self._watch)
+        self._publishing = Query("publish", POLL_S, self._publish)
         self._queries = (self._keeping, self._watching, self._publishing)
-        #: Rows that this process has stored, and when it last did.
+        #: Rows that this process has stored, and the time of the last batch.
         self.stored = 0
         self._kept_at = 0.0
 
@@ -98,14 +97,14 @@ class Monitor:
             rows.withColumn("received", F.current_timestamp()) for rows in self._sources
         )
         observed = clean.unite([clean.clean_metrics(metrics), clean.clean_logs(logs)])
-        once = clean.without_repetitions(observed, self._settings.repeats_s)
-        return self._written(once.writeStream.foreachBatch(self._keep_batch), "keep")
+        once = clean.without_duplicates(observed, self._settings.repeats_s)
+        return self._with_checkpoint(once.writeStream.foreachBatch(self._keep_batch), "keep")
 
     def _keep_batch(self, rows: DataFrame, batch: int) -> None:
         today = datetime.now(UTC).date()
-        if self._compacted != today.isoformat():
+        if self._compacted_on != today.isoformat():
             self.store.compact(today, before=batch)
-            self._compacted = today.isoformat()
+            self._compacted_on = today.isoformat()
         table = rows.toArrow()
         self.store.keep(table, batch)
         self.stored += table.num_rows
@@ -114,83 +113,83 @@ class Monitor:
     def _watch(self) -> DataStreamWriter:
         rows = (
             self._spark.readStream.schema(OBSERVATIONS)
-            .options(cleanSource="delete", maxFilesPerTrigger=MOST_FILES)
+            .options(cleanSource="delete", maxFilesPerTrigger=MAX_FILES)
             .parquet(str(self.store.fresh))
         )
         counted = buckets(signals(rows, self._settings.rules), self._settings.rules)
         writer = counted.writeStream.outputMode("update").foreachBatch(self._watch_batch)
-        # Windows of another length are another state.
-        return self._written(writer, f"watch-{self._settings.rules.bucket_s}")
+        # The state of windows of another length cannot be reused.
+        return self._with_checkpoint(writer, f"watch-{self._settings.rules.bucket_s}")
 
     def _watch_batch(self, rows: DataFrame, batch: int) -> None:
         found = [bucket_of(row) for row in rows.collect()]
         if found:
-            self.book.turn(lambda watch: watch.absorb(found))
+            self.book.turn(lambda engine: engine.absorb(found))
 
     def _publish(self) -> DataStreamWriter:
         rows = (
             self._spark.readStream.schema(ALARM_FILES)
-            .options(cleanSource="delete", maxFilesPerTrigger=MOST_FILES)
+            .options(cleanSource="delete", maxFilesPerTrigger=MAX_FILES)
             .json(str(self.book.alarms))
         )
         alarms = rows.withColumn("time", F.col("time").cast("timestamp"))
-        return self._written(self._sink(alarms), "publish")
+        return self._with_checkpoint(self._sink(alarms), "publish")
 
-    def _written(self, writer: DataStreamWriter, name: str) -> DataStreamWriter:
+    def _with_checkpoint(self, writer: DataStreamWriter, name: str) -> DataStreamWriter:
         checkpoint = self._settings.directory / "checkpoints" / name
         return writer.option("checkpointLocation", str(checkpoint))
 
     # ---------------------------------------------------------------------- running
 
     def start(self) -> None:
-        """Begin; `tick` keeps it going."""
+        """Start the queries; call `tick` regularly."""
         for query in self._queries:
             query.start()
 
     def once(self) -> None:
-        """Everything that there is now, and then no more."""
+        """Process everything that is available now, and stop."""
         began = time.time()
         self._keeping.run_once()
         self._watching.run_once()
-        self.book.turn(lambda watch: watch.elapse(began))
+        self.book.turn(lambda engine: engine.elapse(began))
         self._publishing.run_once()
 
     def tick(self) -> None:
-        """Begin again what failed, and let time pass for the rules as far as all has been read."""
+        """Restart failed queries, and evaluate the rules up to the time that has been processed."""
         for query in self._queries:
             query.tick()
-        watched_until = self._watched_until()
-        if watched_until > self.book.watch.now:
-            self.book.turn(lambda watch: watch.elapse(watched_until))
+        processed_until = self._processed_until()
+        if processed_until > self.book.engine.now:
+            self.book.turn(lambda engine: engine.elapse(processed_until))
 
     @property
     def troubles(self) -> dict[str, str]:
-        """Queries that failed and have not got on since, and why."""
+        """The failed queries that have made no progress since, with the reason."""
         return {query.name: query.trouble for query in self._queries if query.trouble}
 
-    def _watched_until(self) -> float:
-        """A time before which everything that was published has been watched; 0 if unknown.
+    def _processed_until(self) -> float:
+        """Return a time before which every publication has been processed; 0 if unknown.
 
-        Spark tells of a query that finds nothing every few seconds; one that waits for the cell
-        tells nothing, and no host is called silent for that. While one micro-batch follows the
-        other nothing is known either: then time passes with the rows themselves.
+        An idle query reports progress every few seconds. A query that waits for the cell reports
+        nothing, so that no host is called silent meanwhile. Under a backlog the time is unknown as
+        well: the rows themselves advance the engine.
         """
-        last, read_until = self._keeping.progress, self._keeping.looked_at
-        # A micro-batch that is done again after a crash does not look how far the channels are.
+        last, read_until = self._keeping.progress, self._keeping.polled_at
+        # A micro-batch that is replayed after a crash does not ask for the ends of the channels.
         if last is None or any(source.latestOffset is None for source in last.sources):
             return 0.0
-        watched_at = self._watching.looked_at
+        watched_at = self._watching.polled_at
         if any(lag(last).values()) or not watched_at or watched_at < self._kept_at:
             return 0.0
         return read_until
 
     @property
     def lag(self) -> dict[str, int]:
-        """Publications of each channel that were there and not read at the last look."""
+        """The unread publications of each channel at the last poll."""
         last = self._keeping.progress
         return {} if last is None else lag(last)
 
     def stop(self) -> None:
-        """End all queries."""
+        """Stop all queries."""
         for query in self._queries:
             query.stop()

@@ -1,8 +1,7 @@
-"""What a line of a log says about itself: how severe it is and when it was written.
+"""Parses the severity and the time of log lines.
 
-Lines of files have no form that one could rely on. A word such as ERROR near the beginning is
-taken at its word, and so is a time with a zone at the very beginning; what has neither is
-information, and of the time at which it was read.
+Log files have no common format. The severity is the first word such as ERROR near the beginning,
+else INFO. The time is a time with a zone at the very beginning, else the time of reading.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from datetime import datetime
 
 import msgspec
 
-#: Longer lines come in pieces.
+#: Longer lines are split.
 MAX_LINE_BYTES = 16 * 1024
 
-#: The words of syslog, by number.
+#: The severities of syslog, by number.
 SEVERITIES = ("emergency", "alert", "critical", "error", "warning", "notice", "info", "debug")
 WARNING, NOTICE, INFO = 4, 5, 6
-#: Lines as severe as this overtake the others.
+#: Lines of this severity or worse are published as urgent.
 URGENT = 2
 
 _WORDS = {
@@ -26,15 +25,15 @@ _WORDS = {
     "ERR": 3, "ERROR": 3, "SEVERE": 3, "WARN": 4, "WARNING": 4, "NOTICE": 5, "INFO": 6, "DEBUG": 7,
     "TRACE": 7,
 }  # fmt: skip
-#: Where levels stand: in capitals, or after `level=` and in front of a colon in any writing.
+#: A level: in capitals anywhere, or in any case after `level=` or in front of a colon.
 _ANY = "|".join(_WORDS)
 _LEVEL = re.compile(rf"\b({_ANY})\b|(?i:(?:\blevel=\"?|^|\[)({_ANY})(?=[\]:\" ]))")
-_LOOKED_AT = 160
+_SEARCHED = 160
 _TIME = re.compile(r"\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d))")
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """One line, as the channel has it."""
+    """A row of the channel `logs`, without its host."""
 
     time: datetime
     source: str
@@ -46,13 +45,13 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 def severity_of(text: str) -> int:
-    """How severe a line seems to be."""
-    found = _LEVEL.search(text[:_LOOKED_AT])
+    """Return the severity of a line."""
+    found = _LEVEL.search(text[:_SEARCHED])
     return _WORDS[(found[1] or found[2]).upper()] if found else INFO
 
 
 def time_of(text: str, otherwise: datetime) -> datetime:
-    """The time at the beginning of a line, if it has one that leaves no doubt."""
+    """Return the time at the beginning of a line, if it has a zone."""
     found = _TIME.match(text)
     if found is None:
         return otherwise
@@ -60,7 +59,7 @@ def time_of(text: str, otherwise: datetime) -> datetime:
 
 
 def read_time(text: str) -> datetime | None:
-    """A time with a zone; None if it is none. More digits than microseconds are cut off."""
+    """Parse a time with a zone, or return None. Digits beyond microseconds are cut off."""
     try:
         time = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text))
     except ValueError:
@@ -69,11 +68,11 @@ def read_time(text: str) -> datetime | None:
 
 
 def decoded(raw: bytes) -> str:
-    """Text of bytes of whatever encoding; what is not UTF-8 is shown as such, never refused."""
+    """Decode UTF-8; invalid bytes are replaced."""
     return raw.decode("utf-8", errors="replace").rstrip("\r\n\0")
 
 
 def line_of_file(source: str, origin: str, raw: bytes, now: datetime) -> LogLine:
-    """A line of a file as the channel has it."""
+    """Parse a line of a file."""
     text = decoded(raw)
     return LogLine(time_of(text, now), source, origin, severity_of(text), text)

@@ -1,15 +1,14 @@
-"""A probe: measures its host, follows logs, listens to syslog, and publishes what it finds.
+"""A probe: measures its host, follows log files, receives syslog, and publishes all of it.
 
-What may be lost, and what not:
+Delivery guarantees while the cell is slow or unreachable:
 
-    measurements   at most `buffer` wait for the cell; newer ones are dropped and counted
-    files          a file is read on only when the cell has what was read before, and where it was
-                   left is kept afterwards: nothing is lost, and what comes twice has one `origin`
-    syslog         TCP waits; datagrams that find no room are dropped and counted, and so is what a
-                   probe that is stopped could not hand over in time
+    measurements   at most `buffer` rows wait; newer ones are dropped and counted
+    files          at least once: the position in a file is saved after the cell acknowledged the
+                   lines, and duplicates have the same `origin`
+    syslog         TCP applies backpressure; datagrams beyond the buffer are dropped and counted, as
+                   are messages that a stopping probe cannot deliver in time
 
-What was lost since the last measurement is one itself (`probe.dropped`, with where as item). A cell
-that is away for a while is waited for.
+The number of dropped rows is a measurement itself (`probe.dropped`, with the source as item).
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import MAX_NAME
 from quorumcast.manifest.schema import arrow_schema
 from quorumcast.monitoring.channels import HOST, LOGS, METRICS, Names, check_channel
-from quorumcast.monitoring.follow import LogFile, Places
+from quorumcast.monitoring.follow import LogFile, LogPositions
 from quorumcast.monitoring.host import HostSampler, Measurement
 from quorumcast.monitoring.lines import URGENT, WARNING, LogLine, line_of_file
 from quorumcast.monitoring.syslog import SyslogListener, local_now, parse_syslog
 
-#: How often a file is looked at that had nothing new.
-LOOK_S = 0.25
-#: Syslog messages in one publication.
-MOST_MESSAGES = 1024
-#: How long a probe that is stopped waits for what it has published.
-LAST_WAIT_S = 5.0
+#: Pause after a read of a file that found nothing new.
+POLL_S = 0.25
+#: Limit of syslog messages in one publication.
+MAX_MESSAGES = 1024
+#: Time that a stopping probe waits for acknowledgements.
+STOP_TIMEOUT_S = 5.0
 
 
 class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe does."""
+    """The settings of a probe."""
 
     host: str
     names: Names = Names.under()
@@ -55,14 +54,14 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float = 5.0
     files: tuple[Path, ...] = ()
     from_start: bool = False
-    #: Where the places of files are kept.
+    #: The file of saved positions.
     state: Path | None = None
     syslog: tuple[str, int] | None = None
-    #: Measurements, and syslog messages, that may wait.
+    #: Limit of waiting measurements, and of waiting syslog messages.
     buffer: int = 10_000
 
     def check(self) -> None:
-        """Refuse what makes no sense."""
+        """Raise `UsageError` if a setting is invalid."""
         if not re.fullmatch(HOST, self.host):
             raise UsageError(
                 f"--host is {self.host!r}: give a name of 1 to {MAX_NAME} letters, digits, dots, "
@@ -71,15 +70,15 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not (self.metrics or self.files or self.syslog):
             raise UsageError("this probe has nothing to do; add --metrics, --logs or --syslog")
         if self.files and self.state is None:
-            raise UsageError("a probe that follows files must know where to keep their places")
+            raise UsageError("a probe that follows files must know where to keep their positions")
         if not self.interval_s >= 0.1:
             raise UsageError("--interval is a number of seconds, 0.1 or more")
         if self.buffer < 1:
             raise UsageError("--buffer is 1 or more")
 
 
-class Probe:
-    """One probe on a connected node; `run` ends when `stop` was called."""
+class HostProbe:
+    """A probe on a connected node; `stop` ends `run`."""
 
     def __init__(self, node: Node, settings: ProbeSettings) -> None:
         settings.check()
@@ -92,18 +91,18 @@ class Probe:
         self._settings = settings
         self._stopping = asyncio.Event()
         self._listener = SyslogListener(settings.buffer)
-        #: Tells this life's syslog messages from those of others.
-        self._life = secrets.token_hex(4)
+        #: Random prefix of the origins of this process.
+        self._instance = secrets.token_hex(4)
         self._received = 0
-        #: Rows that were published, and dropped, by where they came from.
+        #: Published rows by source, and dropped measurements.
         self.published: Counter[str] = Counter()
         self._dropped = 0
-        #: Set once everything that is asked for has begun.
+        #: Set once all sources have been started.
         self.ready = asyncio.Event()
 
     @property
     def dropped(self) -> dict[str, int]:
-        """What was lost, by where it came from."""
+        """The number of dropped rows, by source."""
         return {
             "metrics": self._dropped,
             "syslog": self._listener.dropped,
@@ -112,7 +111,7 @@ class Probe:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where syslog listens."""
+        """The address of the syslog listener."""
         return self._listener.address
 
     def stop(self) -> None:
@@ -137,26 +136,26 @@ class Probe:
             logs = (publisher(names.logs), publisher(names.logs, urgent=True))
             if settings.syslog is not None:
                 await self._listener.listen(*settings.syslog)
-                work.append(self._hear(logs))
-            work += [self._follow(file, places, logs) for file, places in followed]
+                work.append(self._receive_syslog(logs))
+            work += [self._follow(file, positions, logs) for file, positions in followed]
         try:
             await self._until_stopped(work)
         finally:
             await self._listener.close()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WAIT_S):
+                async with asyncio.timeout(STOP_TIMEOUT_S):
                     await asyncio.gather(*(made.close() for made in publishers))
 
     async def _until_stopped(self, work: list[Coroutine[Any, Any, None]]) -> None:
-        """Run all of it; what one of them raises ends the probe."""
-        tasks = [asyncio.create_task(one) for one in work]
+        """Run all tasks until `stop`; an error of one ends the probe."""
+        tasks = [asyncio.create_task(part) for part in work]
         stopping = asyncio.create_task(self._stopping.wait())
         self.ready.set()
         try:
             await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
             self._stopping.set()
-            # What is being published may still be acknowledged, and its place kept.
-            await asyncio.wait(tasks, timeout=LAST_WAIT_S)
+            # Publications under way may still be acknowledged and their position saved.
+            await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
         finally:
             for task in (*tasks, stopping):
                 task.cancel()
@@ -174,20 +173,20 @@ class Probe:
 
     async def _measure(self, publisher: Publisher) -> None:
         sampler = HostSampler()
-        told: dict[str, int] = {}
+        reported: dict[str, int] = {}
         due = time.monotonic()
         while not self._stopping.is_set():
-            # psutil may wait for a slow disk: not on the loop that keeps the links alive.
+            # psutil may wait for a slow disk and must not block the event loop.
             found = await asyncio.to_thread(sampler.sample, time.monotonic())
             lost = self.dropped
             found += [
-                ("probe.dropped", where, count - told.get(where, 0))
+                ("probe.dropped", where, count - reported.get(where, 0))
                 for where, count in lost.items()
             ]
             batch = metric_batch(self._settings.host, datetime.now(UTC), found)
             try:
                 publisher.post_batch(batch)
-                told = lost
+                reported = lost
                 self.published["metrics"] += batch.num_rows
             except BufferFull:
                 self._dropped += batch.num_rows
@@ -196,19 +195,22 @@ class Probe:
 
     # ---------------------------------------------------------------------- lines
 
-    def _followed(self) -> list[tuple[LogFile, Places]]:
-        """The files to follow, where they were left; refuses those that cannot be read."""
+    def _followed(self) -> list[tuple[LogFile, LogPositions]]:
+        """Return the files to follow, at their saved positions."""
         settings = self._settings
         if settings.state is None or not settings.files:
             return []
-        places, paths = Places(settings.state), [path.absolute() for path in settings.files]
+        positions, paths = (
+            LogPositions(settings.state),
+            [path.absolute() for path in settings.files],
+        )
         return [
-            (LogFile(path, places.get(path), from_start=settings.from_start), places)
+            (LogFile(path, positions.get(path), from_start=settings.from_start), positions)
             for path in paths
         ]
 
     async def _follow(
-        self, file: LogFile, places: Places, logs: tuple[Publisher, Publisher]
+        self, file: LogFile, positions: LogPositions, logs: tuple[Publisher, Publisher]
     ) -> None:
         path, kept, trouble = file.path, None, ""
         try:
@@ -217,51 +219,53 @@ class Probe:
                 now = datetime.now(UTC)
                 lines = [line_of_file(str(path), origin, raw, now) for origin, raw in found]
                 if file.trouble not in ("", trouble):
-                    lines.append(self._about(path, file.trouble, now))
+                    lines.append(self._error_line(path, file.trouble, now))
                 trouble = file.trouble
                 await self._publish(lines, logs, "logs")
-                if file.place is not None and file.place != kept:
-                    kept = file.place
-                    await asyncio.to_thread(places.keep, path, kept)
+                if file.position is not None and file.position != kept:
+                    kept = file.position
+                    await asyncio.to_thread(positions.keep, path, kept)
                 if not found:
-                    await self._pause(LOOK_S)
+                    await self._pause(POLL_S)
         finally:
             file.close()
 
-    def _about(self, path: Path, trouble: str, now: datetime) -> LogLine:
-        """What people are told about a file in the place of its lines."""
-        origin = f"{self._life}@{now.isoformat()}"
+    def _error_line(self, path: Path, trouble: str, now: datetime) -> LogLine:
+        """Return a line that reports an unreadable file."""
+        origin = f"{self._instance}@{now.isoformat()}"
         return LogLine(now, str(path), origin, WARNING, f"{path} cannot be read: {trouble}")
 
-    async def _hear(self, logs: tuple[Publisher, Publisher]) -> None:
+    async def _receive_syslog(self, logs: tuple[Publisher, Publisher]) -> None:
         try:
             while not self._stopping.is_set():
-                await self._pass_on(await self._listener.take(MOST_MESSAGES, LOOK_S), logs)
-            # Nobody sends again what was taken in.
+                await self._publish_syslog(await self._listener.take(MAX_MESSAGES, POLL_S), logs)
+            # Devices do not retransmit messages that were received.
             await self._listener.close()
-            while messages := await self._listener.take(MOST_MESSAGES, 0.0):
-                await self._pass_on(messages, logs)
+            while messages := await self._listener.take(MAX_MESSAGES, 0.0):
+                await self._publish_syslog(messages, logs)
         finally:
             self._listener.give_up()
 
-    async def _pass_on(self, messages: list[bytes], logs: tuple[Publisher, Publisher]) -> None:
+    async def _publish_syslog(
+        self, messages: list[bytes], logs: tuple[Publisher, Publisher]
+    ) -> None:
         first, self._received = self._received, self._received + len(messages)
         now = local_now()
         lines = [
-            parse_syslog(raw, f"{self._life}.{number}", now)
+            parse_syslog(raw, f"{self._instance}.{number}", now)
             for number, raw in enumerate(messages, first)
         ]
         try:
             await self._publish(lines, logs, "syslog")
         except BaseException:
-            # The cell may have them and not have said so.
+            # The acknowledgement may have been lost; count the messages as dropped.
             self._listener.lose(len(messages))
             raise
 
     async def _publish(
-        self, lines: Sequence[LogLine], logs: tuple[Publisher, Publisher], whence: str
+        self, lines: Sequence[LogLine], logs: tuple[Publisher, Publisher], source: str
     ) -> None:
-        """Publish and wait until the cell has it; what is severe overtakes the rest."""
+        """Publish lines and wait for the acknowledgement; severe lines are urgent."""
         severe = [line for line in lines if line.severity <= URGENT]
         others = [line for line in lines if line.severity > URGENT]
         await asyncio.gather(
@@ -271,11 +275,11 @@ class Probe:
                 if part
             )
         )
-        self.published[whence] += len(lines)
+        self.published[source] += len(lines)
 
 
 def metric_batch(host: str, now: datetime, found: Sequence[Measurement]) -> pa.RecordBatch:
-    """Measurements as a publication of the channel."""
+    """Return measurements as a publication."""
     rows = [
         {"time": now, "host": host, "metric": metric, "item": item, "value": float(value)}
         for metric, item, value in found
@@ -284,6 +288,6 @@ def metric_batch(host: str, now: datetime, found: Sequence[Measurement]) -> pa.R
 
 
 def log_batch(host: str, lines: Sequence[LogLine]) -> pa.RecordBatch:
-    """Lines as a publication of the channel."""
+    """Return lines as a publication."""
     rows = [{"host": host, **msgspec.structs.asdict(line)} for line in lines]
     return pa.RecordBatch.from_pylist(rows, arrow_schema(LOGS))

@@ -1,7 +1,6 @@
-"""The report: one page that needs nothing beside itself, written anew while the job runs.
+"""The report: one self-contained HTML page, rewritten while the job runs.
 
-Everything on it that came from a host is escaped: names, items and texts are what a publisher, a
-device or a log line says.
+All names, items and texts are escaped, because publishers, devices and log lines choose them.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
+from quorumcast.monitoring.engine import Alarm, AlarmEngine, Bucket, SeriesKey
 from quorumcast.monitoring.signals import DISSENT, DRAWN_SIGNALS, LINES
-from quorumcast.monitoring.watch import Alarm, Bucket, Series, Watch
 from quorumcast.traces.drafts import replacing
 
-#: What fits on a page that people read.
+#: Limits of the page.
 MAX_HOSTS, MAX_ALARMS = 200, 100
-#: A browser looks again after so many seconds.
+#: Refresh interval of the browser.
 REFRESH_S = 10
 _WIDTH, _HEIGHT = 120, 24
 _SEVERE = ("emergency", "alert", "critical", "error")
@@ -42,29 +41,31 @@ svg { vertical-align: middle } polyline { fill: none; stroke: #3367b0; stroke-wi
 """
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a page shows beside hosts and alarms."""
+class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The status of the job."""
 
     cell: str
     now: float
     stored: int
-    #: Publications that were there and not read, by channel.
+    #: Unread publications, by channel.
     lag: Mapping[str, int]
-    #: Queries that failed and are begun again, and why.
+    #: Failed queries that are being restarted, with the reason.
     troubles: Mapping[str, str] = {}
-    #: Whether it is refreshed.
+    #: Whether the page refreshes itself.
     running: bool
 
 
-def write_report(path: Path, watch: Watch, recent: Sequence[Alarm], facts: Facts) -> None:
-    """Write the page; whoever reads it sees the old one or the new one."""
+def write_report(
+    path: Path, engine: AlarmEngine, recent: Sequence[Alarm], facts: ReportFacts
+) -> None:
+    """Replace the page atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft:
-        draft.write_text(page(watch, recent, facts), encoding="utf-8")
+        draft.write_text(page(engine, recent, facts), encoding="utf-8")
 
 
-def page(watch: Watch, recent: Sequence[Alarm], facts: Facts) -> str:
-    """The page."""
+def page(engine: AlarmEngine, recent: Sequence[Alarm], facts: ReportFacts) -> str:
+    """Return the page as HTML."""
     refresh = f'<meta http-equiv="refresh" content="{REFRESH_S}">' if facts.running else ""
     return "\n".join(
         [
@@ -72,13 +73,13 @@ def page(watch: Watch, recent: Sequence[Alarm], facts: Facts) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(facts.cell)}: monitoring</title><style>{_STYLE}</style></head><body>",
             f"<h1>{escape(facts.cell)}</h1>",
-            f'<p class="muted">{_summary(watch, facts)}</p>',
+            f'<p class="muted">{_summary(engine, facts)}</p>',
             "<h2>Open alarms</h2>",
-            _open_alarms(watch, facts.now),
+            _open_alarms(engine, facts.now),
             "<h2>Hosts</h2>",
-            _hosts(watch, facts.now),
+            _hosts(engine, facts.now),
             "<h2>Brokers that voted otherwise</h2>",
-            _dissent(watch),
+            _dissent(engine),
             "<h2>Latest alarms</h2>",
             _recent(recent),
             "</body></html>\n",
@@ -86,12 +87,12 @@ def page(watch: Watch, recent: Sequence[Alarm], facts: Facts) -> str:
     )
 
 
-def _summary(watch: Watch, facts: Facts) -> str:
+def _summary(engine: AlarmEngine, facts: ReportFacts) -> str:
     behind = sum(facts.lag.values())
     lag = ", ".join(f"{escape(name)} {count:,}" for name, count in facts.lag.items() if count)
     parts = [
         _clock(facts.now),
-        f"{len(watch.heard):,} hosts",
+        f"{len(engine.heard):,} hosts",
         f"{facts.stored:,} rows stored",
         f"behind by {behind:,} publications ({lag})" if behind else "everything is read",
     ]
@@ -99,12 +100,12 @@ def _summary(watch: Watch, facts: Facts) -> str:
         f'<span class="critical">{escape(name)} waits: {escape(why)}</span>'
         for name, why in facts.troubles.items()
     ]
-    if watch.ignored:
-        parts.append(f"<b>{watch.ignored:,} signals found no room</b>")
+    if engine.ignored:
+        parts.append(f"<b>{engine.ignored:,} signals found no room</b>")
     return " · ".join(parts)
 
 
-def _open_alarms(watch: Watch, now: float) -> str:
+def _open_alarms(engine: AlarmEngine, now: float) -> str:
     rows = [
         (
             f'<span class="{c.severity}">{c.severity}</span>',
@@ -113,22 +114,22 @@ def _open_alarms(watch: Watch, now: float) -> str:
             escape(c.text),
             _ago(now - c.since),
         )
-        for c in watch.alarms[:MAX_ALARMS]
+        for c in engine.alarms[:MAX_ALARMS]
     ]
-    more = len(watch.alarms) - len(rows)
+    more = len(engine.alarms) - len(rows)
     note = f'<p class="muted">and {more:,} more</p>' if more > 0 else ""
     if not rows:
         return '<p class="ok">None.</p>'
     return _table(("severity", "rule", "host", "what", "since"), rows) + note
 
 
-def _hosts(watch: Watch, now: float) -> str:
-    if not watch.heard:
+def _hosts(engine: AlarmEngine, now: float) -> str:
+    if not engine.heard:
         return "<p>None has been heard yet.</p>"
-    troubled = Counter(condition.host for condition in watch.alarms)
-    names = sorted(watch.heard, key=lambda host: (-troubled[host], host))
-    lines: dict[tuple[str, str], list[tuple[Series, dict[int, Bucket]]]] = {}
-    for series, line in watch.series.items():
+    troubled = Counter(condition.host for condition in engine.alarms)
+    names = sorted(engine.heard, key=lambda host: (-troubled[host], host))
+    lines: dict[tuple[str, str], list[tuple[SeriesKey, dict[int, Bucket]]]] = {}
+    for series, line in engine.series.items():
         lines.setdefault((series.host, series.signal), []).append((series, line))
     rows = []
     for host in names[:MAX_HOSTS]:
@@ -142,7 +143,7 @@ def _hosts(watch: Watch, now: float) -> str:
         rows.append(
             (
                 escape(host),
-                _ago(now - watch.heard[host]),
+                _ago(now - engine.heard[host]),
                 f'<span class="critical">{troubled[host]}</span>' if troubled[host] else "0",
                 f"{severe:,}",
                 *drawn,
@@ -154,8 +155,8 @@ def _hosts(watch: Watch, now: float) -> str:
     return _table(head, rows) + note
 
 
-def _cell(lines: Sequence[tuple[Series, dict[int, Bucket]]]) -> str:
-    """The newest value and a line; of several items, the one with the highest newest value."""
+def _cell(lines: Sequence[tuple[SeriesKey, dict[int, Bucket]]]) -> str:
+    """Return a sparkline and the newest value, of the item with the highest newest value."""
     if not lines:
         return '<span class="muted">–</span>'
 
@@ -169,7 +170,7 @@ def _cell(lines: Sequence[tuple[Series, dict[int, Bucket]]]) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A small line, drawn between its own lowest and highest value."""
+    """Return a small chart, scaled to its own range."""
     if not values:
         return ""
     low, high = min(values), max(values)
@@ -185,9 +186,9 @@ def sparkline(values: Sequence[float]) -> str:
     )
 
 
-def _dissent(watch: Watch) -> str:
+def _dissent(engine: AlarmEngine) -> str:
     counts: Counter[str] = Counter()
-    for series, line in watch.series.items():
+    for series, line in engine.series.items():
         if series.signal == DISSENT:
             counts[series.item] += sum(bucket.count for bucket in line.values())
     if not counts:

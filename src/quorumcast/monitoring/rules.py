@@ -1,16 +1,16 @@
-"""The rules file: what raises an alarm, in TOML that people can read.
+"""The rules file: the conditions that raise alarms, in TOML.
 
-    threshold   a signal of a host, over a window, above or below a number
-    absence     a host from which nothing has come for a while
-    logs        so many lines of a level, or that match a pattern, over a window
-    together    the same condition on several hosts within a while
-    sequence    a condition on one host, and soon afterwards another one on another host
+    threshold   an aggregate of a signal over a window is above or below a bound
+    absence     a host has sent nothing for some time
+    logs        enough lines of a level, or that match a pattern, in a window
+    together    the same rule holds on several hosts within some time
+    sequence    a rule holds on one host, and soon afterwards another one on another host
 
-The first three are conditions of single hosts; the last two are about conditions, by the names of
-their rules. A rule that is `quiet` raises no alarm of its own and is there for others.
+The first three are about single hosts. The last two refer to other rules by name. A `quiet` rule
+raises no alarm and serves only as part of others.
 
-A file with a mistake is refused whole, with the line. TOML's parser tells no lines of values that
-it could read, so they are found in the text once more.
+A file with an error is rejected with the line number. The TOML parser gives no line numbers for
+valid values, so `_Lines` searches the text for them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from quorumcast.monitoring.lines import SEVERITIES
 
 AGGREGATES = ("mean", "min", "max", "last", "sum", "count")
 ALARM_SEVERITIES = ("info", "warning", "critical")
-#: More would make every evaluation slow, and no report readable.
+#: Limit that keeps evaluation fast and the report readable.
 MAX_RULES = 200
 DEFAULT_RULES = "default_rules.toml"
-#: A host that has said nothing for so long was taken away; no rule looks further back.
+#: A host is forgotten after this time; no window is longer.
 FORGET_S = 7 * 24 * 3600
 
-#: Signals that are counted from log lines for a rule begin with this.
+#: Prefix of the signals that count the log lines of a rule.
 RULE_SIGNAL = "rule:"
 
 
@@ -45,35 +45,35 @@ class _Rule(
 ):
     name: str
     severity: str = "warning"
-    #: Whether it raises no alarm of its own.
+    #: Whether the rule raises no alarm of its own.
     quiet: bool = False
 
 
 class Threshold(_Rule, frozen=True, kw_only=True, tag="threshold"):
-    """A signal over a window."""
+    """An aggregate of a signal over a window crosses a bound."""
 
     signal: str
     above: float | None = None
     below: float | None = None
     aggregate: str = "mean"
     over_s: int = 60
-    #: Which hosts and items, as in a shell: "web-*".
+    #: Shell patterns of hosts and items: "web-*".
     hosts: str = "*"
     items: str = "*"
 
 
 class Absence(_Rule, frozen=True, kw_only=True, tag="absence"):
-    """A host that says nothing."""
+    """A host sends nothing."""
 
     after_s: int = 60
     hosts: str = "*"
 
 
 class Logs(_Rule, frozen=True, kw_only=True, tag="logs"):
-    """Lines over a window."""
+    """Enough log lines in a window."""
 
     pattern: str = ""
-    #: Lines as severe as this, or more.
+    #: The least severe level that counts.
     level: str = ""
     at_least: int = 1
     over_s: int = 60
@@ -81,12 +81,12 @@ class Logs(_Rule, frozen=True, kw_only=True, tag="logs"):
 
     @property
     def signal(self) -> str:
-        """Under which name its lines are counted."""
+        """The name of the signal that counts the lines."""
         return f"{RULE_SIGNAL}{self.name}"
 
 
 class Together(_Rule, frozen=True, kw_only=True, tag="together"):
-    """One condition on several hosts."""
+    """A rule holds on several hosts."""
 
     of: str
     at_least: int = 2
@@ -94,7 +94,7 @@ class Together(_Rule, frozen=True, kw_only=True, tag="together"):
 
 
 class Sequence(_Rule, frozen=True, kw_only=True, tag="sequence"):
-    """A condition on one host, then one on another."""
+    """A rule holds on one host, then another rule on another host."""
 
     first: str
     then: str
@@ -106,11 +106,11 @@ HostRule: TypeAlias = Threshold | Absence | Logs
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole file."""
+    """A rules file."""
 
-    #: Signals are counted up in windows of this length; those of rules are multiples of it.
+    #: Length of the buckets of signals; windows of rules are multiples of it.
     bucket_s: int = 10
-    #: How late a row may be to count.
+    #: Later rows do not count.
     late_s: int = 60
     rule: tuple[Rule, ...] = ()
 
@@ -121,17 +121,17 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def logs(self) -> tuple[Logs, ...]:
-        """The rules about lines."""
+        """The rules about log lines."""
         return tuple(rule for rule in self.rule if isinstance(rule, Logs))
 
     @property
     def signals(self) -> set[str]:
-        """Every metric that a rule is about."""
+        """The signals of all threshold rules."""
         return {rule.signal for rule in self.rule if isinstance(rule, Threshold)}
 
 
 def read_rules(path: Path | None) -> Rules:
-    """The rules in a file, or those that come with this package."""
+    """Return the rules in a file, or the default rules."""
     if path is None:
         return parse_rules(default_rules(), DEFAULT_RULES)
     try:
@@ -146,12 +146,12 @@ def read_rules(path: Path | None) -> Rules:
 
 
 def default_rules() -> str:
-    """The text of the rules that come with this package."""
+    """Return the text of the default rules."""
     return (files(__package__) / DEFAULT_RULES).read_text(encoding="utf-8")
 
 
 def parse_rules(text: str, name: str) -> Rules:
-    """The rules in a text; `name` is what the file is called in sentences."""
+    """Parse rules; `name` is the name of the file in error messages."""
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -186,10 +186,10 @@ def _check(rules: Rules, where: _Lines) -> None:
         names[rule.name] = rule
         if rule.severity not in ALARM_SEVERITIES:
             raise where.error(index, "severity", _choose(ALARM_SEVERITIES))
-        for field, sentence in _wrong(rule, rules.bucket_s):
+        for field, sentence in _errors(rule, rules.bucket_s):
             raise where.error(index, field, sentence)
     for index, rule in enumerate(rules.rule):
-        for field, named in _named(rule):
+        for field, named in _references(rule):
             other = names.get(named)
             if other is None:
                 raise where.error(index, field, f"names {named!r}, and there is no such rule")
@@ -199,7 +199,7 @@ def _check(rules: Rules, where: _Lines) -> None:
                 )
 
 
-def _named(rule: Rule) -> Iterator[tuple[str, str]]:
+def _references(rule: Rule) -> Iterator[tuple[str, str]]:
     if isinstance(rule, Together):
         yield "of", rule.of
     if isinstance(rule, Sequence):
@@ -207,8 +207,8 @@ def _named(rule: Rule) -> Iterator[tuple[str, str]]:
         yield "then", rule.then
 
 
-def _wrong(rule: Rule, bucket_s: int) -> Iterator[tuple[str, str]]:
-    """What is wrong with a rule by itself: a field and the rest of the sentence."""
+def _errors(rule: Rule, bucket_s: int) -> Iterator[tuple[str, str]]:
+    """Yield the errors of a single rule: a field and the rest of the sentence."""
     if isinstance(rule, Threshold | Logs) and (rule.over_s < 1 or rule.over_s % bucket_s):
         yield "over_s", f"is a multiple of bucket_s, which is {bucket_s}"
     if isinstance(rule, Threshold | Logs) and rule.over_s > FORGET_S:
@@ -247,11 +247,11 @@ def _lower(text: str) -> str:
 
 
 class _Lines:
-    """Where in a text something is."""
+    """The line numbers of the fields in a rules file."""
 
     def __init__(self, name: str, text: str) -> None:
         self._name = name
-        #: Lines by (rule, field), of the header of a rule by (rule, "").
+        #: Line numbers by (rule, field); the header of a rule has field "".
         self._lines: dict[tuple[int | None, str], int] = {}
         rule: int | None = None
         for number, line in enumerate(text.splitlines(), 1):
@@ -262,12 +262,12 @@ class _Lines:
                 self._lines.setdefault((rule, found[1]), number)
 
     def error(self, rule: int | None, field: str, sentence: str) -> UsageError:
-        """A sentence about a field of a rule, or of the whole file."""
+        """Return an error about a field of a rule, or of the whole file."""
         line = self._lines.get((rule, field)) or self._lines.get((rule, "")) or 1
         return UsageError(f"{self._name}, line {line}: {field!r} {sentence}")
 
     def error_of(self, message: str) -> UsageError:
-        """The same for what does not have the right form."""
+        """Turn a validation error of msgspec into one with a line number."""
         what, _, place = message.rpartition(" - at ")
         index = re.search(r"\$\.rule\[(\d+)\]", place)
         rule = int(index[1]) if index else None

@@ -1,9 +1,9 @@
-"""From observations to signals, and from signals to buckets.
+"""Turns observations into signals, and aggregates signals into buckets.
 
-A signal is a number with a name, of a host: a measurement is one, and so is a line of a level
-(`logs`, with the level as item), a line that a rule is about (`rule:NAME`) and a broker that voted
-otherwise (`dissent`, with its name as item). Measurements that no rule and no report asks for count
-as `heard`, so that their host is not called silent.
+A signal is a named number of a host. There are measurements, log lines by level (`logs`, with the
+level as item), log lines that a rule counts (`rule:NAME`), and brokers that dissented (`dissent`,
+with the broker as item). Measurements that neither a rule nor the report uses become `heard`, so
+that their host does not count as silent.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (as everybody calls them)
 
 from quorumcast.core.errors import UsageError
+from quorumcast.monitoring.engine import Bucket
 from quorumcast.monitoring.lines import SEVERITIES
 from quorumcast.monitoring.rules import Logs, Rules
-from quorumcast.monitoring.watch import Bucket
 
-#: What the report draws of each host.
+#: The signals that the report draws for each host.
 DRAWN_SIGNALS = (
     "cpu.percent", "memory.percent", "disk.percent", "load.1",
     "net.received_bytes_s", "net.sent_bytes_s",
@@ -26,7 +26,7 @@ LINES, DISSENT, HEARD = "logs", "dissent", "heard"
 
 
 def signals(observations: DataFrame, rules: Rules) -> DataFrame:
-    """The signals of observations without a flaw: at, host, signal, item, value."""
+    """Return the signals of valid observations: at, host, signal, item, value."""
     wanted = sorted(rules.signals | set(DRAWN_SIGNALS))
     is_line = F.col("channel") == "logs"
     measured = F.when(
@@ -55,7 +55,7 @@ def signals(observations: DataFrame, rules: Rules) -> DataFrame:
 
 
 def buckets(found: DataFrame, rules: Rules) -> DataFrame:
-    """Signals counted up by window, host, name and item; late ones are left out."""
+    """Aggregate signals by window, host, name and item; late ones are dropped."""
     return (
         found.withWatermark("at", f"{rules.late_s} seconds")
         .groupBy(F.window("at", f"{rules.bucket_s} seconds"), "host", "signal", "item")
@@ -76,19 +76,19 @@ def buckets(found: DataFrame, rules: Rules) -> DataFrame:
 
 
 def check_patterns(spark: SparkSession, rules: Rules) -> None:
-    """Refuse patterns that Java does not know, which looks for them; Python's are others."""
+    """Raise `UsageError` for patterns that Java cannot compile: Spark matches with Java."""
     with_pattern = [rule for rule in rules.logs if rule.pattern]
-    if not with_pattern or _known(spark, with_pattern):
+    if not with_pattern or _compiles(spark, with_pattern):
         return
     for rule in with_pattern:
-        if not _known(spark, [rule]):
+        if not _compiles(spark, [rule]):
             raise UsageError(
                 f"rule {rule.name!r}: Java does not know the pattern {rule.pattern!r}; write it so "
                 "that Python and Java do"
             )
 
 
-def _known(spark: SparkSession, rules: list[Logs]) -> bool:
+def _compiles(spark: SparkSession, rules: list[Logs]) -> bool:
     try:
         spark.range(1).select(*(F.lit("").rlike(rule.pattern) for rule in rules)).collect()
     except SparkRuntimeException:
@@ -97,7 +97,7 @@ def _known(spark: SparkSession, rules: list[Logs]) -> bool:
 
 
 def bucket_of(row: Row) -> Bucket:
-    """A row of `buckets` as the watch takes it."""
+    """Turn a row of `buckets` into a `Bucket`."""
     return Bucket(*row)
 
 

@@ -1,12 +1,11 @@
 """The store: Parquet files of observations by channel, host and day, each batch exactly once.
 
-The files of a batch are named by its number, so a batch that is replayed after a crash writes the
-same files again. Any tool reads the directory as it is. The files of a day become one per
-channel and host once no more are expected. Names of hosts are safe in paths: `clean` lets no
-others through.
+The files of a batch are named by its number, so a batch that is replayed after a crash overwrites
+its own files. Any Parquet tool can read the directory. The files of a day are compacted to one per
+channel and host when no more are expected. `clean` ensures that host names are safe in paths.
 
     observations/channel=metrics/host=web-1/day=2026-11-15/batch-000000000042.parquet
-    fresh/000000000042.parquet            the same rows, for the query that watches; it removes them
+    fresh/000000000042.parquet            the same rows, for the query `watch`, which deletes them
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ import pyarrow.parquet as pq
 from quorumcast.traces.drafts import replacing
 
 PARTITIONS = ("channel", "host", "day")
-#: Rows of a day may still come late: its files become one so many days after it.
+#: Days before the files of a day are compacted, for late rows.
 GRACE_DAYS = 2
 _BATCH = "batch-"
-_WHOLE, _UNDER_WAY = "day.parquet", "_day.parquet"
+_COMPACTED, _DRAFT = "day.parquet", "_day.parquet"
 
 
-class Store:
-    """A directory of observations."""
+class ObservationStore:
+    """The directory of observations."""
 
     def __init__(self, directory: Path) -> None:
         self.observations = directory / "observations"
@@ -37,7 +36,7 @@ class Store:
             path.mkdir(parents=True, exist_ok=True)
 
     def keep(self, rows: pa.Table, batch: int) -> None:
-        """Write the rows of a batch; again if it comes again."""
+        """Write the rows of a batch; idempotent."""
         if rows.num_rows == 0:
             return
         for part in _parts(rows):
@@ -50,9 +49,9 @@ class Store:
         _write(rows, self.fresh / f"{batch:012d}.parquet")
 
     def compact(self, today: date, before: int) -> int:
-        """Make one file of the many of each day that is over; how many were made.
+        """Compact the files of each past day to one; return the number of days.
 
-        Only of batches before this one, which are never replayed.
+        Only files of batches `before` this one, because later batches may be replayed.
         """
         made = 0
         for folder in sorted(self.observations.glob("channel=*/host=*/day=*")):
@@ -63,14 +62,14 @@ class Store:
                 for path in sorted(folder.glob(f"{_BATCH}*.parquet"))
                 if int(path.stem.removeprefix(_BATCH)) < before
             ]
-            if len(batches) > 1 or (folder / _UNDER_WAY).exists():
-                _unite(folder, batches)
+            if len(batches) > 1 or (folder / _DRAFT).exists():
+                _compact_day(folder, batches)
                 made += 1
         return made
 
 
 def _parts(rows: pa.Table) -> list[pa.Table]:
-    """The rows of each channel, host and day."""
+    """Return the rows of each channel, host and day."""
     keys = rows.select(PARTITIONS).group_by(list(PARTITIONS)).aggregate([]).to_pylist()
     parts = []
     for key in keys:
@@ -82,23 +81,23 @@ def _parts(rows: pa.Table) -> list[pa.Table]:
     return parts
 
 
-def _unite(folder: Path, batches: list[Path]) -> None:
-    """The files of one day as one.
+def _compact_day(folder: Path, batches: list[Path]) -> None:
+    """Replace the files of one day by one.
 
-    Readers pass over names with an underscore: for a moment they see fewer rows, never rows twice.
-    The file under way is whole as soon as it has its name, so whoever finds one goes on from there.
+    Readers ignore names with an underscore: for a moment they see fewer rows, but no duplicates.
+    The draft is complete as soon as it has its name, so a restart continues from an existing draft.
     """
-    whole, under_way = folder / _WHOLE, folder / _UNDER_WAY
-    if under_way.exists():
-        made = under_way.stat().st_mtime_ns
+    whole, draft = folder / _COMPACTED, folder / _DRAFT
+    if draft.exists():
+        made = draft.stat().st_mtime_ns
         batches = [path for path in batches if path.stat().st_mtime_ns < made]
     else:
         old = [whole] if whole.exists() else []
         tables = [pq.read_table(path, partitioning=None) for path in (*old, *batches)]
-        _write(pa.concat_tables(tables), under_way)
+        _write(pa.concat_tables(tables), draft)
     for path in batches:
         path.unlink()
-    under_way.replace(whole)
+    draft.replace(whole)
 
 
 def _write(rows: pa.Table, path: Path) -> None:

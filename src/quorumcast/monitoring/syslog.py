@@ -1,12 +1,11 @@
-"""Syslog over UDP and TCP: RFC 5424, RFC 3164, and whatever else devices send.
+"""Syslog over UDP and TCP: RFC 5424, RFC 3164, and malformed messages.
 
-What is malformed is kept as it came, as a notice without a device. RFC 3164 has no year and no
-zone: the year is the one that brings the time nearest to now, the zone that of this host.
+A malformed message is kept unchanged, as a notice without a device. RFC 3164 has no year and no
+zone: the year is the one that makes the time nearest to now, and the zone is that of this host.
 
-Everything is bounded: messages by `MAX_LINE_BYTES` (longer ones come in pieces), messages that wait
-by `waiting`, connections by `MAX_CONNECTIONS`. A connection whose messages find no room is not read
-from until there is some; datagrams that find none are dropped and counted, here or by the system,
-which holds those that come faster than they are read.
+Everything is bounded: messages by MAX_LINE_BYTES (longer ones are split), waiting messages by
+`waiting`, connections by MAX_CONNECTIONS. When the queue is full, connections are not read, and
+datagrams are dropped and counted, here or by the kernel.
 """
 
 from __future__ import annotations
@@ -30,22 +29,22 @@ from quorumcast.monitoring.lines import (
 )
 
 MAX_CONNECTIONS = 64
-#: A connection that says nothing for so long makes room for another.
+#: A connection that is idle for this time is closed.
 IDLE_S = 600.0
 READ_BYTES = 64 * 1024
-#: What the system is asked to hold of datagrams; it gives what its settings allow.
-HELD_BYTES = 4 * 1024 * 1024
-#: Where Linux tells of its sockets, and in which fields by their inode what it dropped.
+#: Requested size of the socket buffer; the kernel may grant less.
+SOCKET_BYTES = 4 * 1024 * 1024
+#: The socket tables of Linux, and their columns of the inode and of dropped datagrams.
 _SOCKETS = (Path("/proc/net/udp"), Path("/proc/net/udp6"))
 _INODE, _DROPS = 9, 12
 
 _PRIORITY = re.compile(r"<(\d{1,3})>")
-_MODERN = re.compile(
+_RFC5424 = re.compile(
     r"1 (?P<time>\S+) (?P<device>\S+) (?P<program>\S+) \S+ \S+ "
     r"(?:-|(?:\[(?:[^\]\\]|\\.)*\])+)(?: (?P<message>.*))?$",
     re.DOTALL,
 )
-_OLD = re.compile(
+_RFC3164 = re.compile(
     r"(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (?P<device>\S+) "
     r"(?:(?P<program>[\w./-]{1,48})(?:\[[^\]]{0,32}\])?: ?)?(?P<message>.*)$",
     re.DOTALL,
@@ -54,13 +53,13 @@ _COUNTED = re.compile(rb"([1-9]\d{0,5}) (?=<)")
 
 
 def parse_syslog(raw: bytes, origin: str, now: datetime) -> LogLine:
-    """A message as the channel has it; `now` has the zone of this host."""
+    """Parse a message; `now` has the zone of this host."""
     text = decoded(raw)
     priority = _PRIORITY.match(text)
     if priority is None or int(priority[1]) > 191:
         return LogLine(now, "syslog", origin, NOTICE, text)
     severity, rest = int(priority[1]) % 8, text[priority.end() :]
-    if found := _MODERN.match(rest):
+    if found := _RFC5424.match(rest):
         nil = {"-": ""}
         return LogLine(
             read_time(found["time"]) or now,
@@ -71,7 +70,7 @@ def parse_syslog(raw: bytes, origin: str, now: datetime) -> LogLine:
             nil.get(found["device"], found["device"]),
             nil.get(found["program"], found["program"]),
         )
-    if found := _OLD.match(rest):
+    if found := _RFC3164.match(rest):
         time = _time_without_year(found["time"], now)
         if time is not None:
             program = found["program"] or ""
@@ -90,13 +89,13 @@ def _time_without_year(text: str, now: datetime) -> datetime | None:
 
 
 class Frames:
-    """The messages in a stream of bytes: counted ones, or one per line (RFC 6587)."""
+    """Splits a byte stream into messages, by octet count or by line (RFC 6587)."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are complete with this."""
+        """Return the messages that these bytes complete."""
         buffer = self._rest + data
         found: list[bytes] = []
         begin = 0
@@ -119,39 +118,39 @@ class Frames:
         return [frame for frame in found if frame.strip()]
 
     def end(self) -> list[bytes]:
-        """What is left when no more comes."""
+        """Return the rest at the end of the stream."""
         rest, self._rest = self._rest.strip(), b""
         return [rest] if rest else []
 
 
 class SyslogListener:
-    """Listens on one address over UDP and TCP; messages wait in `take`."""
+    """Listens on one address over UDP and TCP; `take` returns the messages."""
 
     def __init__(self, waiting: int) -> None:
         self._queue: asyncio.Queue[bytes] = asyncio.Queue(waiting)
         self._server: asyncio.Server | None = None
         self._datagrams: asyncio.DatagramTransport | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        #: Messages that found no room here, and in the system's buffer.
+        #: Messages that were dropped here, and by the kernel.
         self._lost = self._overrun = 0
-        #: Connections that were one too many.
+        #: Connections beyond the limit.
         self.refused = 0
-        #: Host and port, once it listens.
+        #: Host and port, once listening.
         self.address = ("", 0)
 
     @property
     def dropped(self) -> int:
-        """Messages that found no room."""
+        """The number of dropped messages."""
         if self._datagrams is not None and not self._datagrams.is_closing():
             self._overrun = _overrun(self._datagrams.get_extra_info("socket").fileno())
         return self._lost + self._overrun
 
     def lose(self, count: int) -> None:
-        """Count messages that were taken and that nobody gets."""
+        """Count messages that were taken but not delivered."""
         self._lost += count
 
     async def listen(self, host: str, port: int) -> None:
-        """Open both sockets, on one port."""
+        """Open both sockets on one port."""
         loop = asyncio.get_running_loop()
         try:
             self._server = await asyncio.start_server(self._serve, host, port)
@@ -160,7 +159,7 @@ class SyslogListener:
                 lambda: _Datagrams(self), local_addr=self.address
             )
             held = self._datagrams.get_extra_info("socket")
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, HELD_BYTES)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
         except OSError as error:
             await self.close()
             raise UsageError(
@@ -168,19 +167,19 @@ class SyslogListener:
                 "another address with --syslog HOST:PORT"
             ) from None
 
-    async def take(self, most: int, patience_s: float) -> list[bytes]:
-        """Wait a moment for messages; as many as there are, and at most so many."""
+    async def take(self, limit: int, timeout_s: float) -> list[bytes]:
+        """Wait for a message, and return at most `limit` of those that have arrived."""
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 found = [await self._queue.get()]
         except TimeoutError:
             return []
-        while len(found) < most and not self._queue.empty():
+        while len(found) < limit and not self._queue.empty():
             found.append(self._queue.get_nowait())
         return found
 
     def datagram(self, data: bytes) -> None:
-        """One message came over UDP."""
+        """Queue a message that came over UDP."""
         for begin in range(0, len(data), MAX_LINE_BYTES):
             try:
                 self._queue.put_nowait(data[begin : begin + MAX_LINE_BYTES])
@@ -200,7 +199,7 @@ class SyslogListener:
                 await self._wait_for_room(frames.feed(data))
             await self._wait_for_room(frames.end())
         except (OSError, TimeoutError, asyncio.CancelledError):
-            pass  # whoever was cut off comes back
+            pass  # the client reconnects
         finally:
             self._connections.discard(task)
             writer.close()
@@ -215,15 +214,15 @@ class SyslogListener:
             self._lost += left
 
     def give_up(self) -> None:
-        """Count what still waits as dropped: nobody will take it."""
+        """Count the waiting messages as dropped."""
         while not self._queue.empty():
             self._queue.get_nowait()
             self._lost += 1
 
     async def close(self) -> None:
-        """Listen no more; what has come may still be taken."""
+        """Stop listening; queued messages may still be taken."""
         if self._datagrams is not None:
-            _ = self.dropped  # the system forgets with the socket what it has dropped
+            _ = self.dropped  # the kernel's counter vanishes with the socket
             self._datagrams.close()
         if self._server is not None:
             self._server.close()
@@ -234,7 +233,7 @@ class SyslogListener:
 
 
 def _overrun(descriptor: int) -> int:
-    """Datagrams that the system dropped, not read in time; 0 if it does not say."""
+    """Return the number of datagrams that the kernel dropped; 0 if unknown."""
     inode = str(os.fstat(descriptor).st_ino)
     for table in _SOCKETS:
         with contextlib.suppress(OSError):
@@ -250,17 +249,17 @@ class _Datagrams(asyncio.DatagramProtocol):
         self._listener = listener
 
     def datagram_received(self, data: bytes, addr: object) -> None:
-        """One message."""
+        """Queue a message."""
         self._listener.datagram(data)
 
 
 def local_now() -> datetime:
-    """Now, in the zone of this host."""
+    """Return the time in the zone of this host."""
     return datetime.now().astimezone()
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT as people write it."""
+    """Parse HOST:PORT."""
     host, _, port = text.rpartition(":")
     digits = len(str(LAST_PORT))
     if not (host and port.isdecimal() and len(port) <= digits and int(port) <= LAST_PORT):

@@ -20,7 +20,7 @@ from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
 from quorumcast.monitoring import probes
 from quorumcast.monitoring.channels import Names
-from quorumcast.monitoring.probes import Probe, ProbeSettings
+from quorumcast.monitoring.probes import HostProbe, ProbeSettings
 from quorumcast.pipeline.session import ROCKSDB
 from quorumcast.testing.cluster import LocalCluster
 
@@ -77,7 +77,7 @@ async def probed(cell: LocalCluster, settings: ProbeSettings, lines: int) -> Cou
     """What a probe has published when it has read so many lines and measured twice."""
     alice = cell.identity_path("alice")
     async with await connect(cell.manifest_path, alice, timeout_s=PATIENCE_S) as node:
-        probe = Probe(node, settings)
+        probe = HostProbe(node, settings)
         published = probe.published
         async with asyncio.TaskGroup() as group:
             group.create_task(probe.run())
@@ -97,7 +97,7 @@ def test_monitor_stores_all_and_tells_once_although_a_broker_lies(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(probes, "LAST_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(probes, "STOP_TIMEOUT_S", PATIENCE_S)
     rules, store, page = tmp_path / "rules.toml", tmp_path / "store", tmp_path / "report.html"
     rules.write_text(RULES)
     at = ("-m", cell.directory)

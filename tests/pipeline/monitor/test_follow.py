@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quorumcast.core.errors import UsageError
-from quorumcast.monitoring.follow import LEAVING_LOOKS, LogFile, Place, Places
+from quorumcast.monitoring.follow import LEAVING_LOOKS, LogFile, LogPosition, LogPositions
 from quorumcast.monitoring.lines import MAX_LINE_BYTES
 
 
@@ -118,7 +118,7 @@ def test_truncated_file_is_read_from_its_beginning(follow: Follow, log: Path) ->
     log.write_bytes(b"one\n")
     second = file.read()
     assert [line for _, line in second] == [b"one\n"]
-    assert second[0][0] != first[0][0], "the same line at the same place, but another one"
+    assert second[0][0] != first[0][0], "the same line at the same position, but another one"
 
 
 def test_file_rewritten_with_more_than_before_is_noticed(follow: Follow, log: Path) -> None:
@@ -156,10 +156,10 @@ def test_restart_goes_on_behind_the_last_place_that_was_kept(
     append(log, b"one\ntwo\n")
     before = follow(log, from_start=True)
     assert lines(before) == [b"one\n", b"two\n"]
-    assert before.place is not None
-    Places(tmp_path / "state" / "places.json").keep(log, before.place)
+    assert before.position is not None
+    LogPositions(tmp_path / "state" / "places.json").keep(log, before.position)
     append(log, b"three\n")
-    after = follow(log, Places(tmp_path / "state" / "places.json").get(log))
+    after = follow(log, LogPositions(tmp_path / "state" / "places.json").get(log))
     assert lines(after) == [b"three\n"]
 
 
@@ -170,7 +170,7 @@ def test_rotation_while_the_probe_was_down_loses_nothing(follow: Follow, log: Pa
     append(log, b"two\n")
     log.rename(log.with_name("app.log.1"))
     append(log, b"three\n")
-    assert settled(follow(log, before.place)) == [b"two\n", b"three\n"]
+    assert settled(follow(log, before.position)) == [b"two\n", b"three\n"]
 
 
 def test_older_file_that_goes_away_meanwhile_hides_no_other(
@@ -195,15 +195,15 @@ def test_older_file_that_goes_away_meanwhile_hides_no_other(
         return found
 
     monkeypatch.setattr(Path, "stat", stat)
-    assert settled(follow(log, first.place)) == [b"2\n", b"3\n"]
+    assert settled(follow(log, first.position)) == [b"2\n", b"3\n"]
 
 
 def test_line_that_is_read_again_has_the_same_origin(follow: Follow, log: Path) -> None:
     append(log, b"one\ntwo\n")
     before = follow(log, from_start=True)
-    place = before.place
+    position = before.position
     first = before.read()
-    assert follow(log, place).read() == first
+    assert follow(log, position).read() == first
 
 
 def test_directory_is_refused(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_damaged_state_is_one_sentence(tmp_path: Path) -> None:
     state = tmp_path / "places.json"
     state.write_text("{")
     with pytest.raises(UsageError, match="remove it to begin anew"):
-        Places(state)
+        LogPositions(state)
 
 
 @settings(max_examples=60, deadline=None)
@@ -278,7 +278,7 @@ def test_whatever_is_written_comes_once_and_in_order(
             found += b"".join(lines(file))
         elif step == "restart":
             file.close()
-            file = LogFile(log, file.place)
+            file = LogFile(log, file.position)
         else:
             rotated = log.with_name(f"app.log.{rotations}")
             log.rename(rotated)
@@ -290,19 +290,19 @@ def test_whatever_is_written_comes_once_and_in_order(
     file.close()
     # Lines without anything in them are not handed out.
     assert found.translate(None, b"\r\n") == written.translate(None, b"\r\n")
-    assert isinstance(file.place, Place)
+    assert isinstance(file.position, LogPosition)
 
 
 def test_places_of_many_files_are_kept_at_the_same_time(tmp_path: Path) -> None:
     state = tmp_path / "places.json"
-    places, last = Places(state), 100
+    positions, last = LogPositions(state), 100
 
     def keep_on(number: int) -> None:
         for offset in range(last + 1):
-            places.keep(Path(f"{number}.log"), Place(1, number, offset, ""))
+            positions.keep(Path(f"{number}.log"), LogPosition(1, number, offset, ""))
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(keep_on, range(8)))
-    kept = [Places(state).get(Path(f"{number}.log")) for number in range(8)]
-    assert [place.offset for place in kept if place] == [last] * 8
+    kept = [LogPositions(state).get(Path(f"{number}.log")) for number in range(8)]
+    assert [position.offset for position in kept if position] == [last] * 8
     assert list(tmp_path.iterdir()) == [state]

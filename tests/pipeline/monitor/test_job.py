@@ -24,14 +24,14 @@ from quorumcast.monitoring.clean import (
     clean_logs,
     clean_metrics,
     unite,
-    without_repetitions,
+    without_duplicates,
 )
-from quorumcast.monitoring.job import Monitor, MonitorSettings
-from quorumcast.monitoring.queries import MOST_REFUSALS, Query
+from quorumcast.monitoring.engine import Alarm, Bucket
+from quorumcast.monitoring.job import MonitoringJob, MonitorSettings
+from quorumcast.monitoring.queries import MAX_REFUSALS, Query
 from quorumcast.monitoring.rules import parse_rules
 from quorumcast.monitoring.signals import check_patterns, signals
-from quorumcast.monitoring.store import Store
-from quorumcast.monitoring.watch import Alarm, Bucket
+from quorumcast.monitoring.store import ObservationStore
 from quorumcast.pipeline.session import ROCKSDB
 
 RULES = """
@@ -143,7 +143,7 @@ def channels(session: SparkSession, tmp_path: Path) -> Channels:
     return Channels(session, tmp_path / "channels")
 
 
-def a_monitor(session: SparkSession, channels: Channels, directory: Path) -> Monitor:
+def a_monitor(session: SparkSession, channels: Channels, directory: Path) -> MonitoringJob:
     """One process of the job, from where the last one stopped."""
 
     def sink(alarms: DataFrame) -> Any:
@@ -152,7 +152,7 @@ def a_monitor(session: SparkSession, channels: Channels, directory: Path) -> Mon
     sources = (channels.stream("metrics"), channels.stream("logs"))
     rules = parse_rules(RULES, "r")
     settings = MonitorSettings(directory=directory / "job", rules=rules, trigger_s=0.5)
-    return Monitor(session, settings, sources, sink)
+    return MonitoringJob(session, settings, sources, sink)
 
 
 def stored(directory: Path) -> list[dict[str, Any]]:
@@ -223,7 +223,7 @@ def test_job_stores_and_tells_everything_once_across_restarts_and_replays(
     assert [one["position"] for one in later if one["at"] >= minute] == [5]
     told_now = [(one["rule"], one["state"]) for one in published(tmp_path)]
     assert told_now.count(("busy", "cleared")) == 1
-    assert {condition.rule for condition in monitor.book.watch.alarms} == {"liar", "oom", "silent"}
+    assert {condition.rule for condition in monitor.book.engine.alarms} == {"liar", "oom", "silent"}
     assert {path.name for path in (tmp_path / "job" / "observations").iterdir()} == {
         "channel=logs",
         "channel=metrics",
@@ -233,25 +233,25 @@ def test_job_stores_and_tells_everything_once_across_restarts_and_replays(
 def test_backlog_is_watched_a_few_files_at_a_time(
     session: SparkSession, channels: Channels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job, "MOST_FILES", 1)
+    monkeypatch.setattr(job, "MAX_FILES", 1)
     channels.files_at_a_time = 1
     for position in range(3):
         channels.publish("metrics", [cpu(position, 1, THEN + timedelta(seconds=position))])
     turns: list[int] = []
     monitor = a_monitor(session, channels, tmp_path)
-    absorb = monitor.book.watch.absorb
+    absorb = monitor.book.engine.absorb
 
     def counted(buckets: list[Bucket]) -> list[Alarm]:
         turns.append(len(buckets))
         return absorb(buckets)
 
-    monkeypatch.setattr(monitor.book.watch, "absorb", counted)
+    monkeypatch.setattr(monitor.book.engine, "absorb", counted)
     monitor.once()
     assert len(stored(tmp_path)) == len(turns) == 3
 
 
 @pytest.mark.parametrize(
-    ("error", "attempts"), [(OSError("not now"), 3), (UsageError("no such thing"), MOST_REFUSALS)]
+    ("error", "attempts"), [(OSError("not now"), 3), (UsageError("no such thing"), MAX_REFUSALS)]
 )
 def test_query_that_fails_is_begun_again_unless_it_is_refused(
     channels: Channels,
@@ -340,7 +340,7 @@ def test_only_what_says_that_it_is_the_same_is_taken_for_a_repetition(
     def take(rows: DataFrame, batch: int) -> None:
         found.extend((one["position"], one["row"]) for one in rows.collect())
 
-    writer = without_repetitions(observed, 600).writeStream.foreachBatch(take)
+    writer = without_duplicates(observed, 600).writeStream.foreachBatch(take)
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
     query.trigger(availableNow=True).start().awaitTermination()
     # Which of two rows comes first is up to Spark.
@@ -414,13 +414,13 @@ def observations(day: date, *positions: int) -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
-def positions(store: Store) -> list[int]:
+def positions(store: ObservationStore) -> list[int]:
     found: list[int] = pq.read_table(store.observations).column("position").to_pylist()
     return sorted(found)
 
 
 def test_store_makes_one_file_of_a_day_that_is_over(tmp_path: Path) -> None:
-    store, today = Store(tmp_path), date(2026, 11, 15)
+    store, today = ObservationStore(tmp_path), date(2026, 11, 15)
     old = today - timedelta(5)
     for batch in range(4):
         store.keep(observations(old, batch), batch)
@@ -437,7 +437,7 @@ def test_store_makes_one_file_of_a_day_that_is_over(tmp_path: Path) -> None:
 
 
 def test_store_finishes_a_day_that_was_under_way(tmp_path: Path) -> None:
-    store, today = Store(tmp_path), date(2026, 11, 15)
+    store, today = ObservationStore(tmp_path), date(2026, 11, 15)
     old = today - timedelta(5)
     for batch in range(3):
         store.keep(observations(old, batch), batch)

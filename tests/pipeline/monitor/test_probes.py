@@ -18,7 +18,7 @@ from quorumcast.manifest.policy import Policy
 from quorumcast.monitoring import probes
 from quorumcast.monitoring.channels import Names
 from quorumcast.monitoring.host import HostSampler
-from quorumcast.monitoring.probes import MOST_MESSAGES, Probe, ProbeSettings
+from quorumcast.monitoring.probes import MAX_MESSAGES, HostProbe, ProbeSettings
 from quorumcast.testing import MemoryCell
 
 CHANNELS = {
@@ -30,13 +30,13 @@ CHANNELS = {
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe that ends waits for the cell as long as it takes, unless a test says otherwise."""
-    monkeypatch.setattr(probes, "LAST_WAIT_S", 120.0)
+    monkeypatch.setattr(probes, "STOP_TIMEOUT_S", 120.0)
 
 
 @asynccontextmanager
-async def probing(node: Node, **settings: Any) -> AsyncIterator[Probe]:
+async def probing(node: Node, **settings: Any) -> AsyncIterator[HostProbe]:
     """A probe that runs as long as the block."""
-    probe = Probe(node, ProbeSettings(**{"host": "web-1", "metrics": False, **settings}))
+    probe = HostProbe(node, ProbeSettings(**{"host": "web-1", "metrics": False, **settings}))
     task = asyncio.create_task(probe.run())
     await asyncio.wait([task, ready := asyncio.ensure_future(probe.ready.wait())],
                        return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
@@ -140,7 +140,7 @@ def test_file_that_may_not_be_followed_is_refused_before_anything_begins(tmp_pat
         async with MemoryCell(channels=CHANNELS) as cell:
             alice = await cell.connect("alice")
             state = tmp_path / "state.json"
-            probe = Probe(alice, ProbeSettings(host="web-1", files=(tmp_path,), state=state))
+            probe = HostProbe(alice, ProbeSettings(host="web-1", files=(tmp_path,), state=state))
             with pytest.raises(UsageError, match="is a directory"):
                 await probe.run()
             assert not probe.ready.is_set()
@@ -168,7 +168,7 @@ def test_syslog_over_both_transports_reaches_the_channel() -> None:
     run(main())
 
 
-async def taken_in(probe: Probe, count: int) -> None:
+async def taken_in(probe: HostProbe, count: int) -> None:
     """Send syslog messages and wait until the probe has them all."""
     reader, writer = await asyncio.open_connection(*probe.address)
     writer.write(b"".join(b"<13>%d\n" % number for number in range(count)))
@@ -178,7 +178,7 @@ async def taken_in(probe: Probe, count: int) -> None:
 
 
 def test_syslog_that_was_taken_in_is_published_before_the_probe_ends() -> None:
-    count = 3 * MOST_MESSAGES
+    count = 3 * MAX_MESSAGES
 
     async def main() -> None:
         async with MemoryCell(channels=CHANNELS) as cell:
@@ -195,8 +195,8 @@ def test_syslog_that_was_taken_in_is_published_before_the_probe_ends() -> None:
 def test_syslog_that_the_cell_does_not_take_in_time_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(probes, "LAST_WAIT_S", 0.2)
-    count = 2 * MOST_MESSAGES
+    monkeypatch.setattr(probes, "STOP_TIMEOUT_S", 0.2)
+    count = 2 * MAX_MESSAGES
 
     async def main() -> None:
         async with MemoryCell(channels=CHANNELS) as cell:
@@ -238,9 +238,9 @@ def test_cell_without_the_channels_is_told_how_to_make_them() -> None:
         async with MemoryCell(channels={"metrics": "total"}) as cell:
             alice = await cell.connect("alice")
             with pytest.raises(UsageError, match="other columns"):
-                Probe(alice, ProbeSettings(host="h"))
+                HostProbe(alice, ProbeSettings(host="h"))
             with pytest.raises(UsageError, match="monitor init"):
-                Probe(alice, ProbeSettings(host="h", names=Names.under("plant")))
+                HostProbe(alice, ProbeSettings(host="h", names=Names.under("plant")))
 
     run(main())
 

@@ -4,16 +4,16 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from quorumcast.monitoring.report import MAX_HOSTS, Facts, page, sparkline, write_report
+from quorumcast.monitoring.engine import AlarmEngine, Bucket
+from quorumcast.monitoring.report import MAX_HOSTS, ReportFacts, page, sparkline, write_report
 from quorumcast.monitoring.rules import parse_rules
-from quorumcast.monitoring.watch import Bucket, Watch
 
 RULES = parse_rules(
     '[[rule]]\nname = "busy"\nkind = "threshold"\nsignal = "cpu.percent"\naggregate = "last"\n'
     'above = 90\nseverity = "critical"\n',
     "r",
 )
-FACTS = Facts(cell="plant", now=1_000_040.0, stored=1234, lag={"metrics": 7}, running=True)
+FACTS = ReportFacts(cell="plant", now=1_000_040.0, stored=1234, lag={"metrics": 7}, running=True)
 
 
 def bucket(host: str, signal: str, value: float, item: str = "", start: int = 1_000_000) -> Bucket:
@@ -21,8 +21,8 @@ def bucket(host: str, signal: str, value: float, item: str = "", start: int = 1_
 
 
 def test_page_shows_hosts_alarms_dissent_and_lag(tmp_path: Path) -> None:
-    watch = Watch(RULES)
-    alarms = watch.absorb(
+    engine = AlarmEngine(RULES)
+    alarms = engine.absorb(
         [
             bucket("web-1", "cpu.percent", 50, start=999_990),
             bucket("web-1", "cpu.percent", 99.5),
@@ -32,7 +32,7 @@ def test_page_shows_hosts_alarms_dissent_and_lag(tmp_path: Path) -> None:
             bucket("db", "dissent", 1, "broker-3"),
         ]
     )
-    write_report(tmp_path / "deep" / "report.html", watch, alarms, FACTS)
+    write_report(tmp_path / "deep" / "report.html", engine, alarms, FACTS)
     text = (tmp_path / "deep" / "report.html").read_text()
     assert "behind by 7 publications (metrics 7)" in text
     assert "1,234 rows stored" in text
@@ -46,30 +46,32 @@ def test_page_shows_hosts_alarms_dissent_and_lag(tmp_path: Path) -> None:
 
 
 def test_page_that_is_not_refreshed_does_not_say_so() -> None:
-    assert "http-equiv" not in page(Watch(RULES), [], Facts(
+    assert "http-equiv" not in page(AlarmEngine(RULES), [], ReportFacts(
         cell="c", now=0, stored=0, lag={}, running=False))  # fmt: skip
 
 
 def test_page_escapes_whatever_hosts_say() -> None:
     evil = '<script>alert("1")</script>'
-    watch = Watch(RULES)
-    alarms = watch.absorb(
+    engine = AlarmEngine(RULES)
+    alarms = engine.absorb(
         [
             bucket(evil, "cpu.percent", 99, evil),
             bucket(evil, "dissent", 1, evil),
             bucket(evil, "disk.percent", 1, f'"{evil}'),
         ]
     )
-    facts = Facts(cell=evil, now=0, stored=0, lag={evil: 1}, troubles={evil: evil}, running=False)
-    text = page(watch, alarms, facts)
+    facts = ReportFacts(
+        cell=evil, now=0, stored=0, lag={evil: 1}, troubles={evil: evil}, running=False
+    )
+    text = page(engine, alarms, facts)
     assert "<script" not in text
     assert '""' not in text.replace('content=""', "")
 
 
 def test_page_of_many_hosts_stays_readable() -> None:
-    watch = Watch(RULES)
-    watch.absorb([bucket(f"host-{i}", "cpu.percent", 1) for i in range(MAX_HOSTS + 5)])
-    text = page(watch, [], FACTS)
+    engine = AlarmEngine(RULES)
+    engine.absorb([bucket(f"host-{i}", "cpu.percent", 1) for i in range(MAX_HOSTS + 5)])
+    text = page(engine, [], FACTS)
     assert "and 5 more hosts" in text
     assert text.count("<svg") == MAX_HOSTS
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from quorumcast.core.errors import UsageError
+from quorumcast.monitoring.engine import AlarmEngine, Bucket
 from quorumcast.monitoring.rules import (
     MAX_RULES,
     Logs,
@@ -13,7 +14,6 @@ from quorumcast.monitoring.rules import (
     parse_rules,
     read_rules,
 )
-from quorumcast.monitoring.watch import Bucket, Watch
 
 RULE = '[[rule]]\nname = "busy"\nkind = "threshold"\nsignal = "cpu.percent"\nabove = 90\n'
 
@@ -28,12 +28,14 @@ def test_default_rules_are_read_and_have_every_kind() -> None:
 
 
 def test_default_rule_about_losses_holds_as_long_as_a_probe_loses_data() -> None:
-    watch = Watch(read_rules(None))
+    engine = AlarmEngine(read_rules(None))
 
     def lost(start: int, count: float) -> list[str]:
         heard = start + 9.0
         bucket = Bucket(start, "a", "probe.dropped", "syslog", 2, count, 0, count, 0, heard)
-        return [alarm.state for alarm in watch.absorb([bucket]) if alarm.rule == "probe loses data"]
+        return [
+            alarm.state for alarm in engine.absorb([bucket]) if alarm.rule == "probe loses data"
+        ]
 
     assert [lost(start, 0) for start in (0, 10)] == [[], []]
     assert lost(20, 7) == ["raised"]

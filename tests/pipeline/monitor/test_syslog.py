@@ -127,7 +127,7 @@ def test_datagrams_without_room_are_dropped_and_counted_while_tcp_waits() -> Non
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say what they drop")
 def test_datagrams_that_the_system_drops_are_counted() -> None:
     async def main() -> None:
-        sent = 2 * syslog.HELD_BYTES // 2000
+        sent = 2 * syslog.SOCKET_BYTES // 2000
         listener = SyslogListener(waiting=sent)
         await listener.listen("127.0.0.1", 0)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:

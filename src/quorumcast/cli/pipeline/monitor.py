@@ -40,7 +40,7 @@ from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
     from quorumcast.manifest.manifest import Manifest
-    from quorumcast.monitoring.probes import Probe, ProbeSettings
+    from quorumcast.monitoring.probes import HostProbe, ProbeSettings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -237,10 +237,10 @@ async def _probe(
     json_: bool,
 ) -> None:
     from quorumcast.client import connect
-    from quorumcast.monitoring.probes import Probe
+    from quorumcast.monitoring.probes import HostProbe
 
     async with await connect(manifest, identity, timeout_s=timeout_s) as node:
-        probe = Probe(node, settings)
+        probe = HostProbe(node, settings)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, probe.stop)
         loop.add_signal_handler(signal.SIGINT, probe.stop)
@@ -257,7 +257,7 @@ async def _probe(
         console(stderr=True).print(_counts(probe), markup=False)
 
 
-async def _tell(probe: Probe, settings: ProbeSettings, json_: bool) -> None:
+async def _tell(probe: HostProbe, settings: ProbeSettings, json_: bool) -> None:
     await probe.ready.wait()
     listening = "{}:{}".format(*probe.address) if settings.syslog else None
     if json_:
@@ -271,7 +271,7 @@ async def _tell(probe: Probe, settings: ProbeSettings, json_: bool) -> None:
         out.print(_counts(probe), markup=False)
 
 
-def _counts(probe: Probe) -> str:
+def _counts(probe: HostProbe) -> str:
     published = ", ".join(f"{count:,} {kind}" for kind, count in probe.published.items())
     lost = ", ".join(f"{count:,} {kind}" for kind, count in probe.dropped.items() if count)
     return f"published {published or 'nothing'}; dropped {lost or 'nothing'}"

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from quorumcast.manifest.manifest import Manifest
     from quorumcast.monitoring.channels import Names
-    from quorumcast.monitoring.job import Monitor
-    from quorumcast.monitoring.watch import Watch
+    from quorumcast.monitoring.engine import AlarmEngine
+    from quorumcast.monitoring.job import MonitoringJob
 
 #: How often hosts, alarms and the page are looked after, and how often people are told.
 TICK_S = 1.0
@@ -67,12 +67,12 @@ def watch_cell(
             brief=until is None,
             stateful=True,
         )
-        from quorumcast.monitoring.job import Monitor, MonitorSettings
+        from quorumcast.monitoring.job import MonitoringJob, MonitorSettings
         from quorumcast.monitoring.signals import check_patterns
 
         check_patterns(spark, rules)
         options = {"manifest": str(manifest.absolute()), "identity": str(identity.absolute())}
-        monitor = Monitor(
+        monitor = MonitoringJob(
             spark,
             MonitorSettings(directory=store.absolute(), rules=rules, trigger_s=trigger_s),
             (_source(spark, options, names.metrics), _source(spark, options, names.logs)),
@@ -145,7 +145,9 @@ def _claim(store: Path, whose: str) -> None:
 class _Run:
     """One run, as people see it."""
 
-    def __init__(self, monitor: Monitor, cell: Manifest, report: Path | None, json_: bool) -> None:
+    def __init__(
+        self, monitor: MonitoringJob, cell: Manifest, report: Path | None, json_: bool
+    ) -> None:
         self._monitor = monitor
         self._cell = cell
         self._report = report
@@ -178,18 +180,18 @@ class _Run:
         """The last page and the last word."""
         self._write(running=False)
         if self._json:
-            print_json(self._monitor.book.read(lambda watch, recent: self._facts(watch)))
+            print_json(self._monitor.book.read(lambda engine, recent: self._facts(engine)))
         else:
             console(stderr=True).print(self._line(), markup=False)
 
-    def _facts(self, watch: Watch) -> dict[str, object]:
+    def _facts(self, engine: AlarmEngine) -> dict[str, object]:
         return {
             "cell": self._cell.cell,
             "stored": self._monitor.stored,
-            "hosts": sorted(watch.heard),
-            "open": [f"{c.rule}/{c.host}/{c.item}" for c in watch.alarms],
+            "hosts": sorted(engine.heard),
+            "open": [f"{c.rule}/{c.host}/{c.item}" for c in engine.alarms],
             "lag": self._monitor.lag,
-            "ignored": watch.ignored,
+            "ignored": engine.ignored,
             "troubles": self._monitor.troubles,
         }
 
@@ -197,9 +199,9 @@ class _Run:
         """Print what was raised and cleared since the last time."""
         import msgspec
 
-        untold = self._monitor.book.untold
-        while untold:
-            alarm = untold.popleft()
+        unshown = self._monitor.book.unshown
+        while unshown:
+            alarm = unshown.popleft()
             if self._json:
                 print_json({"alarm": msgspec.to_builtins(alarm)})
             else:
@@ -211,7 +213,7 @@ class _Run:
 
     def _line(self) -> str:
         hosts, alarms = self._monitor.book.read(
-            lambda watch, recent: (len(watch.heard), len(watch.alarms))
+            lambda engine, recent: (len(engine.heard), len(engine.alarms))
         )
         lag = sum(self._monitor.lag.values())
         troubles = [f"; {name} waits: {why}" for name, why in self._monitor.troubles.items()]
@@ -224,9 +226,9 @@ class _Run:
         path = self._report
         if path is None:
             return
-        from quorumcast.monitoring.report import Facts, write_report
+        from quorumcast.monitoring.report import ReportFacts, write_report
 
-        facts = Facts(
+        facts = ReportFacts(
             cell=self._cell.cell,
             now=time.time(),
             stored=self._monitor.stored,
@@ -234,4 +236,4 @@ class _Run:
             troubles=self._monitor.troubles,
             running=running,
         )
-        self._monitor.book.read(lambda watch, recent: write_report(path, watch, recent, facts))
+        self._monitor.book.read(lambda engine, recent: write_report(path, engine, recent, facts))

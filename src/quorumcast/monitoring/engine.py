@@ -1,16 +1,16 @@
-"""Conditions and alarms: what the rules make of the signals of all hosts.
+"""The alarm engine: applies the rules to the signals of all hosts. Buckets in, alarms out.
 
-Pure: buckets in, alarms out. `absorb` takes what Spark counted; values are absolute, so taking the
-same bucket twice changes nothing. Then the rules are evaluated at the end of each bucket that came,
-in order of time, so that a backlog raises what it would have raised when it was new.
+`absorb` takes the buckets that Spark aggregated. A bucket holds absolute values, so absorbing it
+twice changes nothing. The rules are evaluated at the end of each new bucket, in order of time: a
+backlog raises the alarms that it would have raised in real time.
 
-A *condition* is a rule that holds for a host (and an item). When one begins, an alarm is raised,
-once; when it ends, the alarm is cleared. Of a host that says nothing, conditions stay as they are,
-except that it says nothing. `elapse` is for the time that passes without any signal at all.
+A *condition* is a rule that holds for a host and an item. An alarm is raised once when a condition
+begins, and cleared once when it ends. The conditions of a silent host stay open; only `absence`
+rules begin to hold. `elapse` evaluates the rules when time passes without any signal.
 
-What can be fed from outside is bounded: `MAX_SERIES` series, `MAX_HOSTS` hosts, `MAX_OPEN` open
-conditions, as many buckets of each as the longest window or the report needs. What finds no room
-is counted.
+Everything that hosts can feed is bounded: MAX_SERIES series, MAX_HOSTS hosts, MAX_OPEN open
+conditions, and the buckets of the longest window or of the report. What exceeds a limit is counted
+in `ignored`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ MAX_HOSTS = 10_000
 MAX_OPEN = 10_000
 #: Buckets of each series that the report draws.
 DRAWN = 60
-#: In the place of a host, where an alarm is about several.
+#: The host of an alarm about several hosts.
 SEVERAL = "*"
 
 
 class Bucket(msgspec.Struct, frozen=True, array_like=True):
-    """One signal of one host, counted up over one bucket; `start` in seconds since 1970."""
+    """One signal of one host, aggregated over one bucket; `start` in seconds since 1970."""
 
     start: int
     host: str
@@ -54,12 +54,12 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True):
     least: float
     most: float
     last: float
-    #: The newest time of a row in it.
+    #: The newest time of a row in the bucket.
     heard: float
 
 
 class Alarm(msgspec.Struct, frozen=True):
-    """Something to tell people; the columns of the channel."""
+    """An alarm that was raised or cleared: a row of the channel `alarms`."""
 
     time: float
     id: str
@@ -73,7 +73,7 @@ class Alarm(msgspec.Struct, frozen=True):
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True):
-    """A rule that holds."""
+    """A rule that holds for a host and an item."""
 
     rule: str
     host: str
@@ -81,69 +81,69 @@ class Condition(msgspec.Struct, frozen=True, array_like=True):
     since: float
     value: float
     text: str
-    #: As its rule was when it began: the alarm is cleared as it was raised, whatever has become of
-    #: the rule since.
+    #: Copied from the rule at the beginning, so that the alarm is cleared as it was raised even if
+    #: the rule has changed.
     severity: str = "warning"
     quiet: bool = False
 
 
-class Series(NamedTuple):
-    """What tells one line of a diagram from another."""
+class SeriesKey(NamedTuple):
+    """The identity of a time series."""
 
     host: str
     signal: str
     item: str
 
 
-class Memory(msgspec.Struct):
-    """Everything that a watch must remember; what is kept on disk."""
+class EngineState(msgspec.Struct):
+    """The durable state of an engine."""
 
     now: float = 0.0
-    #: How long the buckets are; others cannot be compared with them.
+    #: The length of the buckets; buckets of another length are discarded.
     bucket_s: int = 0
     heard: dict[str, float] = {}
     buckets: list[Bucket] = []
     open: list[Condition] = []
-    #: When conditions began and when they last held: (rule, host, time).
+    #: When conditions began, and when they last held, as (rule, host, time).
     began: list[tuple[str, str, float]] = []
     held: list[tuple[str, str, float]] = []
-    #: Rows of signals for which there was no room.
+    #: Rows and conditions beyond a limit.
     ignored: int = 0
 
 
-class Watch:
-    """Applies rules to signals."""
+class AlarmEngine:
+    """Applies rules to the signals of all hosts."""
 
-    def __init__(self, rules: Rules, memory: Memory | None = None) -> None:
-        memory = memory or Memory()
+    def __init__(self, rules: Rules, state: EngineState | None = None) -> None:
+        state = state or EngineState()
         self.rules = rules
         #: The time up to which rules have been evaluated.
-        self.now = memory.now
-        self.heard: dict[str, float] = dict(memory.heard)
-        self.ignored = memory.ignored
+        self.now = state.now
+        self.heard: dict[str, float] = dict(state.heard)
+        self.ignored = state.ignored
         #: Buckets by series and start, the oldest first.
-        self.series: dict[Series, dict[int, Bucket]] = {}
+        self.series: dict[SeriesKey, dict[int, Bucket]] = {}
         known = {rule.name for rule in rules.rule}
         #: Conditions that hold, by (rule, host, item).
         self.open: dict[tuple[str, str, str], Condition] = {
-            (c.rule, c.host, c.item): c for c in memory.open if c.rule in known
+            (c.rule, c.host, c.item): c for c in state.open if c.rule in known
         }
-        #: Conditions of rules that are gone, whose alarms are still to be cleared.
-        self._gone = [c for c in memory.open if c.rule not in known]
-        self._began = [one for one in memory.began if one[0] in known]
-        self._held = {(rule, host): time for rule, host, time in memory.held if rule in known}
-        for bucket in memory.buckets if memory.bucket_s == rules.bucket_s else ():
+        #: Conditions of removed rules, whose alarms are still to be cleared.
+        self._orphaned = [c for c in state.open if c.rule not in known]
+        self._began = [begin for begin in state.began if begin[0] in known]
+        self._held = {(rule, host): time for rule, host, time in state.held if rule in known}
+        for bucket in state.buckets if state.bucket_s == rules.bucket_s else ():
             self._put(bucket)
 
     @property
-    def memory(self) -> Memory:
-        """What to keep."""
-        return Memory(
+    def state(self) -> EngineState:
+        """The state to save."""
+        return EngineState(
             now=self.now,
             bucket_s=self.rules.bucket_s,
             heard=self.heard,
             buckets=[bucket for line in self.series.values() for bucket in line.values()],
-            open=[*self.open.values(), *self._gone],
+            open=[*self.open.values(), *self._orphaned],
             began=self._began,
             held=[(rule, host, time) for (rule, host), time in self._held.items()],
             ignored=self.ignored,
@@ -152,13 +152,13 @@ class Watch:
     @property
     def alarms(self) -> list[Condition]:
         """Open alarms, the newest first."""
-        loud = [c for c in self.open.values() if not c.quiet]
-        return sorted(loud, key=lambda c: -c.since)
+        shown = [c for c in self.open.values() if not c.quiet]
+        return sorted(shown, key=lambda c: -c.since)
 
-    # ------------------------------------------------------------------ what comes
+    # --------------------------------------------------------------------- input
 
     def absorb(self, buckets: Iterable[Bucket]) -> list[Alarm]:
-        """Take what was counted and say what follows from it."""
+        """Add buckets, evaluate the rules and return the alarms."""
         ends: set[int] = set()
         for bucket in buckets:
             if self._put(bucket):
@@ -166,18 +166,18 @@ class Watch:
         alarms: list[Alarm] = []
         newest = max(self.heard.values(), default=0.0)
         for end in sorted(ends):
-            # A bucket that is not over yet is evaluated as far as it is known.
+            # An unfinished bucket is evaluated with the rows so far.
             if end >= self.now:
                 alarms += self._evaluate(float(end), min(end, newest))
         self._forget()
         return alarms
 
     def elapse(self, now: float) -> list[Alarm]:
-        """Time has passed, and everything that was sent until then has been absorbed."""
+        """Evaluate the rules at `now`; all buckets up to then must have been absorbed."""
         return self._evaluate(now, now) if now > self.now else []
 
     def _put(self, bucket: Bucket) -> bool:
-        series = Series(bucket.host, bucket.signal, bucket.item)
+        series = SeriesKey(bucket.host, bucket.signal, bucket.item)
         crowded = series not in self.series and len(self.series) >= MAX_SERIES
         if crowded or (bucket.host not in self.heard and len(self.heard) >= MAX_HOSTS):
             self.ignored += bucket.count
@@ -187,7 +187,7 @@ class Watch:
         return True
 
     def _forget(self) -> None:
-        """Let go of what no rule and no report will look at."""
+        """Delete what neither a rule nor the report needs."""
         step = self.rules.bucket_s
         horizon = self.now - max(self.rules.longest_s, DRAWN * step) - step
         for series, line in list(self.series.items()):
@@ -200,26 +200,26 @@ class Watch:
 
     # ------------------------------------------------------------------ evaluation
 
-    def _evaluate(self, now: float, told: float) -> list[Alarm]:
-        """Apply all rules at a time; `told` is the time that alarms carry."""
+    def _evaluate(self, now: float, alarm_time: float) -> list[Alarm]:
+        """Apply all rules at `now`; the alarms carry `alarm_time`."""
         self.now = now
-        alarms = _alarms(self._gone, told, "cleared")
-        self._gone = []
+        alarms = _alarms(self._orphaned, alarm_time, "cleared")
+        self._orphaned = []
         for rule in self.rules.rule:
             if isinstance(rule, Threshold | Absence | Logs):
-                alarms += self._settle(rule, self._hold(rule, now), told)
+                alarms += self._update(rule, self._host_conditions(rule, now), alarm_time)
         for condition in self.open.values():
             self._held[condition.rule, condition.host] = now
         for rule in self.rules.rule:
             if isinstance(rule, Together):
-                alarms += self._settle(rule, self._together(rule, now), told)
+                alarms += self._update(rule, self._together(rule, now), alarm_time)
             elif isinstance(rule, Sequence):
-                alarms += self._settle(rule, self._sequence(rule), told)
+                alarms += self._update(rule, self._sequence(rule), alarm_time)
         self._prune(now)
         return alarms
 
-    def _hold(self, rule: HostRule, now: float) -> Iterator[Condition]:
-        """The conditions of a rule about single hosts."""
+    def _host_conditions(self, rule: HostRule, now: float) -> Iterator[Condition]:
+        """Yield the conditions of a rule about single hosts."""
         if isinstance(rule, Absence):
             for host, time in self.heard.items():
                 if time < now - rule.after_s and fnmatchcase(host, rule.hosts):
@@ -240,12 +240,12 @@ class Watch:
                 if found is not None:
                     yield found
         if isinstance(rule, Threshold) and rule.aggregate not in _COUNTS:
-            yield from self._carried(rule, now)
+            yield from self._kept_while_silent(rule, now)
 
-    def _carried(self, rule: Threshold, now: float) -> Iterator[Condition]:
-        """What held of hosts that have been silent for so long that their series are forgotten."""
+    def _kept_while_silent(self, rule: Threshold, now: float) -> Iterator[Condition]:
+        """Yield open conditions of silent hosts whose series have been deleted."""
         for (name, host, item), condition in self.open.items():
-            if name != rule.name or Series(host, rule.signal, item) in self.series:
+            if name != rule.name or SeriesKey(host, rule.signal, item) in self.series:
                 continue
             silent = self.heard.get(host, now) < now - self.rules.bucket_s
             if silent and fnmatchcase(host, rule.hosts) and fnmatchcase(item, rule.items):
@@ -254,18 +254,18 @@ class Watch:
     def _crossed(
         self,
         rule: Threshold,
-        series: Series,
+        series: SeriesKey,
         line: dict[int, Bucket],
         window: list[Bucket],
         now: float,
     ) -> Condition | None:
         key = (rule.name, series.host, series.item)
         if not window:
-            # Nothing is known: what held goes on holding. Counts of nothing are 0.
+            # Without data an open condition stays open. A count without data is 0.
             return None if rule.aggregate in _COUNTS else self.open.get(key)
-        lasting = (rule.aggregate, rule.above is None) in _LASTING
-        if lasting and key not in self.open and min(line) > now - rule.over_s:
-            return None  # too young: a peak is not a mean
+        needs_window = (rule.aggregate, rule.above is None) in _NEEDS_WINDOW
+        if needs_window and key not in self.open and min(line) > now - rule.over_s:
+            return None  # the window is not full yet: a peak is not a mean
         value = _aggregated(rule.aggregate, window)
         bound = rule.above if rule.above is not None else rule.below
         crossed = value > bound if rule.above is not None else value < bound  # type: ignore[operator]
@@ -305,8 +305,8 @@ class Watch:
                     yield Condition(rule.name, host, other, since, since - time, text)
                     break
 
-    def _settle(self, rule: Rule, holding: Iterable[Condition], told: float) -> list[Alarm]:
-        """Open what began and close what ended."""
+    def _update(self, rule: Rule, holding: Iterable[Condition], alarm_time: float) -> list[Alarm]:
+        """Open the conditions that began and close those that ended."""
         found = {(c.rule, c.host, c.item): c for c in holding}
         begun: list[Condition] = []
         for key, condition in found.items():
@@ -321,21 +321,21 @@ class Watch:
                 begun.append(self.open[key])
         over = [key for key in self.open if key[0] == rule.name and key not in found]
         ended = [self.open.pop(key) for key in over]
-        return _alarms(begun, told, "raised") + _alarms(ended, told, "cleared")
+        return _alarms(begun, alarm_time, "raised") + _alarms(ended, alarm_time, "cleared")
 
     def _prune(self, now: float) -> None:
         longest = max(
             (r.within_s for r in self.rules.rule if isinstance(r, Together | Sequence)), default=0
         )
-        self._began = [one for one in self._began if one[2] >= now - longest]
+        self._began = [begin for begin in self._began if begin[2] >= now - longest]
         self._held = {key: time for key, time in self._held.items() if time >= now - longest}
 
 
-def _alarms(conditions: Iterable[Condition], told: float, state: str) -> list[Alarm]:
-    """What people are told of conditions."""
+def _alarms(conditions: Iterable[Condition], time: float, state: str) -> list[Alarm]:
+    """Return the alarms of conditions; those of quiet rules have none."""
     return [
         Alarm(
-            told,
+            time,
             f"{condition.rule}/{condition.host}/{condition.item}/{condition.since:.0f}",
             state,
             condition.rule,
@@ -350,10 +350,10 @@ def _alarms(conditions: Iterable[Condition], told: float, state: str) -> list[Al
     ]
 
 
-#: Aggregates that are 0 where nothing came.
+#: Aggregates that are 0 without data.
 _COUNTS = ("sum", "count")
-#: (aggregate, whether below): those that one value cannot decide need a whole window.
-_LASTING = {("mean", False), ("mean", True), ("min", False), ("max", True)}
+#: (aggregate, whether `below`) pairs that a single value cannot decide.
+_NEEDS_WINDOW = {("mean", False), ("mean", True), ("min", False), ("max", True)}
 
 
 def _aggregated(aggregate: str, window: list[Bucket]) -> float:
