@@ -24,11 +24,11 @@ from quorumcast.crypto.evidence import Court
 from quorumcast.manifest.build import next_epoch
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
+from quorumcast.pipeline.streams.connections import POOL, ConnectionPool
 from quorumcast.pipeline.streams.datasource import QuorumcastDataSource
-from quorumcast.pipeline.streams.lines import LINES, Lines
 from quorumcast.pipeline.streams.options import Access
+from quorumcast.pipeline.streams.planner import OffsetPlanner
 from quorumcast.pipeline.streams.source import StreamReader
-from quorumcast.pipeline.streams.watch import Watch
 from quorumcast.testing.cluster import LocalCluster
 
 TOTAL = Policy.named("total")
@@ -63,7 +63,7 @@ def cell() -> Iterator[LocalCluster]:
         tables = [table(first, PER_ORDER) for first in range(0, ORDERS * PER_ORDER, PER_ORDER)]
         publish(cluster, "orders", tables)
         yield cluster
-        LINES.close()
+        POOL.close()
 
 
 def table(first: int, count: int) -> pa.RecordBatch:
@@ -321,14 +321,14 @@ def test_source_nonsense_fills_no_more_than_a_batch(
 def test_line_that_nobody_uses_gives_way_to_whoever_waits_for_its_seat(
     cell: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quorumcast.pipeline.streams.lines.IDLE_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("quorumcast.pipeline.streams.connections.IDLE_S", 10 * PATIENCE_S)
     access = Access(
         manifest=str(cell.manifest_path),
         identity=str(cell.identity_path("spark")),
         seats=(20, 21),
         timeout_s=PATIENCE_S,
     )
-    ours, others = Lines(), Lines()
+    ours, others = ConnectionPool(), ConnectionPool()
     with ours.borrow(access), ours.borrow(access):
         pass
     # Each process has lines of its own.
@@ -351,7 +351,7 @@ def test_source_what_is_not_retained_any_more_fails_or_is_passed_over(cell: Loca
 def test_source_of_a_checkpoint_that_is_ahead_of_the_channel_fails_or_begins_anew(
     cell: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quorumcast.pipeline.streams.watch.BEHIND_S", 0.1)
+    monkeypatch.setattr("quorumcast.pipeline.streams.planner.CATCHUP_S", 0.1)
     source = reader(cell, channel="orders")
     with pytest.raises(UsageError, match=r"at position 5000 of 'orders', which has .* up to 30"):
         source.latestOffset({"orders": 5000}, ReadAllAvailable())
@@ -372,15 +372,15 @@ def test_source_of_a_checkpoint_that_is_ahead_of_the_channel_fails_or_begins_ane
 def test_source_of_a_cell_that_lost_its_memory_under_a_query_begins_anew(
     cell: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quorumcast.pipeline.streams.watch.BEHIND_S", 0.1)
+    monkeypatch.setattr("quorumcast.pipeline.streams.planner.CATCHUP_S", 0.1)
     source = reader(cell, channel="orders", failOnDataLoss="false")
     start = begun(source)
 
-    async def before(watch: Watch, name: str) -> tuple[int, int]:
+    async def before(planner: OffsetPlanner, name: str) -> tuple[int, int]:
         return 1, 5000
 
     with monkeypatch.context() as patch:
-        patch.setattr(Watch, "_bounds_of", before)
+        patch.setattr(OffsetPlanner, "_bounds_of", before)
         assert source.latestOffset(start, ReadAllAvailable()) == {"orders": 5000}
     assert source.latestOffset({"orders": 5000}, ReadAllAvailable()) == {"orders": 1}
     assert source.latestOffset({"orders": 1}, ReadAllAvailable()) == {"orders": 1 + ORDERS}
@@ -394,16 +394,16 @@ def test_source_waits_for_brokers_that_are_behind_what_was_read(
     start = begun(source)
     assert source.latestOffset(start, ReadAllAvailable()) == {"behind": 1}
     asked: list[str] = []
-    bounds = Watch._bounds_of
+    bounds = OffsetPlanner._bounds_of
 
-    async def late(watch: Watch, name: str) -> tuple[int, int]:
+    async def late(planner: OffsetPlanner, name: str) -> tuple[int, int]:
         asked.append(name)
         if len(asked) == 2:
             async with alice(cell) as node, node.publisher(name) as publisher:
                 await publisher.publish(b"late")
-        return await bounds(watch, name)
+        return await bounds(planner, name)
 
-    monkeypatch.setattr(Watch, "_bounds_of", late)
+    monkeypatch.setattr(OffsetPlanner, "_bounds_of", late)
     assert source.latestOffset({"behind": 2}, ReadAllAvailable()) == {"behind": 2}
     source.stop()
 

@@ -98,7 +98,7 @@ def test_rows_make_the_same_publications_however_they_are_divided(
 
 
 def test_publications_that_are_too_large_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "MOST_BYTES", 2000)
+    monkeypatch.setattr(writing, "MAX_BYTES", 2000)
     values = [(n, "x" * 100, True, None, b"", 0.0, None) for n in range(64)]
     found = [batch for batch, _ in Cut(FIT, 64).publications([table(values)])]
     assert [n for batch in found for n in batch.column(0).to_pylist()] == list(range(64))

@@ -8,7 +8,7 @@ import pytest
 
 from quorumcast.cli.main import main
 from quorumcast.pipeline.campaign import scenarios
-from quorumcast.pipeline.campaign.run import OF_A_PROPERTY, choose_ways, ways_to_fail
+from quorumcast.pipeline.campaign.run import MAX_PER_PROPERTY, choose_modes, failure_modes
 from quorumcast.pipeline.campaign.scenarios import (
     FAILURE_COLUMNS,
     OK,
@@ -16,7 +16,7 @@ from quorumcast.pipeline.campaign.scenarios import (
     RAISING,
     RESULT_COLUMNS,
     VIOLATED,
-    Wanted,
+    ScenarioChoice,
     investigate,
     run_seed,
     run_seeds,
@@ -24,7 +24,7 @@ from quorumcast.pipeline.campaign.scenarios import (
 from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.systems import perform, planted, run_scenario
 
-QUICK = Wanted(policy="direct", adversary="none")
+QUICK = ScenarioChoice(policy="direct", adversary="none")
 
 
 def test_row_of_a_seed_is_what_the_simulator_says() -> None:
@@ -64,7 +64,7 @@ def test_investigation_finds_the_smallest_seed_and_a_shorter_plan() -> None:
     with planted("no-dedup"):
         row = next(row for row in (run_seed(s, QUICK) for s in range(30, 60)) if row["property"])
     way = {name: row[name] for name in ("seed", "policy", "adversary", "property", "detail")}
-    found = investigate({**way, "count": 1}, Wanted(variant="no-dedup"))
+    found = investigate({**way, "count": 1}, ScenarioChoice(variant="no-dedup"))
     assert found.keys() == set(FAILURE_COLUMNS.names)
     assert found["seed"] < row["seed"]
     assert 0 < found["acts_left"] < found["acts"]
@@ -87,7 +87,7 @@ def test_way_to_fail_is_known_by_its_smallest_seed() -> None:
     ]
     other = {**groups[0], "policy": "brb", "count": 1}
     good = {**groups[0], "property": "", "verdict": OK, "seed": 0, "count": 99}
-    found = ways_to_fail([*groups, other, good])
+    found = failure_modes([*groups, other, good])
     assert [(row["policy"], row["seed"], row["count"]) for row in found] == [
         ("ab", 4, 3),
         ("brb", 9, 1),
@@ -97,8 +97,8 @@ def test_way_to_fail_is_known_by_its_smallest_seed() -> None:
 
 def test_mistake_that_breaks_everything_hides_no_other() -> None:
     ways = [{"property": "FIFO", "policy": str(n)} for n in range(20)]
-    chosen = choose_ways([*ways, {"property": "Validity", "policy": "ab"}])
-    assert [row["property"] for row in chosen] == ["FIFO"] * OF_A_PROPERTY + ["Validity"]
+    chosen = choose_modes([*ways, {"property": "Validity", "policy": "ab"}])
+    assert [row["property"] for row in chosen] == ["FIFO"] * MAX_PER_PROPERTY + ["Validity"]
 
 
 @pytest.mark.parametrize(

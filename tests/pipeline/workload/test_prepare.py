@@ -20,7 +20,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.workload.files import new_workload
 from quorumcast.pipeline.workload.prepare import prepare
 from quorumcast.pipeline.workload.recipes import REDDIT, Recipe, format_of
-from quorumcast.pipeline.workload.steps import Settings, channel_name, sampled
+from quorumcast.pipeline.workload.steps import WorkloadSettings, channel_name, sampled
 
 #: A file in the form in which Pulsarcast's author published his, if there is one to try.
 PUBLISHED = os.environ.get("QUORUMCAST_PULSARCAST_DATA", "")
@@ -57,7 +57,7 @@ def everything(workload: Workload) -> tuple[Any, ...]:
 def test_reddit_recipe_cleans_maps_and_subscribes_authors(
     spark: SparkSession, archive: Path, tmp_path: Path
 ) -> None:
-    settings = Settings(nodes=8, seed=5)
+    settings = WorkloadSettings(nodes=8, seed=5)
     header = prepare(spark, [str(archive)], "json", REDDIT, settings, tmp_path / "w")
     deleted = sum(comment["author"] == "[deleted]" for comment in comments(600))
     assert header.dropped == {"unreadable": 1, "unknown author": deleted}
@@ -96,7 +96,7 @@ def test_workload_is_the_same_however_the_source_is_partitioned(
     drawn = {"nodes": 12, "seed": 3, "sample": 200, "subscriptions": "normal"}
     found = []
     for source, partitions in ((one, 1), (many, 5)):
-        settings = Settings(**drawn, mean=1.5, partitions=partitions)  # type: ignore[arg-type]
+        settings = WorkloadSettings(**drawn, mean=1.5, partitions=partitions)  # type: ignore[arg-type]
         path = tmp_path / f"w{partitions}"
         header = prepare(spark, [str(source)], "parquet", recipe, settings, path)
         assert header.events == 200
@@ -112,7 +112,7 @@ def test_csv_without_topics_or_times_gets_drawn_ones(spark: SparkSession, tmp_pa
         writer.writerow(["host", "message"])
         writer.writerows([f"host{i % 9}", f'say "{i}",\nplease'] for i in range(300))
     recipe = Recipe(name="plain", author="host", body="message")
-    settings = Settings(nodes=5, topics=4, seed=2)
+    settings = WorkloadSettings(nodes=5, topics=4, seed=2)
     header = prepare(spark, [str(source)], "csv", recipe, settings, tmp_path / "w")
     assert (header.events, header.topics, header.dropped) == (300, 4, {})
     workload = read_workload(tmp_path / "w")
@@ -133,7 +133,7 @@ def test_csv_row_with_a_comma_too_many_is_left_out_and_counted(
     rows = ["user,page", "ann,start", "Bond, James,start", "bob,end,", '"Bond, James",end']
     source.write_text("\n".join(rows))
     recipe = Recipe(name="plain", author="user", topic="page")
-    header = prepare(spark, [str(source)], "csv", recipe, Settings(nodes=2), tmp_path / "w")
+    header = prepare(spark, [str(source)], "csv", recipe, WorkloadSettings(nodes=2), tmp_path / "w")
     assert (header.events, header.topics, header.dropped) == (3, 2, {"unreadable": 1})
 
 
@@ -142,7 +142,7 @@ def test_times_that_are_none_are_left_out_and_counted(spark: SparkSession, tmp_p
     (tmp_path / "a.csv").write_text("\n".join(["who,what,at", *(f"a,b,{time}" for time in times)]))
     recipe = Recipe(name="plain", author="who", topic="what", time="at")
     path = tmp_path / "w"
-    header = prepare(spark, [str(tmp_path / "a.csv")], "csv", recipe, Settings(), path)
+    header = prepare(spark, [str(tmp_path / "a.csv")], "csv", recipe, WorkloadSettings(), path)
     assert (header.events, header.dropped) == (3, {"no time": 6})
     assert [event.at_ms for event in read_workload(path).events()] == [0, 1000, 2000]
 

@@ -12,7 +12,7 @@ from quorumcast.cli.pipeline import MasterOption
 from quorumcast.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from quorumcast.pipeline.campaign.run import Report
+    from quorumcast.pipeline.campaign.run import CampaignResult
 
 EXAMPLE = "Example:  quorumcast pipeline campaign --scenarios 20000 --output nightly --json"
 
@@ -46,16 +46,16 @@ def campaign(
     import msgspec
 
     from quorumcast.pipeline.campaign.run import Campaign, prepare_directory, run_campaign
-    from quorumcast.pipeline.campaign.scenarios import Wanted
+    from quorumcast.pipeline.campaign.scenarios import ScenarioChoice
     from quorumcast.pipeline.session import spark_session
 
-    wanted = Wanted(
+    choice = ScenarioChoice(
         system=system,
         policy=None if policy == ALL else policy,
         adversary=None if adversary == ALL else adversary,
         variant=known_bad,
     )
-    chosen = Campaign(scenarios=scenarios, start=start, wanted=wanted)
+    chosen = Campaign(scenarios=scenarios, start=start, choice=choice)
     chosen.check()
     prepare_directory(output)
     with Progress("starting Spark") as shown:
@@ -75,7 +75,7 @@ def campaign(
         raise typer.Exit(1)
 
 
-def _print(report: Report) -> None:
+def _print(report: CampaignResult) -> None:
     out = console()
     colour = "red" if report.violations else "green"
     planted = f" with {report.variant} planted" if report.variant else ""

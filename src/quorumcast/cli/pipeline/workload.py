@@ -95,7 +95,7 @@ def prepare(
     from quorumcast.pipeline.workload.prepare import prepare as run_prepare
     from quorumcast.pipeline.workload.published import prepare_published
     from quorumcast.pipeline.workload.recipes import FORMATS, format_of
-    from quorumcast.pipeline.workload.steps import Settings
+    from quorumcast.pipeline.workload.steps import WorkloadSettings
 
     for source in sources:
         if "://" not in source and not Path(source).exists():
@@ -104,7 +104,7 @@ def prepare(
     kind = FORMATS[0] if chosen is None else format_of(
         sources, format_ or (FORMATS[0] if recipe == REDDIT else "")
     )  # fmt: skip
-    settings = Settings(
+    settings = WorkloadSettings(
         nodes=nodes,
         seed=seed,
         sample=sample,

@@ -1,1 +1,1 @@
-"""Campaigns on Spark: the simulator's seeds spread over tasks, failures made small."""
+"""Simulator campaigns on Spark: runs many seeds and shrinks the failures."""

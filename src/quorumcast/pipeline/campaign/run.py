@@ -1,11 +1,12 @@
-"""A campaign: many seeds on many cores, one table of results, and failures as small as they get.
+"""A campaign: simulates many seeds on Spark, writes a table of results, and shrinks failures.
 
-    DIR/results/         Parquet: a row for each seed, by seed
-    DIR/failures.json    each way to fail, with the commands that replay it
-    DIR/failures/        shrunk plans, which `quorumcast sim --plan` takes
+    DIR/results/         Parquet: a row for each seed, sorted by seed
+    DIR/failures.json    the failure modes, with the commands that replay them
+    DIR/failures/        shrunk plans for `quorumcast sim --plan`
 
-Seeds go to Spark in small tasks, so that cores stay evenly busy and progress is seen. Which seed
-runs where changes nothing: a scenario follows from its seed, policy and adversary alone.
+Small tasks keep all cores busy and show progress. A scenario depends only on its seed, policy and
+adversary, so the results do not depend on the distribution of tasks. A *failure mode* is a violated
+property under one policy; each is investigated once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from quorumcast.pipeline.campaign.scenarios import (
     RAISED,
     RESULT_COLUMNS,
     Row,
-    Wanted,
+    ScenarioChoice,
     investigate_all,
     run_seeds,
 )
@@ -37,15 +38,15 @@ if TYPE_CHECKING:
 
 RESULTS, FAILURES = "results", "failures"
 _PARTS = "parts"
-#: Seeds of a task: a few seconds' worth.
+#: Seeds per task: a few seconds of work.
 CHUNK = 8
-#: Ways to fail that are looked into, in all and of one property; the others are in the results.
-INVESTIGATED, OF_A_PROPERTY = 12, 3
-#: Rows of a file of results.
+#: Failure modes that are investigated, in all and per property.
+MAX_INVESTIGATED, MAX_PER_PROPERTY = 12, 3
+#: Rows per file of results.
 ROWS_PER_FILE = 200_000
 POLL_S = 0.5
-#: What Spark counts to.
-MOST_SEEDS = 2**63 - 1
+#: The largest number of Spark's `range`.
+MAX_SEED = 2**63 - 1
 _SUMMED = (
     "simulated_ms",
     "messages",
@@ -56,47 +57,47 @@ _SUMMED = (
     "false_accusations",
 )
 
-#: Scenarios done, bad ones among them, seconds so far.
+#: Receives the finished scenarios, the failed ones, and the seconds so far.
 Progress = Callable[[int, int, float], None]
 
 
 class Campaign(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be run."""
+    """The scenarios of a campaign."""
 
     scenarios: int
     start: int = 0
-    wanted: Wanted = Wanted()
+    choice: ScenarioChoice = ScenarioChoice()
 
     def check(self) -> None:
-        """Refuse what cannot be run, in a sentence."""
+        """Raise `UsageError` if the campaign cannot be run."""
         if self.scenarios < 1 or self.start < 0:
             raise UsageError("--scenarios is 1 or more and --start 0 or more")
-        if self.start + self.scenarios > MOST_SEEDS:
-            raise UsageError(f"seeds end at {MOST_SEEDS:,}: begin earlier or run fewer")
-        self.wanted.check(self.start)
+        if self.start + self.scenarios > MAX_SEED:
+            raise UsageError(f"seeds end at {MAX_SEED:,}: begin earlier or run fewer")
+        self.choice.check(self.start)
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to fail, and how to see it again."""
+class FailureMode(msgspec.Struct, frozen=True, kw_only=True):
+    """A failure mode, and the commands that replay it."""
 
     property: str
     detail: str
     policy: str
     adversary: str
     seed: int
-    #: Seeds of the campaign that failed so.
+    #: Seeds of the campaign that failed in this way.
     count: int
-    #: The drawn scenario again.
+    #: The command that replays the seed.
     replay: str
-    #: The shrunk one, if there is one: its file, the command, and how much of it is left.
+    #: The file of the shrunk plan, its command, and its acts before and after shrinking.
     plan: str = ""
     replay_plan: str = ""
     acts: int = 0
     acts_left: int = 0
 
 
-class Report(msgspec.Struct, kw_only=True):
-    """What a campaign found."""
+class CampaignResult(msgspec.Struct, kw_only=True):
+    """The result of a campaign."""
 
     output: str
     scenarios: int
@@ -116,13 +117,13 @@ class Report(msgspec.Struct, kw_only=True):
     policies: dict[str, int]
     adversaries: dict[str, int]
     properties: dict[str, int]
-    failures: list[Failure]
-    #: Ways to fail that were not looked into.
+    failures: list[FailureMode]
+    #: Failure modes that were not investigated.
     others: int
 
 
 def prepare_directory(path: Path) -> None:
-    """An empty directory for a campaign."""
+    """Create an empty directory for a campaign."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(f"{path} is there already; choose another directory with --output")
     path.mkdir(parents=True, exist_ok=True)
@@ -134,8 +135,8 @@ def run_campaign(
     path: Path,
     progress: Progress | None = None,
     stage: Callable[[str], None] = lambda sentence: None,
-) -> Report:
-    """Run all scenarios, then look into those that failed; `stage` is told when that begins."""
+) -> CampaignResult:
+    """Run all scenarios, then investigate the failures; `stage` receives progress messages."""
     campaign.check()
     prepare_directory(path)
     started = time.monotonic()
@@ -148,10 +149,10 @@ def run_campaign(
     )
     shutil.rmtree(path / _PARTS)
     groups = grouped(spark.read.parquet(str(path / RESULTS)))
-    ways = ways_to_fail(groups)
-    if ways:
-        stage(f"looking into {len(choose_ways(ways))} of {len(ways)} ways to fail")
-    failures, others = _failures(spark, campaign, ways, path)
+    modes = failure_modes(groups)
+    if modes:
+        stage(f"looking into {len(choose_modes(modes))} of {len(modes)} ways to fail")
+    failures, others = _failures(spark, campaign, modes, path)
     report = _report(campaign, groups, path, seconds, failures, others)
     (path / f"{FAILURES}.json").write_bytes(
         msgspec.json.format(msgspec.json.encode(failures), indent=2) + b"\n"
@@ -167,14 +168,14 @@ def _run_all(
 
     context = spark.sparkContext
     done, bad = context.accumulator(0), context.accumulator(0)
-    wanted = campaign.wanted
+    choice = campaign.choice
 
     def tell(was_bad: bool) -> None:
         done.add(1)
         bad.add(int(was_bad))
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return run_seeds(batches, wanted, tell)
+        return run_seeds(batches, choice, tell)
 
     first, count = campaign.start, campaign.scenarios
     seeds = spark.range(first, first + count, 1, -(-count // CHUNK))
@@ -210,18 +211,18 @@ def _run_all(
 
 def _failures(
     spark: SparkSession, campaign: Campaign, known: list[Row], path: Path
-) -> tuple[list[Failure], int]:
-    """Each way to fail, made small; and how many were not looked into."""
+) -> tuple[list[FailureMode], int]:
+    """Return the investigated failure modes, and the number of others."""
     from pyspark.sql import functions as sql
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    chosen = choose_ways(known)
+    chosen = choose_modes(known)
     if not chosen:
         return [], 0
-    wanted = campaign.wanted
+    choice = campaign.choice
 
-    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return investigate_all(batches, wanted)
+    def investigate_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return investigate_all(batches, choice)
 
     columns = ("property", "policy", "adversary", "seed", "detail", "count")
     frame = spark.createDataFrame(
@@ -230,36 +231,36 @@ def _failures(
     )
     found = (
         frame.repartition(len(chosen), *columns)
-        .mapInArrow(look, from_arrow_schema(FAILURE_COLUMNS))
+        .mapInArrow(investigate_rows, from_arrow_schema(FAILURE_COLUMNS))
         .orderBy(sql.desc("count"), "seed")
         .collect()
     )
     (path / FAILURES).mkdir()
-    return [_failure(row.asDict(), path, wanted.variant) for row in found], len(known) - len(chosen)
+    return [_failure(row.asDict(), path, choice.variant) for row in found], len(known) - len(chosen)
 
 
-def ways_to_fail(groups: list[Row]) -> list[Row]:
-    """By property and policy: how often, and the smallest seed; the most frequent first."""
-    ways: dict[tuple[str, str], Row] = {}
+def failure_modes(groups: list[Row]) -> list[Row]:
+    """Return the failure modes by property and policy, the most frequent first."""
+    modes: dict[tuple[str, str], Row] = {}
     for row in sorted(groups, key=lambda row: int(row["seed"])):
         if row["verdict"] == OK:
             continue
-        known = ways.setdefault((row["property"], row["policy"]), {**row, "count": 0})
+        known = modes.setdefault((row["property"], row["policy"]), {**row, "count": 0})
         known["count"] += row["count"]
-    return sorted(ways.values(), key=lambda row: (-row["count"], row["seed"]))
+    return sorted(modes.values(), key=lambda row: (-row["count"], row["seed"]))
 
 
-def choose_ways(known: list[Row]) -> list[Row]:
-    """The ways to fail that are looked into: a mistake that breaks everything hides no other."""
+def choose_modes(known: list[Row]) -> list[Row]:
+    """Choose the failure modes to investigate; the limit per property leaves room for others."""
     chosen: list[Row] = []
     for row in known:
         alike = sum(other["property"] == row["property"] for other in chosen)
-        if alike < OF_A_PROPERTY and len(chosen) < INVESTIGATED:
+        if alike < MAX_PER_PROPERTY and len(chosen) < MAX_INVESTIGATED:
             chosen.append(row)
     return chosen
 
 
-def _failure(row: Row, path: Path, variant: str) -> Failure:
+def _failure(row: Row, path: Path, variant: str) -> FailureMode:
     planted = f" --variant {variant}" if variant else ""
     plan = ""
     if row["plan"]:
@@ -267,7 +268,7 @@ def _failure(row: Row, path: Path, variant: str) -> Failure:
         file = path / FAILURES / f"{re.sub(r'[^A-Za-z0-9.+-]', '-', name)}.json"
         file.write_bytes(bytes(row["plan"]))
         plan = str(file)
-    return Failure(
+    return FailureMode(
         property=row["property"],
         detail=row["detail"],
         policy=row["policy"],
@@ -284,7 +285,7 @@ def _failure(row: Row, path: Path, variant: str) -> Failure:
 
 
 def grouped(results: DataFrame) -> list[Row]:
-    """Results summed up by policy, adversary and what came of it: all that a report needs."""
+    """Sum the results by policy, adversary, verdict and property."""
     from pyspark.sql import functions as sql
 
     return [
@@ -305,16 +306,16 @@ def _report(
     groups: list[Row],
     path: Path,
     seconds: float,
-    failures: list[Failure],
+    failures: list[FailureMode],
     others: int,
-) -> Report:
+) -> CampaignResult:
     bad = [row for row in groups if row["verdict"] != OK]
     totals = {name: sum(row[name] for row in groups) for name in ("count", *_SUMMED)}
-    return Report(
+    return CampaignResult(
         output=str(path),
         scenarios=totals["count"],
         start=campaign.start,
-        variant=campaign.wanted.variant,
+        variant=campaign.choice.variant,
         seconds=round(seconds, 2),
         scenarios_per_s=round(totals["count"] / seconds, 2),
         violations=sum(row["count"] for row in bad),

@@ -1,6 +1,6 @@
-"""What a Spark task does with its seeds: run each, and make a row of what came of it.
+"""The work of a Spark task: runs each seed and returns a row with its verdict.
 
-A scenario that raises is a verdict like another: it ends neither its task nor the campaign.
+A scenario that raises has the verdict `raised`; it ends neither its task nor the campaign.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quorumcast.sim.shrink import encode_plan, shrink
 from quorumcast.sim.systems import find, perform, planted
 
 OK, VIOLATED, RAISED = "ok", "violated", "raised"
-#: The property that a scenario breaks which raises before its run has begun.
+#: The property of a scenario that raised an exception.
 RAISING = "Raised"
 
 RESULT_COLUMNS = pa.schema(
@@ -64,74 +64,74 @@ _COUNTED = (
     "trace_hash",
 )
 
-#: Smaller seeds that are tried with a failure's policy and adversary.
-SEARCHED = 20
-#: Runs that making one failure small may cost.
-SHRINKING_RUNS = 80
+#: Seeds from 0 that are tried with the policy and adversary of a failure.
+SMALL_SEEDS = 20
+#: Limit of runs to shrink one failure.
+MAX_SHRINKING_RUNS = 80
 
 Row = dict[str, Any]
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Which scenarios a campaign runs."""
+class ScenarioChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The choice of scenarios: system, policy, adversary and variant."""
 
     system: str = "cell"
     policy: str | None = None
     adversary: str | None = None
-    #: A known-bad variant that is planted; the name.
+    #: The name of a known-bad variant to plant, or "".
     variant: str = ""
 
     def check(self, start: int) -> None:
-        """Refuse unknown names, in a sentence."""
+        """Raise `UsageError` for unknown names."""
         self.draw(start)
         self.planted()
 
     def draw(self, seed: int) -> Plan:
-        """The plan of a seed."""
+        """Return the plan of a seed."""
         return find(self.system).draw(seed, self.policy, self.adversary)
 
     def planted(self) -> AbstractContextManager[None]:
-        """Production code with the variant's mistake, if there is one."""
+        """Return a context in which the variant is planted."""
         return planted(self.variant, self.system)
 
 
-def run_seed(seed: int, wanted: Wanted) -> Row:
-    """One scenario as a row."""
+def run_seed(seed: int, choice: ScenarioChoice) -> Row:
+    """Run one scenario and return its row."""
     started = time.perf_counter()
     row: Row = dict.fromkeys(RESULT_COLUMNS.names)
-    row |= {"seed": seed, "policy": wanted.policy or "", "adversary": wanted.adversary or ""}
+    row |= {"seed": seed, "policy": choice.policy or "", "adversary": choice.adversary or ""}
     row |= {"verdict": OK, "property": "", "detail": ""}
     try:
-        plan = wanted.draw(seed)
+        plan = choice.draw(seed)
         row |= _configuration(plan)
         outcome = perform(plan)
         row |= {name: getattr(outcome, name) for name in _COUNTED}
         if outcome.violations:
             first = outcome.violations[0]
             row |= {"verdict": VIOLATED, "property": first.property, "detail": first.detail}
-    except Exception as error:  # whatever it is: the seed that leads to it is worth knowing
+    except Exception as error:  # any exception is a finding
         where = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
-        row |= {"verdict": RAISED, "property": RAISING, "detail": said}
+        detail = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
+        row |= {"verdict": RAISED, "property": RAISING, "detail": detail}
     row["took_ms"] = round((time.perf_counter() - started) * 1000)
     return row
 
 
 def _configuration(plan: Plan) -> Row:
-    told = {"policy": plan.kind, "adversary": plan.adversary, "acts": len(plan.acts)}
-    return told | {k: v for k, v in plan.parameters().items() if k in RESULT_COLUMNS.names}
+    row = {"policy": plan.kind, "adversary": plan.adversary, "acts": len(plan.acts)}
+    return row | {k: v for k, v in plan.parameters().items() if k in RESULT_COLUMNS.names}
 
 
 def run_seeds(
-    batches: Iterator[pa.RecordBatch], wanted: Wanted, told: Callable[[bool], None]
+    batches: Iterator[pa.RecordBatch], choice: ScenarioChoice, report: Callable[[bool], None]
 ) -> Iterator[pa.RecordBatch]:
-    """Rows for the seeds of a task; `told` hears of each whether it was bad."""
-    with wanted.planted():
+    """Yield rows for the seeds of a task; call `report` with whether each failed."""
+    with choice.planted():
         for batch in batches:
             rows = []
             for seed in batch.column(0).to_pylist():
-                rows.append(run_seed(seed, wanted))
-                told(rows[-1]["verdict"] != OK)
+                rows.append(run_seed(seed, choice))
+                report(rows[-1]["verdict"] != OK)
             yield pa.RecordBatch.from_pylist(rows, schema=RESULT_COLUMNS)
 
 
@@ -149,28 +149,28 @@ FAILURE_COLUMNS = pa.schema(
         ("acts", pa.int64()),
         ("acts_left", pa.int64()),
         ("runs", pa.int64()),
-        #: The shrunk plan; empty where there is none.
+        #: The shrunk plan, or empty.
         ("plan", pa.binary()),
     ]
 )
 
 
-def investigate(row: Row, campaign: Wanted) -> Row:
-    """Look for a smaller seed that fails in the same way, then for a shorter plan."""
+def investigate(row: Row, campaign: ScenarioChoice) -> Row:
+    """Search for a smaller seed with the same violation, then shrink its plan."""
     chosen = {"policy": row["policy"], "adversary": row["adversary"]}
-    wanted = msgspec.structs.replace(campaign, **chosen)
+    choice = msgspec.structs.replace(campaign, **chosen)
     found: Row = {**row, "acts_left": 0, "acts": 0, "runs": 0, "plan": b""}
-    with wanted.planted():
-        for seed in range(min(row["seed"], SEARCHED)):
+    with choice.planted():
+        for seed in range(min(row["seed"], SMALL_SEEDS)):
             found["runs"] += 1
-            smaller = run_seed(seed, wanted)
+            smaller = run_seed(seed, choice)
             if smaller["property"] == row["property"]:
                 found |= {"seed": seed, "detail": smaller["detail"]}
                 break
         if row["property"] == RAISING:
             return found
-        plan = wanted.draw(found["seed"])
-        shrunk = shrink(plan, row["property"], SHRINKING_RUNS)
+        plan = choice.draw(found["seed"])
+        shrunk = shrink(plan, row["property"], MAX_SHRINKING_RUNS)
     if shrunk is None:
         # The first violation of the seed decides what it is called; this one comes only with it.
         return found
@@ -185,9 +185,9 @@ def investigate(row: Row, campaign: Wanted) -> Row:
 
 
 def investigate_all(
-    batches: Iterator[pa.RecordBatch], campaign: Wanted
+    batches: Iterator[pa.RecordBatch], campaign: ScenarioChoice
 ) -> Iterator[pa.RecordBatch]:
-    """Failures made small."""
+    """Yield the investigated failures."""
     for batch in batches:
         rows = [investigate(row, campaign) for row in batch.to_pylist()]
         yield pa.RecordBatch.from_pylist(rows, schema=FAILURE_COLUMNS)

@@ -1,10 +1,9 @@
-"""How fast verified rows get into Spark, beside Spark's own reading of the same rows as Parquet.
+"""Benchmark of the source: verified rows per second, compared with Spark reading Parquet.
 
-A cell of four broker processes, Spark and its executors share this machine. A channel is filled
-first; then a streaming query reads it from the beginning to the end, votes and all, and writes to
-nothing. The same rows, stored as Parquet, are read in the same session in the same way. Both are
-read once before (the channel in order to store it), so that processes are there and Java has seen
-the code.
+A cell of four broker processes, Spark and its executors share this machine. First a channel is
+filled. A streaming query then reads all of it, counts votes, and discards the rows. The same rows
+are read from Parquet in the same session. Both are read once before the measurement, to start the
+processes and to warm up the JVM.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Progress = Callable[[str], None]
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the result."""
+    """A measured rate."""
 
     what: str
     events: int
@@ -55,8 +54,8 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
         return self.events / self.seconds
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured."""
+class SourceRates(msgspec.Struct, frozen=True, kw_only=True):
+    """The rates of the source and of Parquet."""
 
     published: Rate
     verified: Rate
@@ -65,12 +64,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Verified streaming as a part of Spark's reading of Parquet."""
+        """The rate of verified streaming divided by that of reading Parquet."""
         return self.verified.per_second / self.parquet.per_second
 
 
-def measure(spark: SparkSession, events: int, per_publication: int, progress: Progress) -> Report:
-    """Fill a channel, and read it in both ways."""
+def measure(
+    spark: SparkSession, events: int, per_publication: int, progress: Progress
+) -> SourceRates:
+    """Fill a channel, and measure both ways of reading it."""
     limits = Limits(retained_publications=max(4096, events), retained_bytes=4 << 30)
     policy = msgspec.structs.replace(Policy.named("total"), limits=limits)
     entry = ChannelEntry(CHANNEL, policy, schema=COLUMNS)
@@ -93,11 +94,13 @@ def measure(spark: SparkSession, events: int, per_publication: int, progress: Pr
         for what, found in (("the channel", verified), ("the table", parquet)):
             if found.events != events:
                 raise UsageError(f"{found.events:,} of {events:,} events were read from {what}")
-    return Report(published=published, verified=verified, parquet=parquet, parquet_stream=stream)
+    return SourceRates(
+        published=published, verified=verified, parquet=parquet, parquet_stream=stream
+    )
 
 
 def batches(events: int, per_publication: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Readings of sensors."""
+    """Yield sensor readings."""
     for first in range(0, events, per_publication):
         ids = np.arange(first, min(first + per_publication, events))
         columns = [
@@ -139,7 +142,7 @@ class _Bench:
         return self._spark.read.format("quorumcast").options(**self._options).load()
 
     def verified_stream(self, events: int) -> DataFrame:
-        # Micro-batches as large as they would be in a query that keeps up with a busy channel.
+        # Micro-batches of the size of a query that keeps up with a busy channel.
         options = {**self._options, "maxEventsPerTrigger": str(max(events // 4, 1))}
         return self._spark.readStream.format("quorumcast").options(**options).load()
 
@@ -149,9 +152,9 @@ class _Bench:
 
     def parquet(self) -> Rate:
         rows = self._spark.read.parquet(self.table)
-        _to_nothing(rows)
+        _discard(rows)
         started = time.perf_counter()
-        _to_nothing(rows)
+        _discard(rows)
         seconds = time.perf_counter() - started
         return Rate(what="parquet", events=rows.count(), seconds=seconds)
 
@@ -169,5 +172,5 @@ class _Bench:
         return Rate(what=f"{name} stream", events=events, seconds=seconds)
 
 
-def _to_nothing(rows: DataFrame) -> None:
+def _discard(rows: DataFrame) -> None:
     rows.write.format("noop").mode("overwrite").save()

@@ -1,7 +1,7 @@
-"""`format("quorumcast")` as Spark sees it: which class reads and which one writes.
+"""The Spark data source `format("quorumcast")`: its readers and writers.
 
-Spark pickles the data source and its readers and writers and makes them anew wherever they are
-needed, in processes of their own; what they have in common is their options.
+Spark pickles the data source, its readers and its writers, and creates them again in several
+processes. They share nothing but their options.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ NAME = "quorumcast"
 class QuorumcastDataSource(DataSource):
     """Channels of a cell as tables and streams."""
 
-    #: How many tasks the session runs at the same time, if that is known.
+    #: The number of parallel tasks of the session, if known.
     parallelism: int | None = None
 
     @classmethod
     def name(cls) -> str:
-        """What goes into `format`."""
+        """Return the name for `format`."""
         return NAME
 
     def schema(self) -> StructType:
-        """The columns of the channels that are read, and where each row comes from."""
+        """Return the columns of the channels and of the origin of rows."""
         from quorumcast.pipeline.streams.options import source_options
         from quorumcast.pipeline.streams.rows import spark_schema
 

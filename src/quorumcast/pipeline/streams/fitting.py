@@ -1,8 +1,9 @@
-"""Rows of a query as rows of a channel: checked on the driver by their types, cast on executors.
+"""Maps the columns of a query to those of a channel: checked on the driver, cast on executors.
 
-Columns go by their names. Those that a source adds (`_position`, …) are left out unless the channel
-has them, so that what was read can be written as it is. A type is cast where every value of it can
-be held, and integers also where a value might not fit: the task that finds one says so.
+Columns are matched by name. Columns that a source adds (`_position`, …) are left out unless the
+channel has them, so that rows can be copied from channel to channel. A type is cast if the target
+holds all its values. Integers are also cast to narrower types; a value that does not fit fails the
+task.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from quorumcast.manifest.schema import arrow_schema
 from quorumcast.pipeline.streams.rows import RAW, RECEIPT, origin_names
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-#: Types of a channel that take a type of Spark.
+#: The types of a channel to which each Spark type can be cast.
 _TAKERS: dict[type[spark.DataType], tuple[str, ...]] = {
     spark.BooleanType: ("bool",),
     spark.ByteType: (*_INTEGERS, "float32", "float64"),
@@ -37,20 +38,20 @@ _TAKERS: dict[type[spark.DataType], tuple[str, ...]] = {
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """How rows of a query become rows of a channel; goes to the executors."""
+    """The mapping from columns of a query to columns of a channel; sent to the executors."""
 
     channel: str
-    #: The columns of the channel as its manifest has them, and where the query has each.
+    #: The columns of the channel by the manifest, and the index of each in the query.
     columns: tuple[tuple[str, str], ...]
     places: tuple[int, ...]
 
     def schema(self) -> pa.Schema:
-        """The columns as record batches of the channel have them."""
+        """Return the Arrow schema of the channel."""
         return arrow_schema(self.columns)
 
 
 def fit(entry: ChannelEntry, schema: spark.StructType) -> Fit:
-    """How the rows of a query fit a channel, or a sentence that names what does not."""
+    """Return the mapping of a query to a channel; raise `UsageError` if a column does not fit."""
     columns = entry.schema or (("payload", "binary"),)
     wanted = dict(columns)
     given = {field.name: place for place, field in enumerate(schema.fields)}
@@ -86,7 +87,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def rows_of_channel(fit: Fit, schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns of a channel, as it has them."""
+    """Return the rows of a query as rows of the channel."""
     arrays: list[pa.Array] = []
     for place, field in zip(fit.places, schema, strict=True):
         array = batch.column(place)

@@ -1,7 +1,7 @@
-"""The option `where`: which rows are wanted, in a small part of SQL, decided on the executors.
+"""The option `where`: a filter in a subset of SQL, applied on the executors.
 
-Spark does not tell a streaming source in Python what a query filters by, so what is not wanted is
-best named here, before it is handed to Java.
+Spark does not push filters down to streaming sources in Python, so this option filters rows before
+they are passed to the JVM.
 
     predicate   = term {OR term}
     term        = factor {AND factor}
@@ -13,7 +13,7 @@ best named here, before it is handed to Java.
     literal     = 12 | -1.5e3 | 'text' | TRUE | FALSE | DATE '2026-11-01'
                 | TIMESTAMP '2026-11-01T12:00:00Z'
 
-A test on a value that is not there is neither true nor false, as in SQL; only what is true is read.
+A test on a null is neither true nor false, as in SQL; only rows with a true predicate pass.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ _COMPARE = {
     ">": pc.Expression.__gt__,
     ">=": pc.Expression.__ge__,
 }
-_DEEPEST = 64
-#: Columns and values that are named. Arrow goes down a predicate by recursion, at a cost that grows
-#: with the square of its length, and ends the process when it is too long.
-_LONGEST = 2000
-#: Of a number: at most, and so that it fits into eight bytes.
+_MAX_DEPTH = 64
+#: Limit of columns and values. Arrow evaluates a predicate recursively, in quadratic time, and
+#: overflows the stack if it is too long.
+_MAX_OPERANDS = 2000
+#: Digits of a number: at most, and at most for 64 bits.
 _DIGITS, _PLAIN_DIGITS = 20, 18
 
 Token = tuple[str, str]
-#: What is compared, and of which type it is.
+#: An operand and its type.
 Operand = tuple[pc.Expression, pa.DataType]
 Comparison = Callable[[pc.Expression, pc.Expression], pc.Expression]
 
 
 def parse(text: str, schema: pa.Schema) -> pc.Expression:
-    """The predicate as Arrow evaluates it; a sentence if it means nothing for these columns."""
+    """Parse a predicate into an Arrow expression; raise `UsageError` if it is invalid."""
     parser = _Parser(text, schema)
     found = parser.whole()
     try:
-        # Arrow finds some types that do not go together only when there is a row.
+        # Arrow detects some type errors only when it evaluates a row.
         nothing = [pa.nulls(1, field.type) for field in schema]
         pa.RecordBatch.from_arrays(nothing, schema=schema).filter(found)
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -76,10 +76,9 @@ def parse(text: str, schema: pa.Schema) -> pc.Expression:
 
 
 def _compared(compare: Comparison, left: Operand, right: Operand) -> pc.Expression:
-    """A comparison; of an integer with a floating-point number as such, whatever gets rounded.
+    """Compare two operands; an integer with a floating-point number as float64.
 
-    Arrow would refuse the first value that is too large for the other type, in the middle of a
-    query.
+    Arrow's own cast would fail at the first value that float64 does not hold exactly.
     """
     kinds = (left[1], right[1])
     if any(map(pa.types.is_floating, kinds)) and any(map(pa.types.is_integer, kinds)):
@@ -93,7 +92,7 @@ class _Parser:
     def __init__(self, text: str, schema: pa.Schema) -> None:
         self._text = text
         self._schema = schema
-        # Arrow compares decimals, which stand for uint64, with nothing but decimals.
+        # Arrow compares decimals, which represent uint64, only with decimals.
         self._decimal = any(pa.types.is_decimal(field.type) for field in schema)
         self._tokens = self._split()
         self._place = 0
@@ -124,7 +123,7 @@ class _Parser:
         return self._tokens[self._place - 1]
 
     def _accept(self, *wanted: str) -> str:
-        """The next token if it is one of these words or signs; otherwise it stays."""
+        """Consume and return the next token if it is one of these words or signs."""
         if self._place < len(self._tokens):
             kind, value = self._tokens[self._place]
             if kind in ("word", "sign") and value.upper() in wanted:
@@ -140,7 +139,7 @@ class _Parser:
     # ------------------------------------------------------------------ grammar
 
     def whole(self) -> pc.Expression:
-        """All of it."""
+        """Parse the whole text."""
         found = self._predicate()
         if self._place < len(self._tokens):
             raise self._wrong(f"{self._tokens[self._place][1]!r} is one word too many")
@@ -160,7 +159,7 @@ class _Parser:
 
     def _factor(self) -> pc.Expression:
         self._depth += 1
-        if self._depth > _DEEPEST:
+        if self._depth > _MAX_DEPTH:
             raise self._wrong("it is nested too deeply")
         try:
             if self._accept("NOT"):
@@ -211,10 +210,10 @@ class _Parser:
     def _operand(self) -> Operand:
         kind, value = self._next()
         self._operands += 1
-        if self._operands > _LONGEST:
+        if self._operands > _MAX_OPERANDS:
             raise UsageError(
-                f"option 'where' names more than {_LONGEST:,} columns and values: leave that to "
-                "a join or a filter of the query"
+                f"option 'where' names more than {_MAX_OPERANDS:,} columns and values: leave that "
+                "to a join or a filter of the query"
             )
         word = value.upper()
         if kind == "number":

@@ -1,8 +1,8 @@
-"""How a query that reads channels is doing: how far behind it is, and who disagreed.
+"""The progress of a query that reads channels: its lag, and dissenting brokers.
 
-Spark's own progress has, for each source, where a micro-batch ended and how far the channels were;
-`lag` is the difference. What the rows say of the brokers is counted by `watched`, as metrics that
-Spark puts into the progress (`observedMetrics`) and hands to its listeners.
+Spark reports for each source the end of a micro-batch and the ends of the channels; `lag` is the
+difference. `watched` counts votes and dissents as metrics that Spark adds to the progress
+(`observedMetrics`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ METRICS = "quorumcast"
 
 
 def lag(progress: StreamingQueryProgress | None) -> dict[str, int]:
-    """How many positions each channel was ahead of the query after a micro-batch.
+    """Return how many positions the query lags behind each channel.
 
-    Of a query that has had none yet, which has no progress, nothing is known.
+    The result is empty for a query without progress.
     """
     behind: dict[str, int] = {}
     for source in progress.sources if progress is not None else ():
@@ -32,7 +32,7 @@ def lag(progress: StreamingQueryProgress | None) -> dict[str, int]:
 
 
 def _positions(text: str | None) -> dict[str, int]:
-    """Offsets as our source writes them; those of other sources are nothing to us."""
+    """Parse the offsets of our source; return {} for those of other sources."""
     try:
         found: Any = json.loads(text or "")
     except ValueError:
@@ -43,10 +43,10 @@ def _positions(text: str | None) -> dict[str, int]:
 
 
 def watched(rows: DataFrame, name: str = METRICS) -> DataFrame:
-    """The same rows; Spark counts what the brokers said of them.
+    """Return the same rows with metrics for Spark.
 
-    `events`, `publications`, `disputed` (events of which a broker said otherwise), `fewest_votes`
-    and `dissent`, the brokers that did.
+    The metrics are `events`, `publications`, `disputed` (events with a dissenting broker),
+    `fewest_votes` and `dissent` (the dissenting brokers).
     """
     from pyspark.sql import functions as f
 

@@ -1,8 +1,8 @@
-"""What an executor does: read a range of positions, count the brokers' votes, make rows of it.
+"""Reads a range of positions on an executor: counts the brokers' votes and returns rows.
 
-Bodies come from one broker and votes from all of them (`cell.subscribing.excerpt`). The node works
-in a thread of its own, so that the next publications come while Spark takes the last ones. A range
-ends where its partition says, or with a sentence: nothing is left out in silence.
+One broker sends bodies, and all of them send votes (`cell.subscribing.excerpt`). The node runs in a
+thread of its own, so that it fetches the next publications while Spark processes the last ones. A
+range is read to its end or fails with a `UsageError`: nothing is skipped silently.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from quorumcast.client.subscription import Subscription
 from quorumcast.core.envelope import read_envelope
 from quorumcast.core.errors import UsageError
 from quorumcast.core.statements import Receipt
-from quorumcast.pipeline.streams.lines import LINES, Line
+from quorumcast.pipeline.streams.connections import POOL, PooledNode
 from quorumcast.pipeline.streams.options import SourceOptions, Tamper
 from quorumcast.pipeline.streams.rows import Assembler, Origin, Publication, check_columns
 
-#: Rows of a record batch, more or less: publications are not split.
+#: Approximate size of a record batch; publications are not split.
 BATCH_ROWS = 65_536
 BATCH_BYTES = 16 * 1024 * 1024
-#: What is kept of a publication that does not fit the schema, beside its contents.
-NONSENSE_BYTES = 1024
+#: Memory of a publication that does not fit the schema, without its contents.
+UNDECODABLE_BYTES = 1024
 QUEUE = 4096
 QUEUE_BYTES = 32 * 1024 * 1024
-#: Publications that are taken at once while nothing is known of them.
+#: Publications of the first read, when their size is unknown.
 FIRST_TAKEN = 16
-#: Receipts that are waited for at the same time.
+#: Receipts that are requested at the same time.
 RECEIPTS = 64
 
 _log = logging.getLogger("quorumcast.spark")
@@ -47,7 +47,7 @@ class Range(InputPartition):
         self.channel = channel
         self.first = first
         self.upto = upto
-        #: Which one of those that are read side by side.
+        #: The index among the ranges that are read in parallel.
         self.place = place
 
     def __repr__(self) -> str:
@@ -57,9 +57,9 @@ class Range(InputPartition):
 def read_range(
     options: SourceOptions, schema: pa.Schema, wanted: Range
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a range, as record batches that Spark takes as they are."""
-    with LINES.borrow(options.access, 1 + wanted.place) as line:
-        reading = Reading(line, options, schema, wanted)
+    """Yield the rows of a range as record batches for Spark."""
+    with POOL.borrow(options.access, 1 + wanted.place) as pooled:
+        reading = Reading(pooled, options, schema, wanted)
         try:
             while publications := reading.take():
                 batch = reading.assembler.assemble(publications)
@@ -70,51 +70,51 @@ def read_range(
 
 
 class Reading:
-    """One range on its way."""
+    """The reading of one range."""
 
     def __init__(
-        self, line: Line, options: SourceOptions, schema: pa.Schema, wanted: Range
+        self, pooled: PooledNode, options: SourceOptions, schema: pa.Schema, wanted: Range
     ) -> None:
-        self._line = line
+        self._pooled = pooled
         self._options = options
         self._wanted = wanted
         self._schema = schema
-        #: What has come so far.
+        #: Rows and publications so far.
         self._rows = self._publications = 0
-        #: Publications that do not fit the schema, since the last look, and how large they are.
-        self._nonsense: list[Deliver] = []
-        self._nonsense_bytes = 0
-        #: Until when something must come.
+        #: New publications that do not fit the schema, and their size.
+        self._undecodable: list[Deliver] = []
+        self._undecodable_bytes = 0
+        #: The deadline of the next publication.
         self._deadline = asyncio.Timeout(None)
-        line.node.on_undecodable = self._on_nonsense
-        self._subscription = line.thread.run(self._open())
+        pooled.node.on_undecodable = self._on_undecodable
+        self._subscription = pooled.thread.run(self._open())
         self.assembler = Assembler(wanted.channel, self._columns(), schema, options.where)
 
     async def _open(self) -> Subscription:
         wanted = self._wanted
-        subscription = self._line.node.subscribe(
+        subscription = self._pooled.node.subscribe(
             wanted.channel,
             start=wanted.first,
             until=wanted.upto,
             queue=QUEUE,
             queue_bytes=QUEUE_BYTES,
             overflow="wait",
-            # Whether it has expired by now must not decide what a range holds.
+            # A range must have the same rows whenever it is read, so expired ones are included.
             expired=True,
         )
         try:
             await subscription.wait_joined(self._options.access.timeout_s)
         except TimeoutError:
             subscription.close()
-            raise self._late() from None
+            raise self._timeout_error() from None
         except BaseException:
             subscription.close()
             raise
         return subscription
 
     def take(self) -> list[Publication]:
-        """The next publications, enough for a record batch; none at the end."""
-        return self._line.thread.run(self._take())
+        """Return the publications of the next record batch; none at the end."""
+        return self._pooled.thread.run(self._take())
 
     async def _take(self) -> list[Publication]:
         found: list[Publication] = []
@@ -127,9 +127,9 @@ class Reading:
                     items = await self._subscription.take(self._room(BATCH_ROWS - rows))
                     ended = not items
             except TimeoutError:
-                if not self._nonsense:
-                    raise self._late() from None
-            size += self._nonsense_bytes
+                if not self._undecodable:
+                    raise self._timeout_error() from None
+            size += self._undecodable_bytes
             taken = [self._genuine(item) for item in items if isinstance(item, Batch)]
             taken += self._quarantined()
             for item in items:
@@ -148,7 +148,7 @@ class Reading:
         return found
 
     def _room(self, rows: int) -> int:
-        """How many publications make so many rows, by what they were like so far."""
+        """Return how many publications make this many rows, by their mean so far."""
         if not self._publications:
             return FIRST_TAKEN
         mean = self._rows / self._publications
@@ -171,21 +171,21 @@ class Reading:
         )
         return Publication(origin, batch.data)
 
-    def _on_nonsense(self, item: Deliver) -> None:
-        """Something came, though nothing that the subscription gives us; no more than a batch."""
+    def _on_undecodable(self, item: Deliver) -> None:
+        """Keep a publication that does not fit the schema; a full batch ends the wait."""
         kept = item.body if self._options.tamper is Tamper.QUARANTINE else b""
-        self._nonsense.append(msgspec.structs.replace(item, body=kept))
-        self._nonsense_bytes += NONSENSE_BYTES + len(kept)
-        patience_s = self._options.access.timeout_s if self._nonsense_bytes < BATCH_BYTES else 0
-        self._deadline.reschedule(asyncio.get_running_loop().time() + patience_s)
+        self._undecodable.append(msgspec.structs.replace(item, body=kept))
+        self._undecodable_bytes += UNDECODABLE_BYTES + len(kept)
+        wait_s = self._options.access.timeout_s if self._undecodable_bytes < BATCH_BYTES else 0
+        self._deadline.reschedule(asyncio.get_running_loop().time() + wait_s)
 
     def _quarantined(self) -> list[Publication]:
-        """What is to be kept of contents that do not fit the channel's schema."""
-        nonsense, self._nonsense, self._nonsense_bytes = self._nonsense, [], 0
-        if nonsense:
-            self._columns()  # or it is ours that is out of date
+        """Return the publications that do not fit the schema, or fail, as the options say."""
+        undecodable, self._undecodable, self._undecodable_bytes = self._undecodable, [], 0
+        if undecodable:
+            self._columns()  # raises if our schema is out of date
         found: list[Publication] = []
-        for item in nonsense:
+        for item in undecodable:
             what = (
                 f"{item.stream.publisher!r} published contents at position {item.position} of "
                 f"{self._wanted.channel!r} that do not fit the channel's schema"
@@ -232,12 +232,12 @@ class Reading:
             publication.receipt = msgspec.json.encode(receipt)
 
     def _columns(self) -> pa.Schema:
-        """The channel's columns, as long as they are those that the query began with."""
-        entry = self._line.node.manifest.channel(self._wanted.channel)
+        """Return the columns of the channel; raise `UsageError` if they changed."""
+        entry = self._pooled.node.manifest.channel(self._wanted.channel)
         return check_columns(self._wanted.channel, entry, self._options, self._schema)
 
-    def _late(self) -> UsageError:
-        node, wanted = self._line.node, self._wanted
+    def _timeout_error(self) -> UsageError:
+        node, wanted = self._pooled.node, self._wanted
         brokers = node.manifest.broker_ids
         away = [broker for broker in brokers if broker not in node.connected]
         reached = f"{len(brokers) - len(away)} of {len(brokers)} brokers can be reached"
@@ -249,6 +249,6 @@ class Reading:
         )
 
     def close(self) -> None:
-        """Listen no more."""
-        self._line.node.on_undecodable = None
-        self._line.thread.call(self._subscription.close)
+        """Close the subscription."""
+        self._pooled.node.on_undecodable = None
+        self._pooled.thread.call(self._subscription.close)

@@ -1,19 +1,18 @@
-"""From publications to the rows that Spark gets: the channel's columns and where each row is from.
+"""Turns publications into rows for Spark: the channel's columns and the origin of each row.
 
-    _channel        where it was published
-    _publisher      who published it
+    _channel        the channel
+    _publisher      the publisher
     _number         the publication's number in the publisher's stream
     _position       its position in the channel's order
     _index          the row's place in its publication: (_channel, _position, _index) is unique
-    _published_at   when, by the publisher's clock
-    _votes          how many brokers vouched for it
-    _dissent        brokers that said otherwise
+    _published_at   the time by the publisher's clock
+    _votes          the number of brokers that voted for it
+    _dissent        the brokers that voted for something else
     _receipt        signed proof for `quorumcast verify`, on the first row of each publication
     _raw            contents that do not fit the channel's schema, on a row of their own
 
-The last two only if asked for. Spark compares record batches with its schema to the letter, so
-columns that it has no type for are widened, and several publications become one batch: what a
-batch costs must not be paid for every few rows.
+The last two exist only on request. Record batches must match Spark's schema exactly, so types that
+Spark lacks are widened. Several publications become one batch, because each batch has a fixed cost.
 """
 
 from __future__ import annotations
@@ -69,12 +68,12 @@ _ORIGIN = (
 
 
 def origin_names() -> list[str]:
-    """The columns that say where a row is from."""
+    """Return the names of the columns of the origin."""
     return [name for name, _ in _ORIGIN]
 
 
 def spark_schema(options: SourceOptions, entries: Sequence[ChannelEntry]) -> spark.StructType:
-    """The columns of what is read; all channels have the same."""
+    """Return the schema of the rows; all channels have the same."""
     columns = entries[0].schema or (("payload", "binary"),)
     fields = [spark.StructField(name, SPARK_TYPES[kind]) for name, kind in columns]
     fields += [spark.StructField(name, kind) for name, kind in _ORIGIN]
@@ -96,14 +95,14 @@ def spark_schema(options: SourceOptions, entries: Sequence[ChannelEntry]) -> spa
 
 
 def arrow_of(schema: spark.StructType) -> pa.Schema:
-    """The schema that record batches for Spark must have."""
+    """Return the Arrow schema of record batches for Spark."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def check_columns(
     channel: str, entry: ChannelEntry | None, options: SourceOptions, schema: pa.Schema
 ) -> pa.Schema:
-    """The columns of a channel in this epoch, as long as they are those that a query began with."""
+    """Return the columns of a channel in this epoch; raise `UsageError` if they changed."""
     if entry is None:
         raise UsageError(
             f"channel {channel!r} is no longer in the manifest: start the query again without it"
@@ -118,7 +117,7 @@ def check_columns(
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where the rows of one publication are from."""
+    """The origin of the rows of one publication."""
 
     publisher: NodeId
     number: int
@@ -129,7 +128,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Publication(msgspec.Struct):
-    """One accepted publication: its rows, or its contents if those make no sense."""
+    """An accepted publication: its rows, or its contents if they do not fit the schema."""
 
     origin: Origin
     #: None if the contents do not fit the channel's schema.
@@ -139,7 +138,7 @@ class Publication(msgspec.Struct):
 
     @property
     def rows(self) -> int:
-        """How many rows it makes."""
+        """The number of rows."""
         return 1 if self.data is None else int(self.data.num_rows)
 
 
@@ -148,13 +147,13 @@ class Assembler:
 
     def __init__(self, channel: str, columns: pa.Schema, schema: pa.Schema, where: str) -> None:
         self._channel = channel
-        #: Of the channel, and of Spark.
+        #: The schema of the channel, and that of Spark.
         self._columns = columns
         self._schema = schema
         self._wanted = wanted_rows(where, schema)
 
     def assemble(self, publications: Sequence[Publication]) -> pa.RecordBatch:
-        """The rows that are wanted of these, in order."""
+        """Return the selected rows of these publications, in order."""
         counts = np.fromiter((p.rows for p in publications), np.int64, len(publications))
         arrays = self._data(publications) + self._origins(publications, counts)
         names = self._schema.names[: len(arrays)]
@@ -173,7 +172,7 @@ class Assembler:
         )
 
     def _data(self, publications: Sequence[Publication]) -> list[pa.Array]:
-        batches = [p.data if p.data is not None else self._nothing() for p in publications]
+        batches = [p.data if p.data is not None else self._null_row() for p in publications]
         found: list[pa.Array] = []
         for index, field in enumerate(self._columns):
             chunks = [batch.column(index) for batch in batches]
@@ -182,8 +181,8 @@ class Assembler:
             found.append(column if field.type == wanted else column.cast(wanted))
         return found
 
-    def _nothing(self) -> pa.RecordBatch:
-        """One row without values."""
+    def _null_row(self) -> pa.RecordBatch:
+        """Return one row of nulls."""
         return pa.RecordBatch.from_arrays(
             [pa.nulls(1, field.type) for field in self._columns], names=self._columns.names
         )
@@ -219,14 +218,14 @@ class Assembler:
 
 
 def _taken(values: Sequence[object], kind: pa.DataType, which: pa.Array) -> pa.Array:
-    """The value of each row's publication; most often it is the same for all."""
+    """Return the value of each row's publication; fast if all values are equal."""
     if all(value == values[0] for value in values):
         return pa.array([values[0]], kind).take(pa.repeat(0, len(which)))
     return pa.array(values, kind).take(which)
 
 
 def _receipts(batch: pa.RecordBatch, publications: Sequence[Publication]) -> pa.Array:
-    """The receipt of each publication, in the first of its rows that are left."""
+    """Return the receipt of each publication in the first of its selected rows."""
     positions = batch.column("_position").to_numpy()
     firsts = np.flatnonzero(np.diff(positions, prepend=-1))
     found = {p.origin.position: p.receipt for p in publications}
@@ -234,7 +233,7 @@ def _receipts(batch: pa.RecordBatch, publications: Sequence[Publication]) -> pa.
 
 
 def wanted_rows(where: str, schema: pa.Schema) -> pc.Expression | None:
-    """The option `where`, for rows of this schema; contents in quarantine are kept in any case."""
+    """Return the filter of the option `where`; rows in quarantine always pass."""
     if not where:
         return None
     found = parse(where, pa.schema([field for field in schema if field.name != RECEIPT]))
@@ -242,7 +241,7 @@ def wanted_rows(where: str, schema: pa.Schema) -> pc.Expression | None:
 
 
 def _sparse(values: Mapping[int, bytes | None], total: int) -> pa.Array:
-    """These bytes in their rows, and nothing in the others."""
+    """Return a column with these values in their rows, and nulls elsewhere."""
     rows: list[bytes | None] = [None] * total
     for row, value in values.items():
         rows[row] = value

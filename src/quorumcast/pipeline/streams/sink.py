@@ -1,11 +1,10 @@
-"""`df.write` and `df.writeStream`: rows become publications, each of them once.
+"""`df.write` and `df.writeStream`: publishes each row exactly once.
 
 Tasks stage the rows of their partitions (`streams.staging`). When all tasks have ended, Spark calls
-`commit` on the driver, which decides what the micro-batch is and publishes it. Spark runs a
-micro-batch again that it has not noted as done, in the same process or after the death of all
-processes. If the micro-batch was decided before, tasks read nothing and the driver publishes what
-is lacking. If not, nothing of it has been published. So the number of partitions, the plan and the
-input may change in between.
+`commit` on the driver, which decides the micro-batch and publishes it. Spark repeats a micro-batch
+that it has not recorded as done, in the same process or after a restart. If the micro-batch was
+decided before, tasks read nothing and the driver publishes the rest. If not, nothing of it has been
+published. So the number of partitions, the plan and the input may change in between.
 """
 
 from __future__ import annotations
@@ -53,38 +52,38 @@ from quorumcast.pipeline.streams.writing import (
     stage_partition,
 )
 
-#: The time at which all rows of a micro-batch were there.
+#: The time at which the micro-batch was decided.
 BATCH_TIME = "batch"
 #: The staging directory of a streaming query, in its checkpoint.
 CHECKPOINT_STAGING = "quorumcast"
 
 
 class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was said of a sink; goes to the executors."""
+    """The options of a sink; sent to the executors."""
 
     access: Access
     fit: Fit
     events: int
     valid_for_s: float | None
-    #: Where the query has the time of each row; None: one time for all.
+    #: The index of the column of times; None: one time for all rows.
     time_column: int | None
-    #: That time; -1: the time at which all rows were there.
+    #: The time of all rows; -1: the time of the decision.
     at_us: int
-    #: Where rows wait until they are published.
+    #: The staging directory.
     staging: str
     #: The stream of `df.write`; that of `df.writeStream` is named after the query.
     name: str = ""
-    #: Whether a later write may go on with this one.
+    #: Whether a later write may resume this one.
     kept: bool = True
 
     @property
     def at(self) -> datetime | None:
-        """The one time for all rows, if the user has named it."""
+        """The time of all rows, if the user gave one."""
         return None if self.at_us < 0 else time_of(self.at_us)
 
 
 def sink_options(options: Mapping[str, str], schema: StructType, *, streaming: bool) -> SinkOptions:
-    """The options of a sink, checked against the manifest and the rows."""
+    """Parse the options of a sink, and check them against the manifest and the schema."""
     given = Given(options)
     channel = given.take("channel", text, "")
     events = given.take("eventsPerPublication", count, EVENTS)
@@ -92,7 +91,7 @@ def sink_options(options: Mapping[str, str], schema: StructType, *, streaming: b
     published = given.take("publishedAt", text, "")
     checkpoint = given.take("checkpointLocation", text, "") if streaming else ""
     if streaming:
-        given.take("queryName", text, "")  # Spark's own; it hands that over as well
+        given.take("queryName", text, "")  # an option of Spark itself
     name = "" if streaming else given.take("writeId", text, "")
     staging = given.take("staging", text, "")
     access, manifest = take_access(given, SINK_SEATS)
@@ -121,7 +120,7 @@ def sink_options(options: Mapping[str, str], schema: StructType, *, streaming: b
 
 
 def _staging(given: str, checkpoint: str, name: str, *, streaming: bool) -> str:
-    """Where rows wait until they are published."""
+    """Return the staging directory."""
     if given:
         directory = directory_uri(given).rstrip("/")
         return directory if streaming or name else f"{directory}/{uuid4().hex}"
@@ -149,7 +148,7 @@ def _check_order(entry: ChannelEntry) -> None:
 
 
 def _given_time(published: str, schema: StructType) -> tuple[int | None, int]:
-    """A column with times, or one time."""
+    """Parse `publishedAt`: the index of a column, or one time."""
     for place, field in enumerate(schema.fields):
         if field.name == published:
             if not isinstance(field.dataType, TimestampType):
@@ -171,7 +170,7 @@ def _given_time(published: str, schema: StructType) -> tuple[int | None, int]:
 
 
 class _Sink:
-    """What both writers have in common; goes to the executors."""
+    """The common part of both writers; Spark sends it to the executors."""
 
     _streaming = False
 
@@ -185,13 +184,13 @@ class _Sink:
         self._staging(0).make_directory()
 
     def _staging(self, epoch: int) -> Staging:
-        """The folder of a micro-batch, or of the one write."""
+        """Return the folder of a micro-batch or a batch write."""
         name = self._options.name
         folder = hashlib.sha256(name.encode()).hexdigest()[:32] if name else str(epoch)
         return Staging(self._options.staging, folder)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """On an executor: stage a partition."""
+        """Stage a partition, on an executor."""
         context = TaskContext.get()
         if context is None:
             raise UsageError(
@@ -209,7 +208,7 @@ class _Sink:
                 )
         staging = self._staging(epoch)
         if staging.batch() is not None:
-            # The rows of a stream are not read again: they may not be there any more.
+            # The rows of a stream are not read again: the input may no longer retain them.
             return Written(name, None, 0 if self._streaming else sum(b.num_rows for b in iterator))
         cut = Cut(options.fit, options.events, time_column=options.time_column)
         return stage_partition(staging, cut, iterator, name=name, partition=context.partitionId())
@@ -217,7 +216,7 @@ class _Sink:
     def _publish(
         self, messages: Sequence[WriterCommitMessage | None], epoch: int
     ) -> StagedBatch | None:
-        """On the driver: publish what was staged, by these tasks or before."""
+        """Publish the staged rows, on the driver."""
         options = self._options
         return publish_batch(
             options.access,
@@ -230,14 +229,14 @@ class _Sink:
         )
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None], epoch: int) -> None:
-        """On the driver: remove what these tasks have staged, unless it has been decided."""
+        """Remove the rows that these tasks staged, unless the micro-batch has been decided."""
         staging = self._staging(epoch)
         if staging.batch() is None:
             staging.remove_parts(found.part for found in _written(messages) if found.part)
 
 
 def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
-    """The messages of tasks that ended well."""
+    """Return the messages of successful tasks."""
     return [message for message in messages if isinstance(message, Written)]
 
 
@@ -245,7 +244,7 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
     """`df.write.format("quorumcast")`."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Publish everything; returns when it is ordered."""
+        """Publish everything; return when it is ordered."""
         before, written = self._staging(0).batch(), _written(messages)
         rows = sum(found.rows for found in written)
         if before is not None and before.rows != rows:
@@ -272,7 +271,7 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
     _streaming = True
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish everything; returns when it is ordered."""
+        """Publish everything; return when it is ordered."""
         if self._publish(messages, batchId) is not None:
             self._staging(batchId).remove_before(batchId)
 

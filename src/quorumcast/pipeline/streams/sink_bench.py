@@ -1,8 +1,8 @@
-"""How fast Spark's rows get into a durable channel, each of them once.
+"""Benchmark of the sink: rows per second that Spark writes exactly once to a durable channel.
 
 A streaming query reads rows of about 250 bytes from Parquet and writes them to a cell of four
-broker processes that keep them on disk. A task ends when what it wrote is ordered and on the disks
-of a quorum, so that the end of the query is the end of the measurement.
+broker processes with journals. The query ends when all rows are ordered and on the disks of a
+quorum; that is the end of the measurement.
 """
 
 from __future__ import annotations

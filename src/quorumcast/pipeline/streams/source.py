@@ -1,11 +1,11 @@
-"""`spark.read` and `spark.readStream`: which positions a query reads, and who reads them.
+"""`spark.read` and `spark.readStream`: the positions that a query reads, and their partitions.
 
 Offsets are the next position of each channel, `{"orders": 120}`, with their keys sorted because
 Spark compares them as text. A position that f+1 brokers report is one that a correct broker has
-executed, so every correct broker comes to it: whatever the driver offers, executors can read.
+executed, so every correct broker reaches it: executors can read every offset that the driver plans.
 
-The driver has one node for as long as the query runs. It asks for the ends of the channels and
-never for contents, except for a few publications when the size of a micro-batch is limited.
+The driver has one node while the query runs. It asks for the ends of the channels, and for contents
+only to sample publications when the size of a micro-batch is limited.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from pyspark.sql.types import StructType
 
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.streams.options import SourceOptions, source_options
+from quorumcast.pipeline.streams.planner import OffsetPlanner
 from quorumcast.pipeline.streams.reading import Range, read_range
 from quorumcast.pipeline.streams.rows import arrow_of, spark_schema
-from quorumcast.pipeline.streams.watch import Watch
 
 Positions = dict[str, int]
 
 
 class _Source:
-    """What batch and stream readers have in common; goes to the executors."""
+    """The common part of batch and stream readers; Spark sends it to the executors."""
 
     def __init__(
         self, options: Mapping[str, str], schema: StructType, parallelism: int | None = None
@@ -48,7 +48,7 @@ class _Source:
         self._schema = arrow_of(wanted)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """On an executor: the rows of a range."""
+        """Read the rows of a range, on an executor."""
         if isinstance(partition, Range):
             yield from read_range(self._options, self._schema, partition)
 
@@ -57,12 +57,12 @@ class BatchReader(_Source, DataSourceReader):
     """`spark.read.format("quorumcast")`."""
 
     def partitions(self) -> list[InputPartition]:
-        """Everything from the starting to the ending offsets, as they are now."""
-        watch = Watch(self._options, self._schema)
+        """Return the ranges from the starting to the ending offsets."""
+        planner = OffsetPlanner(self._options, self._schema)
         try:
-            start, end = watch.starting(), watch.ending()
+            start, end = planner.starting(), planner.ending()
         finally:
-            watch.close()
+            planner.close()
         return list(split(start, end, self._options))
 
 
@@ -77,38 +77,38 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
             raise UsageError(
                 "option 'endingOffsets' is for batch reads: a stream ends when it is stopped"
             )
-        #: On the driver, from the first question on.
-        self._watch: Watch | None = None
-        #: Where a query that reads what is available now stops.
+        #: Created on the driver at the first use.
+        self._started: OffsetPlanner | None = None
+        #: The end of a query with the trigger `availableNow`.
         self._target: Positions | None = None
-        #: Where a query begins that Spark has noted nothing of yet.
+        #: The start of a query that has no checkpoint yet.
         self._beginning: Positions | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """What executors get."""
-        return {**self.__dict__, "_watch": None}
+        """Return the state for executors."""
+        return {**self.__dict__, "_started": None}
 
     @property
-    def _driver(self) -> Watch:
-        if self._watch is None:
-            self._watch = Watch(self._options, self._schema)
-        return self._watch
+    def _planner(self) -> OffsetPlanner:
+        if self._started is None:
+            self._started = OffsetPlanner(self._options, self._schema)
+        return self._started
 
     def initialOffset(self) -> Positions:  # noqa: N802
-        """Where a new query begins.
+        """Return the offsets at which a new query starts.
 
-        Spark notes where micro-batches end, and asks this again if the first one is to run again,
-        when the oldest and the latest position are others. So the first one is empty and ends here.
+        Spark records only the ends of micro-batches. It asks again if it repeats the first one, and
+        the bounds may have changed by then. So the first micro-batch is empty and ends here.
         """
-        self._beginning = self._driver.starting()
+        self._beginning = self._planner.starting()
         return self._beginning
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What comes from now on is for another run."""
-        self._target = self._driver.ends()
+        """Fix the end of this run."""
+        self._target = self._planner.ends()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What the options say of the size of a micro-batch."""
+        """Return the limit of a micro-batch from the options."""
         if self._options.max_events:
             return ReadMaxRows(self._options.max_events)
         if self._options.max_bytes:
@@ -116,41 +116,41 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadAllAvailable()
 
     def latestOffset(self, start: Positions, limit: ReadLimit) -> Positions:  # noqa: N802
-        """Where the next micro-batch ends."""
+        """Return the end of the next micro-batch."""
         beginning, self._beginning = self._beginning, None
         if start == beginning:
             return start
-        driver = self._driver
-        ends = driver.ends() if self._target is None else self._target
-        # A channel that is new, or begun anew, begins where it is now; what it has comes with the
-        # next micro-batch.
-        whole = driver.complete(driver.held(start))
+        planner = self._planner
+        ends = planner.ends() if self._target is None else self._target
+        # A channel that is new, or was reset, starts at its current offset; its publications
+        # follow in the next micro-batch.
+        whole = planner.complete(planner.check_reached(start))
         ends = {
             name: max(ends.get(name, first), first) if start.get(name) == first else first
             for name, first in whole.items()
         }
         if isinstance(limit, ReadAllAvailable):
             return dict(sorted(ends.items()))
-        return driver.limited(whole, ends)
+        return planner.limited(whole, ends)
 
     def reportLatestOffset(self) -> Positions | None:  # noqa: N802
-        """How far the channels are, for the query's progress."""
-        return self._driver.last_ends()
+        """Return the ends of the channels for the progress of the query."""
+        return self._planner.last_ends()
 
     def partitions(self, start: Positions, end: Positions) -> Sequence[InputPartition]:
-        """The ranges of a micro-batch."""
-        # Whatever runs, the first time or again, has been noted.
+        """Return the ranges of a micro-batch."""
+        # A micro-batch that runs has been recorded by Spark.
         self._beginning = None
         return split(start, end, self._options)
 
     def stop(self) -> None:
-        """The query has ended."""
-        if self._watch is not None:
-            self._watch.close()
+        """Disconnect at the end of the query."""
+        if self._started is not None:
+            self._started.close()
 
 
 def split(start: Positions, end: Positions, options: SourceOptions) -> list[InputPartition]:
-    """Ranges of about the same number of publications, as many as can be read side by side."""
+    """Split offsets into ranges of about equal size, one per parallel task."""
     total = sum(max(0, upto - start.get(name, upto)) for name, upto in end.items())
     if not total:
         return []

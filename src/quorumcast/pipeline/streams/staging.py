@@ -1,17 +1,17 @@
 """The staging directory: the rows of a micro-batch between the tasks and the channel.
 
-Spark may run a micro-batch again with other partitions, in another order, or with rows missing that
-its input no longer retains. What was published of it cannot be taken back. So a micro-batch is
-decided once, before its first row is published:
+Spark may repeat a micro-batch with other partitions, in another order, or without rows that its
+input no longer retains. Published rows cannot be taken back. So a micro-batch is decided once,
+before its first row is published:
 
 1. Each task writes its publications to a *part*, a file of its own.
 2. When all tasks have ended, the driver names the parts in `batch.json`. The first driver to write
-   that file decides; one that comes later, or beside it, goes by what it finds there.
-3. The driver publishes the parts, notes that in the file `published`, and removes them.
+   that file decides; a later or concurrent driver follows its decision.
+3. The driver publishes the parts, creates the file `published`, and removes the parts.
 
-A micro-batch that is decided needs no input again. Parts that `batch.json` does not name are of
-tasks that ran twice or with a driver that died; they go with the others. `batch.json` stays until
-a later micro-batch has been published: brokers refuse an earlier one from then on.
+A decided micro-batch needs no input again. Parts that `batch.json` does not name come from repeated
+tasks or a driver that died; they are removed with the others. `batch.json` is kept until a later
+micro-batch has been published: from then on brokers refuse the earlier one.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Publication = tuple[pa.RecordBatch, datetime | None]
 
 
 class StagedBatch(msgspec.Struct, frozen=True):
-    """What a micro-batch consists of; the contents of `batch.json`."""
+    """A decided micro-batch: the contents of `batch.json`."""
 
-    #: The stream that it is published as: name and epoch.
+    #: The name and the epoch of the stream.
     name: str
     epoch: int
     #: The time of publications that have none of their own.
@@ -54,7 +54,7 @@ class StagedBatch(msgspec.Struct, frozen=True):
 
 
 def directory_uri(path: str) -> str:
-    """A directory as Python finds it from anywhere on this machine."""
+    """Return a directory as an absolute path or URI."""
     plain = re.sub("^file:/+", "/", path)  # as Java writes it, or as others do
     return plain if "://" in plain else str(Path(plain).absolute())
 
@@ -70,7 +70,7 @@ class Staging:
         self._folder = f"{self._root}/{folder}"
 
     def make_directory(self) -> None:
-        """Make the staging directory; on the driver, so that a machine that lacks it is noticed."""
+        """Create the directory on the driver; a task on a machine without it then fails."""
         with self._reached():
             self._files.create_dir(self._root, recursive=True)
 
@@ -94,7 +94,7 @@ class Staging:
         return name
 
     def publications(self, staged: StagedBatch) -> Iterator[Publication]:
-        """Every publication of a micro-batch, in the order of partitions."""
+        """Yield the publications of a micro-batch, in the order of partitions."""
         for name in staged.parts:
             with self._reached(), self._files.open_input_file(f"{self._folder}/{name}") as file:
                 for batch, stamp in pa.ipc.open_stream(file).iter_batches_with_custom_metadata():
@@ -103,7 +103,7 @@ class Staging:
     # ----------------------------------------------------------------- the decision
 
     def batch(self) -> StagedBatch | None:
-        """The micro-batch, if it has been decided."""
+        """Return the micro-batch if it has been decided."""
         with self._reached():
             try:
                 with self._files.open_input_stream(f"{self._folder}/{_BATCH}") as file:
@@ -113,18 +113,18 @@ class Staging:
 
     @property
     def published(self) -> bool:
-        """Whether all of it has been published."""
+        """Whether the whole micro-batch has been published."""
         with self._reached():
             found = self._files.get_file_info(f"{self._folder}/{_PUBLISHED}")
             return found.type is fs.FileType.File
 
     def decide(self, batch: StagedBatch) -> StagedBatch:
-        """Let the micro-batch be this, unless it has been decided; returns what it is."""
+        """Decide the micro-batch, unless it has been decided; return the decision."""
         draft = f"{self._folder}/{_BATCH}.{uuid4().hex}"
         with self._reached():
             self._write(draft, msgspec.json.encode(batch))
             if self._local:
-                # Of two drivers at one checkpoint one gets the name.
+                # Of two concurrent drivers only one can create the link.
                 with suppress(FileExistsError):
                     os.link(draft, f"{self._folder}/{_BATCH}")
                 self._files.delete_file(draft)
@@ -135,7 +135,7 @@ class Staging:
         return self.batch() or batch
 
     def finish(self) -> None:
-        """Note that all of it has been published, and remove the rows."""
+        """Record that the micro-batch has been published, and remove its rows."""
         with self._reached():
             self._write(f"{self._folder}/{_PUBLISHED}", b"")
             found = self._files.get_file_info(fs.FileSelector(self._folder))
@@ -144,10 +144,10 @@ class Staging:
     # ---------------------------------------------------------------------- removing
 
     def remove_parts(self, names: Iterable[str]) -> None:
-        """Remove rows that are published, or never will be."""
+        """Remove parts."""
         with self._reached():
             for name in names:
-                with suppress(FileNotFoundError):  # another driver was quicker
+                with suppress(FileNotFoundError):  # another driver removed it
                     self._files.delete_file(f"{self._folder}/{name}")
 
     def remove_before(self, epoch: int) -> None:

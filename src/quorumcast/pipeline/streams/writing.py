@@ -1,12 +1,12 @@
-"""From rows to publications: tasks cut and stage them, the driver sees them ordered.
+"""Turns rows into publications: tasks split and stage them, and the driver publishes them.
 
-A task cuts the rows of its partition into publications, so many rows to each, halved where they are
-too large, and stages them. When all tasks have ended, the driver publishes what was staged as one
-stream that can be resumed (`client.resuming`): its name is the query's, its epoch the micro-batch.
-A driver that publishes the same micro-batch again, or beside another one, publishes the same bytes
-under the same numbers, so each of them is ordered once.
+A task splits the rows of its partition into publications of a fixed number of rows, halves those
+that are too large, and stages them. When all tasks have ended, the driver publishes the staged rows
+as one resumable stream (`client.resuming`), named by the query, with the micro-batch as epoch. A
+driver that publishes a micro-batch again, or concurrently with another driver, publishes the same
+bytes under the same numbers, so each publication is ordered once.
 
-The node works in a thread of its own: while it hashes, signs and sends, the next rows are read.
+The node runs in a thread of its own: while it hashes, signs and sends, the next rows are read.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from quorumcast.client.packing import wall_us
 from quorumcast.client.resuming import ResumedPublisher, Resumption
 from quorumcast.core.envelope import MAX_US, microseconds_of, time_of
 from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.streams.connections import POOL, PooledNode
 from quorumcast.pipeline.streams.fitting import Fit, rows_of_channel
-from quorumcast.pipeline.streams.lines import LINES, Line
 from quorumcast.pipeline.streams.options import Access
 from quorumcast.pipeline.streams.staging import Publication, StagedBatch, Staging
 
-#: Rows of a publication, unless the user says otherwise, and bytes beyond which it is halved.
+#: Default rows of a publication, and its size in bytes above which it is halved.
 EVENTS = 4096
-MOST_BYTES = 4 * 1024 * 1024
-#: Publications that are handed to the node at a time.
+MAX_BYTES = 4 * 1024 * 1024
+#: Publications per call to the thread of the node.
 AT_ONCE = 4
 
 
 class Written(WriterCommitMessage):
-    """What one task has done."""
+    """The result of one task."""
 
     def __init__(self, name: str, part: str | None, rows: int) -> None:
-        #: The stream that the rows are for.
+        #: The name of the stream.
         self.name = name
-        #: The part that holds the rows; None: the micro-batch had been decided before.
+        #: The part that holds the rows; None if the micro-batch had been decided before.
         self.part = part
         self.rows = rows
 
@@ -50,7 +50,7 @@ class Written(WriterCommitMessage):
 def stage_partition(
     staging: Staging, cut: Cut, batches: Iterable[pa.RecordBatch], *, name: str, partition: int
 ) -> Written:
-    """What an executor does: stage the rows of a partition."""
+    """Stage the rows of a partition, on an executor."""
     part = staging.write_part(partition, cut.schema, cut.publications(batches))
     return Written(name, part, cut.rows)
 
@@ -65,7 +65,7 @@ def publish_batch(
     at: datetime | None = None,
     valid_for_s: float | None = None,
 ) -> StagedBatch | None:
-    """What the driver does: decide a micro-batch and publish it; returns when all is ordered."""
+    """Decide a micro-batch and publish it, on the driver; return when all of it is ordered."""
     batch = staging.batch() or _decide(staging, written, epoch, at)
     if batch is None:
         return None
@@ -78,27 +78,27 @@ def publish_batch(
     if staging.published:
         return batch
     resume = Resumption(batch.name, epoch, time_of(batch.decided_us))
-    # Nobody knows which seats are taken on other machines: queries begin at different ones.
+    # Seats on other machines are unknown, so each query starts at another one.
     wish = int.from_bytes(hashlib.sha256(batch.name.encode()).digest()[:4], "big")
     try:
-        with LINES.borrow(access, wish) as line:
-            _publish(line, access, channel, resume, valid_for_s, staging.publications(batch))
+        with POOL.borrow(access, wish) as pooled:
+            _publish(pooled, access, channel, resume, valid_for_s, staging.publications(batch))
     except UsageError:
-        if not staging.published:  # by another driver, which has removed the rows then
+        if not staging.published:  # another driver published them and removed the rows
             raise
     staging.finish()
     return batch
 
 
 def _publish(
-    line: Line,
+    pooled: PooledNode,
     access: Access,
     channel: str,
     resume: Resumption,
     valid_for_s: float | None,
     publications: Iterator[Publication],
 ) -> None:
-    publishing = _Publishing(line, access, channel, resume, valid_for_s)
+    publishing = _Publishing(pooled, access, channel, resume, valid_for_s)
     try:
         publishing.publish(publications)
         publishing.conclude()
@@ -110,7 +110,7 @@ def _publish(
 def _decide(
     staging: Staging, written: Sequence[Written], epoch: int, at: datetime | None
 ) -> StagedBatch | None:
-    """The micro-batch is what the tasks have staged; None if it has no rows."""
+    """Decide that the micro-batch is what these tasks staged; None if it has no rows."""
     parts = tuple(found.part for found in written if found.part is not None)
     if len(parts) < len(written):
         raise UsageError(
@@ -126,18 +126,18 @@ def _decide(
 
 
 class Cut:
-    """Makes publications of rows."""
+    """Splits rows into publications."""
 
     def __init__(self, fit: Fit, events: int, *, time_column: int | None = None) -> None:
         self._fit = fit
         self._events = events
         self._time_column = time_column
         self.schema = fit.schema()
-        #: Rows of the publications so far.
+        #: Rows so far.
         self.rows = 0
 
     def publications(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Publication]:
-        """The publications that these rows make, one after the other."""
+        """Yield the publications of these rows."""
         pieces: list[pa.RecordBatch] = []
         rows = 0
         for batch in batches:
@@ -159,7 +159,7 @@ class Cut:
         yield from self._halved(rows_of_channel(self._fit, self.schema, whole), whole)
 
     def _halved(self, batch: pa.RecordBatch, whole: pa.RecordBatch) -> Iterator[Publication]:
-        if batch.num_rows > 1 and pa.ipc.get_record_batch_size(batch) > MOST_BYTES:
+        if batch.num_rows > 1 and pa.ipc.get_record_batch_size(batch) > MAX_BYTES:
             half = batch.num_rows // 2
             for start, length in ((0, half), (half, batch.num_rows - half)):
                 part, rows = batch.slice(start, length), whole.slice(start, length)
@@ -168,7 +168,7 @@ class Cut:
         yield batch, self._time_of(whole)
 
     def _time_of(self, rows: pa.RecordBatch) -> datetime | None:
-        """The newest time in these rows, if they have one."""
+        """Return the newest time in these rows, if there is a time column."""
         if self._time_column is None:
             return None
         newest = pc.max(rows.column(self._time_column).cast(pa.int64())).as_py()
@@ -179,26 +179,28 @@ class Cut:
 
 
 class _Publishing:
-    """One micro-batch on its way into the cell."""
+    """The publishing of one micro-batch."""
 
     def __init__(
         self,
-        line: Line,
+        pooled: PooledNode,
         access: Access,
         channel: str,
         resume: Resumption,
         valid_for_s: float | None,
     ) -> None:
-        self._line = line
+        self._pooled = pooled
         self._access = access
         self._channel = channel
-        self._publisher: ResumedPublisher = line.thread.call(self._opener(resume, valid_for_s))
+        self._publisher: ResumedPublisher = pooled.thread.call(self._opener(resume, valid_for_s))
 
     def _opener(
         self, resume: Resumption, valid_for_s: float | None
     ) -> Callable[[], ResumedPublisher]:
         def open_() -> ResumedPublisher:
-            found = self._line.node.publisher(self._channel, resume=resume, valid_for_s=valid_for_s)
+            found = self._pooled.node.publisher(
+                self._channel, resume=resume, valid_for_s=valid_for_s
+            )
             if not isinstance(found, ResumedPublisher):
                 raise TypeError("a publisher that resumes was asked for")
             return found
@@ -206,34 +208,34 @@ class _Publishing:
         return open_
 
     def publish(self, publications: Iterator[Publication]) -> None:
-        """Hand everything to the node, as fast as the cell takes it."""
+        """Post all publications, as fast as the cell accepts them."""
         waiting: list[Publication] = []
         for publication in publications:
             waiting.append(publication)
             if len(waiting) == AT_ONCE:
-                self._line.thread.run(self._post(waiting))
+                self._pooled.thread.run(self._post(waiting))
                 waiting = []
-        self._line.thread.run(self._post(waiting))
+        self._pooled.thread.run(self._post(waiting))
 
     async def _post(self, publications: list[Publication]) -> None:
         for batch, at in publications:
-            await self._patiently(self._publisher.ready)
+            await self._wait_for_progress(self._publisher.ready)
             self._publisher.post_batch(batch, at)
 
     def conclude(self) -> None:
-        """Wait until all of it is ordered."""
-        self._line.thread.run(self._concluded())
+        """Wait until everything is ordered."""
+        self._pooled.thread.run(self._concluded())
 
     async def _concluded(self) -> None:
-        await self._patiently(self._publisher.flush)
+        await self._wait_for_progress(self._publisher.flush)
         try:
             async with asyncio.timeout(self._access.timeout_s):
                 await self._publisher.close()
         except TimeoutError:
-            raise self._late() from None
+            raise self._timeout_error() from None
 
-    async def _patiently(self, wait: Callable[[], object]) -> None:
-        """As long as something is acknowledged now and then, however long it takes."""
+    async def _wait_for_progress(self, wait: Callable[[], object]) -> None:
+        """Wait as long as acknowledgements keep arriving within the timeout."""
         while True:
             pending = self._publisher.pending
             try:
@@ -242,10 +244,10 @@ class _Publishing:
                 return
             except TimeoutError:
                 if self._publisher.pending >= pending:
-                    raise self._late() from None
+                    raise self._timeout_error() from None
 
-    def _late(self) -> UsageError:
-        node = self._line.node
+    def _timeout_error(self) -> UsageError:
+        node = self._pooled.node
         brokers = node.manifest.broker_ids
         away = [broker for broker in brokers if broker not in node.connected]
         return UsageError(
@@ -257,5 +259,5 @@ class _Publishing:
         )
 
     def give_up(self) -> None:
-        """Something went wrong: publish no more."""
-        self._line.thread.call(self._publisher.abandon)
+        """Stop publishing after an error."""
+        self._pooled.thread.call(self._publisher.abandon)

@@ -1,7 +1,6 @@
-"""What a workload is: counts, how they are spread, what is to be delivered, how dense it matches.
+"""Describes a workload: its counts, their distribution, deliveries and matching density.
 
-Everything is counted from the files, not taken from the header: a workload that says one thing and
-holds another is told by `sound`.
+Everything is counted from the files, not taken from the header; `sound` compares the two.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class Spread(msgspec.Struct, frozen=True):
-    """How something is spread over nodes."""
+class NodeSpread(msgspec.Struct, frozen=True):
+    """The distribution of a count over nodes."""
 
     least: int = 0
     mean: float = 0.0
     deviation: float = 0.0
     most: int = 0
-    #: How many nodes have so much: (amount, nodes).
+    #: Pairs of an amount and the number of nodes with it.
     histogram: tuple[tuple[int, int], ...] = ()
 
 
@@ -66,8 +65,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     density: float = 0.0
     #: … that was wanted, of subscriptions by content.
     wanted_density: float | None = None
-    events_per_node: Spread = Spread()
-    subscriptions_per_node: Spread = Spread()
+    events_per_node: NodeSpread = NodeSpread()
+    subscriptions_per_node: NodeSpread = NodeSpread()
     topics: list[TopicLine] = msgspec.field(default_factory=list)
 
     @property
@@ -91,7 +90,7 @@ def power_law_exponent(events: list[int]) -> float | None:
     return round(float(-slope), 4)
 
 
-def _spread(rows: DataFrame, nodes: int, *, histogram: bool = False) -> Spread:
+def _spread(rows: DataFrame, nodes: int, *, histogram: bool = False) -> NodeSpread:
     """How rows are spread over nodes; nodes without any count as well."""
     from pyspark.sql import functions as sql
 
@@ -104,7 +103,7 @@ def _spread(rows: DataFrame, nodes: int, *, histogram: bool = False) -> Spread:
         sql.sum(sql.col("amount").cast("double") * sql.col("amount")),
     ).collect()[0]
     if not many:
-        return Spread()
+        return NodeSpread()
     mean = total / nodes
     shown: list[tuple[int, int]] = []
     if histogram:
@@ -112,7 +111,7 @@ def _spread(rows: DataFrame, nodes: int, *, histogram: bool = False) -> Spread:
         shown = [(row["amount"], row["nodes"]) for row in grouped.collect()]
         if nodes > many:
             shown.insert(0, (0, nodes - many))
-    return Spread(
+    return NodeSpread(
         least=least if many >= nodes else 0,
         mean=round(mean, 3),
         deviation=round(max(squares / nodes - mean * mean, 0.0) ** 0.5, 4),

@@ -20,7 +20,7 @@ from quorumcast.pipeline.workload.files import partitions_for, write_events
 from quorumcast.pipeline.workload.recipes import Recipe, read_source
 from quorumcast.pipeline.workload.steps import (
     AUTHORS,
-    Settings,
+    WorkloadSettings,
     as_events,
     clean_and_sample,
     row_id,
@@ -38,7 +38,7 @@ def prepare(
     sources: list[str],
     kind: str,
     recipe: Recipe,
-    settings: Settings,
+    settings: WorkloadSettings,
     path: Path,
 ) -> WorkloadHeader:
     """Write the workload that a source makes."""
@@ -77,7 +77,7 @@ def finish(
     subscriptions: DataFrame,
     path: Path,
     name: str,
-    settings: Settings,
+    settings: WorkloadSettings,
     made: dict[str, object],
     dropped: dict[str, int],
     makers: DataFrame | None = None,

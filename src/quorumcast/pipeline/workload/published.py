@@ -16,7 +16,7 @@ from quorumcast.bench.workload import WorkloadHeader
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.workload.files import partitions_for, write_events
 from quorumcast.pipeline.workload.prepare import finish
-from quorumcast.pipeline.workload.steps import GAP_MS, Settings, channel_name
+from quorumcast.pipeline.workload.steps import GAP_MS, WorkloadSettings, channel_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,7 +63,7 @@ def prepare_published(
             .select(channel_name(sql.col("topic")).alias("topic"), "node")
             .distinct()
         )
-        settings = Settings(seed=seed, nodes=nodes, partitions=partitions)
+        settings = WorkloadSettings(seed=seed, nodes=nodes, partitions=partitions)
         made = {"recipe": NAME, **msgspec.to_builtins(settings)}
         dropped = {"unreadable": unreadable} if unreadable else {}
         makers = rows.where("type = 'topic'").select(

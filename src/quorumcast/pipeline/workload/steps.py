@@ -1,8 +1,7 @@
-"""The steps from a data set to a workload: frames in, frames out.
+"""The steps from a data set to a workload, as functions on DataFrames.
 
-Nothing is drawn from a generator: samples, nodes, topics and subscriptions follow from hashes of
-the seed and of what they concern, so that the same source and seed give the same workload on one
-core and on a hundred.
+Samples, nodes, topics and subscriptions are hashes of the seed and of the row, not draws from a
+generator. So the same source and seed give the same workload on any number of cores.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from quorumcast.pipeline.workload.recipes import Recipe
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-#: Whoever has published on a topic subscribes to it.
+#: The authors of a topic subscribe to it.
 AUTHORS = "authors"
 #: Buckets of hashes that are counted to find where a sample ends.
 _SAMPLE_BITS = 16
@@ -36,8 +35,8 @@ _SAMPLE_BITS = 16
 GAP_MS = 10
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of a source."""
+class WorkloadSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a workload is made of a source."""
 
     nodes: int = 100
     seed: int = 1
@@ -55,7 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int = 0
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse what cannot be, in a sentence."""
+        """Raise `UsageError` if a setting is invalid."""
         if self.nodes < 1 or self.sample < 0 or self.topics < 0 or self.partitions < 0:
             raise UsageError("--nodes is 1 or more, --sample, --topics and --partitions 0 or more")
         if not -(2**63) <= self.seed < 2**63:
@@ -74,14 +73,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def row_id(seed: int) -> Column:
-    """A number for a row that follows from what is in it, wherever it lies."""
+    """Return a hash of the contents of a row."""
     from pyspark.sql import functions as sql
 
     return sql.xxhash64(sql.lit(seed), "author", "topic", "time", "size", "tag")
 
 
 def clean_and_sample(
-    rows: DataFrame, recipe: Recipe, settings: Settings
+    rows: DataFrame, recipe: Recipe, settings: WorkloadSettings
 ) -> tuple[DataFrame, dict[str, int]]:
     """Rows with an author, a topic and a time; and how many were left out, by reason."""
     from pyspark.sql import functions as sql
@@ -137,7 +136,9 @@ def sampled(rows: DataFrame, count: int) -> DataFrame:
     return whole.unionByName(rest).drop("key", "bucket")
 
 
-def with_topics(rows: DataFrame, recipe: Recipe, settings: Settings) -> tuple[DataFrame, int]:
+def with_topics(
+    rows: DataFrame, recipe: Recipe, settings: WorkloadSettings
+) -> tuple[DataFrame, int]:
     """Topics that channels can be named after, the most popular ones; and how many rows that costs.
 
     Where the source has no topics they are drawn.
@@ -173,7 +174,7 @@ def channel_name(topic: Column) -> Column:
     return sql.when(sql.length(plain) > MAX_NAME, cut).otherwise(plain)
 
 
-def as_events(rows: DataFrame, settings: Settings) -> tuple[DataFrame, int]:
+def as_events(rows: DataFrame, settings: WorkloadSettings) -> tuple[DataFrame, int]:
     """Events with the node that their author is mapped to, and times from 0 on; and how many."""
     from pyspark.sql import functions as sql
 
@@ -217,7 +218,9 @@ def subscribed_by_authors(events: DataFrame) -> DataFrame:
     return events.select("topic", "node").distinct()
 
 
-def subscribed_by_chance(spark: SparkSession, events: DataFrame, settings: Settings) -> DataFrame:
+def subscribed_by_chance(
+    spark: SparkSession, events: DataFrame, settings: WorkloadSettings
+) -> DataFrame:
     """Every node chooses among the topics, popular ones more often; `mean` of them on average."""
     from pyspark.sql import functions as sql
 

@@ -1,8 +1,7 @@
-"""What the driver knows of the channels: from where to where they are held, and how full they are.
+"""Plans the offsets of a query on the driver: the bounds of channels, and limits of micro-batches.
 
-n-f brokers were asked for every answer, and f+1 of them agree on it
-(`cell.subscribing.interest`): a lying broker can neither hold a query back nor send it beyond the
-end.
+Each bound is backed by f+1 of n-f answers (`cell.subscribing.interest`). So a lying broker can
+neither hold a query back nor send it beyond the end of a channel.
 """
 
 from __future__ import annotations
@@ -17,42 +16,42 @@ from quorumcast.client.events import Batch
 from quorumcast.client.rights import matching_channels
 from quorumcast.core.envelope import time_of
 from quorumcast.core.errors import UsageError
-from quorumcast.pipeline.streams.lines import LINES
+from quorumcast.pipeline.streams.connections import POOL
 from quorumcast.pipeline.streams.options import Offsets, SourceOptions
 from quorumcast.pipeline.streams.rows import check_columns
 
 Positions = dict[str, int]
-#: Publications that are looked at to tell how large those to come are.
+#: Publications that are sampled to estimate the size of the next ones.
 SAMPLES = 8
-#: Where nothing is known yet, samples are taken from so many.
+#: The range of the first sample.
 FIRST_WINDOW = 64
-#: Brokers that answer now may be behind those of before, but not for so long.
-BEHIND_S = 30.0
-_LOOK_S = 0.2
+#: Time for the brokers that answer to catch up with those that answered before.
+CATCHUP_S = 30.0
+_POLL_S = 0.2
 
 _log = logging.getLogger("quorumcast.spark")
 
 
-class Watch:
-    """The driver's view of the channels of one query."""
+class OffsetPlanner:
+    """Plans the offsets of one query."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
-        self._line = LINES.take(options.access)
-        #: What `ends` said last, and what it had heard.
+        self._pooled = POOL.take(options.access)
+        #: The last result of `ends`, and the ends that brokers reported then.
         self._ends: Positions | None = None
-        self._heard: Positions = {}
-        #: Events and bytes of a publication, by channel, as far as they are known.
+        self._reported_ends: Positions = {}
+        #: Mean events and bytes of a publication, by channel.
         self._means: dict[str, tuple[float, float]] = {}
 
     def close(self) -> None:
-        """Watch no more."""
-        self._line.close()
+        """Disconnect from the cell."""
+        self._pooled.close()
 
     def channels(self) -> list[str]:
-        """What is read in this epoch, sorted; a sentence if it is not what the query began with."""
-        node, options = self._line.node, self._options
+        """Return the channels of this epoch; raise `UsageError` if their columns changed."""
+        node, options = self._pooled.node, self._options
         names = list(options.channels)
         if options.pattern:
             found = matching_channels(node.manifest, node.name, options.pattern)
@@ -61,29 +60,31 @@ class Watch:
             check_columns(name, node.manifest.channel(name), options, self._schema)
         return names
 
-    # ------------------------------------------------------------------ where things are
+    # ------------------------------------------------------------------------- bounds
 
     def ends(self) -> Positions:
-        """The position that comes next on each channel."""
-        found = self._line.thread.run(self._bounds(self.channels()))
-        self._heard = {name: end for name, (_, end) in found.items()}
-        # What was there once is there: brokers that answer now may be behind those of before.
+        """Return the end of each channel: its next position."""
+        found = self._pooled.thread.run(self._bounds(self.channels()))
+        self._reported_ends = {name: end for name, (_, end) in found.items()}
+        # An end never decreases: the brokers that answer now may lag behind earlier ones.
         before = self._ends or {}
-        self._ends = {name: max(end, before.get(name, 1)) for name, end in self._heard.items()}
+        self._ends = {
+            name: max(end, before.get(name, 1)) for name, end in self._reported_ends.items()
+        }
         return dict(self._ends)
 
-    def held(self, start: Positions) -> Positions:
-        """Offsets at which the channels have been, or a sentence.
+    def check_reached(self, start: Positions) -> Positions:
+        """Return offsets that the channels have reached, or raise `UsageError`.
 
-        A channel that was never so far is not the one that the query has read: it is one of another
-        cell, or was made anew, or its brokers have all lost their memory. To wait until it is
-        there would be to pass over everything on it.
+        A checkpoint beyond the end of a channel is from another cell, or the channel was created
+        again, or all brokers lost their state. Waiting for that position would skip everything
+        before it.
         """
-        ahead = [name for name, end in self._heard.items() if start.get(name, end) > end]
+        ahead = [name for name, end in self._reported_ends.items() if start.get(name, end) > end]
         if not ahead:
             return start
         kept = dict(start)
-        for name, (oldest, end) in self._line.thread.run(self._behind(ahead, start)).items():
+        for name, (oldest, end) in self._pooled.thread.run(self._find_behind(ahead, start)).items():
             what = (
                 f"the checkpoint of this query is at position {start[name]} of {name!r}, which "
                 f"has positions up to {end - 1}: it is of another cell, or the channel was made "
@@ -99,35 +100,35 @@ class Watch:
             self._ends = {**(self._ends or {}), name: end}
         return kept
 
-    async def _behind(self, names: list[str], start: Positions) -> dict[str, tuple[int, int]]:
-        """Those of the channels that do not come as far as this."""
+    async def _find_behind(self, names: list[str], start: Positions) -> dict[str, tuple[int, int]]:
+        """Return the bounds of the channels that do not reach these offsets in time."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + BEHIND_S
+        deadline = loop.time() + CATCHUP_S
         while True:
             found = await self._bounds(names)
             behind = {name: found[name] for name in names if found[name][1] < start[name]}
             if not behind or loop.time() >= deadline:
                 return behind
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     def last_ends(self) -> Positions | None:
-        """What was last heard of them."""
+        """Return the last known ends."""
         return self._ends
 
     def starting(self) -> Positions:
-        """Where a new query begins."""
+        """Return the offsets at which a new query starts."""
         names, offsets = self.channels(), self._options.starting
         if offsets.since_us:
-            return self._line.thread.run(self._since(names, offsets.since_us))
-        found = self._line.thread.run(self._bounds(names))
+            return self._pooled.thread.run(self._since(names, offsets.since_us))
+        found = self._pooled.thread.run(self._bounds(names))
         if not offsets.positions:
             place = 0 if offsets.word == EARLIEST else 1
             return {name: found[name][place] for name in names}
         return self._checked("startingOffsets", offsets, found)
 
     def ending(self) -> Positions:
-        """Where a batch read ends."""
-        found = self._line.thread.run(self._bounds(self.channels()))
+        """Return the offsets at which a batch read ends."""
+        found = self._pooled.thread.run(self._bounds(self.channels()))
         if not self._options.ending.positions:
             return {name: end for name, (_, end) in found.items()}
         return self._checked("endingOffsets", self._options.ending, found)
@@ -145,19 +146,19 @@ class Watch:
         return dict(offsets.positions)
 
     def complete(self, start: Positions) -> Positions:
-        """Offsets with the channels that have come to match the pattern since."""
+        """Add the channels that match the pattern and are not in the offsets yet."""
         new = [name for name in self.channels() if name not in start]
-        found = self._line.thread.run(self._bounds(new)) if new else {}
+        found = self._pooled.thread.run(self._bounds(new)) if new else {}
         return dict(sorted({**start, **{name: found[name][0] for name in new}}.items()))
 
     async def _bounds(self, names: list[str]) -> dict[str, tuple[int, int]]:
-        """The oldest position that is held and the one that comes next, by channel."""
+        """Return the oldest retained position and the end, by channel."""
         found = await asyncio.gather(*(self._bounds_of(name) for name in names))
         return dict(zip(names, found, strict=True))
 
     async def _bounds_of(self, name: str) -> tuple[int, int]:
-        # An excerpt of nothing: brokers say where the channel stands, and send no more.
-        subscription = self._line.node.subscribe(name, start=EARLIEST, until=1)
+        # An empty excerpt: brokers report the bounds and send nothing else.
+        subscription = self._pooled.node.subscribe(name, start=EARLIEST, until=1)
         try:
             await subscription.wait_joined(self._options.access.timeout_s)
             return min(subscription.oldest, subscription.end), subscription.end
@@ -167,13 +168,13 @@ class Watch:
             subscription.close()
 
     async def _unreachable(self) -> UsageError:
-        node, patience_s = self._line.node, self._options.access.timeout_s
+        node, timeout_s = self._pooled.node, self._options.access.timeout_s
         try:
             await node.wait_connected(0)
         except UsageError as error:
             return error
         return UsageError(
-            f"too few brokers of the cell {node.manifest.cell!r} answered within {patience_s:g} s: "
+            f"too few brokers of the cell {node.manifest.cell!r} answered within {timeout_s:g} s: "
             "see 'quorumcast status', and raise the option 'timeout' if they are only slow"
         )
 
@@ -182,45 +183,45 @@ class Watch:
         return {name: await self._first_since(name, since_us, bounds[name][1]) for name in names}
 
     async def _first_since(self, name: str, since_us: int, end: int) -> int:
-        """The position of the first publication that was stamped then or later."""
-        subscription = self._line.node.subscribe(
+        """Return the position of the first publication with this timestamp or a later one."""
+        subscription = self._pooled.node.subscribe(
             name, start=time_of(since_us), until=end, queue=16, expired=True
         )
-        nonsense: list[int] = []
-        self._line.node.on_undecodable = lambda item: nonsense.append(item.position)
+        undecodable: list[int] = []
+        self._pooled.node.on_undecodable = lambda item: undecodable.append(item.position)
         try:
             async with asyncio.timeout(self._options.access.timeout_s):
                 while items := await subscription.take(1):
                     if isinstance(items[0], Batch):
-                        return min([items[0].position or end, *nonsense])
-                return min([end, *nonsense])
+                        return min([items[0].position or end, *undecodable])
+                return min([end, *undecodable])
         except TimeoutError:
             raise await self._unreachable() from None
         finally:
-            self._line.node.on_undecodable = None
+            self._pooled.node.on_undecodable = None
             subscription.close()
 
-    # -------------------------------------------------------------- how much at a time
+    # ------------------------------------------------------------ size of micro-batches
 
     def limited(self, start: Positions, ends: Positions) -> Positions:
-        """Where a micro-batch ends that keeps to the limits, as nearly as can be told beforehand.
+        """Return the end of a micro-batch that approximately respects the limits.
 
-        How many events a publication has is in its contents alone, so a few are looked at. Every
-        channel with something new goes on by one publication at least.
+        Only the contents say how many events a publication has, so a sample of them is read. Every
+        channel with new publications advances by at least one.
         """
         open_ = {name: end - start[name] for name, end in ends.items() if end > start[name]}
         for name, publications in open_.items():
-            self._look(name, start[name], publications)
+            self._sample(name, start[name], publications)
         share = 1.0
-        for place, most in enumerate((self._options.max_events, self._options.max_bytes)):
-            expected = sum(count * self._means[name][place] for name, count in open_.items())
+        for index, most in enumerate((self._options.max_events, self._options.max_bytes)):
+            expected = sum(count * self._means[name][index] for name, count in open_.items())
             if most and expected > most:
                 share = min(share, most / expected)
         stops = {name: start[name] + max(1, int(count * share)) for name, count in open_.items()}
         return dict(sorted({**start, **stops}.items()))
 
-    def _look(self, name: str, first: int, publications: int) -> None:
-        """See how large the publications from here on are."""
+    def _sample(self, name: str, first: int, publications: int) -> None:
+        """Estimate the size of the publications from `first` on."""
         window = min(publications, FIRST_WINDOW)
         if name in self._means:
             events, size = self._means[name]
@@ -235,7 +236,7 @@ class Watch:
             window = min(publications, max(1, int(min(wanted))))
         step = max(1, window // SAMPLES)
         sample = list(range(first, first + window, step))[:SAMPLES]
-        found = self._line.thread.run(self._recall(name, sample))
+        found = self._pooled.thread.run(self._recall(name, sample))
         batches = [batch for batch in found if isinstance(batch, Batch)]
         if batches:
             events = sum(map(len, batches)) / len(batches)
@@ -244,7 +245,7 @@ class Watch:
         self._means.setdefault(name, (1.0, 1.0))
 
     async def _recall(self, name: str, positions: list[int]) -> list[object]:
-        subscription = self._line.node.subscribe(name, start=EARLIEST, until=1, expired=True)
+        subscription = self._pooled.node.subscribe(name, start=EARLIEST, until=1, expired=True)
         try:
             async with asyncio.timeout(self._options.access.timeout_s):
                 await subscription.wait_joined()

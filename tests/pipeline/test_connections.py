@@ -7,7 +7,7 @@ import pytest
 
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.files import sign_manifest, write_identity, write_manifest
-from quorumcast.pipeline.streams.lines import take_seat
+from quorumcast.pipeline.streams.connections import take_seat
 from quorumcast.pipeline.streams.options import Access
 from quorumcast.testing.cells import CellSetup
 

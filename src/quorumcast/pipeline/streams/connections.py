@@ -1,13 +1,12 @@
-"""Lines to a cell: connected nodes at seats of one identity, kept from one task to the next.
+"""A connection pool: nodes that stay connected to a cell from one Spark task to the next.
 
-Spark reads with many short tasks, in processes that it uses again. Connecting costs a handshake
-with every broker, so a process keeps its node for the next task and closes it when none comes for
-IDLE_S, or as soon as another process on this machine waits for a seat.
+Spark reads with many short tasks in long-lived processes, and connecting costs a handshake with
+every broker. So a process keeps its node for the next task. It closes the node after IDLE_S without
+a task, or as soon as another process on this machine waits for a seat.
 
-Two processes at one seat would displace each other. On one machine a file lock per seat keeps them
-apart, whatever the queries they belong to, and ends with its process. Of other machines nobody
-here knows: tasks begin to look at the seat of their partition's number, so that those of one
-micro-batch take different seats.
+Two processes at one seat would displace each other. On one machine a file lock per seat prevents
+that; it ends with its process. Between machines there is no lock: a task starts its search at the
+seat of its partition number, so that the tasks of one micro-batch take different seats.
 """
 
 from __future__ import annotations
@@ -33,127 +32,127 @@ from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.pipeline.streams.options import Access
 
 IDLE_S = 30.0
-#: How often whoever waits for a seat looks for one, and whoever needs none for somebody who waits.
+#: Time between two attempts to take a seat, and between two checks of an idle node.
 _POLL_S = 0.05
-_LOOK_S = 0.2
+_IDLE_CHECK_S = 0.2
 
 
-class Line:
-    """A node at a seat, and the thread that drives it."""
+class PooledNode:
+    """A connected node, its seat, and the thread that drives it."""
 
     def __init__(self, thread: LoopThread, node: Node, seat: Seat) -> None:
         self.thread = thread
         self.node = node
         self.seat = seat
-        #: When it was last used.
+        #: The time of the last use.
         self.used = 0.0
 
     def close(self) -> None:
-        """Leave the cell and the seat."""
+        """Disconnect and release the seat."""
         self.thread.run(self.leave())
 
     async def leave(self) -> None:
-        """The same, in its thread."""
+        """Disconnect and release the seat, in the node's thread."""
         await self.node.close()
         self.seat.leave()
 
 
-class Lines:
-    """The lines of this process."""
+class ConnectionPool:
+    """The nodes of this process."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._thread: LoopThread | None = None
-        #: Lines that nobody uses now.
-        self._idle: dict[Access, list[Line]] = {}
-        #: Those that are being closed; a task that nobody holds may vanish.
+        #: Idle nodes.
+        self._idle: dict[Access, list[PooledNode]] = {}
+        #: Tasks that close nodes; asyncio keeps only weak references to tasks.
         self._leaving: set[asyncio.Task[None]] = set()
 
     @contextmanager
-    def borrow(self, access: Access, wish: int = 0) -> Iterator[Line]:
-        """A connected line; it is kept for the next one unless something goes wrong."""
-        line = self.take(access, wish)
+    def borrow(self, access: Access, wish: int = 0) -> Iterator[PooledNode]:
+        """Lend a connected node; it returns to the pool unless the caller raises."""
+        pooled = self.take(access, wish)
         try:
-            yield line
+            yield pooled
         except BaseException:
-            line.close()
+            pooled.close()
             raise
-        self._keep(access, line)
+        self._keep(access, pooled)
 
-    def take(self, access: Access, wish: int = 0) -> Line:
-        """A connected line, until the caller closes it."""
+    def take(self, access: Access, wish: int = 0) -> PooledNode:
+        """Return a connected node, which the caller must close."""
         with self._guard:
             idle = self._idle.get(access)
-            line = idle.pop() if idle else None
+            pooled = idle.pop() if idle else None
             if self._thread is None:
                 self._thread = LoopThread("quorumcast-spark")
             thread = self._thread
-        if line is None:
+        if pooled is None:
             return _connect(thread, access, wish)
         try:
-            thread.run(line.node.wait_connected(access.timeout_s))
+            thread.run(pooled.node.wait_connected(access.timeout_s))
         except BaseException:
-            line.close()
+            pooled.close()
             raise
-        return line
+        return pooled
 
     def close(self) -> None:
-        """Close the lines that nobody uses."""
+        """Close the idle nodes."""
         with self._guard:
-            idle = [line for lines in self._idle.values() for line in lines]
+            idle = [pooled for nodes in self._idle.values() for pooled in nodes]
             self._idle.clear()
-        for line in idle:
-            line.close()
+        for pooled in idle:
+            pooled.close()
 
-    def _keep(self, access: Access, line: Line) -> None:
-        line.used = time.monotonic()
+    def _keep(self, access: Access, pooled: PooledNode) -> None:
+        pooled.used = time.monotonic()
         with self._guard:
-            self._idle.setdefault(access, []).append(line)
-        line.thread.loop.call_soon_threadsafe(self._look, access, line, line.used)
+            self._idle.setdefault(access, []).append(pooled)
+        pooled.thread.loop.call_soon_threadsafe(self._maybe_close, access, pooled, pooled.used)
 
-    def _look(self, access: Access, line: Line, used: float) -> None:
-        """Close a line that nobody has used since then, if it is time."""
-        loop = line.thread.loop
+    def _maybe_close(self, access: Access, pooled: PooledNode, used: float) -> None:
+        """Close a node that is idle since `used`, if it is time or its seat is wanted."""
+        loop = pooled.thread.loop
         with self._guard:
             idle = self._idle.get(access, [])
-            if line not in idle or line.used != used:
+            if pooled not in idle or pooled.used != used:
                 return
-            if time.monotonic() < used + IDLE_S and not line.seat.give_way():
-                loop.call_later(_LOOK_S, self._look, access, line, used)
+            if time.monotonic() < used + IDLE_S and not pooled.seat.give_way():
+                loop.call_later(_IDLE_CHECK_S, self._maybe_close, access, pooled, used)
                 return
-            idle.remove(line)
-        leaving = loop.create_task(line.leave())
+            idle.remove(pooled)
+        leaving = loop.create_task(pooled.leave())
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
 
 
-LINES = Lines()
+POOL = ConnectionPool()
 
 
-def _connect(thread: LoopThread, access: Access, wish: int) -> Line:
+def _connect(thread: LoopThread, access: Access, wish: int) -> PooledNode:
     seat = take_seat(access, wish)
     try:
         connected = client.connect(
             access.manifest, access.identity, timeout_s=access.timeout_s, seat=seat.number
         )
-        return Line(thread, thread.run(connected), seat)
+        return PooledNode(thread, thread.run(connected), seat)
     except BaseException:
         seat.leave()
         raise
 
 
 class Seat:
-    """A seat that nobody else on this machine has."""
+    """A seat, locked against other processes on this machine."""
 
     def __init__(self, number: int, lock: int, wanted: Path) -> None:
         self.number = number
-        #: Holds the seat as long as it is open.
+        #: The file descriptor of the lock.
         self._lock = lock
-        #: A file that is there while somebody waits for one of these seats.
+        #: A file that exists while another process waits for one of these seats.
         self._wanted = wanted
 
     def give_way(self) -> bool:
-        """Whether somebody waits; of all who ask at the same time one is told so."""
+        """Whether to release the seat for a waiting process; true for one holder per request."""
         try:
             self._wanted.unlink()
         except FileNotFoundError:
@@ -161,18 +160,18 @@ class Seat:
         return True
 
     def leave(self) -> None:
-        """It is another's now."""
+        """Release the seat."""
         os.close(self._lock)
 
 
 def take_seat(access: Access, wish: int) -> Seat:
-    """The first seat from the wished one on that is free, as soon as there is one."""
+    """Wait for a free seat; prefer the seat number `wish` of the list."""
     places = len(access.seats)
     order = [access.seats[(wish + place) % places] for place in range(places)]
     cell, identity = read_manifest(Path(access.manifest)).cell, read_identity(access.identity)
-    # By its key as well: other cells on this machine may have the same names.
-    who, key = identity.name, bytes(identity.verify_key).hex()
-    name = hashlib.sha256(f"{cell}/{who}/{key}".encode()).hexdigest()[:16]
+    # The key distinguishes cells with the same name on this machine.
+    client_id, key = identity.name, bytes(identity.verify_key).hex()
+    name = hashlib.sha256(f"{cell}/{client_id}/{key}".encode()).hexdigest()[:16]
     seats = ", ".join(map(str, access.seats))
     folder = _own_folder()
     wanted = folder / f"{name}-wanted-{hashlib.sha256(seats.encode()).hexdigest()[:16]}"
@@ -188,15 +187,15 @@ def take_seat(access: Access, wish: int) -> Seat:
                 return Seat(number, lock, wanted)
         if time.monotonic() > deadline:
             raise UsageError(
-                f"the seats {seats} of {who!r} are all taken on this machine: end another query, "
-                "give this one more with the option 'seats', or an identity of its own"
+                f"the seats {seats} of {client_id!r} are all taken on this machine: end another "
+                "query, give this one more with the option 'seats', or an identity of its own"
             )
         os.close(_open(wanted))
         time.sleep(_POLL_S)
 
 
 def _own_folder() -> Path:
-    """Where files of seats are: a folder that this user made, and nobody else can write to."""
+    """Return the folder of the lock files, which only this user can write to."""
     folder = Path(tempfile.gettempdir()) / f"quorumcast-seats-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     made = folder.lstat()
@@ -209,7 +208,7 @@ def _own_folder() -> Path:
 
 
 def _open(path: Path) -> int:
-    """A file of a seat, and never one that a link leads to."""
+    """Open a lock file; symbolic links are refused."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
