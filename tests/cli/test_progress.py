@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from quorumcast.cli import progress
-from quorumcast.cli.progress import Progress
+from quorumcast.cli.progress import ProgressDisplay
 
 #: For what comes at once unless the machine is very busy.
 PATIENCE_S = 60
@@ -49,24 +49,24 @@ def screen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> S
 
 
 def test_work_that_says_nothing_is_shown_by_what_it_began_with(screen: Screen) -> None:
-    with Progress("starting Spark"):
+    with ProgressDisplay("starting Spark"):
         assert screen.wait_for("starting Spark")
     assert screen.getvalue().count("starting Spark") == 1
 
 
 def test_work_that_goes_on_is_shown_by_what_it_says_or_is_seen_to_do(screen: Screen) -> None:
-    with Progress("starting") as shown:
+    with ProgressDisplay("starting") as shown:
         shown("1 of 2 runs")
         assert screen.wait_for("1 of 2 runs")
         shown("2 of 2 runs")
         assert screen.wait_for("2 of 2 runs")
     done = itertools.count(1)
-    with Progress(look=lambda: f"{next(done)} tasks"):
+    with ProgressDisplay(look=lambda: f"{next(done)} tasks"):
         assert screen.wait_for("3 tasks")
 
 
 def test_progress_leaves_no_half_line_behind(screen: Screen) -> None:
-    with Progress("half") as shown:
+    with ProgressDisplay("half") as shown:
         assert screen.wait_for("half")
         shown.say("A sentence.")
         shown("another half")
@@ -81,6 +81,6 @@ def test_work_that_is_over_at_once_is_not_spoken_of(
 ) -> None:
     for pause in ("TERMINAL_S", "QUIET_S"):
         monkeypatch.setattr(progress, pause, PATIENCE_S)
-    with Progress("quick") as shown:
+    with ProgressDisplay("quick") as shown:
         shown("done")
     assert screen.getvalue() == ""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from quorumcast.cli.progress import Progress
+from quorumcast.cli.progress import ProgressDisplay
 
 
 def heard(monkeypatch: pytest.MonkeyPatch, module: str) -> list[str]:
     """Everything that commands of this module say of how far they are."""
     said: list[str] = []
 
-    class Heard(Progress):
+    class Heard(ProgressDisplay):
         def __call__(self, doing: str) -> None:
             said.append(doing)
             super().__call__(doing)
 
-    monkeypatch.setattr(f"{module}.Progress", Heard)
+    monkeypatch.setattr(f"{module}.ProgressDisplay", Heard)
     return said

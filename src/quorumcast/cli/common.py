@@ -1,4 +1,4 @@
-"""What commands share: options, where files are, how results are printed, the status pages."""
+"""Shared by all commands: options, file locations, output, and the brokers' status pages."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 OPERATOR = "operator"
 
-#: How far a broker's status page is from its own port, unless it is told otherwise.
+#: Default distance between a broker's port and the port of its status page.
 STATUS_OFFSET = 1000
 STATUS_TIMEOUT_S = 5.0
-#: Columns where nobody's terminal says how many there are.
+#: Width of output that does not go to a terminal.
 PLAIN_WIDTH = 160
 
 ManifestOption = Annotated[
@@ -79,7 +79,7 @@ StatusOption = Annotated[
 
 
 def this_command() -> str:
-    """How this very program is called from the shell that called it."""
+    """The command with which the user's shell calls this program."""
     called = Path(sys.argv[0])
     if called.name != "quorumcast":
         return f"{shlex.quote(sys.executable)} -m quorumcast"
@@ -95,7 +95,7 @@ def print_json(value: object) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where people read."""
+    """A console for output to people."""
     from rich.console import Console
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
@@ -106,7 +106,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def status_urls(manifest: Manifest, given: list[str] | None) -> dict[str, str]:
-    """Where each broker's status page is."""
+    """The URL of each broker's status page."""
     result: dict[str, str] = {}
     for broker in manifest.brokers:
         result[broker.id] = default_status_url(broker)
@@ -119,20 +119,20 @@ def status_urls(manifest: Manifest, given: list[str] | None) -> dict[str, str]:
 
 
 def default_status_port(broker: BrokerEntry) -> int:
-    """The convention of `up` and `broker`: the broker's port plus an offset, or minus it."""
+    """The default port of a status page: the broker's port plus (or minus) STATUS_OFFSET."""
     above = broker.port + STATUS_OFFSET
     return above if above <= LAST_PORT else broker.port - STATUS_OFFSET
 
 
 def default_status_url(broker: BrokerEntry) -> str:
-    """On this machine."""
+    """The default URL of a status page, on this machine."""
     return f"http://127.0.0.1:{default_status_port(broker)}"
 
 
 def ask_all(urls: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Every broker's status, asked at the same time; `up` says whether it answered.
+    """The status of all brokers, requested concurrently; `up` tells whether a page answered.
 
-    `clock_ahead_s` is how far its clock is ahead of ours, give or take half the round trip.
+    `clock_ahead_s` is the offset of its clock, with an error of at most half the round trip.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -158,7 +158,7 @@ def ask_all(urls: dict[str, str]) -> dict[str, dict[str, Any]]:
 
 
 def ask_cell(manifest: Manifest, urls: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """The same, where a page that belongs to somebody else does not count as up."""
+    """Like `ask_all`, but the page of another broker or cell does not count as up."""
     rows = ask_all(urls)
     for name, row in rows.items():
         if row["up"] and not is_broker(row, name, manifest.cell):
@@ -167,12 +167,12 @@ def ask_cell(manifest: Manifest, urls: dict[str, str]) -> dict[str, dict[str, An
 
 
 def is_broker(row: dict[str, Any], name: str, cell: str) -> bool:
-    """Whether a status page is that of this broker; another cell may use the same ports."""
+    """Whether a status page belongs to this broker; another cell may use the same ports."""
     return bool(row["up"]) and (row["node"], row["cell"]) == (name, cell)
 
 
 def ask(url: str, method: str = "GET", body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A broker's answer; a sentence if it gives none."""
+    """The answer of a status page; `UsageError` if there is none."""
     import urllib.error
     import urllib.request
 

@@ -1,9 +1,9 @@
-"""The entry point: all commands, and one way to fail.
+"""The entry point: all commands, and how they fail.
 
-A command that the user got wrong ends with one sentence on standard error and exit code 2, whoever
-found out: the option parser, a room below (`UsageError`), or the operating system. Ctrl-C ends with
-130. A traceback is a bug of ours. Modules that commands need are imported when the command runs, so
-that `quorumcast --help` answers at once.
+A misused command ends with one sentence on standard error and exit code 2, whether the option
+parser, our own code (`UsageError`) or the operating system finds the mistake. Ctrl-C ends with 130.
+A traceback is a bug. Commands import their modules when they run, so that `quorumcast --help` is
+fast.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _main(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show it.")
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version."),
     ] = False,
 ) -> None:
     """Publish/subscribe for people who cannot trust every broker."""
@@ -71,7 +72,7 @@ app.command("bench", epilog=bench.EXAMPLE)(bench.bench)
 app.add_typer(pipeline.app, name="pipeline")
 app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
 
-#: The option parser's own error, wherever this version of Typer keeps it.
+#: The option parser's base error; its module depends on the version of Typer.
 _ParserError: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
@@ -85,14 +86,14 @@ def _fail(sentence: str, code: int = USAGE_ERROR) -> int:
 
 @cache
 def _command() -> Callable[..., object]:
-    """All commands, put together once; Typer would do it at every call."""
+    """The command tree, built once; Typer would build it at every call."""
     return typer.main.get_command(app)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command line; the exit code."""
+    """Run a command line; return its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Arguments need not be UTF-8, and may be part of what is said.
+        # Arguments need not be UTF-8, and may be part of the output.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _command()(arguments, standalone_mode=False, prog_name="quorumcast")
@@ -107,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone; nothing more can be said to them.
+        # The reader of our output has closed the pipe; suppress the error of the final flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except UnicodeEncodeError as error:

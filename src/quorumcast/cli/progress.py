@@ -1,4 +1,4 @@
-"""How far something is, on standard error: in place on a terminal, else a line now and then."""
+"""A progress display on standard error: one updated line on a terminal, else a line at times."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-#: How often it is looked at on a terminal, and elsewhere at first and from then on. What is over
-#: before the first look is not spoken of.
+#: Update interval on a terminal; elsewhere, time until the first line and interval of the others.
+#: Work that ends before the first update shows nothing.
 TERMINAL_S, QUIET_S, LINE_S = 0.25, 2.0, 20.0
 
 
-class Progress:
-    """What is being done, for as long as it lasts; called with what it is by now.
+class ProgressDisplay:
+    """Shows the present stage of some work while its `with` block runs.
 
-    Where the work itself says nothing, `look` is asked.
+    The work sets the stage by calling the display, or `look` returns it at each update.
     """
 
-    def __init__(self, doing: str = "", look: Callable[[], str] | None = None) -> None:
-        self._doing = doing
+    def __init__(self, stage: str = "", look: Callable[[], str] | None = None) -> None:
+        self._stage = stage
         self._look = look
         self._shown = ""
         self._over = threading.Event()
         self._terminal = sys.stderr.isatty()
-        # Looked at from the side: work that says nothing for long is shown as well.
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        # A thread updates the display, so it also works while the main thread is busy.
+        self._thread = threading.Thread(target=self._update, daemon=True)
 
-    def __call__(self, doing: str) -> None:
-        """This far by now."""
-        self._doing = doing
+    def __call__(self, stage: str) -> None:
+        """Set the stage."""
+        self._stage = stage
 
     def say(self, sentence: str) -> None:
-        """Something that is to stay there."""
+        """Print a line that stays."""
         self._clear()
         print(sentence, file=sys.stderr, flush=True)
 
@@ -56,12 +56,12 @@ class Progress:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             self._shown = ""
 
-    def _watch(self) -> None:
+    def _update(self) -> None:
         wait = TERMINAL_S if self._terminal else QUIET_S
         while not self._over.wait(wait):
-            doing = self._doing if self._look is None else self._look()
-            if doing != self._shown:
+            stage = self._stage if self._look is None else self._look()
+            if stage != self._shown:
                 start, end = ("\r\x1b[K", "") if self._terminal else ("", "\n")
-                print(f"{start}{doing}", end=end, file=sys.stderr, flush=True)
-                self._shown = doing
+                print(f"{start}{stage}", end=end, file=sys.stderr, flush=True)
+                self._shown = stage
             wait = TERMINAL_S if self._terminal else LINE_S

@@ -1,8 +1,8 @@
-"""The next epoch of a manifest: changed, checked against what runs, signed, written, and taken.
+"""Writing the next epoch of a manifest: change it, check it, sign it, write it, wait for brokers.
 
-What `quorumcast epoch` and `quorumcast channel` have in common. Nothing is written unless a running
-cell can take it. Brokers look at their manifest file every second; `wait_until_taken` asks their
-status pages until they have.
+Shared by `quorumcast epoch`, `channel` and `members`. A manifest that a running cell could not
+adopt is not written. Brokers check their manifest file every second; `wait_until_taken` polls their
+status pages until they have adopted the epoch.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ OperatorOption = Annotated[
 ]
 Change = Callable[["Manifest"], "Manifest"]
 
-#: How long running brokers get to take an epoch, and how long nobody is told of the wait.
+#: How long to wait for running brokers, when to print that we wait, and the poll interval.
 PATIENCE_S = 30.0
 QUIET_S = 2.0
 PAUSE_S = 0.1
 
 
 def advance(path: Path, operator: Path | None, change: Change) -> Manifest:
-    """Write the epoch that follows the one in a file, signed by its operator."""
-    with _alone(path):
+    """Replace the manifest in a file by its next epoch, signed by the operator."""
+    with _locked(path):
         return _advance(path, operator, change)
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One command at a time: two epochs with one number would tear the cell apart."""
+def _locked(path: Path) -> Iterator[None]:
+    """Lock the directory: two different manifests with one epoch would split the cell."""
     try:
         directory = os.open(path.parent, os.O_RDONLY)
     except OSError:
-        yield  # whoever reads the manifest says what is wrong
+        yield  # reading the manifest raises the error
         return
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
@@ -79,7 +79,7 @@ def _advance(path: Path, operator: Path | None, change: Change) -> Manifest:
 
 
 def wait_until_taken(manifest: Manifest, urls: dict[str, str]) -> dict[str, bool]:
-    """Whether each broker that is up has taken this epoch; asked until all have, or for long."""
+    """Wait until all running brokers have adopted this epoch; return whether each has."""
     started = time.monotonic()
     told = False
     while True:

@@ -1,4 +1,4 @@
-"""A channel as people and programs see it: what the manifest says, and how far brokers are."""
+"""Descriptions of channels: their entry in the manifest, and the progress of brokers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ NOBODY = "nobody"
 
 
 def channel_facts(cell: Manifest, entry: ChannelEntry) -> dict[str, Any]:
-    """Everything that the manifest says of a channel.
+    """The manifest's entry of a channel.
 
-    `on_disk` is what brokers keep there: channels of one log are in one store, so that one that
-    does not ask for it is kept on disk if another one of its log is.
+    `on_disk` tells whether brokers store it. Channels of one log share a store, so a channel is
+    stored if any channel of its log is durable.
     """
     import msgspec
 
@@ -44,7 +44,7 @@ def channel_facts(cell: Manifest, entry: ChannelEntry) -> dict[str, Any]:
 
 
 def live_facts(entry: ChannelEntry, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """How far each broker is; None for one that does not answer.
+    """The progress of each broker; None for one that does not answer.
 
     With total order `last` is a position; otherwise it counts the publications of all streams.
     """
@@ -63,7 +63,7 @@ def live_facts(entry: ChannelEntry, rows: dict[str, dict[str, Any]]) -> dict[str
 
 
 def channel_users(channel: str, rows: dict[str, dict[str, Any]]) -> str:
-    """Who publishes and who subscribes, by the brokers that answer; nothing if nobody does."""
+    """The present publishers and subscribers, according to the brokers that answer; or ""."""
     told = []
     for what, one, many in (
         ("publishers", "publishes", "publish"),
@@ -77,7 +77,7 @@ def channel_users(channel: str, rows: dict[str, dict[str, Any]]) -> str:
 
 
 def channel_table(cell: Manifest, facts: list[dict[str, Any]], brokers: tuple[str, ...]) -> Table:
-    """The channels at a glance."""
+    """A table of channels."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -103,7 +103,7 @@ def channel_table(cell: Manifest, facts: list[dict[str, Any]], brokers: tuple[st
 
 
 def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:
-    """One channel, line by line."""
+    """Print one channel, a line per property."""
     from quorumcast.manifest.successor import live_limits
 
     live = live_limits(entry)

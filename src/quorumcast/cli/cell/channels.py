@@ -1,8 +1,8 @@
 """`quorumcast channel …`: the channels of a running cell.
 
 `list` and `show` read the manifest, and with --live the brokers' status pages. `create`, `change`
-and `delete` write the next epoch; brokers take it without a restart, and what travels on other
-channels is not disturbed.
+and `delete` write the next epoch; brokers adopt it without a restart, and other channels are not
+disturbed.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def create(
     wait: WaitOption = True,
     json_: JsonOption = False,
 ) -> None:
-    """Make a channel; running brokers take it without a restart."""
+    """Create a channel; running brokers adopt it without a restart."""
     from msgspec.structs import replace
 
     from quorumcast.manifest.build import next_epoch
@@ -191,10 +191,10 @@ def change(
     wait: WaitOption = True,
     json_: JsonOption = False,
 ) -> None:
-    """Change rights, groups or limits that each node keeps to by itself, or add columns.
+    """Change rights, groups or local limits, or add columns.
 
-    A new column stands behind the others and is null in what was published before. New limits hold
-    for streams that are opened from then on.
+    A new column comes after the others and is null in earlier publications. New limits apply to
+    streams that are opened from then on.
     """
     from msgspec.structs import replace
 
@@ -259,9 +259,9 @@ def delete(
     wait: WaitOption = True,
     json_: JsonOption = False,
 ) -> None:
-    """Delete a channel and what brokers hold of it; says who publishes and subscribes there.
+    """Delete a channel and its retained publications; prints who publishes and subscribes there.
 
-    A channel with total order has a place in the log and cannot go; close it instead.
+    A channel with total order is part of a log and cannot be deleted; close it instead.
     """
     from quorumcast.manifest.build import next_epoch
 
@@ -334,7 +334,7 @@ def _overflow(given: str | None) -> Overflow:
 
 
 def with_limits(limits: Limits, given: list[str] | None) -> Limits:
-    """Limits with those that a command line names."""
+    """The limits, with changes from the command line."""
     from difflib import get_close_matches
 
     import msgspec
@@ -356,7 +356,7 @@ def with_limits(limits: Limits, given: list[str] | None) -> Limits:
 
 
 def check_size(cell: Manifest, entry: ChannelEntry) -> None:
-    """Refuse a policy for which the cell is too small, and say which ones it can carry."""
+    """Refuse a policy for which the cell has too few brokers; name those that it supports."""
     from quorumcast.core.quorum import minimum_brokers
     from quorumcast.manifest.policy import POLICY_NAMES, Policy
 
@@ -376,7 +376,7 @@ def check_size(cell: Manifest, entry: ChannelEntry) -> None:
 
 
 def check_disks(cell: Manifest, entry: ChannelEntry, urls: dict[str, str]) -> None:
-    """A broker without a data directory would not take the epoch: say so before it is signed."""
+    """Refuse a durable channel if a broker has no data directory: it could not adopt the epoch."""
     without = [
         name for name, row in ask_cell(cell, urls).items() if row["up"] and not row.get("disk")
     ]
@@ -388,7 +388,7 @@ def check_disks(cell: Manifest, entry: ChannelEntry, urls: dict[str, str]) -> No
 
 
 def _report(new: Manifest, name: str, urls: dict[str, str], json_: bool) -> None:
-    """What has become of the channel, and who has taken it; exit code 1 if too few have."""
+    """Print the result, and which brokers have adopted it; exit code 1 if too few have."""
     taken = wait_until_taken(new, urls) if urls else {}
     entry = new.channel(name)
     facts: dict[str, Any] = {

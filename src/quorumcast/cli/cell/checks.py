@@ -1,4 +1,4 @@
-"""What `quorumcast doctor` finds out from files alone: manifest, keys, certificates."""
+"""The checks of `quorumcast doctor` on files: manifest, keys, certificates."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 Level = Literal["ok", "warning", "error"]
 
-#: A certificate that ends sooner is worth a warning.
+#: Remaining validity of a certificate below which there is a warning.
 EXPIRY_DAYS = 30
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One line of the doctor's report."""
+    """One result of a check."""
 
     about: str
     level: Level
     says: str
-    #: What to do about it; nothing if all is well.
+    #: Advice; "" if all is well.
     do: str = ""
 
 
 def blame(about: str, error: UsageError, level: Level = "error") -> Finding:
-    """A sentence of ours: what is wrong comes before what to do."""
+    """A finding from an error, whose text has the problem first and then the advice."""
     says, _, advice = str(error).partition("; ")
     return Finding(about, level, says, advice)
 
 
 def check_manifest(manifest: Manifest) -> list[Finding]:
-    """What the manifest promises; that it is signed and sound was found out by reading it."""
+    """The guarantees of a manifest; reading it has checked its signature and consistency."""
     from quorumcast.core.quorum import minimum_brokers
 
     have = len(manifest.brokers)
@@ -77,7 +77,7 @@ def check_manifest(manifest: Manifest) -> list[Finding]:
 
 
 def check_operator(manifest: Manifest, directory: Path) -> list[Finding]:
-    """Whether the operator's key, if it is here, is the one that signed."""
+    """Whether the operator's key, if present, is the one that signed the manifest."""
     from quorumcast.manifest.files import read_identity
 
     path = directory / f"{OPERATOR}{IDENTITY}"
@@ -102,7 +102,7 @@ def check_operator(manifest: Manifest, directory: Path) -> list[Finding]:
 def check_identities(
     manifest: Manifest, directory: Path
 ) -> tuple[list[Finding], dict[str, Identity]]:
-    """Every identity beside the manifest against it; those that are good."""
+    """Compare the identities beside the manifest with it; return the matching ones as well."""
     from quorumcast.manifest.files import read_identity
 
     findings: list[Finding] = []
@@ -144,7 +144,7 @@ def check_identities(
 
 
 def check_certificates(manifest: Manifest, now: datetime.datetime) -> list[Finding]:
-    """Whether every broker's certificate is its own, and still holds."""
+    """Whether the certificate of each broker belongs to it and is still valid."""
     with_one = [broker for broker in manifest.brokers if broker.certificate]
     if not with_one:
         return []

@@ -1,7 +1,7 @@
-"""`quorumcast doctor`: is this cell well, and what is to be done if not?
+"""`quorumcast doctor`: finds problems of a cell and says what to do.
 
-It looks at files, then at every broker, and works whether all of them are up or none. It changes
-nothing, and greets brokers without taking anybody's place.
+It checks files, then every broker, and works with any number of running brokers. It changes
+nothing, and connects to brokers without displacing a client.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 EXAMPLE = "Example:  quorumcast doctor cell"
 
 GREETING_S = 5.0
-#: Brokers that differ may be about to agree: they are asked again so often, after so long.
+#: Brokers that differ may agree a moment later: number of requests, and the pause between.
 LOOKS = 3
 PAUSE_S = 1.0
 QUIET_S = 2.0
@@ -84,7 +84,7 @@ def doctor(
 
 
 def examine(path: Path, url: list[str] | None) -> list[Finding]:
-    """Everything that can be found out about the cell of a manifest file."""
+    """All findings about the cell of a manifest file."""
     from quorumcast.cli.cell.checks import (
         blame,
         check_certificates,
@@ -112,7 +112,7 @@ def examine(path: Path, url: list[str] | None) -> list[Finding]:
 
 
 async def _greet_all(manifest: Manifest, identities: dict[str, Identity]) -> dict[str, str]:
-    """What is wrong with each broker's address; any client's keys do to ask who is there."""
+    """The connection error of each broker, "" for none; the keys of any client will do."""
     from quorumcast.runtime.links.probe import probe
 
     clients = [identities[c.id] for c in manifest.clients if c.id in identities]
@@ -132,7 +132,7 @@ async def _greet_all(manifest: Manifest, identities: dict[str, Identity]) -> dic
 
 
 def _ask_until_settled(manifest: Manifest, urls: dict[str, str]) -> tuple[Rows, Rows]:
-    """What brokers say at first, if they were asked more than once, and at last."""
+    """The first status of brokers (empty if one request was enough) and the last."""
     from quorumcast.cli.cell.live_checks import unsettled
 
     before: Rows = {}

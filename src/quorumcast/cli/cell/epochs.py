@@ -1,7 +1,7 @@
-"""`quorumcast epoch …`: the next epoch of a manifest, signed by its operator.
+"""`quorumcast epoch …`: show a manifest, or write its next epoch, signed by the operator.
 
-Brokers look at their manifest file every second and take a newer epoch without a restart; where a
-broker has a copy of its own, copy the new manifest there.
+Brokers check their manifest file every second and adopt a newer epoch without a restart. If a
+broker has its own copy of the file, copy the new manifest there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ app = typer.Typer(
 
 @app.command(epilog="Example:  quorumcast epoch show -m cell")
 def show(manifest: ManifestOption = Path(), json_: JsonOption = False) -> None:
-    """Say what the manifest says."""
+    """Show the manifest."""
     from quorumcast.manifest.files import read_manifest
 
     path = manifest_path(manifest)
@@ -51,7 +51,7 @@ def add_client(
     operator: OperatorOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Give a new client an identity and a place in the cell."""
+    """Add a client, and make its identity."""
     from quorumcast.core.ids import NodeId
     from quorumcast.crypto.identity import Identity
     from quorumcast.manifest import build
@@ -77,7 +77,7 @@ def add_channel(
     operator: OperatorOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Open a new channel."""
+    """Add a channel."""
     from quorumcast.manifest.build import next_epoch
 
     entry = parse_channel(channel)
@@ -96,9 +96,9 @@ def rotate(
     operator: OperatorOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Give a node new keys; its old identity is kept beside the new one and is worth nothing.
+    """Give a node new keys; a copy of its old identity is kept, which brokers no longer accept.
 
-    A broker reads its identity file again when it takes the epoch.
+    A broker reads its identity file again when it adopts the epoch.
     """
     path = manifest_path(manifest)
     _advance(path, operator, rotating(path, name), json_)

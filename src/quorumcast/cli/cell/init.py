@@ -29,7 +29,7 @@ EXAMPLE = (
 )
 #: A channel on the command line.
 CHANNEL = "NAME[:POLICY[:ALPHA[:PUBLISHERS[:SUBSCRIBERS]]]]"
-#: In the place of names: nobody has the right. No node can be called so.
+#: In place of names: nobody has the right. No node can have this name.
 NOBODY = "-"
 
 
@@ -58,7 +58,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace a cell that is there.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Make identities, an operator's key and a signed manifest for a new cell."""
+    """Create a cell: identities, the operator's key and a signed manifest."""
     from quorumcast.core.ids import NodeId
     from quorumcast.core.quorum import Protection, largest_f
     from quorumcast.crypto.identity import Identity
@@ -88,7 +88,7 @@ def init(
 
 
 def parse_channel(spec: str) -> ChannelEntry:
-    """A channel as the command line writes it."""
+    """Parse a channel of the command line."""
     from quorumcast.core.ids import Channel
     from quorumcast.manifest.manifest import ChannelEntry
     from quorumcast.manifest.policy import POLICY_NAMES, Policy
@@ -119,7 +119,7 @@ def parse_channel(spec: str) -> ChannelEntry:
 
 
 def parse_rights(names: str) -> tuple[str, ...]:
-    """Who has a right: names with commas, everyone if none is named, '-' for nobody."""
+    """Parse a list of names with commas; empty is everyone, '-' is nobody."""
     from quorumcast.manifest.manifest import EVERYONE
 
     if names.strip() == NOBODY:
@@ -165,7 +165,7 @@ def _write(directory: Path, manifest: Manifest, identities: list[Identity], *, f
 
 
 def _hide_from_git(directory: Path) -> None:
-    """Keys never belong into a repository; in a directory with other files only they are hidden."""
+    """Write a .gitignore for the keys; for everything, if the directory has no other files."""
     ignore = directory / ".gitignore"
     if not ignore.exists():
         ours = {"logs", "data", "evidence", "epochs"}
@@ -174,7 +174,7 @@ def _hide_from_git(directory: Path) -> None:
 
 
 def summary(manifest: Manifest, directory: Path) -> dict[str, object]:
-    """A manifest at a glance."""
+    """The main facts of a manifest."""
     return {
         "cell": manifest.cell,
         "epoch": manifest.epoch,

@@ -1,4 +1,4 @@
-"""What `quorumcast doctor` finds out from brokers: reach, clocks, disks, epochs, logs, quorum."""
+"""The checks of `quorumcast doctor` on brokers: links, clocks, disks, epochs, logs, quorum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 Rows = dict[str, Row]
 
 CLOCK_S = 1.0
-#: Status pages are asked at the same time, and made this far apart at most.
+#: Longest time between the status pages of one round of requests.
 APART_S = 5.0
 LITTLE_BYTES = 1 << 30
 TOO_LITTLE_BYTES = 64 << 20
@@ -30,9 +30,9 @@ def check_brokers(
     rows: Rows,
     before: Rows | None = None,
 ) -> list[Finding]:
-    """Everything about every broker, and about the cell as a whole.
+    """All findings about each broker, and about the cell as a whole.
 
-    `before` is what the brokers said a few seconds ago: who should have moved since then?
+    `before` is the status of a few seconds ago, to find brokers that make no progress.
     """
     findings: list[Finding] = []
     for broker in manifest.brokers:
@@ -55,7 +55,7 @@ def check_brokers(
 
 
 def unsettled(manifest: Manifest, rows: Rows) -> bool:
-    """Whether brokers differ in what they may be about to agree on."""
+    """Whether brokers differ in something on which they may agree a moment later."""
     answering = [row for name, row in rows.items() if is_broker(row, name, manifest.cell)]
     if any(row["epoch"] < manifest.epoch or _waits(row) for row in answering):
         return True
@@ -145,7 +145,7 @@ def _disk(manifest: Manifest, name: str, row: Row, directory: Path) -> list[Find
 
 
 def _lost_stores(rows: Rows) -> list[Finding]:
-    """Brokers that came empty to a log that had begun, unless they may just have come late."""
+    """Brokers that joined a running log without data, unless they were only started late."""
     findings: list[Finding] = []
     for name, row in rows.items():
         late = any(log.get("forgotten") for log in row.get("logs", {}).values())
@@ -163,7 +163,7 @@ def _lost_stores(rows: Rows) -> list[Finding]:
 
 
 def _met_before(other: Row, name: str, row: Row) -> bool:
-    """Whether a broker has known one since before that one's process began."""
+    """Whether `other` has met this broker before its present process started."""
     met: float | None = other["brokers"].get(name, {}).get("met_s_ago")
     return met is not None and met > row.get("uptime_s", met) + APART_S
 
@@ -193,7 +193,7 @@ def _conduct(name: str, row: Row) -> list[Finding]:
 
 
 def _links(name: str, row: Row, troubles: dict[str, str]) -> list[Finding]:
-    """Links to brokers that are there: those that are not are told of already."""
+    """Missing links to running brokers; other checks report brokers that are down."""
     findings: list[Finding] = []
     for peer, link in row["brokers"].items():
         if not link["up"] and not troubles.get(peer, "?"):
@@ -205,7 +205,7 @@ def _links(name: str, row: Row, troubles: dict[str, str]) -> list[Finding]:
 
 
 def _floods(name: str, row: Row) -> list[Finding]:
-    """Clients that asked for more than a broker could give them beside the others."""
+    """Clients that were throttled because they requested too much."""
     findings: list[Finding] = []
     for client, load in row.get("load", {}).items():
         if load["disconnected"]:
@@ -219,7 +219,7 @@ def _floods(name: str, row: Row) -> list[Finding]:
 
 
 def _suspects(manifest: Manifest, rows: Rows) -> list[Finding]:
-    """Whom so many suspect that one of them is correct."""
+    """Nodes that at least f+1 brokers suspect, so at least one correct broker."""
     by: dict[str, dict[str, set[str]]] = {}
     for name, row in rows.items():
         for suspect, reasons in row["suspicions"].items():
@@ -235,7 +235,7 @@ def _suspects(manifest: Manifest, rows: Rows) -> list[Finding]:
 
 
 def _logs(manifest: Manifest, rows: Rows) -> list[Finding]:
-    """Whether brokers agree on who leads each log, and are about as far in it."""
+    """Whether brokers agree on the leader of each log, and have similar progress."""
     findings: list[Finding] = []
     for log in dict.fromkeys(log for row in rows.values() for log in row.get("logs", {})):
         standings = {name: row["logs"][log] for name, row in rows.items() if log in row["logs"]}
@@ -244,7 +244,7 @@ def _logs(manifest: Manifest, rows: Rows) -> list[Finding]:
 
 
 def _waits(row: Row) -> list[str]:
-    """Logs in which something is to be done."""
+    """Logs with pending work."""
     return [
         log
         for log, standing in row.get("logs", {}).items()
@@ -254,7 +254,7 @@ def _waits(row: Row) -> list[str]:
 
 
 def _standstill(rows: Rows, before: Rows) -> list[Finding]:
-    """Brokers that have something to do in a log and did nothing for a while."""
+    """Brokers with pending work in a log and no progress since `before`."""
     findings: list[Finding] = []
     for name, row in rows.items():
         for log in _waits(row):

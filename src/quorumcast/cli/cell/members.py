@@ -1,6 +1,6 @@
-"""`quorumcast members`: who is in a cell, how they are recognised, and who is there.
+"""`quorumcast members`: the brokers and clients of a cell, their keys, and who is connected.
 
-`cli.membership` has the commands that change it.
+`cli.cell.membership` has the commands that change it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Who is in a cell, and changes of it while it runs.",
+    help="Show the members of a cell, and change them while it runs.",
     epilog="Example:  quorumcast members list -m cell --live",
 )
 
@@ -44,7 +44,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
 for command, example in _EXAMPLES.items():
     app.command(epilog=f"Example:  quorumcast {example}")(command)
 
-#: Of a fingerprint, as much is compared by eye.
+#: Characters of a fingerprint that the table shows.
 SHOWN = 16
 
 
@@ -57,7 +57,7 @@ def list_members(
 ) -> None:
     """Show brokers and clients with the fingerprints of their keys.
 
-    With --live: which brokers are up, in which epoch, and at how many of them each client is.
+    With --live: which brokers are up, in which epoch, and to how many each client is connected.
     """
     from quorumcast.manifest.files import read_manifest
 
@@ -71,7 +71,7 @@ def list_members(
 
 
 def fingerprint(verify_key: bytes, exchange_key: bytes) -> str:
-    """What stands for a node's public keys."""
+    """The fingerprint of a node's public keys."""
     return hashlib.sha256(verify_key + exchange_key).hexdigest()
 
 

@@ -1,8 +1,8 @@
-"""`quorumcast members add, remove, replace, rotate`: brokers come and go while the cell runs.
+"""`quorumcast members add, remove, replace, rotate`: change the brokers of a running cell.
 
-Every command makes one epoch after the other, each one step: it shows what changes, asks whether
-enough brokers have taken the epoch before, waits until they have what the others hold, and with
---wait looks on until enough have taken this.
+Each command writes one epoch or several, and changes one broker in each. Before an epoch is written
+n-f brokers must have adopted the previous one, and the brokers that stay must have caught up. With
+--wait a command also waits until n-f brokers have adopted the new epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quorumcast.cli.common import (
     print_json,
     status_urls,
 )
-from quorumcast.cli.progress import Progress
+from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ HastyOption = Annotated[
 
 
 class Steps:
-    """The steps of one command."""
+    """The epochs that one command writes."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Steps:
         self.facts: dict[str, Any] = {}
 
     def take(self, change: Change, *, going: Collection[str] = ()) -> Manifest:
-        """One epoch, if enough brokers have taken the one before; `going` are about to leave."""
+        """Write one epoch, once the previous one is adopted; `going` are brokers about to leave."""
 
         def safely(old: Manifest) -> Manifest:
             if not self._offline:
@@ -104,17 +104,17 @@ class Steps:
             )
 
     def _await_others(self, manifest: Manifest, going: Collection[str]) -> None:
-        """Until those who stay hold what the others do, and those who are new are there.
+        """Wait until remaining brokers have caught up and new brokers are running.
 
-        Of what they lack too few may be left after the next step to vouch for it. Who goes and is
-        down may be what they wait for.
+        Otherwise, too few brokers might hold a publication after the next step. There is no wait if
+        a leaving broker is down, because the others may be waiting for data that only it has.
         """
         from quorumcast.manifest.files import read_epoch
 
         before = read_epoch(self.path, manifest, manifest.epoch - 1)
         new = [] if before is None else [n for n in manifest.broker_ids if not before.broker(n)]
         deadline = time.monotonic() + self._timeout_s
-        with Progress() as progress:
+        with ProgressDisplay() as progress:
             while True:
                 taken = self._taken(manifest)
                 absent = [n for n in new if n not in taken]
@@ -137,9 +137,9 @@ class Steps:
         return {n: row for n, row in rows.items() if row["up"] and row["epoch"] >= manifest.epoch}
 
     def wait(self, manifest: Manifest, *needed: str) -> bool:
-        """Until n-f brokers have taken an epoch, and these have caught up; False if it takes long.
+        """Wait until n-f brokers have adopted an epoch and `needed` have caught up; else False.
 
-        One that is new counts like one that forgot until then, and f of them are all there may be.
+        Until a new broker has caught up, it counts as one of the f faulty brokers.
         """
         deadline = time.monotonic() + self._timeout_s
         while True:
@@ -153,7 +153,7 @@ class Steps:
             time.sleep(PAUSE_S)
 
     def finish(self, manifest: Manifest, *, wait: bool, json_: bool) -> None:
-        """Wait, if asked to, and say what has changed; exit code 1 if too few have taken it."""
+        """Print what has changed, after waiting if requested; exit code 1 if too few adopted it."""
         done = not wait or self.wait(manifest)
         if json_:
             print_json(self.facts | {"done": done})
@@ -193,7 +193,7 @@ def add(
     hasty: HastyOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """Add a broker: its identity is made, and the next epoch names it. Then start it."""
+    """Add a broker: make its identity and write the next epoch. Then start it."""
     steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout, hasty=hasty)
     new = steps.take(_adding(steps.path, name, host, port))
     steps.finish(new, wait=wait, json_=json_)
@@ -210,7 +210,7 @@ def remove(
     hasty: HastyOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """Remove a broker: it ends by itself when it has taken the epoch."""
+    """Remove a broker: it exits when it has adopted the epoch."""
     steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout, hasty=hasty)
     new = steps.take(_removing(name), going=(name,))
     steps.finish(new, wait=wait, json_=json_)
@@ -258,7 +258,7 @@ def rotate(
     hasty: HastyOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """Give a node new keys; a broker reads its new identity file when it takes the epoch."""
+    """Give a node new keys; a broker reads its new identity file when it adopts the epoch."""
     steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout, hasty=hasty)
     new = steps.take(rotating(steps.path, name))
     steps.finish(new, wait=wait, json_=json_)
@@ -295,10 +295,10 @@ def _removing(name: str) -> Change:
 
 
 def rotating(path: Path, name: str) -> Change:
-    """New keys for a node.
+    """The change that gives a node new keys.
 
-    A broker needs its old ones until it takes the epoch: the new identity lies beside it. That of a
-    client takes the place of the old one, which is kept and is worth nothing.
+    A broker needs its old identity until it adopts the epoch, so the new one is a second file. The
+    new identity of a client replaces the old one, of which a copy is kept that no broker accepts.
     """
     from quorumcast.core.ids import NodeId
     from quorumcast.crypto.identity import Identity
@@ -331,7 +331,7 @@ def rotating(path: Path, name: str) -> Change:
 
 
 def _certificate(identity: Identity, like: BrokerEntry) -> str:
-    """One for TLS, where the cell uses it."""
+    """A TLS certificate, if the cell uses TLS."""
     from quorumcast.runtime.links.tls import make_certificate
 
     return make_certificate(identity) if like.certificate else ""

@@ -1,4 +1,4 @@
-"""`quorumcast status` and `quorumcast faults`: look at running brokers, and make them lie."""
+"""`quorumcast status` and `quorumcast faults`: show running brokers, and inject faults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ faults = typer.Typer(
 def status(
     manifest: ManifestOption = Path(), url: StatusOption = None, json_: JsonOption = False
 ) -> None:
-    """Show the brokers of a cell: who is up, what they hold, whom they suspect."""
+    """Show the brokers of a cell: their state, what they hold, and whom they suspect."""
     from quorumcast.manifest.files import read_manifest
 
     path = manifest_path(manifest)
@@ -53,7 +53,7 @@ def status(
 
 
 def status_table(cell: str, rows: dict[str, dict[str, Any]]) -> Table:
-    """The brokers at a glance."""
+    """A table of brokers."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -119,9 +119,9 @@ def list_faults(json_: JsonOption = False) -> None:
 
 @faults.command("set", epilog="Example:  quorumcast faults set broker-1 alter --percent 50 -m cell")
 def set_fault(
-    broker: Annotated[str, typer.Argument(help="Who is to lie.")],
-    fault: Annotated[str, typer.Argument(help="How; see 'faults list'.")],
-    percent: Annotated[int, typer.Option(help="Of how many messages in a hundred.")] = 100,
+    broker: Annotated[str, typer.Argument(help="The broker.")],
+    fault: Annotated[str, typer.Argument(help="The fault; see 'faults list'.")],
+    percent: Annotated[int, typer.Option(help="Percentage of messages that are affected.")] = 100,
     victim: Annotated[
         list[str] | None, typer.Option(help="A node or channel to aim at; may be repeated.")
     ] = None,
@@ -146,7 +146,7 @@ def set_fault(
         raise UsageError("--percent is 1 to 100")
     address = _address(broker, manifest, url)
     if fault in ask(f"{address}/faults")["installed"]:
-        # The new order takes the place of the old one.
+        # The new options replace those of the installed fault.
         ask(f"{address}/faults?name={quote(fault)}", "DELETE")
     order = {"name": fault, "percent": percent, "victims": victim or []}
     _report(broker, ask(f"{address}/faults", "POST", order), json_)
@@ -154,7 +154,7 @@ def set_fault(
 
 @faults.command("clear", epilog="Example:  quorumcast faults clear broker-1 -m cell")
 def clear_faults(
-    broker: Annotated[str, typer.Argument(help="Who is to be honest.")],
+    broker: Annotated[str, typer.Argument(help="The broker.")],
     fault: Annotated[str, typer.Argument(help="Only this fault; all of them if left out.")] = "",
     manifest: ManifestOption = Path(),
     url: StatusOption = None,

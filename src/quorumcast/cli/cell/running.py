@@ -58,9 +58,9 @@ def up(
     log: LogOption = "info",
     json_: JsonOption = False,
 ) -> None:
-    """Run the brokers of a cell on this machine until Ctrl-C, and restart those that die.
+    """Run the brokers of a cell on this machine until Ctrl-C, and restart those that exit.
 
-    Each broker's log is DIR/logs/NAME.log, its status page on its port plus 1000.
+    The log of a broker is DIR/logs/NAME.log; its status page is on its port plus 1000.
     """
     from quorumcast.cli.cell.supervisor import Supervisor
     from quorumcast.manifest.files import read_manifest
@@ -72,7 +72,7 @@ def up(
     )
     before = {number: signal.getsignal(number) for number in STOPPING}
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as nohup has it
+        if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _stop)
     try:
         refuse_running(directory, manifest.cell, [child.entry for child in supervisor.children])
@@ -92,7 +92,7 @@ def up(
 
 
 def refuse_running(directory: Path, cell: str, brokers: Sequence[BrokerEntry]) -> None:
-    """Say so if brokers of this cell are up already."""
+    """Raise `UsageError` if brokers of this cell are already running."""
     rows = ask_all({broker.id: default_status_url(broker) for broker in brokers})
     for name, row in rows.items():
         if row["up"] and (row["node"], row["cell"]) == (name, cell):
@@ -105,7 +105,7 @@ def refuse_running(directory: Path, cell: str, brokers: Sequence[BrokerEntry]) -
 
 
 def _supervisor_of(pid: int) -> int | None:
-    """The process `quorumcast up` that started a broker, where /proc tells."""
+    """The process id of the `quorumcast up` that started a broker, if /proc is available."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         parent = int(fields[1])
@@ -116,7 +116,7 @@ def _supervisor_of(pid: int) -> int | None:
 
 
 class _Stopped(Exception):
-    """Somebody sent SIGTERM, or the terminal is gone."""
+    """Raised on SIGTERM, and on SIGHUP when the terminal closes."""
 
 
 def _stop(number: int, frame: Any) -> None:
@@ -129,7 +129,7 @@ def _check_level(level: str) -> None:
 
 
 def _watch_plainly(supervisor: Supervisor, json_: bool) -> None:
-    """One line for everything that happens."""
+    """Print one line per change."""
     waiting = {child.entry.id for child in supervisor.children}
     while True:
         for child, happened in supervisor.poll():
@@ -198,7 +198,7 @@ def broker(
 ) -> None:
     """Run one broker in the foreground; it logs JSON lines to standard error.
 
-    SIGTERM or Ctrl-C stops it; it takes new epochs of its manifest while it runs.
+    SIGTERM or Ctrl-C stops it. It adopts new epochs of its manifest while it runs.
     """
     from quorumcast.manifest.files import read_identity, read_manifest
     from quorumcast.runtime.broker.broker import BrokerSettings, serve_broker
@@ -234,7 +234,7 @@ def broker(
 
 @contextlib.contextmanager
 def _directories(*wanted: Path | None) -> Iterator[None]:
-    """Directories that are there; a command that is refused leaves none that it made."""
+    """Create missing directories; remove them again if the command is refused."""
     made: list[Path] = []
     try:
         for directory in wanted:

@@ -1,4 +1,4 @@
-"""What `quorumcast channel` does about named subscriptions: companions and groups."""
+"""The part of `quorumcast channel` about named subscriptions: companions and groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SubscriptionsOption = Annotated[
     bool,
     typer.Option(
         "--subscriptions",
-        help="Make its companion NAME/subscriptions too, for named subscriptions (total order).",
+        help="Create its companion NAME/subscriptions, for named subscriptions (total order).",
     ),
 ]
 ShareOption = Annotated[
@@ -26,20 +26,22 @@ ShareOption = Annotated[
         help="Let consumers share a subscription: names with commas, or '*'.",
     ),
 ]
-UnshareOption = Annotated[str | None, typer.Option(metavar="NAME", help="End a shared one.")]
+UnshareOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="End a shared subscription.")
+]
 DeadLetterOption = Annotated[
-    str | None, typer.Option(help="With --share: the channel for what fails too often.")
+    str | None, typer.Option(help="With --share: the channel for dead letters.")
 ]
 AttemptsOption = Annotated[
-    int | None, typer.Option(help="With --share: deliveries before giving up; 0 for no end.")
+    int | None, typer.Option(help="With --share: attempts per publication; 0 is unlimited.")
 ]
 AckTimeoutOption = Annotated[
-    float | None, typer.Option(help="With --share: seconds of silence after which work moves on.")
+    float | None, typer.Option(help="With --share: seconds of silence that end a session.")
 ]
 
 
 class Sharing:
-    """What a command line says of groups."""
+    """A change of groups, from the command line."""
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class Sharing:
 
     @property
     def given(self) -> bool:
-        """Whether anything is to change."""
+        """Whether there is a change."""
         return self._share is not None or self._unshare is not None
 
     def applied(self, entry: ChannelEntry) -> tuple[Group, ...]:
@@ -106,7 +108,7 @@ class Sharing:
 def with_companion(
     old: Manifest, before: ChannelEntry | None, entry: ChannelEntry, *, make: bool
 ) -> list[ChannelEntry]:
-    """The companion that is to be added, or changed with the rights of its channel; or none."""
+    """The companion to add, or with the rights that it shares with its channel; or none."""
     from msgspec.structs import replace
 
     from quorumcast.manifest.groups import companion_of, make_companion

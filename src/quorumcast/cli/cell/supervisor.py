@@ -1,11 +1,11 @@
-"""Supervises the broker processes of a cell directory: starts them, and again when they die.
+"""Supervises the broker processes of a cell directory: starts them, and restarts them.
 
-A broker that ends by itself comes back after a pause that doubles with each quick death and starts
-over once it has lived for a while. One that ends with exit code 2 was asked for something
-impossible (a port in use, a wrong key): its sentence is the answer, and trying again would not
-help. Brokers hold the reading end of a pipe, the lifeline, and stop when it closes: they end with
-their supervisor, however it ends. Brokers that a new epoch of the manifest adds are started, and
-one that it removes ends by itself and is not started again.
+A broker that exits is restarted after a pause. The pause doubles with each early exit, and is reset
+once the broker has run for STEADY_S. Exit code 2 means that a restart cannot help (a port in use, a
+wrong key): the supervisor stops with the broker's last line of output. Brokers hold the reading end
+of a pipe, the lifeline, and stop when it closes, so they end with their supervisor, even if it is
+killed. Brokers that a new epoch of the manifest adds are started; one that it removes exits and is
+not restarted.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from quorumcast.runtime.broker.process import encode_settings
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
-#: A broker that lived so long has earned a short pause again.
+#: Running time after which the pause is reset.
 STEADY_S = 10.0
 STOP_TIMEOUT_S = 5.0
 _WRONG_USE = 2
 
 
-class Child:
-    """One broker process."""
+class SupervisedBroker:
+    """One broker process, with its restarts."""
 
     def __init__(self, entry: BrokerEntry, settings: BrokerSettings, log: Path) -> None:
         self.entry = entry
@@ -49,23 +49,23 @@ class Child:
         self._started_at = 0.0
         self._start_at = 0.0
         self.ready = False
-        #: Whether the manifest no longer names it: when it ends, it has left.
+        #: Whether the manifest no longer contains it, so that it is not restarted.
         self.leaving = False
 
     @property
     def pid(self) -> int | None:
-        """Its process, while it runs."""
+        """The process id, while it runs."""
         return None if self._process is None else self._process.pid
 
     @property
     def state(self) -> str:
-        """For people."""
+        """The state as text for people."""
         if self._process is None:
             return f"restarts in {max(self._start_at - time.monotonic(), 0):.0f} s"
         return "up" if self.ready else "starting"
 
     def start(self) -> None:
-        """Start the process; `poll` says when it is ready."""
+        """Start the process; `poll` reports when it is ready."""
         from msgspec.structs import replace
 
         self._ready_pipe, writing = os.pipe()
@@ -83,14 +83,14 @@ class Child:
                 stdout=log,
                 stderr=log,
                 pass_fds=[writing, *self._lifeline],
-                start_new_session=True,  # Ctrl-C is for the supervisor, which stops brokers in turn
+                start_new_session=True,  # so that Ctrl-C reaches only the supervisor
             )
         os.close(writing)
         self._started_at = time.monotonic()
         self.ready = False
 
     def poll(self) -> str:
-        """What happened since the last look: "", "ready", "ended", "left" or "restarted"."""
+        """The change since the last poll: "", "ready", "ended", "left" or "restarted"."""
         if self._process is None:
             if time.monotonic() < self._start_at:
                 return ""
@@ -101,12 +101,12 @@ class Child:
         if code is not None:
             self._ended(code)
             return "left" if self.leaving else "ended"
-        if not self.ready and self._said_ready():
+        if not self.ready and self._reported_ready():
             self.ready = True
             return "ready"
         return ""
 
-    def _said_ready(self) -> bool:
+    def _reported_ready(self) -> bool:
         with contextlib.suppress(BlockingIOError):
             if os.read(self._ready_pipe, 64):
                 os.close(self._ready_pipe)
@@ -118,14 +118,14 @@ class Child:
             os.close(self._ready_pipe)
         self._process = None
         if code == _WRONG_USE:
-            raise UsageError(f"{self.entry.id} cannot start: {self.last_words()}")
+            raise UsageError(f"{self.entry.id} cannot start: {self.last_log_line()}")
         if self.ready and time.monotonic() - self._started_at > STEADY_S:
             self._pause_s = FIRST_PAUSE_S
         self._start_at = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         self.ready = False
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """The last line of its log."""
         try:
             lines = self.log.read_text(errors="replace").splitlines()
@@ -134,12 +134,12 @@ class Child:
         return lines[-1] if lines else "it left no message"
 
     def terminate(self) -> None:
-        """Ask it to stop."""
+        """Send SIGTERM."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
 
     def wait(self) -> None:
-        """Until it has; by force if it takes too long."""
+        """Wait until it has stopped; kill it after STOP_TIMEOUT_S."""
         if self._process is not None:
             try:
                 self._process.wait(STOP_TIMEOUT_S)
@@ -150,7 +150,7 @@ class Child:
 
 
 class Supervisor:
-    """All brokers of a directory that `init` made."""
+    """The brokers of a cell directory."""
 
     def __init__(
         self,
@@ -173,13 +173,13 @@ class Supervisor:
         self._log_level = log_level
         (directory / "logs").mkdir(exist_ok=True)
         self._lifeline = os.pipe()
-        self._stamp = self._look()
-        self.children = [self._child(entry) for entry in self._mine(manifest)]
+        self._stamp = self._modified_at()
+        self.children = [self._child(entry) for entry in self._selected(manifest)]
 
-    def _mine(self, manifest: Manifest) -> list[BrokerEntry]:
+    def _selected(self, manifest: Manifest) -> list[BrokerEntry]:
         return [e for e in manifest.brokers if not self._only or e.id in self._only]
 
-    def _child(self, entry: BrokerEntry) -> Child:
+    def _child(self, entry: BrokerEntry) -> SupervisedBroker:
         directory = self._directory
         settings = BrokerSettings(
             manifest=directory / "manifest.json",
@@ -191,26 +191,26 @@ class Supervisor:
             lifeline_fd=self._lifeline[0],
             log_level=self._log_level,
         )
-        return Child(entry, settings, directory / "logs" / f"{entry.id}.log")
+        return SupervisedBroker(entry, settings, directory / "logs" / f"{entry.id}.log")
 
-    def _look(self) -> int:
+    def _modified_at(self) -> int:
         try:
             return (self._directory / "manifest.json").stat().st_mtime_ns
         except OSError:
             return 0
 
-    def _follow(self) -> None:
-        """The manifest has changed: start brokers that it adds, let those go that it removes."""
-        stamp = self._look()
+    def _adopt_manifest(self) -> None:
+        """If the manifest has changed, start the brokers that it adds and mark removed ones."""
+        stamp = self._modified_at()
         if stamp in (0, self._stamp):
             return
         self._stamp = stamp
         try:
             manifest = read_manifest(self._directory / "manifest.json")
         except UsageError:
-            return  # brokers say in their logs what is wrong with it
+            return  # brokers log what is wrong with it
         known = {child.entry.id: child for child in self.children}
-        for entry in self._mine(manifest):
+        for entry in self._selected(manifest):
             if entry.id not in known:
                 self.children.append(self._child(entry))
                 self.children[-1].start()
@@ -222,9 +222,9 @@ class Supervisor:
         for child in self.children:
             child.start()
 
-    def poll(self) -> Iterator[tuple[Child, str]]:
-        """What happened to whom since the last look."""
-        self._follow()
+    def poll(self) -> Iterator[tuple[SupervisedBroker, str]]:
+        """Yield each broker that changed since the last poll, and its change."""
+        self._adopt_manifest()
         for child in list(self.children):
             happened = child.poll()
             if happened == "left":

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class Printer:
-    """Events on standard output, one per line, and gaps where they are seen."""
+    """Prints events on standard output, one per line; gaps too as JSON, else on standard error."""
 
     def __init__(self, json_: bool, *, channels: bool = False) -> None:
         self._json = json_
-        #: Whether each event says from which channel it is; JSON always does.
+        #: Whether lines begin with the channel; JSON always has it.
         self._channels = channels
 
     def events(self, item: Batch | Gap) -> list[Event]:
-        """The events of an item; a gap has none, and is told."""
+        """The events of an item; a gap is printed and has none."""
         from quorumcast.client.events import Gap
 
         if not isinstance(item, Gap):
@@ -34,7 +34,7 @@ class Printer:
         return []
 
     def print(self, event: Event) -> None:
-        """One event."""
+        """Print one event."""
         opaque = event.batch.data.schema.names == ["payload"]
         if self._json:
             print_json(
@@ -60,7 +60,7 @@ class Printer:
 
 
 def gap_fields(gap: Gap) -> dict[str, Any]:
-    """A gap in JSON."""
+    """The JSON fields of a gap."""
     return {
         "publisher": gap.publisher,
         "from": gap.first,
@@ -70,7 +70,7 @@ def gap_fields(gap: Gap) -> dict[str, Any]:
 
 
 def _row(event: Event) -> dict[str, Any]:
-    """A row in JSON, as 'quorumcast publish' reads it: bytes are base64."""
+    """A row as JSON, in the form that 'quorumcast publish' reads: bytes are base64."""
     return {
         name: base64.b64encode(value).decode() if isinstance(value, bytes) else value
         for name, value in event.row.items()
@@ -78,7 +78,7 @@ def _row(event: Event) -> dict[str, Any]:
 
 
 def payload_fields(payload: bytes) -> dict[str, Any]:
-    """A payload in JSON: text if it is any, and otherwise nothing that alters it."""
+    """The JSON field of a payload: text if it is UTF-8, base64 otherwise."""
     try:
         return {"payload": payload.decode()}
     except UnicodeDecodeError:

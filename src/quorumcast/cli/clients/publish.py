@@ -1,4 +1,4 @@
-"""`quorumcast publish`."""
+"""`quorumcast publish`: publish events from the command line, a file or standard input."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ EXAMPLE = "Example:  quorumcast publish orders 'ten apples' -m cell -i alice"
 
 STANDARD_INPUT = "-"
 CHUNK_BYTES = 1 << 16
-#: How far reading may run ahead of publishing.
+#: Chunks of standard input that are read ahead of publishing.
 CHUNKS_AHEAD = 4
 
 
 def publish(
-    channel: Annotated[str, typer.Argument(help="Where to publish.")],
+    channel: Annotated[str, typer.Argument(help="The channel.")],
     text: Annotated[
         list[str] | None,
         typer.Argument(help="Events; '-' reads one per line from standard input."),
@@ -46,16 +46,14 @@ def publish(
     identity: IdentityOption = "",
     file: Annotated[Path | None, typer.Option(help="Publish the lines of this file.")] = None,
     rate: Annotated[float, typer.Option(help="Events per second; 0 is no limit.")] = 0.0,
-    count: Annotated[int, typer.Option(help="Publish everything so often.")] = 1,
+    count: Annotated[int, typer.Option(help="How many times to publish everything.")] = 1,
     valid_for: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", help="Subscribers skip events that are older; 0 is for ever."
+            metavar="SECONDS", help="Subscribers skip events that are older; 0 is forever."
         ),
     ] = None,
-    urgent: Annotated[
-        bool, typer.Option("--urgent", help="Overtake what waits at subscribers.")
-    ] = False,
+    urgent: Annotated[bool, typer.Option("--urgent", help="Overtake other publications.")] = False,
     observe: ObserveOption = None,
     timeout: TimeoutOption = 30.0,
     json_: JsonOption = False,
@@ -99,7 +97,7 @@ def publish(
 
 
 async def _chunks(texts: list[str], file: Path | None, count: int) -> AsyncIterator[list[bytes]]:
-    """The events that the command line names, as they come; bytes as they were given."""
+    """Yield the events that the command line names, as unchanged bytes."""
     for _ in range(count):
         for text in texts:
             if text != STANDARD_INPUT:
@@ -120,10 +118,10 @@ async def _chunks(texts: list[str], file: Path | None, count: int) -> AsyncItera
 
 
 async def _standard_input() -> AsyncIterator[list[bytes]]:
-    """Lines of standard input.
+    """Yield lines of standard input.
 
-    A thread reads them, so that the loop goes on sending and one Ctrl-C ends everything; nobody
-    waits for that thread, which may sit in a read for ever.
+    A daemon thread reads them, so that the event loop keeps sending and Ctrl-C ends the program
+    even while a read blocks.
     """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(CHUNKS_AHEAD)

@@ -1,8 +1,8 @@
-"""`quorumcast replay`: what a cell holds of a channel, from where to where, and then the end.
+"""`quorumcast replay`: prints the retained publications of a channel, and ends.
 
-The end is the one that was there when the command began: whoever goes on publishing meanwhile does
-not keep it from ending. What the cell no longer holds is announced as a gap; what it says it holds
-and does not give is told too, and makes exit code 1.
+It reads up to the end that the channel had when the command began, so it ends although others keep
+publishing. Publications that brokers no longer hold are reported as a gap. If publications that
+brokers claim to hold do not arrive, they are reported and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example:  quorumcast replay trades -m cell -i bob --from 1000 --to 1999 --json"
 
-#: How often is said how far it is, when that is not seen anyway.
+#: Interval of progress lines on standard error.
 PROGRESS_S = 2.0
 
 
 def replay(
-    channel: Annotated[str, typer.Argument(help="What to read.")],
+    channel: Annotated[str, typer.Argument(help="The channel, or a pattern in quotes.")],
     manifest: ManifestOption = Path(),
     identity: IdentityOption = "",
     start: Annotated[
@@ -63,18 +63,18 @@ def replay(
             help="Leave out what was published after this time, or end after this position.",
         ),
     ] = "",
-    count: Annotated[int, typer.Option(help="End after so many events; 0 is no limit.")] = 0,
+    count: Annotated[int, typer.Option(help="End after this many events; 0 is no limit.")] = 0,
     idle: Annotated[
-        float, typer.Option(help="Give up when nothing comes for so many seconds.")
+        float, typer.Option(help="Give up when nothing arrives for this many seconds.")
     ] = 30.0,
     timeout: TimeoutOption = 30.0,
     json_: JsonOption = False,
 ) -> None:
-    """Print what the cell holds of a channel, and end.
+    """Print the publications that brokers hold of a channel, and end.
 
-    It ends where the channel's end was when it began. Positions are for channels with total order.
-    What has expired is printed too; the summary counts it, and --json marks it.
-    A summary goes to standard error. Exit code 1 if something that is held did not come.
+    It ends where the channel ended when it began. Positions are for channels with total order.
+    Expired publications are printed too; the summary counts them, and --json marks them.
+    A summary goes to standard error. Exit code 1 if publications that brokers hold did not arrive.
     """
     from quorumcast.client import run
 
@@ -99,6 +99,8 @@ def replay(
 
 
 class _Reader:
+    """Reads and prints one range of a channel, and counts."""
+
     def __init__(
         self,
         last: int | None,
@@ -116,21 +118,21 @@ class _Reader:
         self._printer = printer
         self._events = 0
         self._publications = 0
-        #: Where the first and the last event that was printed are.
+        #: The first and the last printed event.
         self._first: Event | None = None
         self._final: Event | None = None
         self._gaps: list[Gap] = []
         self._undecodable = 0
-        #: Publications that are not valid any more.
+        #: Printed publications that had expired.
         self._expired = 0
-        self._told = time.monotonic()
-        #: What the cell said it holds and did not give: the last number, by stream.
+        self._progress_at = time.monotonic()
+        #: Streams that did not arrive completely, with the last number that brokers hold.
         self.lacking: dict[str, int] = {}
 
     async def read(
         self, manifest: Path, identity: Path, channel: str, start: Start, timeout_s: float
     ) -> None:
-        """Print everything that is wanted."""
+        """Connect, and print the requested publications."""
         from quorumcast.client import connect
 
         async with await connect(manifest, identity, timeout_s=timeout_s) as node:
@@ -172,10 +174,10 @@ class _Reader:
                 return
             if item is None or not self._take(item):
                 return
-            self._tell(subscription)
+            self._print_progress(subscription)
 
     def _take(self, item: Batch | Gap) -> bool:
-        """Print an item; False if it is the last one that is wanted."""
+        """Print an item; return False if it is the last requested one."""
         from quorumcast.client.events import Gap
 
         if isinstance(item, Gap):
@@ -183,7 +185,7 @@ class _Reader:
         elif self._last is not None and (item.position or 0) > self._last:
             return False
         elif self._latest is not None and item.published_at > self._latest:
-            return True  # stamps are claims and need not grow: something earlier may follow
+            return True  # times are claims and need not grow, so an earlier one may follow
         else:
             self._publications += 1
             self._expired += item.expired
@@ -196,11 +198,11 @@ class _Reader:
                 return False
         return self._last is None or isinstance(item, Gap) or (item.position or 0) < self._last
 
-    def _tell(self, subscription: Subscription) -> None:
+    def _print_progress(self, subscription: Subscription) -> None:
         now = time.monotonic()
-        if now - self._told < PROGRESS_S:
+        if now - self._progress_at < PROGRESS_S:
             return
-        self._told = now
+        self._progress_at = now
         place = self._final.position if self._final is not None else None
         end = self._last or max(subscription.unread.values(), default=0)
         where = f", at position {place:,} of {end:,}" if place else ""
@@ -209,7 +211,7 @@ class _Reader:
     # ------------------------------------------------------------------ summary
 
     def report(self, channel: str) -> None:
-        """What was read, on standard error."""
+        """Print a summary on standard error."""
         err = console(stderr=True)
         if self._json:
             err.print(json.dumps(self._facts(channel)), markup=False, soft_wrap=True)
@@ -217,7 +219,7 @@ class _Reader:
         gaps = f", {len(self._gaps)} gaps" if len(self._gaps) > 1 else ""
         if len(self._gaps) == 1:
             gaps = f", a gap from {self._gaps[0].first:,} to {self._gaps[0].upto:,}"
-        odd = f", {self._undecodable:,} that no reader can read" if self._undecodable else ""
+        odd = f", {self._undecodable:,} undecodable" if self._undecodable else ""
         old = f", {self._expired:,} of them expired" if self._expired else ""
         err.print(
             f"{_count(self._events, 'event')} in {_count(self._publications, 'publication')} on "

@@ -1,4 +1,4 @@
-"""Lines of JSON as rows of a channel with a schema: what JSON has no type for is text."""
+"""Parses lines of JSON as rows of a schema; types that JSON lacks are written as text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _naive(text: str) -> datetime:
     return time
 
 
-#: How text is read for a type, and what it looks like.
+#: By column type: the parser of its text form, and a description of the form.
 _READERS: dict[str, tuple[Callable[[str], object], str]] = {
     "binary": (_bytes, "base64"),
     "date32": (date.fromisoformat, "a date such as 2026-11-01"),
@@ -41,7 +41,7 @@ _READERS: dict[str, tuple[Callable[[str], object], str]] = {
 
 
 def read_row(line: bytes, columns: Mapping[str, str]) -> dict[str, object]:
-    """The row in a line, for a channel with these columns and types."""
+    """Parse a line as a row with these columns and types."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""`quorumcast subscribe`, and what it shares with `quorumcast replay`: joining and printing."""
+"""`quorumcast subscribe`: prints accepted events; also functions shared with `replay`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 EXAMPLE = "Example:  quorumcast subscribe orders -m cell -i bob --from earliest --count 10 --json"
 
 EARLIEST, LATEST = "earliest", "latest"
-#: When a subscription that does not follow is idle.
+#: Default of --idle.
 IDLE_S = 2.0
 
 
@@ -57,18 +57,18 @@ def subscribe(
     ] = LATEST,
     name: Annotated[
         str,
-        typer.Option(help="Go on where the subscription of this name stopped (total order)."),
+        typer.Option(help="Use the named subscription of this name (total order)."),
     ] = "",
     anew: Annotated[
         bool, typer.Option("--anew", help="With --name: begin it again, from --from on.")
     ] = False,
-    count: Annotated[int, typer.Option(help="End after so many events; 0 is no end.")] = 0,
+    count: Annotated[int, typer.Option(help="End after this many events; 0 is no limit.")] = 0,
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", help="Wait for more, or end when idle.")
     ] = True,
     idle: Annotated[
         float | None,
-        typer.Option(help="With --no-follow: end after so many seconds without an event; 2."),
+        typer.Option(help="With --no-follow: end after this many seconds without an event; 2."),
     ] = None,
     queue: Annotated[
         int | None,
@@ -91,17 +91,17 @@ def subscribe(
     timeout: TimeoutOption = 30.0,
     json_: JsonOption = False,
 ) -> None:
-    """Print accepted events, one per line, from now on or from the past on.
+    """Print accepted events, one per line, new ones or from a point in the past on.
 
-    Says on standard error when the subscription stands. With --receipt, which needs --count or
-    --no-follow, the last event's receipt is saved for 'quorumcast verify', and with --evidence
-    every proof of a lie. In a pattern '*' is any one level of a channel's name and '**' any number
-    of them: 'plant/*/temp', 'plant/**'; the channel then stands before each event, and a tab.
-    Payloads are printed as they are; with --json those that are not UTF-8 are "payload_base64".
+    A line on standard error tells when the subscription stands. --receipt saves the receipt of the
+    last event for 'quorumcast verify', and needs --count or --no-follow; --evidence saves every
+    proof of a lie. In a pattern '*' is one level of a channel name and '**' any number of levels:
+    'plant/*/temp', 'plant/**'; each line then begins with the channel and a tab.
+    Payloads are printed unchanged; with --json those that are not UTF-8 are "payload_base64".
 
-    With --name the subscription is kept by the cell: what was printed is acknowledged, and the next
-    time it goes on from there. --from counts the first time. Publications are printed whole, so
-    --count may be exceeded.
+    With --name the cell keeps the state of the subscription: printed events are acknowledged, and
+    the next run continues after them. --from applies to its first use only. Publications are
+    printed whole, so there may be more events than --count.
     """
     from quorumcast.client import run
     from quorumcast.client.arguments import check_counts, check_overflow
@@ -113,7 +113,7 @@ def subscribe(
     if count < 0 or (idle is not None and not 0 < idle < math.inf):
         raise UsageError("--count is 0 or more and --idle more than 0")
     if idle is not None and follow:
-        raise UsageError("--idle needs --no-follow: without it a subscription waits for ever")
+        raise UsageError("--idle needs --no-follow: without it a subscription waits forever")
     if name and (queue is not None or overflow is not None):
         raise UsageError(
             "--queue and --overflow do not go with --name: a named subscription takes what it can "
@@ -143,6 +143,8 @@ def subscribe(
 
 
 class _Listener:
+    """Prints the events of one subscription."""
+
     def __init__(
         self,
         count: int,
@@ -152,7 +154,7 @@ class _Listener:
         observe: Path | None,
         printer: Printer,
     ) -> None:
-        #: How many events are still wanted; None for no end.
+        #: Events still to print; None for no limit.
         self._left: int | None = count or None
         self._idle_s = idle_s
         self._receipt = receipt
@@ -183,7 +185,7 @@ class _Listener:
                 f"subscribed to {channel}{which}", markup=False, soft_wrap=True
             )
             last = await self._print_all(subscription)
-            _tell_skipped(subscription)
+            _print_skipped(subscription)
             if self._receipt is not None:
                 await self._save_receipt(last, self._receipt)
 
@@ -284,7 +286,7 @@ class _Listener:
         node.on_evidence = report
 
 
-def _tell_skipped(subscription: Subscription) -> None:
+def _print_skipped(subscription: Subscription) -> None:
     skipped = {
         "had expired": subscription.expired,
         "were discarded": subscription.discarded,
@@ -299,7 +301,7 @@ def _tell_skipped(subscription: Subscription) -> None:
 
 
 def parse_start(text: str, *, option: str = "--from", words: tuple[str, ...] = ()) -> Start:
-    """Where to begin or end, as the command line says it."""
+    """Parse a start or end of the command line."""
     words = words or (EARLIEST, LATEST)
     if text in words:
         return text
@@ -323,7 +325,7 @@ def parse_start(text: str, *, option: str = "--from", words: tuple[str, ...] = (
 async def join(
     node: Node, channel: str, start: Start, timeout_s: float, **options: Any
 ) -> Subscription:
-    """A subscription that stands."""
+    """Subscribe, and wait until the subscription stands."""
     subscription = node.subscribe(channel, start=start, **options)
     try:
         await subscription.wait_joined(timeout_s)

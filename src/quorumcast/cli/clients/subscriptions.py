@@ -1,4 +1,4 @@
-"""`quorumcast subscriptions list`: where the named subscriptions of a channel stand."""
+"""`quorumcast subscriptions list`: the progress of the named subscriptions of a channel."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def list_subscriptions(
     timeout: TimeoutOption = 30.0,
     json_: JsonOption = False,
 ) -> None:
-    """Show each subscription: who works on it, how far it is, what failed.
+    """Show each subscription: consumers, cursor, lag, redeliveries and dead publications.
 
-    Computed from what consumers wrote into the channel's companion, and verified: no broker is
-    believed. The identity is that of a client that may subscribe to the channel.
+    It is computed from the operations on the channel's companion, which are verified like all
+    publications. The identity is that of a client that may subscribe to the channel.
     """
     from quorumcast.client import run
 
@@ -70,7 +70,7 @@ async def _look(
     from quorumcast.core.limits import MAX_NAME, MAX_SEATS
     from quorumcast.manifest.files import read_identity
 
-    # The client itself may be at work: whoever looks must not take its place.
+    # Use the last seat, because without a seat we would displace a running client.
     name = read_identity(identity).name
     seat = MAX_SEATS if len(at_seat(name, MAX_SEATS)) <= MAX_NAME else 0
     async with await connect(manifest, identity, timeout_s=timeout_s, seat=seat) as node:
@@ -92,9 +92,9 @@ def _print(channel: str, found: list[SubscriptionFacts]) -> None:
         console().print(f"channel {channel} has no named subscriptions", markup=False)
         return
     table = Table(title=f"subscriptions of {channel}", title_justify="left", box=SIMPLE)
-    for column in ("name", "of", "at work"):
+    for column in ("name", "owner", "consumers"):
         table.add_column(column, overflow="fold")
-    for column in ("next", "behind", "in flight", "to come again", "redelivered", "dead"):
+    for column in ("cursor", "lag", "in flight", "to redeliver", "redelivered", "dead"):
         table.add_column(column, justify="right")
     for facts in found:
         numbers = (
@@ -113,6 +113,6 @@ def _print(channel: str, found: list[SubscriptionFacts]) -> None:
             ]
         )
         table.add_row(
-            facts.name, facts.owner or "its group", ", ".join(facts.members) or "nobody", *numbers
+            facts.name, facts.owner or "its group", ", ".join(facts.members) or "none", *numbers
         )
     console().print(table)

@@ -1,9 +1,9 @@
-"""`quorumcast verify`: judge a receipt or a piece of evidence offline, from manifests alone.
+"""`quorumcast verify`: checks a receipt or a piece of evidence offline, with manifests alone.
 
-Keys, brokers and channels change from epoch to epoch, so a document is judged by the manifests of
-the epochs in which its statements were signed, where those are kept beside the one that is named.
-It has to hold by one of them as a whole: f is a promise about the brokers of one epoch, and those
-of two may be 2f liars. What fails only because such a manifest is missing is neither valid nor not.
+Keys, brokers and channels change from epoch to epoch. A document is therefore checked with the
+manifests of the epochs in which its statements were signed, if they are kept beside the given one.
+All of it must hold by a single manifest: f bounds the faulty brokers of one epoch, and two epochs
+together may have 2f. If it fails only because such a manifest is missing, the result is undecided.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from quorumcast.crypto.evidence import Court
     from quorumcast.manifest.manifest import Manifest
 
-#: The exit code of what cannot be judged.
+#: Exit code for an undecided document.
 UNDECIDED = 3
-#: A stranger's document may name any number of epochs; a sentence names these.
-MOST_NAMED = 3
+#: Epochs in an error message, at most; a document may name any number of them.
+MAX_EPOCHS_SHOWN = 3
 
 EXAMPLE = "Example:  quorumcast verify receipt.json -m cell"
 
@@ -53,7 +53,7 @@ def verify(
 
 
 def judge_by_epochs(document: Receipt | Evidence, path: Path) -> dict[str, Any]:
-    """The verdict by the manifest in a file, or by those of earlier epochs that are kept beside."""
+    """The verdict by the manifest in a file, or by one of an earlier epoch beside it."""
     from quorumcast.manifest.files import EPOCHS, read_epoch, read_manifest
 
     present = read_manifest(path)
@@ -62,14 +62,14 @@ def judge_by_epochs(document: Receipt | Evidence, path: Path) -> dict[str, Any]:
     missing = [epoch for epoch, manifest in found.items() if manifest is None]
     manifests = [manifest for manifest in found.values() if manifest is not None]
     if present.epoch not in found:
-        manifests.append(present)  # keys seldom change: it may do, too
+        manifests.append(present)  # keys seldom change, so it may hold by this one too
     verdicts = [{"epoch": m.epoch, **judge(document, m)} for m in manifests]
     for verdict in verdicts:
         if verdict["valid"]:
             return verdict
     verdict = verdicts[0]
     if missing and not _contradicts_itself(document, present):
-        epochs = " or ".join(map(str, missing[:MOST_NAMED]))
+        epochs = " or ".join(map(str, missing[:MAX_EPOCHS_SHOWN]))
         verdict["valid"] = None
         verdict["reason"] = (
             f"it was signed in epoch {epochs} of cell {present.cell!r}, this manifest is of epoch "
@@ -80,7 +80,7 @@ def judge_by_epochs(document: Receipt | Evidence, path: Path) -> dict[str, Any]:
 
 
 def _epochs(document: Receipt | Evidence, cell: str) -> list[int]:
-    """The epochs in which a document's statements say that they were signed, newest first."""
+    """The epochs in which a document's statements claim to be signed, newest first."""
     from quorumcast.core.statements import Receipt, parse_statement
 
     signed = (
@@ -93,7 +93,7 @@ def _epochs(document: Receipt | Evidence, cell: str) -> list[int]:
 
 
 def read_document(path: Path) -> Receipt | Evidence:
-    """The receipt or evidence in a file."""
+    """Read a receipt or evidence from a file."""
     import msgspec
 
     from quorumcast.core.statements import Evidence, Receipt
@@ -112,7 +112,7 @@ def read_document(path: Path) -> Receipt | Evidence:
 
 
 def _origin(receipt: Receipt) -> tuple[str, int, int | None, str | None]:
-    """Publisher, number, where there is a total order the place in it, and the time it claims."""
+    """Publisher, number, position (with total order) and claimed time of the publication."""
     from quorumcast.core.envelope import read_envelope, time_of
     from quorumcast.core.ids import total_order
     from quorumcast.core.labels import unlabel
@@ -127,7 +127,7 @@ def _origin(receipt: Receipt) -> tuple[str, int, int | None, str | None]:
 
 
 def _contradicts_itself(document: Receipt | Evidence, manifest: Manifest) -> bool:
-    """Whether no manifest of the cell could make it hold, since it is wrong without signatures."""
+    """Whether a document fails even without its signatures, so that no manifest can help."""
     from quorumcast.core.statements import Receipt
 
     if not isinstance(document, Receipt):
@@ -148,7 +148,7 @@ def _court(manifest: Manifest) -> Court:
 
 
 def judge(document: Receipt | Evidence, manifest: Manifest) -> dict[str, Any]:
-    """Whether a document holds by this manifest, and what it says."""
+    """The verdict on a document by one manifest."""
     from quorumcast.core.quorum import receipt_votes
     from quorumcast.core.statements import Receipt
 
@@ -187,5 +187,5 @@ def judge(document: Receipt | Evidence, manifest: Manifest) -> dict[str, Any]:
             "proof": document.kind.value,
         }
     if reason is not None:
-        facts["says"] = None  # what does not hold claims nothing
+        facts["says"] = None  # an invalid document proves nothing
     return {"valid": reason is None, "reason": reason, **facts}

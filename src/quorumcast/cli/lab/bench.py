@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quorumcast.cli.common import JsonOption, console, print_json
-from quorumcast.cli.progress import Progress
+from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _single(plan: BenchPlan, json_: bool) -> None:
 
     from quorumcast.bench.run import run_bench
 
-    with Progress() as shown:
+    with ProgressDisplay() as shown:
         report = run_bench(plan, shown)
     if json_:
         print_json(msgspec.to_builtins(report))
@@ -171,7 +171,7 @@ def _replay(plan: BenchPlan, workload: Path, processes: int, events: int, json_:
         rate=plan.rate,
         window=plan.window or WINDOW,
     )
-    with Progress() as shown:
+    with ProgressDisplay() as shown:
         report = run_replay(replay, shown)
     if json_:
         print_json(msgspec.to_builtins(report))
@@ -238,7 +238,7 @@ def _suite(name: str, plan: BenchPlan, runs: int, json_: bool) -> None:
         raise UsageError("--runs must be 1 or more")
     suites = {FREEMAN: _freeman, FIT: _fit, SOAK: _soak, FLOODS: _floods}
     suite = suites.get(name, _faults)
-    with Progress() as shown:
+    with ProgressDisplay() as shown:
         suite(plan, runs, json_, shown)
 
 

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from quorumcast.cli.common import console, print_json
-from quorumcast.cli.progress import Progress
+from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def run_coverage(
 
     if seeds < 1 or start < 0:
         raise UsageError("--seeds is 1 or more, --start 0 or more")
-    with Progress() as shown:
+    with ProgressDisplay() as shown:
         exploration = explore(
             seeds,
             start,

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from quorumcast.cli.common import console, print_json
-from quorumcast.cli.progress import Progress
+from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def run_mutants(
     if seeds < 1 or start < 0 or jobs < 1 or minutes <= 0:
         raise UsageError("--seeds and --jobs are 1 or more, --start 0 or more, --minutes above 0")
     tests = _tests() if with_tests else None
-    with Progress() as shown:
+    with ProgressDisplay() as shown:
         hunt = Hunt(
             entries(room, only),
             start=start,

@@ -11,7 +11,7 @@ import typer
 from quorumcast.cli.common import JsonOption, console, print_json
 from quorumcast.cli.lab.coverage import run_coverage
 from quorumcast.cli.lab.mutants import run_mutants
-from quorumcast.cli.progress import Progress
+from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _workload(
     )
     with (
         planted(variant),
-        Progress(f"{len(some):,} events of {workload.header.name}"),
+        ProgressDisplay(f"{len(some):,} events of {workload.header.name}"),
     ):
         found = replay(plan, expected(some, workload.subscribers))
     outcome = found.outcome
@@ -241,7 +241,7 @@ def _campaign(
         raise UsageError("--seeds is 1 or more, --start and --workers 0 or more")
     planted(variant, system)
     done = count(1)
-    with Progress() as shown:
+    with ProgressDisplay() as shown:
         report = run_campaign(
             seeds,
             start,
@@ -286,7 +286,7 @@ def _known_bad(system: str, json_: bool) -> None:
 
     catches = []
     variants = find(system).variants()
-    with Progress() as shown:
+    with ProgressDisplay() as shown:
         for variant in variants:
             catches.append(try_variant(variant))
             shown(f"{len(catches)} of {len(variants)} variants")

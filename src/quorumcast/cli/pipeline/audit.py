@@ -9,7 +9,7 @@ import typer
 
 from quorumcast.cli.common import JsonOption, console, manifest_path, print_json
 from quorumcast.cli.pipeline import MasterOption
-from quorumcast.cli.progress import Progress
+from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _print_score(scored: dict[str, Any]) -> None:
             out.print(f"  {title}: {row['node']} in {row['run']}", markup=False)
 
 
-def _progress(spark: SparkSession, what: str) -> Progress:
+def _progress(spark: SparkSession, what: str) -> ProgressDisplay:
     """How far Spark's tasks are."""
     from py4j.protocol import Py4JError
 
@@ -247,4 +247,4 @@ def _progress(spark: SparkSession, what: str) -> Progress:
         total = sum(stage.numTasks for stage in stages if stage is not None)
         return f"{what}: {done:,} of {total:,} tasks" if total else what
 
-    return Progress(look=look)
+    return ProgressDisplay(look=look)

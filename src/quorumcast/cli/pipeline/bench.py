@@ -8,7 +8,7 @@ import typer
 
 from quorumcast.cli.common import JsonOption, console, print_json
 from quorumcast.cli.pipeline import MasterOption
-from quorumcast.cli.progress import Progress
+from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
 EXAMPLE = "Example:  quorumcast pipeline bench --events 1000000"
@@ -31,7 +31,7 @@ def bench(
 
     if events < 1 or batch < 1 or written < 1:
         raise UsageError("--events, --batch and --written are 1 or more")
-    with Progress("starting Spark") as shown:
+    with ProgressDisplay("starting Spark") as shown:
         spark = spark_session("quorumcast bench", master=master, brief=False)
         try:
             report = measure(spark, events, batch, shown)

@@ -9,7 +9,7 @@ import typer
 
 from quorumcast.cli.common import JsonOption, console, print_json
 from quorumcast.cli.pipeline import MasterOption
-from quorumcast.cli.progress import Progress
+from quorumcast.cli.progress import ProgressDisplay
 
 if TYPE_CHECKING:
     from quorumcast.pipeline.campaign.run import CampaignResult
@@ -58,7 +58,7 @@ def campaign(
     chosen = Campaign(scenarios=scenarios, start=start, choice=choice)
     chosen.check()
     prepare_directory(output)
-    with Progress("starting Spark") as shown:
+    with ProgressDisplay("starting Spark") as shown:
 
         def tell(done: int, bad: int, seconds: float) -> None:
             rate = done / seconds if seconds else 0.0

@@ -9,7 +9,7 @@ import typer
 
 from quorumcast.cli.common import JsonOption, console, print_json
 from quorumcast.cli.pipeline import MasterOption
-from quorumcast.cli.progress import Progress
+from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def evaluate(
         raise UsageError(f"{output} cannot be written: name a file in a directory that exists")
     found = find_traces(traces)
     rows = sum(trace.rows for trace in found)
-    with Progress("starting Spark") as shown:
+    with ProgressDisplay("starting Spark") as shown:
         spark = spark_session("quorumcast evaluate", master=master)
         shown(f"reading {rows:,} rows of {len(found):,} traces")
         evaluation = evaluate(spark, found)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from quorumcast.cli.common import console, print_json
 from quorumcast.cli.pipeline.sentences import sentences
-from quorumcast.cli.progress import Progress
+from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def watch_cell(
     cell, names = read_manifest(manifest), Names.under(prefix)
     for name, columns in names.columns.items():
         check_channel(cell, name, columns)
-    with _alone(store), Progress("starting Spark") as shown, sentences():
+    with _alone(store), ProgressDisplay("starting Spark") as shown, sentences():
         _claim(store, f"{cell.cell} {names.metrics}")
         from quorumcast.pipeline.session import ROCKSDB, spark_session
 

@@ -10,7 +10,7 @@ import typer
 from quorumcast.cli.common import JsonOption, console, print_json
 from quorumcast.cli.pipeline import MasterOption
 from quorumcast.cli.pipeline.sentences import sentences
-from quorumcast.cli.progress import Progress
+from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def prepare(
     elif partitions < 0:
         raise UsageError("--partitions is 0 or more")
     place = new_workload(output, overwrite=overwrite, sources=sources)
-    with place, Progress("starting Spark") as shown:
+    with place, ProgressDisplay("starting Spark") as shown:
         spark = spark_session("workload", master=master)
         shown("reading, cleaning and writing")
         if chosen is None:
@@ -205,7 +205,7 @@ def generate(
             shape, events=events or 10_000, nodes=nodes, seed=seed, rate=rate
         )
         place = new_workload(output, overwrite=overwrite)
-        with place, Progress("making publications, counting matches"):
+        with place, ProgressDisplay("making publications, counting matches"):
             spark = spark_session("workload", master=master)
             header = write_content(spark, by_content, output, partitions)
         _tell(header, output, json_)
@@ -224,7 +224,7 @@ def generate(
         rate=rate,
         size=size,
     )
-    with new_workload(output, overwrite=overwrite), Progress("making events"):
+    with new_workload(output, overwrite=overwrite), ProgressDisplay("making events"):
         spark = spark_session("workload", master=master)
         header = write_generated(spark, generator, output, partitions)
     _tell(header, output, json_)
@@ -271,7 +271,7 @@ def describe(
     from quorumcast.pipeline.workload.picture import picture as draw
 
     read_header(workload)
-    with Progress("counting"):
+    with ProgressDisplay("counting"):
         found = count(spark_session("workload", master=master), workload)
     if picture is not None:
         picture.write_text(draw(found), encoding="utf-8")
