@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -22,18 +23,20 @@ from tests.support.talking import (
     SimStage,
     SocketStage,
     Stage,
+    Talker,
     about,
     heard,
     keyring,
     said,
 )
 
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import (
     Connected,
     Dial,
     DialFailure,
     Disconnected,
+    Effect,
     Event,
     Hangup,
     Send,
@@ -242,6 +245,62 @@ def _exchange(stage: Stage, text: str) -> bool:
     stage.do(ANN, says(BEN, text))
     stage.do(BEN, says(ANN, text))
     return text in said(stage, ANN) and text in said(stage, BEN)
+
+
+class Fickle(Talker):
+    """Dials and hangs up at random, also in answer to what it hears, until it has had enough."""
+
+    rng: random.Random
+    answers = 0
+
+    def handle(self, event: Event, now: Millis) -> list[Effect]:
+        self.heard.append(event)
+        if self.answers == 0 or self.rng.random() < 0.5:
+            return []
+        self.answers -= 1
+        match event:
+            case Disconnected(peer) | Unreachable(peer):
+                return [Dial(peer)]
+            case Connected(peer):
+                return self.rng.choice([[Hangup(peer)], [Hangup(peer), Dial(peer)], [Dial(peer)]])
+            case _:
+                return []
+
+
+@both_drivers
+@pytest.mark.parametrize("seed", range(4))
+def test_dials_and_hangups_at_random_leave_both_ends_of_one_mind(
+    make: MakeStage, seed: int
+) -> None:
+    rng, peers = random.Random(seed), (ANN, BEN, CID)
+
+    async def script(stage: Stage) -> None:
+        await stage.start(*peers, talker=Fickle)
+        for talker in stage.talkers.values():
+            talker.rng, talker.answers = rng, 30  # type: ignore[attr-defined]
+        for _ in range(100):
+            one, other = rng.sample(peers, 2)
+            dial, hangup = Dial(other), Hangup(other)
+            anything: list[list[Effect]] = [[dial], [hangup], [hangup, dial]]
+            stage.do(one, *rng.choice(anything))
+            await stage.wait(rng.choice([0, 0, 1, 3]))
+        for talker in stage.talkers.values():
+            talker.answers = 0  # type: ignore[attr-defined]
+        pairs = [(one, other) for one in peers for other in peers if one != other]
+        for _ in range(10):
+            await stage.until(lambda: all(_agree(stage, *pair) for pair in pairs))
+            await stage.wait(20)
+
+    play(lambda: make(dialed_links=1 + seed % 2), script)
+
+
+def _agree(stage: Stage, one: NodeId, other: NodeId) -> bool:
+    """Whether both ends have the link or neither, and were told so, in order, and no more."""
+    is_up = False
+    for event in about(stage, one, other):
+        assert isinstance(event, Disconnected) == is_up, about(stage, one, other)
+        is_up = isinstance(event, Connected)
+    return is_up == (other in stage.links(one)) == (one in stage.links(other))
 
 
 # ------------------------------------------------------------------ sockets alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -60,11 +61,13 @@ class Stage(Protocol):
 
     talkers: dict[NodeId, Talker]
 
-    async def start(self, *names: NodeId) -> None: ...
+    async def start(self, *names: NodeId, talker: type[Talker] = Talker) -> None: ...
 
     def do(self, name: NodeId, *effects: Effect) -> None: ...
 
     async def until(self, condition: Callable[[], bool]) -> None: ...
+
+    async def wait(self, ms: int) -> None: ...
 
     def links(self, name: NodeId) -> list[NodeId]: ...
 
@@ -123,7 +126,7 @@ class SocketStage:
         known = [IDENTITIES[name] for name in NAMES if name == me or name not in self._strangers]
         return Peers(known, self.addresses, self._calls)
 
-    async def start(self, *names: NodeId) -> None:
+    async def start(self, *names: NodeId, talker: type[Talker] = Talker) -> None:
         for name in names:
             listener = _Late()
             directory = self.directory(name)
@@ -134,7 +137,7 @@ class SocketStage:
                 limits=self.limits,
                 rng=random.Random(1),
             )
-            self.talkers[name] = Talker()
+            self.talkers[name] = talker()
             driver = self.drivers[name] = Driver(self.talkers[name], transport)
             listener.driver = driver
             if name in self.addresses:
@@ -146,6 +149,9 @@ class SocketStage:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         await until(condition)
+
+    async def wait(self, ms: int) -> None:
+        await asyncio.sleep(ms / 1000)
 
     def links(self, name: NodeId) -> list[NodeId]:
         return self.transports[name].peers()
@@ -186,10 +192,10 @@ class SimStage:
         self.talkers: dict[NodeId, Talker] = {}
         self.nodes: dict[NodeId, SimulatedNode] = {}
 
-    async def start(self, *names: NodeId) -> None:
+    async def start(self, *names: NodeId, talker: type[Talker] = Talker) -> None:
         for name in names:
-            self.talkers[name] = talker = Talker()
-            node = SimulatedNode(name, lambda t=talker: t, self.scheduler, self.network, ())  # type: ignore[misc]
+            self.talkers[name] = machine = talker()
+            node = SimulatedNode(name, lambda m=machine: m, self.scheduler, self.network, ())  # type: ignore[misc]
             self.nodes[name] = node
             self.network.add(node)
         for name in names:
@@ -205,6 +211,9 @@ class SimStage:
                 return
             self.pass_ms(1)
         raise TimeoutError
+
+    async def wait(self, ms: int) -> None:
+        self.pass_ms(ms)
 
     def pass_ms(self, ms: int) -> None:
         self.scheduler.run_until(self.scheduler.now + ms)

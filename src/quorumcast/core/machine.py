@@ -172,7 +172,7 @@ class Send(Effect, frozen=True):
 
 
 class Dial(Effect, frozen=True):
-    """Call a peer once: `Connected` follows, or `Unreachable`.
+    """Call a peer once: `Connected` follows, or `Unreachable` if there is no link by then.
 
     Nothing happens if there is a link, if one is under way, or if the directory has one of the two
     nodes keep it: such a link is called again and again anyway.

@@ -92,6 +92,8 @@ class Transport:
         self._dialers: dict[NodeId, Dialer] = {}
         #: Links that were dialed, open or under way; at most `dialed_links`.
         self._calls: dict[NodeId, Call] = {}
+        #: Peers whose link was hung up in this turn, until the listener has been told.
+        self._hung_up: set[NodeId] = set()
         self._server: asyncio.Server | None = None
         #: Links with something in their outbox, each once.
         self._waiting: list[Link] = []
@@ -136,11 +138,16 @@ class Transport:
             return
         address = directory.address(peer)
         if address is None or holder(peer) not in directory.keys or peer == me:
-            self._loop.call_soon(self._listener.unreachable, peer, DialFailure.UNKNOWN)
+            self._loop.call_soon(self._tell_unreachable, peer, DialFailure.UNKNOWN)
         elif len(self._calls) >= self._limits.dialed_links:
-            self._loop.call_soon(self._listener.unreachable, peer, DialFailure.OVER_LIMIT)
+            self._loop.call_soon(self._tell_unreachable, peer, DialFailure.OVER_LIMIT)
         elif not self._closing:
             self._calls[peer] = Call(self.calling(peer), address, self._limits, self._call_failed)
+
+    def _tell_unreachable(self, peer: NodeId, reason: DialFailure) -> None:
+        self._tell_hung_up(peer)
+        if peer not in self._open:  # the peer may have called meanwhile
+            self._listener.unreachable(peer, reason)
 
     def _call_failed(self, call: Call, trouble: Trouble) -> None:
         peer = call.link.peer
@@ -148,7 +155,7 @@ class Transport:
             del self._calls[peer]
             note("cannot reach a peer", level=logging.DEBUG, peer=peer, reason=trouble.sentence)
             reason = DialFailure.REFUSED if trouble.refused else DialFailure.NO_ANSWER
-            self._listener.unreachable(peer, reason)
+            self._tell_unreachable(peer, reason)
 
     def hangup(self, peer: NodeId) -> None:
         """End a link or a call, unless the link is one that is kept."""
@@ -158,9 +165,16 @@ class Transport:
         call, link = self._calls.pop(peer, None), self._open.pop(peer, None)
         if link is not None:
             link.hang_up(f"{self._greeter.name} hung up")
-            self._loop.call_soon(self._listener.peer_down, peer)
+            self._hung_up.add(peer)
+            self._loop.call_soon(self._tell_hung_up, peer)
         elif call is not None:
             call.stop()
+
+    def _tell_hung_up(self, peer: NodeId) -> None:
+        """Say that a link was hung up: soon afterwards, and before the next one opens."""
+        if peer in self._hung_up:
+            self._hung_up.remove(peer)
+            self._listener.peer_down(peer)
 
     def _has_crossed(self, link: Link) -> bool:
         """Whether a peer's call and one of ours were answered at the same time."""
@@ -284,6 +298,7 @@ class Transport:
     def link_open(self, link: Link) -> None:
         """A peer is proven: its link replaces an older one."""
         self._strangers.leave(link)
+        self._tell_hung_up(link.peer)
         crossed = self._has_crossed(link)
         if crossed and self._greeter.name < link.peer:
             link.close(f"{link.peer} has answered our own call")

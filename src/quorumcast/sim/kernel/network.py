@@ -198,9 +198,9 @@ class Network:
         directory = self._keyrings[caller].directory
         known = holder(callee) in directory.keys and directory.address(callee) is not None
         if not known or callee == caller:
-            self._refuse(caller, callee, DialFailure.UNKNOWN)
+            self._tell_unreachable(caller, callee, DialFailure.UNKNOWN)
         elif len(self._dialed[caller]) >= self.dialed_links:
-            self._refuse(caller, callee, DialFailure.OVER_LIMIT)
+            self._tell_unreachable(caller, callee, DialFailure.OVER_LIMIT)
         else:
             self._dialed[caller][callee] = None
             link = SimulatedLink(caller, callee, is_kept=False)
@@ -210,9 +210,15 @@ class Network:
                 self._cut[caller, callee] = self._cut[callee, caller] = None
             self._greet(link)
 
-    def _refuse(self, caller: NodeId, callee: NodeId, reason: DialFailure) -> None:
+    def _tell_unreachable(self, caller: NodeId, callee: NodeId, reason: DialFailure) -> None:
         node = self._nodes[caller]
-        node.after(0, lambda: node.unreachable(callee, reason))
+
+        def tell() -> None:
+            link = self._links.get((caller, callee))
+            if link is None or caller not in link.sessions:  # the peer may have called meanwhile
+                node.unreachable(callee, reason)
+
+        node.after(0, tell)
 
     def hangup(self, end: NodeId, peer: NodeId) -> None:
         """End a dialed link after what is on its way to the peer, or call it off."""
@@ -248,7 +254,7 @@ class Network:
             self._dialed[link.caller].pop(link.callee, None)
             waiting, link.waiting = link.waiting, {}
             for end in waiting:
-                self._nodes[end].unreachable(link.peer(end), reason)
+                self._tell_unreachable(end, link.peer(end), reason)
 
     def links_of(self, node: NodeId) -> list[SimulatedLink]:
         """Every link that a node has, in the order in which they were made."""
