@@ -28,7 +28,7 @@ from quorumcast.pipeline.evaluation.runs import find_traces
 from quorumcast.pipeline.evaluation.summary import evaluate
 from quorumcast.sim.systems import run_scenario
 from quorumcast.traces.form import Header, Listening, read_header, write_header
-from quorumcast.traces.notes import Recorder, watch_effect
+from quorumcast.traces.notes import Recorder, note_hooks
 from quorumcast.traces.recorder import TraceWriter
 
 # The first query of a process compiles for as long as it works, and longer on a busy machine.
@@ -270,7 +270,7 @@ def post_letters(directory: Path, run: str, *, pace_ns: int, fault: str = "") ->
     writer = TraceWriter(directory / "all.parquet", run, count(0, pace_ns).__next__)
     for node, effect in happened:
         recorder = writer.recorder("postman" if node == postman else "correspondent", node)
-        watch_effect(recorder, {Letter: note_letter, Read: note_reading}, node, effect)
+        note_hooks(recorder, {Letter: note_letter, Read: note_reading}, node)[type(effect)](effect)
     writer.close()
     header = Header(
         run=run, source="bench", version="0", system="post", parameters={"postmen": 1},

@@ -25,7 +25,7 @@ from quorumcast.traces.form import (
     run_of,
     write_header,
 )
-from quorumcast.traces.notes import watch_effect
+from quorumcast.traces.notes import note_hooks
 from quorumcast.traces.recorder import OLDEST_NS, TraceWriter
 
 ALICE, BOB, B1, B2, B3 = map(NodeId, ("alice", "bob", "b1", "b2", "b3"))
@@ -47,7 +47,7 @@ def noted(tmp_path: Path, me: NodeId, *effects: Send | Deliver) -> list[dict[str
     writer = TraceWriter(tmp_path / "trace.parquet", "a run", count(1000).__next__)
     recorder = writer.recorder("some role", me)
     for effect in effects:
-        watch_effect(recorder, CELL_NOTES, me, effect)
+        note_hooks(recorder, CELL_NOTES, me)[type(effect)](effect)
     writer.close()
     return rows(tmp_path)
 
@@ -135,11 +135,11 @@ def test_killed_process_leaves_whole_files_and_goes_on_beside_them(tmp_path: Pat
     path = tmp_path / "b1.parquet"
     killed = TraceWriter(path, clock=times.__next__)
     for _ in range(5):
-        watch_effect(killed.recorder("broker", B1), CELL_NOTES, B1, vote)
+        note_hooks(killed.recorder("broker", B1), CELL_NOTES, B1)[Send](vote)
     before = len([row for row in rows(tmp_path) if row["kind"] == "forwarded"])
     assert before >= 3  # what was older than a second
     again = TraceWriter(path, clock=times.__next__)
-    watch_effect(again.recorder("broker", B1), CELL_NOTES, B1, vote)
+    note_hooks(again.recorder("broker", B1), CELL_NOTES, B1)[Send](vote)
     again.close()
     assert len([row for row in rows(tmp_path) if row["kind"] == "forwarded"]) == before + 1
     assert not [path for path in tmp_path.iterdir() if path.suffix != ".parquet"]

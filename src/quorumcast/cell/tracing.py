@@ -43,7 +43,7 @@ def _note_run(recorder: Recorder, me: NodeId, send: Any) -> None:
         kind = "forwarded"
     else:
         # A stream that is resumed belongs to all seats of its publisher.
-        own = message.stream.publisher in (me, holder(me))
+        own = message.stream.publisher == me or message.stream.publisher == holder(me)
         kind = "published" if own else "passed_on"
     order = message.order if isinstance(message, ChainRun | Vote) else ()
     place = order.index(me) + 1 if me in order else 0

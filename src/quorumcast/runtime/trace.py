@@ -6,13 +6,12 @@ of the monotonic clock in nanoseconds, which all processes of one machine share.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from quorumcast.core.ids import NodeId
 from quorumcast.runtime.driver import Driver
 from quorumcast.traces.form import run_of
-from quorumcast.traces.notes import Notes, Recorder, watch_effect, watched
+from quorumcast.traces.notes import Notes, Recorder, note_hooks
 from quorumcast.traces.recorder import NodeRecorder, TraceWriter
 
 
@@ -25,5 +24,5 @@ class ParquetRecorder(NodeRecorder):
 
 def record(driver: Driver, recorder: Recorder, notes: Notes, me: NodeId) -> None:
     """Have notes taken of what a driver sends and delivers, as it really does."""
-    for kind in watched(notes):
-        driver.observe(kind, partial(watch_effect, recorder, notes, me))
+    for kind, hook in note_hooks(recorder, notes, me).items():
+        driver.observe(kind, hook)

@@ -1,13 +1,14 @@
 """What is noted of a node: the messages that it sends, and what becomes of publications.
 
-`watch_effect` is all that a driver needs. It takes each effect that is carried out, after faults
-have changed it. Messages are counted for every system; a system says by its `Notes` which of its
-effects are about publications.
+`note_hooks` is all that a driver needs: it calls these with each effect that it carries out, after
+faults have changed it. Messages are counted for every system; a system says by its `Notes` which of
+its effects are about publications.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from quorumcast.core.ids import NodeId, Stream
@@ -44,18 +45,20 @@ class Recorder(Protocol):
 Notes = Mapping[type, Callable[[Recorder, NodeId, Any], None]]
 
 
-def watched(notes: Notes) -> Iterable[type]:
-    """The types of effects that `watch_effect` wants to see."""
-    return (Send, *(kind for kind in notes if issubclass(kind, Effect)))
+def note_hooks(recorder: Recorder, notes: Notes, me: NodeId) -> dict[type, Callable[[Any], None]]:
+    """What a driver calls with each effect that this node carries out, by type of effect."""
+    hooks: dict[type, Callable[[Any], None]] = {
+        kind: partial(note, recorder, me)
+        for kind, note in notes.items()
+        if issubclass(kind, Effect)
+    }
+    return {**hooks, Send: partial(_note_send, recorder, notes, me)}
 
 
-def watch_effect(recorder: Recorder, notes: Notes, me: NodeId, effect: Effect) -> None:
-    """Note an effect that a node is about to carry out."""
-    kind: type = type(effect)
-    if isinstance(effect, Send):
-        raw, bodies = encode_parcel(effect.message, effect.bodies)
-        kind = type(effect.message)
-        recorder.sent(kind.__name__, effect.to, len(raw) + sum(map(len, bodies)))
+def _note_send(recorder: Recorder, notes: Notes, me: NodeId, send: Send) -> None:
+    raw, bodies = encode_parcel(send.message, send.bodies)
+    kind = type(send.message)
+    recorder.sent(kind.__name__, send.to, len(raw) + sum(map(len, bodies)))
     note = notes.get(kind)
     if note is not None:
-        note(recorder, me, effect)
+        note(recorder, me, send)

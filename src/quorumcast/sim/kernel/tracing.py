@@ -16,8 +16,8 @@ from quorumcast.core.machine import Effect, Event
 from quorumcast.core.version import __version__
 from quorumcast.sim.kernel.run import Run
 from quorumcast.traces.form import SIMULATOR, Header, place_for, write_header
-from quorumcast.traces.notes import Notes, watch_effect, watched
-from quorumcast.traces.recorder import NodeRecorder, TraceWriter
+from quorumcast.traces.notes import Notes, note_hooks
+from quorumcast.traces.recorder import TraceWriter
 
 NS_PER_MS = 1_000_000
 
@@ -47,8 +47,8 @@ class Tracer:
             lambda: scheduler.now * NS_PER_MS,
             oldest_ns=None,
         )
-        self._watched = frozenset(watched(tracing.notes))
-        self._recorders: dict[NodeId, NodeRecorder] = {}
+        #: What takes notes, by node and type of effect.
+        self._hooks: dict[NodeId, dict[type, Callable[[Any], None]]] = {}
         run.world.watch(self)
 
     def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
@@ -56,12 +56,13 @@ class Tracer:
 
     def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
         """A node has carried out this effect."""
-        if type(effect) in self._watched:
-            recorder = self._recorders.get(node)
-            if recorder is None:
-                role = self._tracing.role(self._run, node)
-                recorder = self._recorders[node] = self._writer.recorder(role, node)
-            watch_effect(recorder, self._tracing.notes, node, effect)
+        hooks = self._hooks.get(node)
+        if hooks is None:
+            recorder = self._writer.recorder(self._tracing.role(self._run, node), node)
+            hooks = self._hooks[node] = note_hooks(recorder, self._tracing.notes, node)
+        hook = hooks.get(type(effect))
+        if hook is not None:
+            hook(effect)
 
     def close(self) -> None:
         """Write the rest and the header."""
