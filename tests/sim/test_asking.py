@@ -8,7 +8,7 @@ from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Send
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
-from quorumcast.sim.cell.judges.asking import MOST_ASKED, Questions
+from quorumcast.sim.cell.judges.asking import MAX_ASKED, Questions
 from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.network import Weather
 
@@ -19,11 +19,11 @@ STREAM = Stream(Channel("orders"), NodeId("pub-1"), 1)
 @pytest.mark.parametrize(
     ("times", "peer", "calm", "broken"),
     [
-        (MOST_ASKED + 1, B1, True, ["Questions"]),
-        (MOST_ASKED, B1, True, []),
-        (MOST_ASKED + 1, B2, True, []),
-        (MOST_ASKED + 1, B3, True, []),
-        (MOST_ASKED + 1, B1, False, []),
+        (MAX_ASKED + 1, B1, True, ["Questions"]),
+        (MAX_ASKED, B1, True, []),
+        (MAX_ASKED + 1, B2, True, []),
+        (MAX_ASKED + 1, B3, True, []),
+        (MAX_ASKED + 1, B1, False, []),
     ],
     ids=["for-ever", "often", "of-a-liar", "of-one-without-it", "in-the-storm"],
 )

@@ -1,8 +1,9 @@
-"""How a run is judged: facts from outside the machines, checkers, and promises at the end.
+"""Oracle, safety checkers and liveness promises: the interfaces by which a run is judged.
 
-`Facts` is the oracle that checkers compare the machines' claims with. A *checker* is shown what
-correct nodes do before `Facts` records it, and is asked once more when the run is over. A *promise*
-must come true once the network is calm. A system extends `Facts` by what its properties speak of.
+`Facts` is the oracle: the true course of the run, recorded outside the machines. A *checker* is a
+safety property: it sees each effect of a correct node before `Facts` records it, and is called once
+more at the end. A *promise* is a liveness property: it must hold once the network is calm. A system
+extends `Facts` with the facts that its properties need.
 """
 
 from __future__ import annotations
@@ -16,47 +17,48 @@ from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Accuse, Effect, Event, Machine, Send, Suspect
 from quorumcast.sim.kernel.adversary import Adversary
 
-#: Violations of a run that are kept.
-MOST_VIOLATIONS = 20
+#: Largest number of violations kept of a run.
+MAX_VIOLATIONS = 20
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A property that did not hold, and where."""
+    """A property that was violated, with the details."""
 
     property: str
     detail: str
 
 
 class Facts:
-    """What really happened in a run."""
+    """The oracle of a run."""
 
-    #: Kinds of events that `on_event` wants to see, and of effects that `record` does.
+    #: Kinds of events passed to `on_event`.
     events: ClassVar[frozenset[type]] = frozenset()
+    #: Kinds of effects passed to `record`.
     effects: ClassVar[frozenset[type]] = frozenset((Suspect, Accuse))
 
     def __init__(self, adversary: Adversary) -> None:
         self.adversary = adversary
-        #: The event that a node is dealing with.
+        #: The event that is being handled.
         self.cause: Event | None = None
         #: Whether the network is calm and every node that can be up is up.
         self.calm = False
-        #: How often anything happened that brings promises closer; while it grows, they may wait.
+        #: Number of effects that bring promises closer. While it grows, the run goes on.
         self.progress = 0
         self.accusations: list[tuple[NodeId, Accuse]] = []
-        #: (observer, suspect, reason) → how often.
+        #: Number of suspicions by (observer, suspect, reason).
         self.suspicions: dict[tuple[NodeId, NodeId, str], int] = {}
         self.violations: list[Violation] = []
 
     def violate(self, name: str, detail: str) -> None:
-        """A checker has found something; only the first few are kept."""
-        if len(self.violations) < MOST_VIOLATIONS:
+        """Report a violation; only the first few are kept."""
+        if len(self.violations) < MAX_VIOLATIONS:
             self.violations.append(Violation(name, detail))
 
     def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
-        """A machine is about to take an event of one of the kinds in `events`."""
+        """Record an event of one of the kinds in `events`, before the machine handles it."""
 
     def record(self, node: NodeId, effect: Effect) -> None:
-        """Note what a correct node did, after the checkers have looked at it."""
+        """Record an effect of a correct node, after the checkers have seen it."""
         if isinstance(effect, Suspect):
             key = (node, effect.node, effect.reason.value)
             self.suspicions[key] = self.suspicions.get(key, 0) + 1
@@ -64,7 +66,7 @@ class Facts:
             self.accusations.append((node, effect))
 
     def deliveries(self) -> int:
-        """How much reached applications."""
+        """The number of messages delivered to applications."""
         return 0
 
     def suspected(self, node: NodeId) -> bool:
@@ -81,7 +83,7 @@ Known_contra = TypeVar("Known_contra", bound=Facts, contravariant=True)
 
 
 class Checker(Protocol[Known_contra]):
-    """One property that must hold at every moment."""
+    """A safety property."""
 
     @property
     def name(self) -> str:
@@ -90,20 +92,20 @@ class Checker(Protocol[Known_contra]):
 
     @property
     def watches(self) -> frozenset[type]:
-        """The kinds of effects that it looks at; of what is sent, the kinds of messages."""
+        """The kinds of effects to be shown; for `Send`, the kinds of messages."""
         ...
 
     def on_effect(self, facts: Known_contra, node: NodeId, effect: Effect) -> None:
-        """A correct node is about to do this."""
+        """Judge an effect of a correct node."""
         ...
 
     def at_end(self, facts: Known_contra) -> None:
-        """The run is over."""
+        """Judge the whole run."""
         ...
 
 
 class EffectChecker:
-    """A checker that only looks at what happens."""
+    """A checker with empty methods to override."""
 
     name = "?"
     watches: frozenset[type] = frozenset()
@@ -116,7 +118,7 @@ class EffectChecker:
 
 
 class Promise(Protocol[Known_contra]):
-    """One property that comes true in the end."""
+    """A liveness property."""
 
     @property
     def name(self) -> str:
@@ -124,7 +126,7 @@ class Promise(Protocol[Known_contra]):
         ...
 
     def pending(self, facts: Known_contra) -> str | None:
-        """What is still missing, if anything."""
+        """A description of what is missing for the property to hold, or None."""
         ...
 
 
@@ -147,24 +149,24 @@ class Boundedness:
 
 
 class Monitor(Generic[Known]):
-    """Shows checkers and facts what concerns them, and nothing else: most effects are sends."""
+    """Passes events and effects to the facts and checkers that watch their kind."""
 
     def __init__(self, facts: Known, checkers: Sequence[Checker[Known]]) -> None:
         self.facts = facts
-        #: The checkers of each kind of effect, and of each kind of message that is sent.
+        #: The checkers of each kind of effect, and of each kind of sent message.
         self._watching: dict[type, list[Checker[Known]]] = {}
         for checker in checkers:
             for kind in checker.watches:
                 self._watching.setdefault(kind, []).append(checker)
 
     def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
-        """A machine is about to take this event."""
+        """Pass on an event that a machine is about to handle."""
         self.facts.cause = event
         if type(event) in self.facts.events:
             self.facts.on_event(node, event, now)
 
     def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
-        """A node has carried out this effect."""
+        """Pass on an effect that a node has carried out."""
         facts = self.facts
         kind: type = type(effect.message) if type(effect) is Send else type(effect)
         watching, recorded = self._watching.get(kind, ()), kind in facts.effects

@@ -1,8 +1,8 @@
-"""Questions: whoever asks a correct broker for what it holds gets it.
+"""Questions: a request to a correct broker that holds the contents is answered.
 
-A node that lacks contents asks one peer after the other, again and again. Once the network is calm,
-a few questions to brokers that hold the answer must be enough. Otherwise the question is one that
-brokers do not understand, or the answer one that the node does not take, and it asks for ever.
+A node that lacks contents asks one peer after the other and repeats its requests. Once the network
+is calm, a few requests to brokers that hold the contents must be enough. A node that goes on asking
+shows that brokers reject its request, or that it rejects their answer.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Effect, Send
 from quorumcast.sim.cell.judges.facts import CellFacts
 
-#: So often the same is asked of brokers that hold the answer: links may be slow.
-MOST_ASKED = 12
+#: Largest number of equal requests to brokers that hold the contents; slow links cause a few.
+MAX_ASKED = 12
 
 
 class Questions:
-    """The same question is not asked for ever of correct brokers that hold the answer."""
+    """No node repeats one request for ever to correct brokers that hold the contents."""
 
     name = "Questions"
     watches: frozenset[type] = frozenset((Pull, Regain))
 
     def __init__(self) -> None:
-        #: How often each node asked each question of brokers that hold the answer.
+        #: Number of times each node sent each request to brokers that hold the contents.
         self._asked: dict[tuple[NodeId, Pull | Regain], int] = {}
 
     def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        """A correct node is about to do this."""
+        """Count a request of a correct node."""
         if not facts.calm or not isinstance(effect, Send):
             return
         message = effect.message
@@ -41,9 +41,9 @@ class Questions:
         ]
         if not holders:
             return
-        # Digests are asked of all at once, which is one question.
+        # A request for digests goes to all brokers at once and counts once.
         asked = self._asked[node, message] = self._asked.get((node, message), 0) + 1
-        if asked > MOST_ASKED:
+        if asked > MAX_ASKED:
             what = f"{message.stream} {message.first}"
             facts.violate(self.name, f"{node} asks for {what} for ever, which {holders[0]} holds")
 

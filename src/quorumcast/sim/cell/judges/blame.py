@@ -1,13 +1,15 @@
-"""Which lies a correct subscriber could have proven, seen from outside.
+"""The lies that a correct subscriber could have proven, seen from outside the machines.
 
-Complete blame asks that every provable lie ends in evidence. A lie is provable from the moment on
-at which one correct subscriber has been sent what it takes: a broker's signed statement, and either
-f+1 correct brokers' statements that settle the contrary, or the same broker's own contrary words.
-Wrong contents prove nothing, and end in suspicion. Only what is sent while the network is calm
-counts, since a packet may be lost before.
+*Complete blame* requires that every provable lie ends in evidence. A broker's signed statement is a
+provable lie once one correct subscriber was also sent either f+1 correct brokers' statements that
+settle the contrary, or a contrary statement signed by the same broker. Contents that do not match
+their digest prove nothing and end in suspicion. Only messages sent while the network is calm count,
+since earlier ones may have been lost.
 """
 
 from __future__ import annotations
+
+import msgspec
 
 from quorumcast.broadcast.messages import Contents
 from quorumcast.cell.messages import Checkpoint, Vote
@@ -16,29 +18,37 @@ from quorumcast.core.machine import Send
 from quorumcast.core.statements import Basis, SegmentStatement, parse_statement
 from quorumcast.sim.cell.judges.facts import CellFacts
 
-#: Wrong contents must have been sent this often before suspicion is due: the first may come late.
+#: Number of wrong contents after which suspicion is due; the subscriber may ignore late ones.
 BAD_BODIES_DUE = 3
 
-_Segment = tuple[Stream, int, int, Basis]
+
+class _Segment(msgspec.Struct, frozen=True):
+    """The subject of a signed statement."""
+
+    stream: Stream
+    first: int
+    count: int
+    basis: Basis
 
 
 class Lies:
-    """Notes who told provable lies."""
+    """Collects the brokers whose lies correct subscribers could prove or suspect."""
 
     __slots__ = ("_bad_bodies", "_f", "_said", "dubious", "told")
 
     def __init__(self, f: int) -> None:
         self._f = f
-        #: Who said what to whom about which segment.
+        #: Signed roots by (subscriber, segment), then by the broker that signed them.
         self._said: dict[tuple[NodeId, _Segment], dict[NodeId, list[bytes]]] = {}
+        #: Number of wrong contents that each node sent.
         self._bad_bodies: dict[NodeId, int] = {}
-        #: Who told provable lies.
+        #: Brokers that told provable lies.
         self.told: dict[NodeId, None] = {}
-        #: Who sent wrong contents often enough to be suspected.
+        #: Nodes that sent wrong contents often enough to be suspected.
         self.dubious: dict[NodeId, None] = {}
 
     def on_send(self, facts: CellFacts, sender: NodeId, send: Send) -> None:
-        """A node has sent a statement or contents."""
+        """Take note of a statement or contents that a node sent."""
         if not facts.calm:
             return
         if isinstance(send.message, Checkpoint):
@@ -53,8 +63,8 @@ class Lies:
         if not isinstance(statement, SegmentStatement):
             return
         if not sender == statement.broker == message.statement.signer:
-            return  # forged in the name of another, which proves nothing
-        segment = (statement.stream, statement.first, statement.count, statement.basis)
+            return  # forged in another broker's name, which proves nothing
+        segment = _Segment(statement.stream, statement.first, statement.count, statement.basis)
         for reader in send.to:
             present = facts.reader(reader, statement.stream.channel)
             if present is None or present.upto(statement.stream) < statement.first:
@@ -70,7 +80,7 @@ class Lies:
                 continue
             contradicts_itself = any(root != roots[0] for root in roots)
             outvoted = (
-                segment[3] is Basis.SETTLED
+                segment.basis is Basis.SETTLED
                 and len(truths) > self._f
                 and any(root != truths[0] for root in roots)
             )
@@ -85,10 +95,10 @@ class Lies:
             return
         for reader in send.to:
             present = facts.reader(reader, message.stream.channel)
-            # Before it knows where streams begin, a subscriber looks at no contents.
+            # A subscriber ignores contents until it knows where its streams begin,
             if present is None or present.standing_at is None:
                 continue
-            # Nor at what lies beyond the numbers that it counts votes for.
+            # and contents beyond its vote window.
             entry = facts.manifest.channel(message.stream.channel)
             window = 0 if entry is None else entry.policy.limits.vote_window
             upto, last = present.upto(message.stream), message.first + len(send.bodies) - 1

@@ -1,8 +1,7 @@
 """The limit of every container that a machine reports in `sizes()`, by the container's name.
 
 Machines report sizes under paths ("orders: orders/pub-1@1/ledger"); the last word names the
-container. A container that is not here is reported by the Boundedness checker: whoever adds one
-says what bounds it.
+container. The Boundedness checker reports a container that has no limit here.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from quorumcast.ordering.state import LINES_KEPT
 def bounds_of(manifest: Manifest) -> dict[str, int]:
     """The largest size that each container may reach in this cell."""
     limits = manifest.channels[0].policy.limits
-    # Of each publisher so many of which something is settled, as many of which nothing is, and as
-    # many of which each broker speaks.
+    # Per publisher: streams with something settled, streams with nothing settled, and streams that
+    # each other broker mentions.
     lives = (len(manifest.brokers) + 2) * limits.streams_per_publisher
     streams = len(manifest.channels) * len(manifest.clients) * lives
     settles = any(channel.policy.settles for channel in manifest.channels)
@@ -56,11 +55,11 @@ def _of_brokers(
 ) -> dict[str, int]:
     channels, clients, brokers = manifest.channels, manifest.clients, manifest.brokers
     bracha = {
-        # Where brokers settle, as much again may wait for that, and the run whose turn it is.
+        # Where brokers settle, as much again may wait to be settled, plus the next run.
         "ledger": limits.retained_publications + settles * (limits.retained_publications + MAX_RUN),
         "instances": 2 * limits.window + 1,
         "done": limits.window,
-        # The run whose turn it is is always taken.
+        # The next run is always accepted.
         "instance_bytes": limits.retained_bytes + MAX_FRAME_BYTES // 2,
     }
     return {
@@ -89,7 +88,7 @@ def _of_brokers(
 
 def _of_total_order(manifest: Manifest, limits: Limits, streams: int) -> dict[str, int]:
     channels, clients = manifest.channels, manifest.clients
-    # A broker that learns what others decided may be as far ahead of itself once more.
+    # A broker that catches up may hold as many decided instances again.
     slots = 2 * (2 * limits.checkpoint + LOG_REACH) + 4 * limits.pipeline
     return {
         "slots": slots,
@@ -110,7 +109,7 @@ def _of_total_order(manifest: Manifest, limits: Limits, streams: int) -> dict[st
 
 def _of_publishers(limits: Limits, *, settles: bool) -> dict[str, int]:
     return {
-        # What is not acknowledged, and as much that is and that brokers have not settled.
+        # Unacknowledged runs, and as many acknowledged ones that brokers have not settled.
         "runs": (1 + settles) * limits.publisher_buffer,
         "begins": limits.publisher_buffer + 1,
         "run_bytes": limits.publisher_bytes + MAX_RUN_BYTES + MAX_REST_BYTES,
@@ -129,11 +128,11 @@ def _of_subscribers(manifest: Manifest, limits: Limits, *, alpha: int) -> dict[s
         "statements": len(brokers) * (limits.kept_segments + RANGES),
         "proofs": MAX_PENDING,
         "proof_bytes": MAX_PROOF_BYTES,
-        # A window of histories may come in order at once, and each names up to 2α numbers.
+        # A window of histories may become deliverable at once; each names up to 2α numbers.
         "tallies": limits.vote_window * (1 + 2 * alpha),
         "decided": limits.vote_window * (1 + 2 * alpha),
         "bodies": limits.vote_window * (1 + 2 * alpha),
-        # The run whose turn it is is always taken.
+        # The next run is always accepted.
         "pending_bytes": MAX_PENDING_BYTES + MAX_FRAME_BYTES,
         "accepted": limits.segment * limits.kept_segments,
     }

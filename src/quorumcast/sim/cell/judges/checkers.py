@@ -1,10 +1,9 @@
-"""Safety and blame: what must hold at every moment, judged from outside the machines.
+"""Safety and accountability: properties that hold at every moment, judged outside the machines.
 
-Each checker is shown what correct nodes do (`on_effect`) before `CellFacts` records it, and is
-asked once more when the run is over (`at_end`). Nothing here looks into a machine, except that
-`Boundedness` reads the sizes that machines report of themselves. A checker that finds nothing says
-nothing; a checker that cannot find anything is a defect, so each has a test that feeds it a
-violation. What must hold eventually is in `promises`.
+Each checker sees every effect of a correct node (`on_effect`) before `CellFacts` records it, and is
+called once more at the end of the run (`at_end`). No checker looks into a machine. A checker that
+cannot fail is a defect, so each has a test that feeds it a violation. Liveness properties are in
+`promises`.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ from quorumcast.sim.kernel.judging import Checker, EffectChecker
 
 
 class Relevance(EffectChecker):
-    """What a subscriber accepts matches a subscription of its own, by someone with the right."""
+    """A subscriber accepts only publications of its channels, and both sides have the right."""
 
     name = "Relevance"
     watches = frozenset((Deliver,))
@@ -81,7 +80,7 @@ class Relevance(EffectChecker):
             facts.violate(self.name, f"{node} accepted {stream}, whose publisher has no right")
 
 
-#: Messages that show contents, digests or positions of a channel.
+#: Messages that disclose contents, digests or positions of a channel.
 DISCLOSING: frozenset[type] = frozenset((Vote, Contents, Checkpoint, Positions))
 #: Messages that are for brokers only.
 INTERNAL: frozenset[type] = frozenset(
@@ -90,7 +89,7 @@ INTERNAL: frozenset[type] = frozenset(
 
 
 class NoDisclosure(EffectChecker):
-    """A correct broker shows a channel only to those who may read it, and its log to brokers."""
+    """A correct broker sends a channel's data only to its subscribers, and its log to brokers."""
 
     name = "Rights"
     watches = DISCLOSING | INTERNAL
@@ -109,7 +108,7 @@ class NoDisclosure(EffectChecker):
 
 
 class Authenticity(EffectChecker):
-    """A correct publisher named in an accepted publication did publish exactly that."""
+    """An accepted publication of a correct publisher was published exactly so."""
 
     name = "Authenticity"
     watches = frozenset((Deliver,))
@@ -133,7 +132,7 @@ class Authenticity(EffectChecker):
 
 
 class Uniqueness(EffectChecker):
-    """No publication twice."""
+    """No reader accepts a publication twice."""
 
     name = "Uniqueness"
     watches = frozenset((Deliver,))
@@ -171,9 +170,9 @@ class Agreement(EffectChecker):
 
 
 class Fifo(EffectChecker):
-    """Numbers of one publisher are accepted in order and without a gap that was not announced.
+    """Numbers of one publisher are accepted in order, and every gap is announced.
 
-    Nor is a gap announced of what brokers must still retain of a correct publisher.
+    No gap is announced for publications of a correct publisher that brokers must still retain.
     """
 
     name = "FIFO"
@@ -190,7 +189,7 @@ class Fifo(EffectChecker):
             return
         number = effect.number if isinstance(effect, Deliver) else effect.first
         known = reader.upto(effect.stream)
-        # Positions that were given up are numbers of anybody.
+        # A gap in the total order may hide numbers of any publisher.
         skipped = total_order(effect.stream.channel) in reader.gaps
         if known and (number <= known if skipped else number != known + 1):
             facts.violate(self.name, f"{node} came to {effect.stream} {number} after {known}")
@@ -206,7 +205,7 @@ class Fifo(EffectChecker):
 
 
 class SoundBlame(EffectChecker):
-    """No correct node is ever named in evidence, and all evidence convinces a third party."""
+    """Evidence never accuses a correct node, and convinces a third party."""
 
     name = "Sound blame"
     watches = frozenset((Accuse,))
@@ -223,9 +222,9 @@ class SoundBlame(EffectChecker):
 
 
 class SoundStatements(EffectChecker):
-    """Correct brokers never sign different things of what is settled, nor one of them of anything.
+    """Correct brokers sign equal statements about settled segments, and none contradicts itself.
 
-    Blame rests on it: whoever holds two such statements convicts a correct broker.
+    Accountability rests on it: two conflicting statements would convict a correct broker.
     """
 
     name = "Sound statements"
@@ -248,21 +247,22 @@ class SoundStatements(EffectChecker):
             facts.violate(self.name, f"{other} and {node} sign different things of {about}")
 
 
-#: Messages in which a node stands by one value for each place.
+#: Messages that bind their sender to one value for each place.
 STANDING: frozenset[type] = frozenset((Publish, Offer, Vote, Echo, Ready, Propose, Write, Accept))
 
 
 class OneStory(EffectChecker):
-    """A correct node never tells two stories: one value for each place, whomever it tells.
+    """A correct node never equivocates: it sends one value for each place, to every peer.
 
-    Quorums rest on it. It holds across crashes, for whoever forgets counts as faulty, or has lost a
-    disk that others could replace.
+    Quorum intersection rests on it. It holds across crashes: a node with amnesia counts as faulty,
+    unless it lost a disk that the others could replace.
     """
 
     name = "One story"
     watches = STANDING
 
     def __init__(self) -> None:
+        #: The value sent for each place, by sender, its disk and the kind of message.
         self._told: dict[tuple[object, ...], object] = {}
 
     def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
@@ -271,7 +271,7 @@ class OneStory(EffectChecker):
         message = effect.message
         teller = (node, facts.disk_of(node), type(message))
         if isinstance(message, Offer) and not message.stream.spoken_by(node):
-            return  # a broker passes on what publishers signed, both stories of one that lies
+            return  # a broker may forward both offers that an equivocating publisher signed
         for place, value in self._places(facts, message):
             if self._told.setdefault((*teller, *place), value) != value:
                 what = type(message).__name__
@@ -303,7 +303,7 @@ CARRYING: frozenset[type] = frozenset((Publish, ChainRun, Vote, Contents, Regain
 
 
 class Vouching(EffectChecker):
-    """What correct nodes pass on has the digests that they name, and was published as they say."""
+    """Correct nodes send contents that match their digests and that the publisher published."""
 
     name = "Vouching"
     watches = CARRYING
@@ -339,7 +339,7 @@ class Vouching(EffectChecker):
 
 
 class SoundReceipts(EffectChecker):
-    """A receipt convinces a third party, and of nothing that its publisher did not publish."""
+    """A receipt convinces a third party, and proves only what its publisher published."""
 
     name = "Sound receipts"
     watches = frozenset((Proven,))
@@ -366,10 +366,10 @@ class SoundReceipts(EffectChecker):
 
 
 class Acknowledgement(EffectChecker):
-    """A publisher is told that something is safe only once enough correct brokers hold it.
+    """A publication is acknowledged only once enough correct brokers hold it.
 
-    It may wait for n-f brokers (on a chain for the chain), and f of these may be faulty. Nor is one
-    that goes on with what it published before ever told that this was something else.
+    A publisher waits for n-f brokers (on a chain, for the chain), of which f may be faulty. A
+    publisher that resumes its stream is never told that it published something else before.
     """
 
     name = "Acknowledged"
@@ -404,14 +404,14 @@ class Acknowledgement(EffectChecker):
         if channel.policy.chained:
             waited_for = min(waited_for, quorums.chain_length)
         elif channel.policy.total:
-            # What was decided is safe already; so many must say that it was.
+            # A decided publication is safe already; the publisher needs enough reports of that.
             byzantine = not channel.policy.crash_only
             waited_for = OrderQuorums(quorums.n, quorums.f, byzantine).believe
         return waited_for - quorums.f
 
 
 def safety_checkers(*, gaps_allowed: bool) -> list[Checker[CellFacts]]:
-    """Every property that must hold at every moment."""
+    """All safety checkers."""
     return [
         Relevance(),
         NoDisclosure(),
@@ -437,7 +437,7 @@ def safety_checkers(*, gaps_allowed: bool) -> list[Checker[CellFacts]]:
 
 
 def flaw_of(evidence: Evidence, manifest: Manifest, *, any_epoch: bool = False) -> str | None:
-    """Why evidence convinces nobody, or None: written apart from the code that collects it."""
+    """The reason why evidence is void, or None; independent of the code that collects it."""
     against = _verified(evidence.against, manifest, any_epoch=any_epoch)
     witnesses = _verified(evidence.witnesses, manifest, any_epoch=any_epoch)
     if against is None or witnesses is None:
@@ -454,7 +454,7 @@ def flaw_of(evidence: Evidence, manifest: Manifest, *, any_epoch: bool = False) 
 
 
 def flaw_of_receipt(receipt: Receipt, manifest: Manifest, *, any_epoch: bool = False) -> str | None:
-    """Why a receipt convinces nobody, or None: written apart from the code that collects it."""
+    """The reason why a receipt is void, or None; independent of the code that collects it."""
     channel = manifest.channel(receipt.stream.channel)
     statements = _verified(receipt.statements, manifest, any_epoch=any_epoch)
     if channel is None or statements is None:
@@ -510,12 +510,12 @@ def _conflict(one: Statement, other: Statement) -> bool:
             return False
         return (one.index == other.index and one != other) or _overlap_differs(one, other)
     if isinstance(one, SegmentStatement) and isinstance(other, SegmentStatement):
-        # A broker may correct what it merely forwarded to what a history settled.
+        # A history may correct a broker that merely forwarded, so both need the same basis.
         return (
             (one.stream, one.first, one.count) == (other.stream, other.first, other.count)
             and one.basis is other.basis
             and bool(one.life)
-            # What it said in another life it may have forgotten; another log is another thing.
+            # A broker may have forgotten another life, and another log has other positions.
             and (one.life, one.birth) == (other.life, other.birth)
             and one.root != other.root
         )
@@ -569,7 +569,7 @@ def _flaw_of_outvoted(
 
 
 def _remembers(witness: SegmentStatement, claim: SegmentStatement) -> bool:
-    """Whether both speak of one log, or the witness has forgotten nothing that the other saw."""
+    """Whether both speak of one log, and the witness has not lost its memory since."""
     if claim.stream.publisher == CELL and claim.birth == b"":
         return False
     same = claim.birth == witness.birth and witness.life != b""

@@ -1,9 +1,10 @@
-"""Documents that a node must believe or refuse: manifests, receipts, evidence; and its thresholds.
+"""Documents that nodes must accept or reject (manifests, receipts, evidence), and quorum sizes.
 
-A run shows nodes few documents that are wrong: operators sign what commands have checked, and
-correct nodes collect what holds. So every scenario draws some that are wrong in one thing, and asks
-the code that nodes and their users rely on. Whether a document should be believed is said by how it
-was made, or by checkers that are written apart from that code.
+A run shows nodes few invalid documents: operators sign manifests that the commands have checked,
+and correct nodes collect valid receipts and evidence. So every scenario also draws documents with
+one flaw each and passes them to the code that nodes and users rely on. The expected verdict follows
+from how the document was made, or from verifiers independent of that code. Quorum sizes are
+compared with a brute-force search for the smallest number that satisfies their definition.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from quorumcast.sim.cell.judges.facts import CellFacts
 from quorumcast.sim.cell.mangling import Altering
 from quorumcast.sim.kernel.judging import EffectChecker
 
-#: Of each kind: manifests, successors and forgeries in a run; documents judged, versions of each.
+#: Flawed manifests of each kind in a run; receipts and evidence judged; forged versions of each.
 DRAWN, JUDGED, VERSIONS = 4, 4, 6
-#: More than any cell has; keys are those of a name.
-MOST_BROKERS = 16
+#: More brokers than any simulated cell has; keys depend on the name alone.
+MAX_BROKERS = 16
 
 # ------------------------------------------------------------------ manifests
 
@@ -62,7 +63,7 @@ def _with_limits(manifest: Manifest, **changes: object) -> Manifest:
 
 
 def _beyond(protection: Protection, n: int, broadcast: Broadcast) -> int:
-    """The least f that is too much for so many brokers."""
+    """The smallest f that n brokers cannot tolerate."""
     if protection is Protection.BYZANTINE:
         return (n + 2) // 3
     return (
@@ -71,7 +72,7 @@ def _beyond(protection: Protection, n: int, broadcast: Broadcast) -> int:
 
 
 def _flawed(m: Manifest) -> dict[str, Manifest]:
-    """Manifests that no correct node should follow."""
+    """Manifests that every correct node must reject."""
     policy, window = m.channels[0].policy, m.channels[0].policy.limits.window
     retained = max(window, 2 * policy.alpha_ceiling, policy.limits.segment) - 1
     wrong_broadcast = (
@@ -128,7 +129,7 @@ def _next(m: Manifest, **changes: object) -> Manifest:
 
 
 def _unsound(m: Manifest, spare: Manifest) -> dict[str, Manifest]:
-    """Manifests that may be followed, but not right after this one."""
+    """Valid manifests that must not succeed this one."""
     policy, first = m.channels[0].policy, m.channels[0]
     more = [replace(b, id=NodeId(f"new-{b.id}"), port=b.port + 100) for b in spare.brokers[:2]]
     other = (
@@ -181,7 +182,7 @@ def _longer(channel: ChannelEntry) -> ChannelEntry:
 
 
 def _sound(m: Manifest, spare: Manifest) -> dict[str, Manifest]:
-    """Manifests that may follow this one."""
+    """Manifests that may succeed this one."""
     one = replace(spare.brokers[0], id=NodeId("new"), port=spare.brokers[0].port + 100)
     policy = m.channels[0].policy
     found = {
@@ -193,14 +194,14 @@ def _sound(m: Manifest, spare: Manifest) -> dict[str, Manifest]:
             _next(m), publisher_buffer=policy.limits.publisher_buffer + 1
         ),
     }
-    # Nobody has rights that the manifest does not know.
+    # Rights must not name a client that was removed.
     return {
         w: n for w, n in found.items() if w != "a client less" or "*" in n.channels[-1].publishers
     }
 
 
 def examine_manifests(manifest: Manifest, operator: Identity, rng: random.Random) -> Iterator[str]:
-    """Draw manifests that are wrong in one thing; say which of them would be taken."""
+    """Draw manifests with one flaw each, and valid ones; yield each wrong verdict."""
     written = msgspec.json.encode(sign_manifest(manifest, operator))
     if parse_manifest(written, operator=manifest.operator) != manifest:
         yield "a manifest reads back as another"
@@ -238,7 +239,7 @@ def _some(found: dict[str, Manifest], rng: random.Random) -> list[tuple[str, Man
 
 
 def _signed(manifest: Manifest, operator: Identity) -> SignedManifest:
-    """Signed whatever it says: an operator may have other tools."""
+    """A manifest signed without any check: an operator may use other tools."""
     payload = b"quorumcast manifest 1\0" + msgspec.msgpack.encode(manifest, order="deterministic")
     return SignedManifest(manifest, operator.sign(payload).signature.hex())
 
@@ -267,7 +268,7 @@ def _least(n: int, enough: Callable[[int], bool]) -> int:
 
 
 def examine_quorums(n: int, f: int) -> Iterator[str]:
-    """Compare thresholds with what they stand for, found by trying: the least that will do."""
+    """Compare thresholds with the smallest numbers that satisfy their definitions."""
     plain = Quorums(n, f)
     one_correct = _least(n, lambda k: k > f)
     share_correct = _least(n, lambda k: 2 * k - n > f)
@@ -281,7 +282,7 @@ def examine_quorums(n: int, f: int) -> Iterator[str]:
         "chain_reach": (plain.chain_reach, one_correct),
     }
     if n > 3 * f:
-        # Two chains of the pool share a correct broker, and so do those who echo and a chain.
+        # Two chains of the pool share a correct broker; so do an echo quorum and a chain.
         pool, length = plain.chain_pool, plain.chain_length
         wanted["chain_pool"] = (pool, max(k for k in range(n + 1) if 2 * length - k > f))
         wanted["chain_length"] = (length, _least(n, lambda k: k - f > f))
@@ -298,7 +299,7 @@ def examine_quorums(n: int, f: int) -> Iterator[str]:
             f"decide ({byzantine})": (order.decide, min(k for k in numbers if 2 * k - n > lies)),
             f"responders ({byzantine})": (order.responders, n - f),
             f"believe ({byzantine})": (order.believe, min(k for k in numbers if k > lies)),
-            # Somebody who was asked for a decision that counted on the forgetful one is heard.
+            # The answers include a broker that took part in each decision the amnesiac voted for.
             f"recall ({byzantine})": (
                 order.recall,
                 max(n - f - 1, n - order.decide + min(f, max(lies, 1))),
@@ -317,9 +318,9 @@ def examine_quorums(n: int, f: int) -> Iterator[str]:
 
 
 class SoundCourt(EffectChecker):
-    """Whoever verifies receipts and evidence believes what correct nodes collected.
+    """The court accepts receipts and evidence of correct nodes, and rejects altered ones.
 
-    And nothing that is altered in one thing, unless it holds all the same.
+    An altered document that is still valid may be accepted.
     """
 
     name = "Sound court"
@@ -340,7 +341,7 @@ class SoundCourt(EffectChecker):
             facts.violate(self.name, f"nobody believes what {node} collected")
         for _ in range(VERSIONS):
             signer = self._rng.choice(manifest.broker_ids)
-            keyring = manifest.keyring(identity_of(MOST_BROKERS, signer))
+            keyring = manifest.keyring(identity_of(MAX_BROKERS, signer))
             context = FaultContext(signer, manifest, keyring, self._rng)
             altered = Altering(context).of(document)
             if _convinces(altered, manifest) and not _holds(altered, manifest):
@@ -361,9 +362,9 @@ def _convinces(document: Receipt | Evidence, manifest: Manifest) -> bool:
 
 
 def _holds(document: Receipt | Evidence, manifest: Manifest) -> bool:
-    """Whether it holds without those of its statements that do not.
+    """Whether a document is valid without the one statement that may have been altered.
 
-    Words of another epoch are as good, if the same key signed them.
+    Statements of another epoch count, if the same key signed them.
     """
     if isinstance(document, Receipt):
         return any(
@@ -377,7 +378,7 @@ def _holds(document: Receipt | Evidence, manifest: Manifest) -> bool:
 
 
 def _without_any(statements: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """All of these, and all but one of them: one thing was altered."""
+    """All statements, then all but each one in turn."""
     yield statements
     for place in range(len(statements)):
         yield (*statements[:place], *statements[place + 1 :])

@@ -1,9 +1,8 @@
-"""What really happened: the oracle that checkers compare the machines' claims with.
+"""The oracle of a cell's checkers: the true course of a run, recorded outside the machines.
 
-`CellFacts` watches the world from outside. It knows what applications asked for (submitted,
-joined), who is correct, and what correct subscribers accepted; checkers read it. A
-subscriber's stay on a channel, from `Join` to `Leave` or crash, is one *reader*: promises are made
-to readers.
+`CellFacts` records what applications asked for (submissions, subscriptions), which nodes are
+correct, and what correct subscribers accepted. Checkers compare the machines' claims with it. One
+subscription, from `Join` to `Leave` or crash, is a *reader*: liveness is promised to readers.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from quorumcast.sim.kernel import judging as kernel
 
 
 def may_publish(manifest: Manifest, node: NodeId, channel: Channel) -> bool:
-    """Whether the manifest gives a client the right; read apart from what brokers go by."""
+    """Whether the manifest lets a client publish; independent of the brokers' own check."""
     return any(
         node == client.id and {EVERYONE, node} & {*entry.publishers}
         for entry in manifest.channels
@@ -47,7 +46,7 @@ def may_publish(manifest: Manifest, node: NodeId, channel: Channel) -> bool:
 
 
 def may_subscribe(manifest: Manifest, node: NodeId, channel: Channel) -> bool:
-    """The same for listening."""
+    """Whether the manifest lets a client subscribe; independent of the brokers' own check."""
     return any(
         node == client.id and {EVERYONE, node} & {*entry.subscribers}
         for entry in manifest.channels
@@ -57,35 +56,36 @@ def may_subscribe(manifest: Manifest, node: NodeId, channel: Channel) -> bool:
 
 
 class Reader(msgspec.Struct, eq=False):
-    """One stay of one subscriber on one channel."""
+    """One subscription of one subscriber to one channel, from `Join` to `Leave` or crash."""
 
     node: NodeId
     channel: Channel
     joined_at: int
-    #: Since when the subscriber knows where its streams begin; None: not yet.
+    #: Time at which the subscriber learned where its streams begin; None: not yet.
     standing_at: int | None = None
-    #: How far anybody had come in each stream by then.
+    #: The last number that any reader had accepted of each stream by then.
     before: dict[Stream, int] = {}
     left_at: int | None = None
-    #: Where it asked to begin: None with what comes next, 0 with the oldest, else at a position.
+    #: Requested start: None for the next publication, 0 for the oldest, else a position.
     start: int | None = None
-    #: The first position that it does not want, if it reads a part of an order; 0: it listens on.
+    #: End of the requested range of positions, exclusive; 0: no end.
     until: int = 0
-    #: What was accepted of each stream, in order.
+    #: Accepted numbers and digests of each stream, in order.
     accepted: dict[Stream, list[tuple[int, Digest]]] = msgspec.field(default_factory=dict)
     #: The same without digests.
     numbers: dict[Stream, dict[int, None]] = msgspec.field(default_factory=dict)
     gaps: dict[Stream, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
-    #: Those parts of the gaps that retention explains.
+    #: The parts of the gaps that retention explains.
     excused: dict[Stream, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
-    #: The last position accepted, where a channel has one order.
+    #: The last accepted position of a totally ordered channel.
     position: int = 0
-    #: … and what was accepted there.
+    #: The publication accepted there.
     placed: tuple[Stream, int] | None = None
-    #: How far brokers had ordered the channel when the reader began.
+    #: The last position that brokers had ordered when the reader began.
     ordered: int = 0
-    #: Positions that it wants once more, and receipts that it waits for.
+    #: Recalled positions without an answer.
     recalling: dict[int, None] = msgspec.field(default_factory=dict)
+    #: Requested receipts that have not come.
     proving: dict[tuple[Stream, int], None] = msgspec.field(default_factory=dict)
 
     def upto(self, stream: Stream) -> int:
@@ -104,7 +104,7 @@ class Reader(msgspec.Struct, eq=False):
         return min(numbers) if numbers else None
 
     def is_excused(self, stream: Stream, number: int) -> bool:
-        """Whether this number was announced as lost, and brokers were allowed to let go of it."""
+        """Whether this number was announced as lost and brokers were allowed to discard it."""
         return any(first <= number <= upto for first, upto in self.excused.get(stream, ()))
 
     def __str__(self) -> str:
@@ -112,7 +112,7 @@ class Reader(msgspec.Struct, eq=False):
 
 
 class CellFacts(kernel.Facts):
-    """Everything that checkers of a cell may ask about."""
+    """The facts that checkers of a cell read."""
 
     events = frozenset((Submit, Join, Leave, Prove, Recall))
     effects = kernel.Facts.effects | {Deliver, Gap, Acknowledged, Renewed, Proven, Recalled}
@@ -122,55 +122,57 @@ class CellFacts(kernel.Facts):
     def __init__(self, manifest: Manifest, adversary: CellAdversary) -> None:
         super().__init__(adversary)
         self.manifest = manifest
-        #: Every epoch that there has been.
+        #: The manifest of every epoch so far.
         self.manifests = {manifest.epoch: manifest}
         #: Whether an attacker on the wire alters packets.
         self.wire_tapped = False
-        #: What each publisher's application submitted: contents and time, by stream.
+        #: Submissions of each publisher's application: contents and time, by stream.
         self.published: dict[Stream, list[tuple[bytes, int]]] = {}
-        #: How much of it this life of its publisher has submitted: who resumes submits all again.
-        self._said: dict[Stream, int] = {}
-        #: The incarnation that each publisher runs as.
+        #: Number of submissions in the publisher's present life; on resuming it submits all again.
+        self._submitted: dict[Stream, int] = {}
+        #: The current incarnation of each publisher.
         self.incarnations: dict[NodeId, int] = {}
         #: Streams whose publisher has crashed since.
         self.ended: dict[Stream, None] = {}
+        #: The last number acknowledged to the publisher, by stream.
         self.acknowledged: dict[Stream, int] = {}
-        #: How far correct brokers told a publisher that they are.
+        #: The last number that each correct broker acknowledged.
         self.held: dict[tuple[Stream, NodeId], int] = {}
-        #: … and how much of that histories have settled.
+        #: The last number that each correct broker acknowledged as settled by a history.
         self.settled: dict[tuple[Stream, NodeId], int] = {}
-        #: Every stay of a correct subscriber.
+        #: All readers of correct subscribers.
         self.readers: list[Reader] = []
         self._current: dict[tuple[NodeId, Channel], Reader] = {}
-        #: Brokers that are restarted one after the other; the first one has not caught up yet.
+        #: Brokers of a rolling restart that remain; the first has not caught up yet.
         self.restarting: tuple[NodeId, ...] = ()
-        #: Disks that each broker has lost without being faulty.
+        #: Number of disks that each broker has lost without being faulty.
         self.lost_disks: dict[NodeId, int] = {}
-        #: Whether the plan lets brokers lose more than the rest of the cell can make up for.
+        #: Whether the plan lets brokers lose more than the rest of the cell can replace.
         self.gaps_allowed = False
-        #: When more than f brokers were last without contents that they had held; -1: never.
+        #: Last time at which more than f brokers had lost their contents; -1: never.
         self.lost_at = -1
-        #: When brokers were last restarted although a lying publisher kept them from catching up.
+        #: Last restart of a broker that a lying publisher kept from catching up; -1: never.
         self.held_up_at = -1
         #: The highest number of each stream that any correct subscriber accepted.
         self.reached: dict[Stream, int] = {}
-        #: Where in its channel's order a publication was accepted.
+        #: The position at which each publication was accepted.
         self.places: dict[tuple[Stream, int], int] = {}
-        #: How far correct brokers have a stream, or the order of a channel; the world knows.
+        # The world sets these three, since they read machines and disks.
+        #: The last number of a stream, or position of a channel, that correct brokers have.
         self.ordered: Callable[[Stream], int] = lambda stream: 0
-        #: Whether a broker holds a number of a lane; the world knows.
+        #: Whether a broker holds a number of a stream.
         self.holds: Callable[[NodeId, Stream, int], bool] = lambda broker, stream, number: False
-        #: The durable records of a kind and owner that a node has, by place; the world knows.
+        #: The durable records of a node by kind and owner, and by place in that order.
         self.on_disk: Callable[[NodeId, type[Record], str], Mapping[int, Record]] = (
             lambda node, kind, owner: {}
         )
 
     def disk_of(self, node: NodeId) -> int:
-        """How many disks a node had before the present one."""
+        """The number of disks that a node has lost."""
         return self.lost_disks.get(node, 0)
 
     def renew(self, manifest: Manifest) -> None:
-        """The operator has signed the next epoch."""
+        """Take note of the next epoch's manifest."""
         self.manifest = self.manifests[manifest.epoch] = manifest
 
     def signed_in(self, statements: Sequence[Signed]) -> Manifest:
@@ -185,27 +187,27 @@ class CellFacts(kernel.Facts):
         """A publisher's machine has been made."""
         for stream in self.published:
             if stream.publisher == node:
-                self._said[stream] = 0
+                self._submitted[stream] = 0
                 if stream.line is None:
                     self.ended[stream] = None
         self.incarnations[node] = incarnation
 
     def stopped(self, node: NodeId, now: Millis) -> None:
-        """A node has crashed: its stays end, its streams end."""
+        """Take note of a crash: the node's readers and streams end."""
         for key in [key for key in self._current if key[0] == node]:
             self._current.pop(key).left_at = now
         if node in self.incarnations:
             self.started(node, self.incarnations[node])
 
     def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
-        """A machine is about to take this event."""
+        """Record an event before the machine handles it."""
         match event:
             case Submit(channel=channel, bodies=bodies):
                 stream = Stream(channel, node, self.incarnations[node])
                 known = self.published.setdefault(stream, [])
-                said = self._said.get(stream, 0)
-                known.extend((body, now) for body in bodies[len(known) - said :])
-                self._said[stream] = said + len(bodies)
+                submitted = self._submitted.get(stream, 0)
+                known.extend((body, now) for body in bodies[len(known) - submitted :])
+                self._submitted[stream] = submitted + len(bodies)
             case Join(channel=channel) if self.adversary.is_correct(node):
                 reader = Reader(node, channel, now, start=event.start, until=event.until)
                 self.readers.append(reader)
@@ -224,7 +226,7 @@ class CellFacts(kernel.Facts):
                 pass
 
     def begun(self, node: NodeId, channel: Channel, now: Millis) -> None:
-        """A subscriber knows where its streams begin: it misses nothing published from now on."""
+        """A subscriber has learned where its streams begin: later publications are due to it."""
         reader = self._current.get((node, channel))
         if reader is not None and reader.standing_at is None:
             reader.standing_at = now
@@ -232,15 +234,15 @@ class CellFacts(kernel.Facts):
             reader.ordered = self.ordered(total_order(channel))
 
     def reader(self, node: NodeId, channel: Channel) -> Reader | None:
-        """The present stay of a subscriber on a channel."""
+        """The current reader of a subscriber on a channel."""
         return self._current.get((node, channel))
 
     def present(self) -> list[Reader]:
-        """Everyone who still listens."""
+        """All current readers without an end."""
         return [reader for reader in self._current.values() if not reader.until]
 
     def record(self, node: NodeId, effect: Effect) -> None:
-        """Note what a correct node did, after the checkers have looked at it."""
+        """Record an effect of a correct node, after the checkers have seen it."""
         self.progress += isinstance(effect, Deliver | Gap | Acknowledged)
         match effect:
             case Deliver(stream=stream, number=number, digest=digest):
@@ -277,10 +279,10 @@ class CellFacts(kernel.Facts):
     # --------------------------------------------------------- retention
 
     def let_go(self, stream: Stream) -> int:
-        """The last number that correct brokers may have let go of by now.
+        """The last number that correct brokers may have discarded by now.
 
-        They keep the newest `retained_publications` over all lives of a publisher, whatever it
-        does. On channels without total order they may also have lost what was published before too
+        They keep the newest `retained_publications` over all lives of a publisher, even of a lying
+        one. On channels without total order they may also have lost publications from before too
         many of them restarted.
         """
         entry = self.manifest.channel(stream.channel)
@@ -302,8 +304,8 @@ class CellFacts(kernel.Facts):
     def _top_of_liar(self, stream: Stream) -> int:
         """The last number of a lying publisher's stream that subscribers or brokers have.
 
-        All subscribers may be behind what brokers retain. Numbers that were never published do not
-        count: a publisher that leaps ahead must not make brokers let go of anything.
+        All subscribers may lag behind the brokers. Numbers that were never published do not count:
+        a publisher that skips numbers must not make brokers discard anything.
         """
         held = min(self.ordered(stream), len(self.published.get(stream, ())))
         return max(self.reached.get(stream, 0), held)
@@ -325,19 +327,19 @@ class CellFacts(kernel.Facts):
         return when <= max(self.lost_at, self.held_up_at if lies else -1)
 
     def kept(self, stream: Stream) -> int:
-        """The last number that correct brokers hand on to each other without its publisher.
+        """The last number that correct brokers spread among each other without the publisher.
 
-        So many must hold it, and be sure of it, as it takes to convince the others. Fewer may have
-        acknowledged it: where n = 2f+1, or where only a history would have settled it, what a
-        publisher saw acknowledged right before it crashed may reach some subscribers only.
+        Enough brokers must hold it finally to convince the others. Fewer may have acknowledged it:
+        where n = 2f+1, or where only a history would have settled it, a publication acknowledged
+        right before its publisher crashed may reach only some subscribers.
         """
         entry = self.manifest.channel(stream.channel)
         if entry is None or not entry.policy.live:
             return 0
         policy, quorums = entry.policy, self.manifest.quorums
-        sure = self.settled if policy.has_history else self.held
+        final = self.settled if policy.has_history else self.held
         holders = sorted(
-            sure.get((stream, broker), 0)
+            final.get((stream, broker), 0)
             for broker in self.manifest.broker_ids
             if self.adversary.is_correct(broker) and broker not in self.adversary.lossy
         )
@@ -349,7 +351,7 @@ class CellFacts(kernel.Facts):
         return holders[-needed] if len(holders) >= needed else 0
 
     def missing(self, reader: Reader, stream: Stream, first: int, upto: int) -> list[int]:
-        """Numbers that a reader neither accepted nor was told of as lost by retention."""
+        """Numbers that a reader has not accepted and that retention does not excuse."""
         got = reader.numbers.get(stream, {})
         lacking = [n for n in range(first, upto + 1) if n not in got]
         order = total_order(stream.channel)
@@ -363,21 +365,21 @@ class CellFacts(kernel.Facts):
         if order not in reader.excused:
             return False
         place = self.places.get((stream, number))
-        # Nobody knows where it was: it may have been among the positions that were let go of.
+        # A publication at an unknown position may be among the discarded positions.
         return place is None or reader.is_excused(order, place)
 
     def on_ack(self, broker: NodeId, ack: Ack) -> None:
-        """A broker tells a publisher how far it is."""
+        """Record a broker's acknowledgement."""
         if self.adversary.is_correct(broker):
             key = (ack.stream, broker)
             self.held[key] = max(self.held.get(key, 0), ack.upto, ack.settled)
             self.settled[key] = max(self.settled.get(key, 0), ack.settled)
 
     def settled_by_any(self, stream: Stream) -> int:
-        """The last number that histories have settled, by the word of some correct broker."""
-        words = [upto for (known, _), upto in self.settled.items() if known == stream]
+        """The last number that some correct broker acknowledged as settled by a history."""
+        settled = [upto for (known, _), upto in self.settled.items() if known == stream]
         entry = self.manifest.channel(stream.channel)
-        return max(words, default=0) if entry is not None and entry.policy.has_history else 0
+        return max(settled, default=0) if entry is not None and entry.policy.has_history else 0
 
     def deliveries(self) -> int:
         accepted = (reader.accepted.values() for reader in self.readers)

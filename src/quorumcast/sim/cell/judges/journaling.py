@@ -1,11 +1,11 @@
-"""Journals: a correct broker says nothing that it could take back after a restart.
+"""Journals: a correct broker cannot contradict itself after a restart (no amnesia).
 
-On channels with a journal, what a broker votes for, echoes, passes down a chain, signs or gives its
-final word on is on its disk before the word leaves. The checker reads the disk when the word leaves
-and needs no crash to find out.
+On channels with a journal, a broker writes each vote, echo, chained run, signature and attestation
+to its disk before it sends it. The checker reads the simulated disk at the moment of sending, so it
+finds a missing write without a crash.
 
-A history may correct a broker. What the cell has settled need not be on the disk: nobody can have
-accepted anything else, and a broker that restarts gets it from the others.
+A history may correct a broker. Publications that the cell has settled need not be on the disk:
+no subscriber can have accepted anything else, and a restarted broker fetches them from the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quorumcast.sim.cell.judges.facts import CellFacts
 
 
 class Journaled:
-    """What a broker stands by is in its journal before it says so."""
+    """Every binding message of a broker is in its journal before it is sent."""
 
     name = "Journal"
     watches: frozenset[type] = frozenset(
@@ -33,11 +33,11 @@ class Journaled:
     )
 
     def __init__(self) -> None:
-        #: What was found in journals; they are shortened later.
+        #: Messages already checked; journals are compacted later.
         self._found: dict[tuple[object, ...], None] = {}
 
     def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        """A correct node is about to do this."""
+        """Compare a message that a correct broker sends with the broker's disk."""
         if not isinstance(effect, Send) or facts.manifest.broker(node) is None:
             return
         match effect.message:
@@ -55,15 +55,15 @@ class Journaled:
                     facts, node, said.stream, said.first, said.root
                 ):
                     self._segment(facts, node, said)
-            case Write() | Accept() as word:
+            case Write() | Accept() as vote:
                 durable = any(
-                    entry.policy.durable and entry.policy.log is word.log
+                    entry.policy.durable and entry.policy.log is vote.log
                     for entry in facts.manifest.channels
                 )
-                place = (node, facts.disk_of(node), word)
+                place = (node, facts.disk_of(node), vote)
                 if durable and place not in self._found:
                     self._found[place] = None
-                    self._vote(facts, node, word)
+                    self._vote(facts, node, vote)
             case _:
                 pass
 
@@ -73,7 +73,7 @@ class Journaled:
     def _is_new(
         self, facts: CellFacts, node: NodeId, stream: Stream, number: int, value: bytes
     ) -> bool:
-        """Whether this word binds a broker, and is said for the first time."""
+        """Whether a value is journaled on this channel and is sent for the first time."""
         entry = facts.manifest.channel(stream.channel)
         if entry is None or not entry.policy.journal or entry.policy.total:
             return False
@@ -104,22 +104,22 @@ class Journaled:
         if not kept and last > facts.settled_by_any(said.stream):
             facts.violate(self.name, f"{node} signs {said.stream} {last}, not in its journal")
 
-    def _vote(self, facts: CellFacts, node: NodeId, word: Write | Accept) -> None:
-        record = facts.on_disk(node, Voted, word.log.value).get(word.instance)
+    def _vote(self, facts: CellFacts, node: NodeId, vote: Write | Accept) -> None:
+        record = facts.on_disk(node, Voted, vote.log.value).get(vote.instance)
         kept = isinstance(record, Voted) and (
-            record.accepted == (word.regency, word.value)
-            if isinstance(word, Accept)
-            else (word.value, word.regency) in record.written
+            record.accepted == (vote.regency, vote.value)
+            if isinstance(vote, Accept)
+            else (vote.value, vote.regency) in record.written
         )
         if not kept:
-            what = type(word).__name__
+            what = type(vote).__name__
             facts.violate(
-                self.name, f"{node} says {what} in instance {word.instance}, not in its journal"
+                self.name, f"{node} says {what} in instance {vote.instance}, not in its journal"
             )
 
 
 def _pledged(facts: CellFacts, node: NodeId, stream: Stream) -> Iterator[tuple[int, bytes]]:
-    """What a broker's disk binds it to on a stream, the latest word last."""
+    """The digests of a stream in a broker's journal, by number; later records come last."""
     for kind in (Vouched, Attested):
         for record in facts.on_disk(node, kind, str(stream)).values():
             if isinstance(record, Vouched | Attested):

@@ -1,8 +1,8 @@
-"""What total order adds to the properties: one sequence for all, and nothing acknowledged is lost.
+"""Properties of total order: one sequence for all subscribers, and no acknowledged loss.
 
-`TotalOrder` judges at every moment, `Durability` in the end. A publication of an ordered channel is
-delivered with its position; a stretch of positions that a subscriber gives up is announced as a gap
-of the channel's own stream.
+`TotalOrder` is a safety property, `Durability` a liveness property. A publication of an ordered
+channel is delivered with its position. A range of positions that a subscriber gives up is announced
+as a gap of the channel's own stream.
 """
 
 from __future__ import annotations
@@ -14,23 +14,26 @@ from quorumcast.sim.cell.judges.facts import CellFacts, Reader
 
 
 class TotalOrder:
-    """What correct subscribers accept on a channel with one order are pieces of one sequence.
+    """All correct subscribers of a totally ordered channel accept parts of one sequence.
 
-    One publication per position and one position per publication, each reader position by position
-    without a gap that was not announced, and in the sequence as a whole each publisher's numbers
-    one after the other.
+    Each position has one publication and each publication one position. Each reader accepts
+    position after position, with no unannounced gap. Each publisher's numbers are consecutive in
+    the sequence.
     """
 
     name = "Total order"
     watches: frozenset[type] = frozenset((Deliver, Gap, Recalled))
 
     def __init__(self) -> None:
+        #: The publication accepted at each position: stream, number, digest.
         self._order: dict[tuple[Channel, int], tuple[Stream, int, Digest]] = {}
+        #: The position of each publication.
         self._places: dict[tuple[Stream, int], int] = {}
+        #: The last position of each reader, by the reader's id().
         self._last: dict[int, int] = {}
 
     def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        """A correct node is about to do this."""
+        """Judge a delivery, a gap or a recalled position."""
         match effect:
             case Gap(stream=stream, first=first, upto=upto) if stream.publisher == CELL:
                 self._step(facts, node, stream.channel, first, upto)
@@ -50,7 +53,7 @@ class TotalOrder:
                 pass
 
     def _recall(self, facts: CellFacts, node: NodeId, found: Deliver | None) -> None:
-        """What is read again is what was there: everybody else may still be on the way to it."""
+        """A recalled position holds the publication that others accept there, sooner or later."""
         if found is not None:
             what = (found.stream, found.number, found.digest)
             known = self._order.setdefault((found.stream.channel, found.position), what)
@@ -83,14 +86,14 @@ class TotalOrder:
         self._last[reader] = upto
 
     def at_end(self, facts: CellFacts) -> None:
-        """Along the sequence the numbers of each stream follow one another."""
+        """Check that the numbers of each stream are consecutive along the sequence."""
         reached: dict[Stream, tuple[int, int]] = {}
         begun: dict[Channel, int] = {}
         for (channel, position), (stream, number, _) in sorted(
             self._order.items(), key=lambda entry: entry[0]
         ):
             if begun.get(channel, position - 1) != position - 1:
-                # Nobody accepted what lies between: nothing is known of the numbers in there.
+                # No reader accepted the positions in between, so their numbers are unknown.
                 reached = {s: at for s, at in reached.items() if s.channel != channel}
             begun[channel] = position
             before, where = reached.get(stream, (number - 1, 0))
@@ -103,16 +106,15 @@ class TotalOrder:
 
 
 class Durability:
-    """What a publisher saw acknowledged reaches every standing subscriber, whatever crashed.
+    """Every acknowledged publication reaches every standing subscriber, whatever crashed.
 
-    Also what a publisher that is gone since was told: unlike Validity, which is a promise to
-    publishers that go on repeating what they are not sure of.
+    Unlike Validity, this includes publishers that have crashed since and no longer retransmit.
     """
 
     name = "Durability"
 
     def pending(self, facts: CellFacts) -> str | None:
-        """What is still missing, if anything."""
+        """The first acknowledged publication that a reader lacks, or None."""
         for stream, upto in facts.acknowledged.items():
             if not facts.adversary.is_correct(stream.publisher):
                 continue

@@ -1,8 +1,8 @@
-"""Liveness: what must have come true once the network is calm and everyone recoverable is back.
+"""Liveness properties (*promises*): they must hold once the network is calm and nodes are back up.
 
-The world runs a safety phase with all its misfortunes, then calms down, and these promises get a
-bounded time to come true. `pending` is asked again and again; the run ends early when nothing is
-pending, and whatever still is when time is up becomes a violation.
+A run has a safety phase with fault injection, then a liveness phase in which the network is calm
+and every recoverable node is up. The promises get a bounded time to come true. `pending` is polled:
+the run ends early when nothing is pending, and a promise still pending at the end is a violation.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from quorumcast.sim.kernel.judging import Promise
 
 
 def _first_due(facts: CellFacts, reader: Reader, stream: Stream) -> int | None:
-    """The first number that this reader must accept of a stream, if anybody does.
+    """The first number of a stream that this reader must accept if any reader does.
 
-    A liar's numbers may have been accepted before it had anything to publish under them.
+    A lying publisher's numbers may have been accepted before its application submitted them.
     """
     first = reader.first(stream)
     if reader.standing_at is None:
@@ -34,11 +34,11 @@ def _first_due(facts: CellFacts, reader: Reader, stream: Stream) -> int | None:
 
 
 def _correct_streams(facts: CellFacts) -> list[tuple[Stream, int]]:
-    """Streams of correct publishers, and how much of each is promised to subscribers.
+    """Streams of correct publishers, each with the last number that is due to subscribers.
 
-    A publisher that crashed no longer repeats what it is not sure of: of its stream what it saw
-    acknowledged is due, as far as brokers hand it on without it (`Facts.kept`); unless too many of
-    them restarted since, and nobody is left who knows of it.
+    A crashed publisher no longer retransmits. Of its stream the acknowledged part is due, as far as
+    brokers forward it without the publisher (`CellFacts.kept`). Nothing is due if too many brokers
+    restarted since, because then no broker may know of the stream.
     """
     found: list[tuple[Stream, int]] = []
     for stream, published in facts.published.items():
@@ -54,9 +54,9 @@ def _correct_streams(facts: CellFacts) -> list[tuple[Stream, int]]:
 
 
 class Validity:
-    """What a correct publisher publishes is accepted by every standing subscriber (LC1).
+    """Every standing subscriber accepts every publication of a correct publisher (LC1).
 
-    A gap counts only where retention explains it.
+    A gap is excused only where retention explains it.
     """
 
     name = "Validity"
@@ -76,9 +76,9 @@ class Validity:
 
 
 class RetainedPast:
-    """Whoever asks for everything that is held gets all that brokers must retain, with no gap.
+    """A subscriber that starts at the oldest publication gets all that brokers must retain.
 
-    True where brokers restart one after the other at most.
+    It holds where brokers restart one after the other at most.
     """
 
     name = "Retention"
@@ -118,7 +118,7 @@ class RetainedPast:
 
 
 class Extracts:
-    """Whoever reads a part of an order gets that part, with no gap, and nothing beyond it."""
+    """A subscriber to a range of positions gets exactly that range, without a gap."""
 
     name = "Excerpt"
 
@@ -141,7 +141,7 @@ class Extracts:
 
 
 class SubscriptionsStand:
-    """Every subscriber gets to know where its streams begin."""
+    """Every subscriber learns where its streams begin."""
 
     name = "Subscription"
 
@@ -155,7 +155,7 @@ class SubscriptionsStand:
 
 
 class Answers:
-    """Whoever wants a position of an order once more gets it, or learns that it is gone."""
+    """A subscriber that recalls a position gets it, or learns that it is no longer retained."""
 
     name = "Recall"
 
@@ -167,7 +167,7 @@ class Answers:
 
 
 class ReceiptsComplete:
-    """Whoever wants a receipt of what a correct publisher has published last gets one."""
+    """A subscriber that asks for a receipt of a correct publisher's latest publication gets one."""
 
     name = "Receipt"
 
@@ -195,10 +195,10 @@ class AllAcknowledged:
 
 
 class Totality:
-    """If one correct subscriber accepts it, all do (LC2), whatever the publisher is up to.
+    """If one correct subscriber accepts a publication, all do (LC2), even if its publisher lies.
 
-    With history a lying publisher can leave correct subscribers apart by what it never accounted
-    for: at most 2α publications (Fairness). Bracha leaves none apart.
+    With histories, correct subscribers may differ on the publications that a lying publisher never
+    put into a history: at most 2α (Fairness). With Bracha's broadcast they do not differ.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -209,7 +209,7 @@ class Totality:
         present = facts.present()
         for stream, upto in facts.reached.items():
             if facts.adversary.faulty.get(stream.publisher) == "publisher-flood":
-                # Whoever opens more streams than brokers keep displaces its own, and nobody else's.
+                # A publisher with more streams than brokers keep displaces its own streams.
                 continue
             accepted = dict.fromkeys(n for r in facts.readers for n in r.numbers.get(stream, ()))
             for reader in present:
@@ -229,7 +229,7 @@ class Totality:
 
 
 class CompleteBlame:
-    """A provable lie told to a correct subscriber ends in evidence; some others in suspicion."""
+    """A provable lie to a correct subscriber ends in evidence, some other lies in suspicion."""
 
     name = "Complete blame"
 
@@ -237,9 +237,9 @@ class CompleteBlame:
         self, policy: Policy, told: Collection[NodeId], dubious: Collection[NodeId] = ()
     ) -> None:
         self._policy = policy.name
-        #: Whose provable lies reached correct nodes while the network was calm …
+        #: Brokers whose provable lies reached correct nodes while the network was calm.
         self._told = told
-        #: … and whose wrong contents did.
+        #: Nodes whose wrong contents did.
         self._dubious = dubious
 
     def pending(self, facts: CellFacts) -> str | None:
@@ -258,7 +258,7 @@ class CompleteBlame:
 
 
 def promised(policy: Policy, *, valid: bool, lies: Lies) -> list[Promise[CellFacts]]:
-    """What this channel promises in the end; `valid`: the adversary leaves validity intact."""
+    """The liveness properties of a policy; `valid`: the adversary leaves validity intact."""
     result: list[Promise[CellFacts]] = []
     if valid:
         result += [

@@ -1,16 +1,18 @@
-"""Refusal and suspicion: correct nodes find no fault with one another.
+"""Refusal and suspicion: correct nodes neither refuse nor suspect one another.
 
-A machine that ignores a message says why (`Drop`), and one that blames a peer says what for
-(`Suspect`). Correct nodes send one another nothing that is malformed, unsigned or forbidden. A word
-to the contrary means that sender and receiver differ about the protocol, and then a quorum lacks a
-voice although nobody lies.
+A machine that ignores a message gives a reason (`Drop`), and one that blames a peer gives a cause
+(`Suspect`). Correct nodes send one another nothing malformed, unsigned or forbidden. If a correct
+node refuses such a message all the same, the two differ about the protocol, and a quorum may lack a
+vote although nobody lies.
 
-Four things are no fault of the sender. An attacker on the wire may alter contents, which only
-their digests protect. A broker may pass on what a lying publisher, or a liar before it in a chain,
-said: it cannot verify MACs that are not for it. A node that came with an epoch, or went with one,
-may be a stranger to those who go by another, and what it signed holds in its own epoch only. And
-lateness is not a lie: a correct node may come as late as a silent one, so nobody is held to
-suspicions that time alone gives rise to.
+Four cases are not the sender's fault:
+
+- An attacker on the wire may alter contents, which only their digests protect.
+- A broker may forward a lie of the publisher, or of a node before it on a chain: it cannot verify
+  MACs that are meant for others.
+- During an epoch change, nodes of different epochs may not know one another, and a signature is
+  valid in its own epoch only.
+- A correct node may be slow, so suspicions that rest on time alone are allowed.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from quorumcast.faults.cell.base import stream_of
 from quorumcast.ordering.messages import Offer, Propose
 from quorumcast.sim.cell.judges.facts import CellFacts
 
-#: Reasons to ignore a message that tell of a fault; with the others it came too late or too early.
+#: Drop reasons that imply a faulty sender; the others mean that a message came too late or early.
 FLAWS = frozenset(
     (
         DropReason.NO_RIGHT,
@@ -39,18 +41,18 @@ FLAWS = frozenset(
         DropReason.CONFLICT,
     )
 )
-#: Suspicions of nodes that did not do something in time.
+#: Suspicions that rest on time alone.
 OF_LATENESS = frozenset((Suspicion.SILENT, Suspicion.WITHHOLDS, Suspicion.BROKEN_CHAIN))
 
 
 class NoRefusal:
-    """A correct node finds no fault with what another correct node sent it."""
+    """A correct node does not refuse a message from another correct node."""
 
     name = "Refusal"
     watches: frozenset[type] = frozenset((Drop,))
 
     def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        """A correct node is about to do this."""
+        """Judge a dropped message."""
         if not isinstance(effect, Drop) or effect.reason not in FLAWS:
             return
         correct, cause = facts.adversary.is_correct, facts.cause
@@ -70,9 +72,10 @@ class NoRefusal:
 
 
 class Justified:
-    """Of the nodes that a suspicion names, one has done something.
+    """At least one of the nodes that a suspicion names is faulty.
 
-    It is reported in the end: where correct brokers really differ, the harm is to be named first.
+    A violation is reported at the end of the run, after violations of the properties that matter
+    to applications.
     """
 
     name = "Justified"
@@ -82,7 +85,7 @@ class Justified:
         self._first = ""
 
     def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        """A correct node is about to do this."""
+        """Keep the first suspicion without a faulty node."""
         if self._first or not isinstance(effect, Suspect) or effect.reason in OF_LATENESS:
             return
         if effect.reason is Suspicion.BAD_VOUCHER and len(facts.manifests) > 1:
@@ -93,18 +96,18 @@ class Justified:
             self._first = f"{node} suspects {effect.node} of {effect.reason.value}{about}"
 
     def at_end(self, facts: CellFacts) -> None:
-        """Report the first one."""
+        """Report the first unjustified suspicion."""
         if self._first:
             facts.violate(self.name, self._first)
 
 
 def _may_be_altered(facts: CellFacts) -> bool:
-    """Whether an attacker on the wire may have altered the contents that a node has just got."""
+    """Whether an attacker on the wire may have altered the contents just received."""
     return facts.wire_tapped and isinstance(facts.cause, Receive) and bool(facts.cause.bodies)
 
 
 def _of_another_epoch(facts: CellFacts, drop: Drop, message: Message) -> bool:
-    """Whether sender and receiver may go by different epochs."""
+    """Whether sender and receiver may be in different epochs."""
     if drop.reason is DropReason.WRONG_SENDER:
         known = {manifest.broker(drop.sender) is None for manifest in facts.manifests.values()}
         return len(known) > 1
@@ -113,7 +116,7 @@ def _of_another_epoch(facts: CellFacts, drop: Drop, message: Message) -> bool:
 
 
 def _quoted(message: Message) -> Iterator[NodeId]:
-    """Nodes whose words a message passes on."""
+    """The nodes whose claims a message forwards."""
     stream = message.stream if isinstance(message, Offer) else stream_of(message)
     if stream is not None:
         yield stream.publisher

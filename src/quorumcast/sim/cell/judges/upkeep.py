@@ -1,11 +1,14 @@
-"""Upkeep: brokers, and not only subscribers, end up with what they should have.
+"""Upkeep: correct brokers converge, and not only subscribers.
 
-In the end every correct broker that is up has executed as much of each log as any other, and holds
-every publication of a channel without total order that enough *other* correct brokers are sure of
-and agree on: as many as it needs to take their word (`Holdings.needed`), and as far as it can get
-without a hole. What contradicts its journal it never takes, unless the cell has settled it. What it
-has itself let go of by retention or has no room for, and streams that have given way to later ones,
-are its own business.
+At the end of a run, every correct broker that is up
+
+- has executed as much of each log as any other broker;
+- holds, on channels without total order, every publication on whose digest enough *other* correct
+  brokers agree finally (`words_needed`), as far as it can fetch them without a hole.
+
+A broker never takes a publication that contradicts its journal, unless the cell has settled it.
+Publications that it dropped by retention or has no room for do not count, nor do streams that were
+displaced by later ones.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from quorumcast.sim.kernel.node import SimulatedNode
 
 
 class Upkeep:
-    """A promise about the brokers themselves."""
+    """The liveness property that correct brokers converge."""
 
     name = "Upkeep"
 
@@ -31,7 +34,7 @@ class Upkeep:
         self._nodes = nodes
 
     def pending(self, facts: CellFacts) -> str | None:
-        """What is still missing, if anything."""
+        """The first broker that lags, and its lag, or None."""
         brokers = {
             name: self._nodes[name].machine
             for name in facts.manifest.broker_ids
@@ -78,7 +81,7 @@ class Upkeep:
         return None
 
     def _may_take(self, broker: NodeId, stream: Stream, number: int, digest: bytes | None) -> bool:
-        """Whether a broker's disk does not say that it vouched for something else."""
+        """Whether a broker's journal holds no other digest for this number."""
         for record in self._nodes[broker].disk.durable:
             if isinstance(record, Vouched | Attested) and record.stream == stream:
                 vouched = dict(enumerate(split_digests(record.digests), record.first))
@@ -87,10 +90,10 @@ class Upkeep:
         return True
 
     def _missing(self, mine: Desk | None, decided: dict[int, bytes | None]) -> list[int]:
-        """Numbers that others are sure of and this broker could have got, and has not.
+        """The numbers next to this broker's range that others have finally and it lacks.
 
-        It gets them one after the other, on from what it holds and back from there: a number that a
-        lying publisher told brokers differently of, where nothing settles it, is as far as it gets.
+        A broker extends its range number by number at both ends. It stops at a number on which an
+        equivocating publisher split the brokers, unless the cell settles it.
         """
         top = max((number for number, digest in decided.items() if digest), default=0)
         base, end, floor = top + 1, top + 1, 1
@@ -99,12 +102,12 @@ class Upkeep:
             floor = ledger.floor
             if ledger.begun:
                 base, end = ledger.base, ledger.next
-                # A publisher that told it more of a later life leaves less room for earlier ones.
+                # Later incarnations of the publisher may have used up the room for this stream.
                 floor = floor if ledger.room else base
         return [n for n in (base - 1, end) if floor <= n <= top and decided.get(n)]
 
     def _decided(self, desks: list[Desk], needed: int) -> dict[int, bytes | None]:
-        """Of every number that any of these is sure of, on what enough agree, if they do."""
+        """The digest on which `needed` desks agree, by number; None where they do not agree."""
         words: dict[int, Tally[bytes]] = {}
         for desk in desks:
             carrier = desk.carrier
