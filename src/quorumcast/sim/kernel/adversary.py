@@ -1,8 +1,8 @@
-"""The adversary's handle on a world, which enforces the fault model of the system.
+"""The adversary: fault injection within the fault model of a system.
 
-All harm to nodes goes through here. The `FaultModel` of a system says how many nodes may be faulty
-at once, and which faults a node can commit. Keys stay with their nodes: a fault gets those of the
-node that commits it.
+All faults of nodes are injected through `Adversary`, which refuses more than the `FaultModel`
+allows. The model says how many nodes may be faulty at once, and which faults a node can commit. A
+fault holds the keys of its own node only.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from quorumcast.sim.kernel.scheduler import Scheduler
 
 
 class FaultModel:
-    """How many nodes may be faulty, and the faults by name; a system may say more."""
+    """The number of nodes that may be faulty, and the faults by name; a system may refine it."""
 
     def __init__(self, most: int, faults: Mapping[str, Callable[[Any], Fault]]) -> None:
         self._most = most
         self._faults = faults
 
     def refusal(self, node: NodeId, faulty: Mapping[NodeId, str]) -> str:
-        """Why this node may not be faulty beside these; empty if it may."""
+        """The reason why this node may not be faulty beside these; empty if it may."""
         full = len(faulty) >= self._most
         return f"{node} cannot be faulty, too: {', '.join(faulty)} already are" if full else ""
 
     def maker(self, node: NodeId, fault: str) -> Callable[[Any], Fault]:
-        """What makes the fault of that name; a `UsageError` if this node cannot commit it."""
+        """The constructor of a named fault; a `UsageError` if this node cannot commit it."""
         if fault not in self._faults:
             known = ", ".join(self._faults)
             raise UsageError(f"there is no fault {fault!r}; choose one of {known}")
         return self._faults[fault]
 
     def context(self, setting: FaultSetting) -> Any:
-        """What a fault of the system gets."""
+        """The argument of the fault's constructor; a system may add to the setting."""
         return setting
 
 
 class Combined:
-    """Several faults of one node: each tampers with what the one before it left."""
+    """Several faults of one node in sequence: each tampers with the effects of the one before."""
 
     __slots__ = ("_faults", "name")
 
@@ -53,17 +53,17 @@ class Combined:
         self._faults = faults
 
     def tamper(self, effects: list[Effect], now: Millis) -> list[Effect | Later]:
-        """What comes out of all of them; what one of them puts off, the others leave alone."""
-        now_due, put_off = list(effects), list[Effect | Later]()
+        """The effects after all faults; an effect that one fault delays is final."""
+        due, delayed = list(effects), list[Effect | Later]()
         for fault in self._faults:
-            tampered = fault.tamper(now_due, now)
-            put_off += [effect for effect in tampered if isinstance(effect, Later)]
-            now_due = [effect for effect in tampered if not isinstance(effect, Later)]
-        return [*now_due, *put_off]
+            tampered = fault.tamper(due, now)
+            delayed += [effect for effect in tampered if isinstance(effect, Later)]
+            due = [effect for effect in tampered if not isinstance(effect, Later)]
+        return [*due, *delayed]
 
 
 class Adversary:
-    """Harm within the model; everything it did is on record."""
+    """Injects faults within the fault model and records them."""
 
     def __init__(
         self,
@@ -76,13 +76,13 @@ class Adversary:
         self._scheduler = scheduler
         self._network = network
         self._nodes = nodes
-        #: Every node that may ever misbehave in this run, and how; no more than the model allows.
+        #: Nodes that are faulty at any time of the run, with the name of the first fault of each.
         self.faulty: dict[NodeId, str] = {}
-        #: What each of them commits, in the order in which it began.
+        #: Faults of each node, in order of injection.
         self._faults: dict[NodeId, list[Fault]] = {}
-        #: How many faults were set going.
+        #: Number of faults injected so far.
         self.injected = 0
-        #: Wraps a fault before it is installed, for a record of what it does.
+        #: Wraps a fault before it is installed, for example to record its deeds.
         self.on_fault: Callable[[NodeId, Fault], Fault] = lambda node, fault: fault
 
     def is_correct(self, node: NodeId) -> bool:
@@ -90,7 +90,7 @@ class Adversary:
         return node not in self.faulty
 
     def declare(self, node: NodeId, how: str) -> None:
-        """Count a node among the faulty ones, before the run starts or as it goes."""
+        """Count a node as faulty, before the run starts or during it."""
         refusal = "" if node in self.faulty else self._model.refusal(node, self.faulty)
         if refusal:
             raise UsageError(refusal)
@@ -106,7 +106,7 @@ class Adversary:
         shared: dict[bytes, bytes] | None = None,
         attack: Callable[[Any], Fault] | None = None,
     ) -> None:
-        """Make a node misbehave from now on, in this way beside those that it has already."""
+        """Inject a fault into a node from now on, beside the faults it has already."""
         make = attack if attack is not None else self._model.maker(node, fault)
         self.declare(node, fault)
         setting = FaultSetting(
@@ -124,7 +124,7 @@ class Adversary:
         self.injected += 1
 
     def twin(self, node: NodeId, second_side: tuple[NodeId, ...]) -> None:
-        """Start a second honest copy behind one key, for some of the peers."""
+        """Start a second honest copy of a node with the same keys, which serves these peers."""
         self.declare(node, "twin")
         self._nodes[node].split(second_side)
         self._network.break_all(node)
@@ -133,33 +133,33 @@ class Adversary:
     def crash(
         self, node: NodeId, *, wipe: bool = False, tear: int = 0, corrupt: bool = False
     ) -> None:
-        """Stop a node; of its disk is left what `Disk.crash` says."""
+        """Crash a node; `Disk.crash` explains what is left of its disk."""
         self._nodes[node].crash(wipe=wipe, tear=tear, corrupt=corrupt)
         self._network.break_all(node)
         self.injected += 1
 
     def pause(self, node: NodeId) -> None:
-        """Let a node stand still: it is slow, and not faulty."""
+        """Pause a node's process (as SIGSTOP does): the node is slow, not faulty."""
         self._nodes[node].pause()
         self.injected += 1
 
     def resume(self, node: NodeId) -> None:
-        """Let a node go on."""
+        """Resume a paused node."""
         self._nodes[node].resume()
 
     def restart(self, node: NodeId) -> None:
-        """Start a stopped node again."""
+        """Restart a crashed node."""
         if not self._nodes[node].up:
             self._nodes[node].restart()
 
     def cut(self, node: NodeId, peer: NodeId) -> None:
-        """Break the connection of two nodes, which they notice and make anew."""
+        """Break the connection of two nodes; both notice and reconnect."""
         link = self._network.link(node, peer)
         if link is not None and link.sessions:
             self._network.break_link(link)
             self.injected += 1
 
     def partition(self, group: tuple[NodeId, ...]) -> None:
-        """Keep these nodes from all others."""
+        """Separate these nodes from all others."""
         self._network.partition(group)
         self.injected += 1

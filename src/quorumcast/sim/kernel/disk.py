@@ -1,11 +1,9 @@
-"""A node's disk: changes become durable after a sync delay, and a crash loses what was not.
+"""A simulated disk: changes become durable after a sync delay, and a crash loses the others.
 
-The twin of the runtime's store: a record replaces the one at its address, and removals take their
-turn among the records. Changes become durable in the
-order in which they were made, so a crash keeps a prefix of them: those that were synced, and with
-`tear` some that nobody was told about yet. A disk may also be lost (`wipe`) or damaged (`corrupt`,
-at a crash or at any moment before): the next start then finds nothing, because a damaged file is
-set aside and nothing of it is used.
+It mirrors the runtime's store: a record replaces the one at its address, and removals are ordered
+among the writes. Changes become durable in order, so a crash keeps a prefix of them: the synced
+ones, and with `tear` some whose sync was not reported yet. A disk may also be lost (`wipe`) or
+damaged (`corrupt`). The next start then finds nothing, because a damaged file is not used.
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ class Disk:
     def __init__(self, scheduler: Scheduler, sync_ms: int) -> None:
         self._scheduler = scheduler
         self.sync_ms = sync_ms
-        #: What is durable, by kind and owner, then by place: when it was written, and the record.
+        #: Durable records by kind and owner, then by place, each with its sequence number.
         self._kept: dict[tuple[type[Record], str], dict[int, tuple[int, Record]]] = {}
-        #: Durable changes so far.
+        #: Number of durable changes so far.
         self._changes = 0
-        #: Changes that a crash would lose, in the order in which they were made.
+        #: Changes that a crash would lose, in order.
         self._unsynced: deque[Change] = deque()
         #: Grows with every crash, so that a sync of an earlier life never completes.
         self._life = 0
@@ -49,9 +47,9 @@ class Disk:
         return {at: record for at, (_, record) in self._kept.get((kind, owner), {}).items()}
 
     def load(self) -> list[Record]:
-        """What a start finds: everything durable, or nothing and a new file in place of a bad one.
+        """The records found at a start: all durable ones, or none if the file is damaged.
 
-        As in the runtime, a damaged file is found out when it is opened and not before.
+        As in the runtime, damage is detected only when the file is opened.
         """
         if self.damaged:
             self._kept.clear()
@@ -59,11 +57,11 @@ class Disk:
         return self.durable
 
     def write(self, record: Record, done: Callable[[], None]) -> None:
-        """Make a record durable, then call `done`; a crash in between forgets both."""
+        """Make a record durable, then call `done`; a crash in between cancels both."""
         self._sync(lambda: self._keep(record), done)
 
     def forget(self, kind: type[Record], owner: str, below: int, since: int = 0) -> None:
-        """Remove the records of a kind and owner below a place, after what was written before."""
+        """Remove the records of a kind and owner below a place, once earlier writes are durable."""
         self._sync(lambda: self._remove(kind, owner, below, since), lambda: None)
 
     def _sync(self, change: Change, done: Callable[[], None]) -> None:
@@ -90,7 +88,7 @@ class Disk:
             del places[place]
 
     def crash(self, *, wipe: bool = False, tear: int = 0, corrupt: bool = False) -> None:
-        """Lose what is not durable, but for the first `tear` changes, which got there unnoticed.
+        """Lose all changes that are not durable, except the first `tear` of them.
 
         With `wipe` everything is lost; with `corrupt` the next start finds a damaged file.
         """

@@ -1,9 +1,8 @@
-"""Deliberately wrong variants of the production code: the checkers must catch every one of them.
+"""Known-bad variants: deliberate mistakes in production code that the checkers must catch.
 
-A variant replaces one small method of a production class for the duration of a run; production code
-knows nothing of it. Beside it stands the attack that makes the mistake matter, a `Plan`, and the
-property that must then be reported broken. The same attack on the correct code must be clean, or
-the catch proves nothing.
+A variant patches a method of a production class for the duration of a run. It names an attack (a
+`Plan`) that makes the mistake matter, and the properties of which one must then be violated. The
+same attack on the correct code must be clean; otherwise the catch proves nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from quorumcast.sim.kernel.plan import Outcome, Plan
 
 
 class Patch(msgspec.Struct, frozen=True):
-    """One attribute of a production class, replaced."""
+    """The replacement of one attribute of a production class."""
 
     owner: Any
     attribute: str
@@ -32,14 +31,14 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     mistake: str
     patches: tuple[Patch, ...]
     attack: Callable[[int], Plan]
-    #: Any of these properties may be reported.
+    #: Properties of which one must be reported.
     caught_by: tuple[str, ...]
-    #: Seeds that are tried until one exposes it.
+    #: Number of seeds tried until one exposes the mistake.
     seeds: int = 12
 
 
 class Catch(msgspec.Struct, frozen=True):
-    """What became of one variant."""
+    """The result of attacking one variant."""
 
     name: str
     caught: bool
@@ -51,7 +50,7 @@ class Catch(msgspec.Struct, frozen=True):
 
 @contextmanager
 def mistaken(patches: Sequence[Patch]) -> Iterator[None]:
-    """Production code with these attributes replaced, and put back afterwards."""
+    """Replace these attributes of production code, and restore them afterwards."""
     saved: list[tuple[Any, str, Any]] = []
     try:
         for patch in patches:
@@ -64,7 +63,7 @@ def mistaken(patches: Sequence[Patch]) -> Iterator[None]:
 
 
 def caught_by(outcome: Outcome, variant: Variant) -> str:
-    """The property that this run shows broken, of those that the variant may break; or nothing."""
+    """The first violated property that the variant names, or an empty string."""
     for violation in outcome.violations:
         if violation.property in variant.caught_by:
             return violation.property

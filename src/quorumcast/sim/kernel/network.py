@@ -1,15 +1,16 @@
-"""Links between nodes: real sealed bytes over a network that delays, loses, repeats and reorders.
+"""The simulated network: real sealed packets over links that delay, lose, duplicate and reorder.
 
 Links are kept (`connect`), or dialed once and hung up when a machine asks for it. Two nodes that
 dial each other share one call, where the runtime makes two and keeps one. A connection is made with
-fresh nonces, exactly as in the runtime: both ends derive a `Session` from their pairwise key, every
-packet is sealed and opened for real, and what the network or an attacker on the wire does to the
-bytes is noticed, or not, by the code that will run.
+fresh nonces, exactly as in the runtime: both ends derive a `Session` from their pairwise key, and
+every packet is sealed and opened by the production code. So that code, and no model of it, must
+detect packets that an attacker on the wire altered, replayed or forged.
 
-Within the *safety phase* the network draws its misfortunes from `Weather`; `calm()` ends all of
-them. Each direction of a link may have a latency and a loss of its own (`LinkWeather`), which may
-change with time; latency outlasts the calm. A partition makes nodes unreachable: packets are lost
-at once and sessions break shortly after; healing lets both ends reconnect.
+In the *safety phase* `Weather` gives the rates of loss, duplication, reordering and attacks;
+`calm()` ends all of them. Each direction of a link may have its own latency and loss
+(`LinkWeather`), which may change with time; the latency stays after `calm()`. A partition makes
+nodes unreachable: packets are lost at once and sessions break shortly after. Healing lets both ends
+reconnect.
 """
 
 from __future__ import annotations
@@ -40,19 +41,18 @@ from quorumcast.crypto.session import (
 from quorumcast.sim.kernel.node import SimulatedNode
 from quorumcast.sim.kernel.scheduler import Scheduler
 
-#: How long a broken link stays unnoticed, and how long the ends wait before they try again.
+#: Longest time until a partitioned link breaks.
 NOTICE_MS = 15
+#: Time before the ends of a broken link reconnect.
 RECONNECT_MS = 10
-#: How long a caller waits for an answer to a dialed call.
+#: Time after which an unanswered dialed call fails.
 UNANSWERED_MS = 50
-
-
-#: The jitter that is left when all is calm.
+#: Jitter of the calm network.
 CALM_JITTER_MS = 2
 
 
 class LinkWeather(msgspec.Struct, frozen=True):
-    """What one direction of a link does to packets from a time on, in place of the `Weather`."""
+    """Conditions of one direction of a link from a time on, in place of the `Weather`."""
 
     sender: NodeId
     receiver: NodeId
@@ -63,24 +63,25 @@ class LinkWeather(msgspec.Struct, frozen=True):
 
 
 class Weather(msgspec.Struct, frozen=True, kw_only=True):
-    """What the network does to packets, in packets of a thousand and milliseconds."""
+    """Conditions of the network; rates are in packets per thousand."""
 
     latency_ms: int = 1
     jitter_ms: int = 2
     loss: int = 0
     duplication: int = 0
     reordering: int = 0
-    #: An attacker on the wire flips a byte, or sends an old frame once more.
+    #: Packets of which an attacker on the wire also sends a copy with one bit flipped.
     corruption: int = 0
+    #: Packets after which an attacker on the wire sends an old frame again.
     replay: int = 0
-    #: … or sends every frame from one node to another back to where it came from.
+    #: Directions of links whose frames an attacker also sends back to the sender.
     reflected: tuple[tuple[NodeId, NodeId], ...] = ()
-    #: Directions of links that differ from the rest; the latest one that has begun is in force.
+    #: Directions of links with other conditions; the latest that has begun is in force.
     links: tuple[LinkWeather, ...] = ()
 
 
 class Sealed:
-    """What a node sealed into one packet, and whether its peer has taken it."""
+    """The contents of one sealed packet, and whether its receiver has accepted it."""
 
     __slots__ = ("messages", "sender", "taken")
 
@@ -90,7 +91,7 @@ class Sealed:
         self.taken = False
 
 
-#: Frames of a connection that an attacker on the wire remembers.
+#: Number of frames of a connection that an attacker on the wire remembers.
 RECORDED = 16
 
 
@@ -113,9 +114,9 @@ class SimulatedLink:
     def __init__(self, caller: NodeId, callee: NodeId, *, is_kept: bool = True) -> None:
         self.caller = caller
         self.callee = callee
-        #: Whether it is made again after each break.
+        #: Whether the ends reconnect after each break.
         self.is_kept = is_kept
-        #: Ends that have dialed and were not told yet what came of it.
+        #: Ends that have dialed and do not know the result yet.
         self.waiting: dict[NodeId, None] = {}
         #: Grows with every break: packets of an earlier connection never arrive.
         self.generation = 0
@@ -123,7 +124,7 @@ class SimulatedLink:
         self.greeting = False
         #: The live session of each end.
         self.sessions: dict[NodeId, Session] = {}
-        #: When the last packet towards each end arrives; TCP keeps order.
+        #: Arrival time of the last packet towards each end; TCP keeps order.
         self.arrivals: dict[NodeId, int] = {}
         #: The last greeting, and the last frames towards each end, for an attacker that replays.
         self.hello: tuple[Hello, bytes] | None = None
@@ -150,7 +151,7 @@ class Network:
         self._keyrings = keyrings
         self.weather = weather
         self._is_calm = False
-        #: What is in force on directions of links that differ from the rest.
+        #: Conditions in force on the directions of links that have their own.
         self._on_link: dict[tuple[NodeId, NodeId], LinkWeather] = {}
         for change in weather.links:
             if change.since_ms:
@@ -163,23 +164,24 @@ class Network:
         self._cut: dict[tuple[NodeId, NodeId], None] = {}
         #: One side of the partition.
         self._inside: dict[NodeId, None] = {}
-        #: Links that each node has dialed, open or under way, and how many it may have.
+        #: Links that each node has dialed, open or under way.
         self._dialed: defaultdict[NodeId, dict[NodeId, None]] = defaultdict(dict)
+        #: Largest number of dialed links per node.
         self.dialed_links = MAX_DIALED
         self.packets = 0
         self.messages = 0
         self.refused: Counter[Refusal] = Counter()
-        #: Told when two nodes of different epochs meet: who is behind, and who is ahead.
+        #: Called with (node behind, node ahead) when two nodes of different epochs meet.
         self.on_mismatch: Callable[[NodeId, NodeId], None] | None = None
-        #: Told when sequence numbers show that packets got lost: who lacks them, and of whom.
+        #: Called with (receiver, sender) when sequence numbers show that packets were lost.
         self.on_lost: Callable[[NodeId, NodeId], None] | None = None
-        #: Told when a session takes what was not sealed for it, or refuses what was, and from whom.
+        #: Called when a session accepts a packet that was not sealed for it.
         self.on_breach: Callable[[NodeId, NodeId, str], None] = lambda receiver, sender, how: None
 
     # ------------------------------------------------------------ links
 
     def add(self, node: SimulatedNode) -> None:
-        """A node that links may lead to."""
+        """Add a node."""
         self._nodes[node.id] = node
 
     def connect(self, caller: NodeId, callee: NodeId) -> None:
@@ -189,7 +191,7 @@ class Network:
         self._scheduler.after(self._rng.randrange(RECONNECT_MS), lambda: self._greet(link))
 
     def dial(self, caller: NodeId, callee: NodeId) -> None:
-        """Call a node once, unless the two have a link, or one is under way."""
+        """Call a node once, unless the two have a link or one is being made."""
         link = self._links.get((caller, callee))
         if link is not None:
             if not link.is_kept and caller not in link.sessions:
@@ -302,7 +304,7 @@ class Network:
             link.waiting.pop(link.callee, None)
             link.sessions[link.callee] = self._session(callee, link.caller, hello, nonce, False)
             delay_ms = self._latency(link.callee, link.caller)
-            # Nothing overtakes the answer to the greeting.
+            # No packet overtakes the answer to the greeting.
             link.arrivals = {link.caller: self._scheduler.now + delay_ms}
             self._scheduler.after(delay_ms, welcomed)
             self._nodes[link.callee].connected(link.caller)
@@ -320,7 +322,7 @@ class Network:
         self._scheduler.after(self._latency(link.caller, link.callee), called)
 
     def _refused(self, link: SimulatedLink, caller: Keyring, callee: Keyring) -> None:
-        """The called node does not greet the caller."""
+        """Refuse a call from a node that is unknown or in another epoch."""
         link.greeting = False
         if link.is_kept:
             self._again(link, 2 * RECONNECT_MS)
@@ -334,7 +336,7 @@ class Network:
             self.on_mismatch(late, link.peer(late))
 
     def _again(self, link: SimulatedLink, after_ms: int) -> None:
-        """Call again after a while, if the link is kept; one that was dialed fails."""
+        """Reconnect after a delay if the link is kept; a dialed link fails."""
         if link.is_kept:
             self._scheduler.after(after_ms, lambda: self._greet(link))
         else:
@@ -349,9 +351,9 @@ class Network:
         return make_session(secret, factory, hello, nonce, family, caller=is_caller)
 
     def _replay_greeting(self, link: SimulatedLink, hello: Hello, nonce: bytes) -> None:
-        """An attacker repeats the greeting before this one, or its answer, and what was said then.
+        """Replay the previous greeting, or its answer, with the packets of that connection.
 
-        Each end has drawn a nonce of its own this time, so nothing of that may be believed.
+        Each end has drawn a fresh nonce since, so it must accept none of them.
         """
         before, link.hello = link.hello, (hello, nonce)
         recorded, link.recorded = link.recorded, {}
@@ -367,7 +369,7 @@ class Network:
                     self.on_breach(end, peer, "takes packets of an earlier connection")
 
     def break_link(self, link: SimulatedLink) -> None:
-        """End a connection; both ends notice, and call again after a while if the link is kept."""
+        """End a connection; both ends notice, and reconnect if the link is kept."""
         link.generation += 1
         ends = list(link.sessions)
         link.sessions.clear()
@@ -380,7 +382,7 @@ class Network:
             self._again(link, RECONNECT_MS + self._rng.randrange(RECONNECT_MS))
 
     def break_all(self, node: NodeId) -> None:
-        """A node crashed: all its connections end."""
+        """End all connections of a crashed node."""
         for link in self.links_of(node):
             self.break_link(link)
 
@@ -397,7 +399,7 @@ class Network:
                     )
 
     def mute(self, sender: NodeId, receivers: Sequence[NodeId]) -> None:
-        """Lose everything from one node to these, in this direction only, and let no link break."""
+        """Lose all packets from one node to these, in this direction only; links do not break."""
         self._cut.update({(sender, receiver): None for receiver in receivers})
 
     def _notice(self, link: SimulatedLink) -> None:
@@ -410,7 +412,7 @@ class Network:
         self._inside = {}
 
     def calm(self) -> None:
-        """End all misfortune of the network: what is left is latency."""
+        """End all loss, reordering, attacks and partitions; only latency remains."""
         self.heal()
         self.weather = Weather(latency_ms=self.weather.latency_ms, jitter_ms=CALM_JITTER_MS)
         self._is_calm = True
@@ -420,7 +422,7 @@ class Network:
     # ---------------------------------------------------------- packets
 
     def _change(self, change: LinkWeather) -> None:
-        """Let this be in force from now on; of a change that comes after the calm, the latency."""
+        """Put conditions of a link into force; after `calm()`, only their latency."""
         if self._is_calm:
             jitter = min(change.jitter_ms, CALM_JITTER_MS)
             change = msgspec.structs.replace(change, jitter_ms=jitter, loss=0)
@@ -461,7 +463,7 @@ class Network:
             again, then = self._rng.choice(link.recorded[receiver])
             self.carry(link, sender, receiver, again, latency(), then)
         if self._strikes(self.weather.replay):
-            # In the name of another peer, to which the receiver has a session of its own.
+            # In the name of another peer, with which the receiver has a session.
             other = self._rng.choice(self.links_of(receiver))
             self.carry(other, other.peer(receiver), receiver, frame, 0, sealed)
         if (sender, receiver) in self.weather.reflected:
@@ -482,7 +484,7 @@ class Network:
         delay_ms: int,
         sealed: Sealed | None = None,
     ) -> None:
-        """Bytes on the wire; an attacker may call this with bytes of its own."""
+        """Deliver bytes after a delay; an attacker may call this with bytes of its own."""
         generation = link.generation
 
         def arrive() -> None:
@@ -509,7 +511,7 @@ class Network:
         messages: Sequence[Message],
         sealed: Sealed | None,
     ) -> None:
-        """Compare what a session has taken with what its peer sealed: the very same, and once."""
+        """Check that an accepted packet is the one that the peer sealed, and is accepted once."""
         if sealed is None or sealed.sender != sender:
             self.on_breach(receiver, sender, "takes a packet that its peer did not send")
         elif sealed.taken:
@@ -522,18 +524,18 @@ class Network:
             sealed.taken = True
 
     def forge(self, sender: NodeId, receiver: NodeId, parcels: list[Parcel]) -> None:
-        """A packet in another's name, by an attacker who has none of the keys."""
+        """Send a packet in another node's name, as an attacker without keys."""
         link = self._links.get((sender, receiver))
         session = link.sessions.get(receiver) if link is not None else None
         if link is None or session is None:
             return
         forger = Session(_no_mac, _no_mac, self._family)
-        # Sequence numbers are there for everybody on the wire to read.
+        # Sequence numbers are readable on the wire.
         forger._sent = session._received
         self.carry(link, sender, receiver, forger.seal(parcels), 0)
 
     def impersonate(self, stolen: Keyring, broker: NodeId, parcels: list[Parcel]) -> None:
-        """Somebody with the keys of an old epoch calls a broker in their owner's name."""
+        """Call a broker with stolen keys of an old epoch, in their owner's name."""
         keyring, name = self._keyrings[broker], stolen.identity.name
         nonces = self._rng.randbytes(NONCE_SIZE), self._rng.randbytes(NONCE_SIZE)
         hello = Hello(PROTOCOL, keyring.instance, keyring.epoch, name, broker, nonces[0])

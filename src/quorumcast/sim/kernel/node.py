@@ -1,13 +1,12 @@
-"""The driver of one simulated node: events into the machine, effects out into the world.
+"""The driver of one simulated node: it feeds events to the machine and carries out its effects.
 
-It is the twin of the asyncio driver in `runtime/`: effects are carried out in the order given,
-messages for one peer wait in an outbox and leave as one sealed packet, timers are values, what
-must wait for the disk waits inside `Persist.then`. Effects of a system go to the callbacks that the
-system hands in (`application`), all others to watchers only. A fault, if the node has one, sees
-every list of effects before it is carried out.
+It mirrors the asyncio driver in `runtime/`: effects are carried out in order, messages for one peer
+are coalesced into one sealed packet, and effects inside `Persist.then` wait for the disk. Effects
+of a system go to the callbacks in `application`. If the node is faulty, its fault tampers with each
+list of effects before it is carried out.
 
-A node may run two *copies* of its machine behind one identity (the adversary "twin"): each peer
-talks to one of the two, neither knows of the other, and both are honest.
+Under the adversary "twin" a node runs two *copies* of its machine with the same keys: each peer
+talks to one copy, neither copy knows of the other, and both are honest.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ from quorumcast.faults.contract import Fault, Later
 from quorumcast.sim.kernel.disk import Disk
 from quorumcast.sim.kernel.scheduler import Scheduler
 
-#: Messages that a liar remembers of those that it heard.
+#: Number of received messages that a faulty node remembers, for its fault to use.
 HEARD = 48
 
 
 class Wire(Protocol):
-    """What a node needs of the network."""
+    """The network, as a node uses it."""
 
     def transmit(self, sender: NodeId, receiver: NodeId, parcels: list[Parcel]) -> None:
         """Seal these messages into one packet and send it, if there is a session."""
@@ -67,7 +66,7 @@ class Wire(Protocol):
 
 
 class Watcher(Protocol):
-    """Whoever looks on: checkers and counters, outside the machines."""
+    """An observer outside the machines, such as a checker or a counter."""
 
     def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
         """A machine is about to take this event."""
@@ -117,12 +116,12 @@ class SimulatedNode:
     ) -> None:
         self.id = name
         self.up = True
-        #: Whether it has ended for good, because the system has let it go.
+        #: Whether the node was removed from the system and never restarts.
         self.left = False
-        #: What the system does about effects of its own, by type.
+        #: Handlers for the system's own effects, by type.
         self.application: dict[type, Callable[[Any], None]] = {}
         self.fault: Fault | None = None
-        #: What it was told lately, if it lies.
+        #: The last messages received, if the node is faulty.
         self.heard: deque[Receive] = deque(maxlen=HEARD)
         self.disk = Disk(scheduler, sync_ms)
         self.coalesce_ms = coalesce_ms
@@ -132,7 +131,7 @@ class SimulatedNode:
         self._watchers = watchers
         #: The machines behind this identity: one, or two for a twin.
         self._copies: list[Machine] = [factory()]
-        #: Which copy a peer talks to; absent: the first.
+        #: The copy that a peer talks to; absent: the first.
         self._side: dict[NodeId, int] = {}
         #: The latest setting of each timer, by copy; a firing of an older one is stale.
         self._timers: dict[tuple[int, Timer], int] = {}
@@ -140,9 +139,9 @@ class SimulatedNode:
         #: Messages that wait for each peer, in the order of first use.
         self._outbox: dict[NodeId, list[Parcel]] = {}
         self._flushing = False
-        #: Grows with every crash: what an earlier life had scheduled is void.
+        #: Grows with every crash; actions scheduled in an earlier life are void.
         self._life = 0
-        #: What has to wait until a paused process goes on; None: it runs.
+        #: Actions that wait for a paused process to resume; None: it is not paused.
         self._held: list[Callable[[], None]] | None = None
 
     @property
@@ -158,7 +157,7 @@ class SimulatedNode:
         self._side = dict.fromkeys(second_side, 1)
 
     def crash(self, *, wipe: bool = False, tear: int = 0, corrupt: bool = False) -> None:
-        """Stop at once; memory is lost, and of the disk what `Disk.crash` says."""
+        """Stop at once; memory is lost, and the part of the disk that `Disk.crash` says."""
         self.up = False
         self._life += 1
         self._timers.clear()
@@ -168,12 +167,12 @@ class SimulatedNode:
         self.disk.crash(wipe=wipe, tear=tear, corrupt=corrupt)
 
     def leave(self) -> None:
-        """End for good: the system has let this node go."""
+        """Stop for good: the node was removed from the system."""
         self.crash()
         self.left = True
 
     def restart(self) -> None:
-        """Start again with what the disk holds."""
+        """Restart from the records on disk."""
         if self.left:
             return
         self.up = True
@@ -183,23 +182,23 @@ class SimulatedNode:
             self.feed(Restored(record))
 
     def pause(self) -> None:
-        """Stand still (SIGSTOP): links stay, time passes, nothing is done about either."""
+        """Pause the process (SIGSTOP): links stay and time passes, but nothing is handled."""
         if self.up and self._held is None:
             self._held = []
 
     def resume(self) -> None:
-        """Go on: everything that came meanwhile is done at once."""
+        """Resume: handle at once everything that arrived meanwhile."""
         held, self._held = self._held, None
         for act in held or ():
             act()
 
     def in_turn(self, act: Callable[[], None]) -> None:
-        """Do this, once a process that stands still comes to it."""
+        """Run an action now, or when a paused process resumes."""
         if not self._waits(act):
             act()
 
     def after(self, delay_ms: int, act: Callable[[], None]) -> None:
-        """Do this after a while (0: after all that is due now), unless the node crashes before."""
+        """Run an action after a delay, unless the node crashes before."""
         life = self._life
 
         def due() -> None:
@@ -209,7 +208,7 @@ class SimulatedNode:
         self._scheduler.after(delay_ms, due)
 
     def _waits(self, act: Callable[[], None]) -> bool:
-        """Whether this process stands still; it then does this later."""
+        """Whether the process is paused; the action then waits until it resumes."""
         if self._held is None:
             return False
         self._held.append(act)
@@ -251,7 +250,7 @@ class SimulatedNode:
     # ---------------------------------------------------------- effects
 
     def carry_out(self, effects: list[Effect], copy: int = 0) -> None:
-        """Do what the machine asks for, or what its fault makes of it."""
+        """Carry out the machine's effects, or those of its fault instead."""
         if self.fault is None:
             for effect in effects:
                 self._do(effect, copy)
@@ -283,7 +282,7 @@ class SimulatedNode:
             watcher.on_effect(self.id, effect, self._scheduler.now)
 
     def _talks_to(self, peer: NodeId, copy: int) -> bool:
-        """Whether this copy may talk to a peer: one of a twin has sessions with its own only."""
+        """Whether this copy of a twin serves the peer."""
         return len(self._copies) == 1 or self._side.get(peer, 0) == copy
 
     def _link(self, effect: Dial | Hangup, copy: int) -> None:

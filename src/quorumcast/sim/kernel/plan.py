@@ -1,7 +1,7 @@
-"""What is to happen in one run, as plain data: the weather, what happens when, the harm.
+"""The plan of one run, as plain data: network conditions, timed acts and fault injection.
 
-A plan is drawn from a seed or written by hand (the attacks on known-bad variants, regression
-tests). A system extends `Plan` by what it is made of, and `kernel.run` carries it out.
+A plan is drawn from a seed, or written by hand (attacks on known-bad variants, regression tests).
+A system extends `Plan` with its own configuration, and `kernel.run` carries the plan out.
 """
 
 from __future__ import annotations
@@ -16,68 +16,69 @@ from quorumcast.faults.contract import Fault
 from quorumcast.sim.kernel.judging import Violation
 from quorumcast.sim.kernel.network import Weather
 
-#: Steps after which a run is cut off: something chatters for ever.
+#: Steps after which a run is aborted, since nodes seem to exchange messages for ever.
 MAX_STEPS = 50_000
 
 
 class Act(msgspec.Struct, frozen=True):
-    """Something that happens at a time; `what` says to whom and how the rest is read."""
+    """A timed act; `what` names its kind, which determines the meaning of the other fields."""
 
     at_ms: int
     what: str
     node: NodeId = NodeId("")
     channel: Channel = Channel("")
-    #: How many publications, or for how long.
+    #: Number of publications, duration or the like.
     amount: int = 0
     peers: tuple[NodeId, ...] = ()
 
 
 class Corruption(msgspec.Struct, frozen=True):
-    """One node that misbehaves from a time on."""
+    """The injection of a fault into one node at a time."""
 
     node: NodeId
     fault: str
     at_ms: int = 0
     percent: int = 100
     victims: tuple[str, ...] = ()
-    #: Those of one plot tell one another what they say.
+    #: Name of a conspiracy: nodes of one plot share their forged versions.
     plot: str = ""
-    #: An attack that has no name of its own; `fault` is then only what it is called.
+    #: An attack that is not in the catalogue; `fault` is then only a label.
     attack: Callable[[Any], Fault] | None = None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of some system."""
+    """The plan of one run of some system."""
 
-    #: The system that it is a run of, as `systems.find` knows it.
+    #: The system's name, as in `systems.find`.
     system: str = "cell"
     seed: int | str
     weather: Weather
     acts: tuple[Act, ...] = ()
     corruptions: tuple[Corruption, ...] = ()
-    #: Nodes that the world itself treats badly enough to count as faulty, and how.
+    #: Nodes that count as faulty because of crashes or lost disks, with the kind of fault.
     doomed: tuple[tuple[NodeId, str], ...] = ()
+    #: End of the safety phase and start of the liveness phase.
     calm_at_ms: int = 600
-    #: How long promises may take to come true after that, while there is no progress.
+    #: Time without progress in the liveness phase after which pending promises are violations.
     patience_ms: int = 6000
     sync_ms: int = 2
     coalesce_ms: int = 0
     adversary: str = ""
-    #: Steps after which the run is cut off.
+    #: Steps after which the run is aborted.
     max_steps: int = MAX_STEPS
 
     @property
     def kind(self) -> str:
-        """Which kind of run of its system it is, as outcomes name it; a cell has policies."""
+        """The kind of run, as outcomes report it; for a cell, its policy."""
         return self.system
 
     def parameters(self) -> dict[str, int]:
-        """What else tells it from other runs of its kind, by name."""
+        """Further parameters that distinguish runs of one kind, by name."""
         return {}
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a run."""
+    """The result of a run."""
 
     system: str = "cell"
     seed: int | str
@@ -91,7 +92,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     deliveries: int
     faults_injected: int
     false_accusations: int
-    #: Correct nodes that somebody suspects without a reason: allowed, but worth watching.
+    #: Suspicions of correct nodes: allowed, but worth watching.
     false_suspicions: int
     suspicions: int
     evidence: int

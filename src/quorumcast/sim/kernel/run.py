@@ -1,9 +1,9 @@
-"""A plan carried out: what goes wrong, then calm, then time for promises to come true.
+"""Execution of a plan: a safety phase with fault injection, then a liveness phase without.
 
-The *safety phase* lets everything go wrong that the plan says. From `calm_at_ms` on the network
-behaves and every node that can recover has recovered; then the promises get a bounded time to come
-true. A system says who takes part (`cast`), what its own acts do (`act`), what it does at the end
-(`finale`) and what it promises.
+In the *safety phase* the plan's faults and acts happen. At `calm_at_ms` the network becomes
+reliable and every recoverable node is restarted. In the *liveness phase* the promises get a bounded
+time to come true. A system defines its nodes (`cast`), its own acts (`act`), its last submissions
+(`finale`) and its promises.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from quorumcast.sim.kernel.judging import Boundedness, Promise
 from quorumcast.sim.kernel.plan import Act, Corruption, Outcome, Plan
 from quorumcast.sim.kernel.world import World
 
-#: How often promises and sizes are looked at while time passes.
+#: Interval at which promises and sizes are checked.
 LOOK_MS = 60
-#: How long the last things that happen take before promises are looked at.
+#: Duration of the finale, before promises are first checked.
 FINALE_MS = 450
-#: So many times a plan's patience are enough, however much progress there is.
-MOST_PATIENCES = 6
+#: Longest liveness phase, in multiples of the plan's patience, however much progress there is.
+MAX_PATIENCES = 6
 
 Planned = TypeVar("Planned", bound=Plan)
 Place = TypeVar("Place", bound=World[Any])
 
 
 class Run(Generic[Planned, Place]):
-    """A plan being carried out."""
+    """The execution of one plan."""
 
     def __init__(
         self,
@@ -38,33 +38,33 @@ class Run(Generic[Planned, Place]):
         self.plan = plan
         self.world = world
         self._boundedness = Boundedness(bounds)
-        #: What the conspirators of each plot know.
+        #: Shared knowledge of the conspirators, by plot.
         self._plots: dict[str, dict[bytes, bytes]] = {}
 
     # ------------------------------------------------- what a system brings
 
     def prepare(self) -> None:
-        """Before any node is there."""
+        """Set up the world before nodes are added."""
 
     def cast(self) -> None:
         """Add every node that takes part from the start."""
         raise NotImplementedError
 
     def promises(self) -> list[Promise[Any]]:
-        """What must have come true in the end."""
+        """The liveness properties of the system."""
         return []
 
     def finale(self) -> None:
-        """The last things that happen, once all is calm."""
+        """Start the last acts, at the beginning of the liveness phase."""
 
     def crash(self, act: Act) -> None:
-        """Stop a node as the act says."""
+        """Crash a node as the act says."""
         self.world.adversary.crash(
             act.node, wipe=act.what == "wipe", tear=act.amount, corrupt=act.what == "damage"
         )
 
     def act(self, act: Act) -> None:
-        """Let this happen now."""
+        """Carry out an act now."""
         adversary, network = self.world.adversary, self.world.network
         match act.what:
             case "crash" | "wipe" | "damage" | "stop":
@@ -87,22 +87,22 @@ class Run(Generic[Planned, Place]):
             case "cut":
                 adversary.cut(act.node, act.peers[0])
             case _:
-                raise ValueError(f"no such act: {act.what}")
+                raise ValueError(f"there is no act {act.what!r}")
 
     # -------------------------------------------------------------- the run
 
     def perform(self) -> Outcome:
-        """The whole run."""
+        """Carry out the plan and return its outcome."""
         try:
             self._play()
-        except Exception as error:  # whatever it is: the seed that leads to it is worth knowing
+        except Exception as error:  # any exception is a finding, and its seed is worth reporting
             failure = f"a machine failed: {type(error).__name__}: {error}"
             self.world.facts.violate("Robustness", failure)
         return self._outcome()
 
     def _play(self) -> None:
         self.prepare()
-        # Who is faulty is known to the checkers from the start: promises are made to the others.
+        # Checkers know the faulty nodes from the start: promises are made to the others.
         for node, how in self.plan.doomed:
             self.world.adversary.declare(node, how)
         for corruption in self.plan.corruptions:
@@ -121,7 +121,7 @@ class Run(Generic[Planned, Place]):
             checker.at_end(self.world.facts)
 
     def later(self, after_ms: int, act: Act) -> None:
-        """Let this happen after a while."""
+        """Schedule an act."""
         self.world.scheduler.after(after_ms, lambda: self.act(act))
 
     def _corruption(self, corruption: Corruption) -> Callable[[], None]:
@@ -163,24 +163,24 @@ class Run(Generic[Planned, Place]):
 
     def _await(self, promises: Sequence[Promise[Any]]) -> None:
         scheduler, facts = self.world.scheduler, self.world.facts
-        latest = scheduler.now + MOST_PATIENCES * self.plan.patience_ms
+        latest = scheduler.now + MAX_PATIENCES * self.plan.patience_ms
         deadline, progress = scheduler.now + self.plan.patience_ms, 0
         self._pass_time(scheduler.now + FINALE_MS)
-        broken: list[tuple[str, str]] = []
+        pending: list[tuple[str, str]] = []
         while not facts.violations:
-            broken = []
+            pending = []
             for promise in promises:
                 missing = promise.pending(facts)
                 if missing is not None:
-                    broken.append((promise.name, missing))
+                    pending.append((promise.name, missing))
                     break
             if facts.progress > progress:
                 progress = facts.progress
                 deadline = min(scheduler.now + self.plan.patience_ms, latest)
-            if not broken or scheduler.now >= deadline:
+            if not pending or scheduler.now >= deadline:
                 break
             self._pass_time(scheduler.now + LOOK_MS)
-        for name, missing in broken:
+        for name, missing in pending:
             facts.violate(name, f"after {scheduler.now} ms: {missing}")
 
     def _outcome(self) -> Outcome:

@@ -1,10 +1,9 @@
-"""Virtual time: a heap of actions by (time, sequence), one generator, one running trace hash.
+"""Deterministic virtual time: a heap of actions, one random generator and a running trace hash.
 
-Everything that happens in a simulation happens because an action on this heap was due. Two actions
-at the same millisecond run in the order in which they were scheduled, and every random choice of
-the world is drawn from `rng`, so a seed determines the whole run. The trace hash takes in
-everything observable as it happens: equal seeds must give equal hashes on every machine and under
-every PYTHONHASHSEED, which is why nothing in this room ever iterates a set.
+Every event of a simulation is an action on this heap. Actions of the same millisecond run in the
+order in which they were scheduled, and every random choice comes from `rng`, so a seed determines
+the whole run. The trace hash covers everything observable: equal seeds give equal hashes on every
+machine and under every PYTHONHASHSEED. So no code of the simulator iterates a set.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Action = Callable[[], None]
 
 
 class Scheduler:
-    """The clock of the world and the order in which things happen."""
+    """The clock and event queue of a world."""
 
     __slots__ = ("_hash", "_heap", "_sequence", "now", "rng", "steps")
 
@@ -35,12 +34,12 @@ class Scheduler:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def after(self, delay_ms: int, action: Action) -> None:
-        """Do something after a while (0: after everything that is already due now)."""
+        """Schedule an action after a delay (0: after all actions that are due already)."""
         self._sequence += 1
         heapq.heappush(self._heap, (self.now + max(delay_ms, 0), self._sequence, action))
 
     def run_until(self, until: int, max_steps: int = 1_000_000) -> None:
-        """Let time pass."""
+        """Run all actions due until this time, but at most `max_steps`."""
         budget = self.steps + max_steps
         heap = self._heap
         while heap and heap[0][0] <= until and self.steps < budget:
@@ -51,15 +50,15 @@ class Scheduler:
         self.now = Millis(max(self.now, until))
 
     def fork(self, purpose: str) -> random.Random:
-        """A generator for one purpose, so that its draws disturb nobody else's."""
+        """A separate generator for one purpose, so that its draws do not shift other draws."""
         return random.Random(f"{purpose}/{self.rng.getrandbits(64)}")
 
     def note(self, data: bytes) -> None:
-        """Take something observable into the trace hash."""
+        """Add an observable event to the trace hash."""
         self._hash.update(self.now.to_bytes(8, "big"))
         self._hash.update(data)
 
     @property
     def trace_hash(self) -> str:
-        """The fingerprint of everything that happened so far."""
+        """The hash of all observable events so far."""
         return self._hash.hexdigest()

@@ -1,7 +1,7 @@
-"""A world: nodes, network, disks, adversary and those who watch, in one process and virtual time.
+"""A simulated world: nodes, network, disks, adversary and watchers, in one process.
 
-The world only assembles and lets time pass; what happens in it is the business of a `Plan`, and
-what ought to have happened that of the checkers. Machines are the production ones.
+The world only assembles these parts. Time is virtual, and the machines are the production ones. A
+`Plan` says what happens in the world, and checkers judge it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quorumcast.sim.kernel.scheduler import Scheduler
 
 
 class World(Generic[Known]):
-    """What every simulated system has: time, links, nodes, an adversary and judges."""
+    """The parts that every simulated system has: scheduler, network, nodes, adversary, checkers."""
 
     adversary: Adversary
     facts: Known
@@ -51,7 +51,7 @@ class World(Generic[Known]):
         checkers: Sequence[Checker[Known]],
         monitor: Callable[[Known, Sequence[Checker[Known]]], Watcher] = Monitor,
     ) -> None:
-        """Have the run judged by these, before anybody else looks on."""
+        """Install facts and checkers, ahead of all other watchers."""
         self.facts = facts
         self.adversary = facts.adversary
         self.checkers = checkers
@@ -59,18 +59,18 @@ class World(Generic[Known]):
         self.network.on_breach = self._on_breach
 
     def _on_breach(self, receiver: NodeId, sender: NodeId, how: str) -> None:
-        """A session has taken what its peer did not seal for it."""
+        """Report a session that accepted a packet its peer did not seal for it."""
         if self.adversary.is_correct(receiver) and self.adversary.is_correct(sender):
             self.facts.violate("Sealed sessions", f"{receiver} {how} in the name of {sender}")
 
     def watch(self, watcher: Watcher) -> None:
-        """Let somebody else look on as well."""
+        """Add a watcher."""
         self._watchers.append(watcher)
 
     def add(
         self, name: NodeId, factory: Callable[[], Machine], calls: Collection[NodeId] = ()
     ) -> SimulatedNode:
-        """A node, which calls these others."""
+        """Add a node that keeps a link to each of `calls`."""
         node = SimulatedNode(
             name,
             factory,
