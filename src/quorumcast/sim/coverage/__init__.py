@@ -1,1 +1,1 @@
-"""Which protocol states scenarios reach, which they never reach, and seeds steered by that."""
+"""Protocol coverage: states and transitions that scenarios reach, and coverage-guided seeds."""

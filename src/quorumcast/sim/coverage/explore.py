@@ -1,9 +1,10 @@
-"""Many scenarios, and which protocol states they reach; steered towards new ones if asked for.
+"""Exploration: run many scenarios and collect the protocol states and transitions they reach.
 
-Plain: seed after seed. Steered: of several seeds the one is run whose plan promises most, by what
-plans of its kind (policy, quorum size and harm; policy and adversary) showed lately that was new.
-Drawing a plan costs a hundredth of running it. Every scenario still follows from its seed, and the
-choice from the first seed.
+Without steering, seeds are run one after the other. With steering (coverage guidance), several
+plans are drawn and the most promising one is run. A plan is promising if recent plans of its kind
+(policy, quorum size and harm; policy and adversary) showed many new transitions. Drawing a plan
+costs a hundredth of running it. A scenario still depends on its seed alone, and the choice of seeds
+on the first seed.
 """
 
 from __future__ import annotations
@@ -19,22 +20,24 @@ from quorumcast.sim.coverage.states import ProtocolState, known_states, states_o
 from quorumcast.sim.coverage.transitions import Transition, harm_of, transitions_of
 from quorumcast.sim.kernel.plan import Outcome
 
-#: Seeds of which one is run.
+#: Number of drawn plans of which one is run.
 CANDIDATES = 8
-#: The part of its worth that a kind of plan keeps with each run, and what an untried one is worth.
-MEMORY, HOPE = 0.6, 400.0
+#: Weight of the past in a kind's moving average of new transitions.
+MEMORY = 0.6
+#: Expected new transitions of a kind that was never run.
+HOPE = 400.0
 
 
 class Exploration(msgspec.Struct, kw_only=True):
-    """What scenarios reached."""
+    """The coverage of a series of scenarios."""
 
     scenarios: int = 0
-    #: How many scenarios showed each transition.
+    #: Number of scenarios that showed each transition.
     transitions: dict[Transition, int] = msgspec.field(default_factory=dict)
     reached: set[ProtocolState] = msgspec.field(default_factory=set)
-    #: Distinct transitions after each scenario.
+    #: Number of distinct transitions after each scenario.
     growth: list[int] = msgspec.field(default_factory=list)
-    #: Runs that broke a property.
+    #: Runs that violated a property.
     failed: list[Outcome] = msgspec.field(default_factory=list)
 
     def unreached(self, policies: Sequence[str] = POLICY_NAMES) -> list[ProtocolState]:
@@ -42,7 +45,7 @@ class Exploration(msgspec.Struct, kw_only=True):
         return [s for s in known_states() if s.policy in policies and s not in self.reached]
 
     def add(self, seen: Sequence[Transition]) -> int:
-        """Take in what one run showed; how much of it is new."""
+        """Add the transitions of one run; return how many are new."""
         before = len(self.transitions)
         for transition in seen:
             if transition not in self.transitions:
@@ -54,7 +57,7 @@ class Exploration(msgspec.Struct, kw_only=True):
 
 
 class _Choice:
-    """What plans of each kind are worth: how much that is new they showed lately."""
+    """Chooses plans by the moving average of new transitions of their kinds."""
 
     def __init__(self) -> None:
         self._worth: dict[Hashable, float] = {}
@@ -84,7 +87,7 @@ def explore(
     steer: bool = False,
     progress: Callable[[Exploration], None] = lambda exploration: None,
 ) -> Exploration:
-    """Run that many scenarios and note what they reach."""
+    """Run `seeds` scenarios and return their coverage."""
     exploration = Exploration()
     choice = _Choice()
     each = CANDIDATES if steer else 1

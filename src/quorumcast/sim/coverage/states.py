@@ -1,8 +1,8 @@
-"""The protocol states that the code names: what scenarios should reach, policy by policy.
+"""The protocol states that scenarios should reach, policy by policy.
 
-Read from the source itself, so that the list follows the code: every reason to drop or to suspect,
-every message, timer, record and rare effect that a module of a role names is a state of that role
-under the policies that use the module.
+The list is extracted from the source, so that it follows the code. Every drop reason, suspicion,
+message, timer, record and rare effect that a module names is a state of the role that runs the
+module, under the policies that use the module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HISTORY = ("*+history",)
 RECOVERED = ("direct*", "ab*", "brb")
 ALL = ("*",)
 
-#: Module → role that runs it, and patterns of the policies that do.
+#: Modules, each with the role that runs it and patterns of the policies that use it.
 MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("broadcast/authenticated.py", "broker", ("direct*", "ab*")),
     ("broadcast/forwarding.py", "broker", ("direct*", "ab*", "chain*")),
@@ -82,7 +82,7 @@ _KINDS = frozenset(kind.__name__ for kind in get_args(CellMessage))
 
 
 class ProtocolState(msgspec.Struct, frozen=True, order=True):
-    """Something that a role does or meets under a policy."""
+    """An action of a role, or a message or event it handles, under a policy."""
 
     policy: str
     role: str
@@ -97,7 +97,7 @@ def known_states() -> tuple[ProtocolState, ...]:
         named = {path for path, *_ in MODULES if path != pattern}
         for path in sorted(PACKAGE.glob(pattern)):
             if path.relative_to(PACKAGE).as_posix() in named:
-                continue  # it has a line of its own
+                continue  # the module has its own entry
             for what, under in _named_in(ast.parse(path.read_text(encoding="utf-8"))):
                 for policy in _chosen(_chosen(POLICY_NAMES, policies), under):
                     found[ProtocolState(policy, role, what)] = None
@@ -109,7 +109,7 @@ def _chosen(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 
 def _named_in(tree: ast.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """What a module names, and patterns of the policies under which it matters."""
+    """The states that a module names, each with patterns of the policies it belongs to."""
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=ast.Name(id="DropReason"), attr=name):

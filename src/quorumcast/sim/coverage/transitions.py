@@ -1,9 +1,9 @@
-"""What machines do, seen from outside: which event led to which effect, where, under which harm.
+"""Transitions of machines, seen from outside: an event, and an effect that it led to.
 
-A machine takes events and returns effects, so a watcher of the simulator sees every transition
-without a change to the machines. A transition is counted apart for every policy, quorum size and
-kind of harm: a leader change among seven brokers amid liars is not the same as one among four that
-merely crash.
+A machine takes events and returns effects, so a watcher sees every transition without a change to
+the machines. Transitions of different policies, quorum sizes and kinds of harm are distinct: a
+leader change among seven brokers with Byzantine faults is not the same as one among four brokers
+that only crash.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class Transition(msgspec.Struct, frozen=True, order=True):
     """One event and one of the effects that followed."""
 
     policy: str
-    #: Brokers and how many of them may be faulty: "4/1".
+    #: Number of brokers and f: "4/1".
     size: str
-    #: What goes wrong in the run: nothing, the world, lying brokers, lying clients, or both.
+    #: Kind of harm in the run (`harm_of`).
     harm: str
     role: str
-    #: Where there is a log: whether this broker leads, is behind, and leaders have changed.
+    #: With total order: whether the broker leads or lags, and whether the leader has changed.
     phase: str
     event: str
     effect: str
 
 
 def harm_of(plan: CellPlan) -> str:
-    """What goes wrong in a run, in one of a few words."""
+    """The kind of harm in a run: nothing, the world, lying brokers, lying clients, or both."""
     roles = {
         CATALOGUE[corruption.fault].role if corruption.fault in CATALOGUE else Role.BROKER
         for corruption in plan.corruptions
@@ -63,7 +63,7 @@ def harm_of(plan: CellPlan) -> str:
 
 
 def said(message: Message) -> str:
-    """The kind of a message, and its lane where that is not the usual one."""
+    """The kind of a message, with its lane if that is the history lane."""
     stream: Stream | None = getattr(message, "stream", None)
     lane = "/history" if stream is not None and stream.lane is Lane.HISTORY else ""
     return type(message).__name__ + lane

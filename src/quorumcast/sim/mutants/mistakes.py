@@ -1,7 +1,7 @@
-"""The catalogue of single mistakes: how it is read, and how a mistake is put into source text.
+"""The catalogue of mistakes: reading it, and planting a mistake into source text.
 
-Nothing here imports protocol code: a worker reads the catalogue before it imports the module that
-the mistake is put into.
+This module imports no protocol code, because a worker reads the catalogue before it imports the
+module with the mistake.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class Mistake(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One mistake in one source file."""
 
     id: str
-    #: The source file, from the package's folder on.
+    #: The source file, relative to the package's folder.
     file: str
     #: The function or class (`Class.method`) that holds the snippet; empty: the whole file.
     within: str = ""
-    #: The snippet, which stands there exactly once, and its replacement.
+    #: The snippet, which occurs exactly once, and its replacement.
     find: str
     replace: str
     #: Names or patterns ("total*") of the policies whose scenarios can reach it.
     policies: tuple[str, ...] = ("*",)
-    #: What goes wrong for users.
+    #: The harm to users.
     why: str
-    #: The reason why no user can tell the difference; empty: somebody can.
+    #: The reason why the mutant is equivalent to the original; empty: it is not.
     equivalent: str = ""
-    #: The reason why drawn scenarios are not expected to catch it; empty: they are.
+    #: The reason why drawn scenarios need not catch it; empty: they must.
     missed: str = ""
 
     @property
@@ -65,7 +65,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_catalogue(folder: Path = CATALOGUE) -> list[Mistake]:
-    """Every mistake, room by room, in the order of the files."""
+    """All mistakes, in the order of the catalogue's files."""
     found: list[Mistake] = []
     for path in sorted(folder.glob("*.toml")):
         try:
@@ -102,14 +102,14 @@ def _position(mistake: Mistake, source: str) -> int:
     if times != 1:
         where = mistake.within or mistake.file
         raise UsageError(
-            f"mistake {mistake.id!r}: its snippet stands {times} times in {where}, and must stand "
-            "there once; adapt the catalogue to the code"
+            f"mistake {mistake.id!r}: its snippet occurs {times} times in {where}, and must occur "
+            "once; adapt the catalogue to the code"
         )
     return source.index(mistake.find, start, end)
 
 
 def _extent(mistake: Mistake, source: str) -> tuple[int, int]:
-    """Where the named function or class begins and ends, as offsets."""
+    """Start and end offset of the named function or class."""
     for name, node in _definitions(ast.parse(source)):
         if name == mistake.within:
             lines = source.splitlines(keepends=True)
@@ -131,5 +131,5 @@ def _definitions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, _Defini
 
 
 def chosen_policies(patterns: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """The policies that some pattern names, in their usual order."""
+    """The names that match a pattern, in their usual order."""
     return tuple(n for n in names if any(fnmatchcase(n, pattern) for pattern in patterns))

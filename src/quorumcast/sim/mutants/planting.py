@@ -1,4 +1,4 @@
-"""Compiles modules from other source than their files hold: with a mistake, or with probes."""
+"""An import hook that compiles modules from changed source: with a mistake, or with probes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Finder(MetaPathFinder):
 
 
 def import_instead(trees: Mapping[str, ast.Module]) -> None:
-    """Let these modules be made of this when they are imported, which has not happened yet."""
+    """Compile these modules from the given trees when they are imported; none may be loaded yet."""
     early: Collection[str] = trees.keys() & sys.modules.keys()
     ensure(not early, f"imported already: {', '.join(early)}")
     sys.meta_path.insert(0, _Finder(trees))

@@ -1,10 +1,10 @@
-"""Which mistakes a scenario meets, found out on the code as it is.
+"""Probes in the unchanged code that report which mistakes a scenario reaches.
 
-Until a mistake makes a difference, a run with it is the same as a run without it, so scenarios in
-which it makes none need not be run with it. Where a mistake changes the condition or the value of
-one statement, the probe before that statement works out both, and tells if they differ. That is
-done only where it changes nothing (`HARMLESS`); everywhere else the probe tells that the statement
-is reached.
+A run with a mistake equals a run without it until the mistake makes a difference. So a scenario in
+which it makes none need not be run with it. If a mistake changes the condition or value of one
+statement, a probe before the statement evaluates both versions and reports a difference. It does so
+only if evaluation has no side effects (`HARMLESS`). Otherwise the probe reports that the statement
+was reached.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quorumcast.sim.mutants.mistakes import Mistake, line_of
 
 _PROBE = "__mistake_met__"
 
-#: Functions that only look, so that they may be called once more.
+#: Functions without side effects, which a probe may call.
 HARMLESS = frozenset(
     """
     _common _directed _encode _hash _holds _is_chain _lacks _listed _rank _signature_holds
@@ -34,7 +34,7 @@ HARMLESS = frozenset(
 
 
 def probed(text: str, mistakes: Sequence[Mistake]) -> ast.Module:
-    """This source, with a probe for each mistake before the statement that it changes."""
+    """The source with a probe before each statement that a mistake changes."""
     tree = ast.parse(text)
     blocks, lines = list(_blocks(tree)), text.splitlines(keepends=True)
     places: list[tuple[int, list[ast.stmt], ast.stmt]] = []
@@ -43,14 +43,14 @@ def probed(text: str, mistakes: Sequence[Mistake]) -> ast.Module:
         statement = block[place]
         source = "".join(lines[statement.lineno - 1 : statement.end_lineno])
         places.append((place, block, ast.copy_location(_probe(mistake, source), statement)))
-    # From the end of each block on: what is inserted moves nothing that is still to come.
+    # Insert from the end of each block, so that the remaining positions stay valid.
     for place, block, probe in sorted(places, key=lambda one: -one[0]):
         block.insert(place, probe)
     return ast.fix_missing_locations(tree)
 
 
 def collect_probes() -> dict[str, None]:
-    """The names of the mistakes that are met from now on; to be cleared by the caller."""
+    """The mistakes reached from now on, as a live dict that the caller clears."""
     met: dict[str, None] = {}
     setattr(builtins, _PROBE, lambda name: met.setdefault(name))
     return met
@@ -59,7 +59,7 @@ def collect_probes() -> dict[str, None]:
 def _statement(
     blocks: Sequence[list[ast.stmt]], line: int, name: str
 ) -> tuple[int, list[ast.stmt]]:
-    """The innermost statement on a line: its place in its block."""
+    """The innermost statement on a line, as its index and its block."""
     found: list[tuple[int, int, list[ast.stmt]]] = [
         ((statement.end_lineno or 0) - statement.lineno, place, block)
         for block in blocks
@@ -81,7 +81,7 @@ def _blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
 
 
 def _probe(mistake: Mistake, source: str) -> ast.stmt:
-    """Tells that a mistake is met, which is in a statement with this source."""
+    """The statement that reports a mistake in a statement with this source."""
     met = f"{_PROBE}({mistake.id!r})"
     pair = None
     if source.count(mistake.find) == 1:
@@ -90,19 +90,19 @@ def _probe(mistake: Mistake, source: str) -> ast.stmt:
     if pair is None:
         return ast.parse(met).body[0]
     right, wrong = map(ast.unparse, pair)
-    # With the mistake it may raise: that is a difference as well.
+    # The wrong version may raise, which is a difference as well.
     lines = ("try:", f" if ({right}) != ({wrong}): {met}", "except Exception:", f" {met}")
     return ast.parse("\n".join(lines)).body[0]
 
 
 def _parsed(source: str) -> ast.stmt:
-    """A statement by itself; what follows an `if` that did not hold is one as well."""
+    """The parsed statement; an `elif` is parsed as an `if`."""
     alone = dedent(source)
     return ast.parse(alone.removeprefix("el") if alone.startswith("elif ") else alone).body[0]
 
 
 def difference(right: object, wrong: object) -> tuple[ast.expr, ast.expr] | None:
-    """The expressions of one statement that differ, if both may be worked out once more."""
+    """The two expressions that differ, if both can be evaluated without side effects."""
     statement: object = None
     while type(right) is type(wrong) and not isinstance(right, ast.expr):
         statement = right
@@ -147,7 +147,7 @@ def _is_harmless(expression: ast.expr) -> bool:
             case ast.NamedExpr() | ast.Await() | ast.Yield() | ast.YieldFrom():
                 return False
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-                # A class makes something new, and nothing else.
+                # A constructor has no side effects.
                 if name not in HARMLESS and not name.lstrip("_")[:1].isupper():
                     return False
             case ast.Call():

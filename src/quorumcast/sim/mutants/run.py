@@ -1,10 +1,10 @@
-"""Goes through the catalogue and the known-bad variants, and says what noticed each mistake.
+"""The hunt: it tries every mistake and known-bad variant, and reports what caught each.
 
-In rounds, so that a bounded time is spent where it tells most: a few scenarios for every mistake,
-then more for those that nobody noticed, and so on. Each round first finds out, on the code as it
-is, in which scenarios which mistakes make a difference, and runs only those (`probing`). After the
-last round a known-bad variant meets the attack that was written for it, and, if asked for, every
-mistake that is left the unit tests that name its module.
+The hunt works in rounds, so that a bounded time is well spent: a few scenarios for every mistake,
+then more for the survivors. Each round first finds, on the unchanged code, the scenarios in which a
+mistake makes a difference, and runs only those (`probing`). After the last round each surviving
+known-bad variant is tried with its own attack, and, if asked for, each surviving mistake with the
+unit tests that name its module.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from quorumcast.sim.systems import run_scenario, try_variant
 KNOWN_BAD = "known-bad"
 #: Scenarios per mistake after each round but the last one.
 ROUNDS = (30, 120)
-#: Scenarios that one process looks at to find out what they reach.
+#: Scenarios that one process probes.
 CHUNK = 50
-#: Scenarios for a mistake that is judged equivalent, to see that nobody can tell after all; and for
-#: a known-bad variant, which has an attack of its own.
+#: Scenarios for a mistake that is judged equivalent, to test that judgement; and for a known-bad
+#: variant, which has an attack of its own.
 FOR_EQUIVALENT, FOR_KNOWN_BAD = 30, 120
 
 
 class MutantVerdict(enum.Enum):
-    """What became of one mistake."""
+    """The result for one mistake."""
 
-    #: A drawn scenario noticed it.
+    #: Caught by a drawn scenario.
     CAUGHT = "caught"
-    #: The attack that was written for a known-bad variant noticed it.
+    #: Caught by the attack that was written for the known-bad variant.
     BY_PLAN = "caught by its plan"
     BY_TEST = "caught by a unit test"
-    #: Nothing noticed it, and the catalogue says why drawn scenarios do not.
+    #: Not caught, for a reason that the catalogue gives.
     EXPECTED = "missed, as the catalogue says"
     MISSED = "missed"
-    #: There was no time for all scenarios.
+    #: Not caught, and the time was up before all scenarios were tried.
     UNFINISHED = "not finished"
     EQUIVALENT = "equivalent"
-    #: Judged equivalent, and noticed all the same.
+    #: Judged equivalent, and caught all the same.
     NOT_EQUIVALENT = "not equivalent"
-    #: The process with the mistake ended without an answer.
+    #: The worker process ended without an answer.
     BROKEN = "broken"
 
 
@@ -68,7 +68,7 @@ BAD = (
 
 
 class MutantEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A mistake of the catalogue or a known-bad variant, as the run sees it."""
+    """A mistake of the catalogue, or a known-bad variant."""
 
     id: str
     room: str
@@ -78,31 +78,31 @@ class MutantEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def known_bad(self) -> bool:
-        """Whether it is a variant with an attack of its own."""
+        """Whether this is a known-bad variant, which has an attack of its own."""
         return self.mistake is None
 
     @property
     def equivalent(self) -> bool:
-        """Whether the catalogue says that nobody can tell."""
+        """Whether the catalogue judges the mistake equivalent to the original."""
         return self.mistake is not None and bool(self.mistake.equivalent)
 
     def depth(self, seeds: int) -> int:
-        """How many of so many scenarios are worth it."""
+        """The number of scenarios to try, of at most `seeds`."""
         if self.equivalent:
             return min(seeds, FOR_EQUIVALENT)
         return min(seeds, FOR_KNOWN_BAD) if self.known_bad else seeds
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """What is known about one entry."""
+    """The result for one entry."""
 
     id: str
     room: str
     why: str
     verdict: MutantVerdict
-    #: Drawn scenarios that were tried, the one that noticed it included.
+    #: Drawn scenarios that were tried, including the one that caught it.
     scenarios: int = 0
-    #: Those of them in which it makes a difference; unknown of known-bad variants.
+    #: Those of them in which it makes a difference; for known-bad variants, all.
     reached: int = 0
     by: Caught | None = None
     #: The catalogue's reason why it is equivalent, or missed by drawn scenarios.
@@ -121,28 +121,28 @@ class RoomFigures(msgspec.Struct, kw_only=True):
 
     @property
     def percent(self) -> float:
-        """The part of those that are not equivalent that drawn scenarios caught."""
+        """The percentage of non-equivalent mistakes that drawn scenarios caught."""
         return 100 * self.caught / max(1, self.mistakes - self.equivalent)
 
 
 class MutantReport(msgspec.Struct, kw_only=True):
-    """What a run found."""
+    """The results of a hunt."""
 
     results: list[Result]
     seconds: float
     rooms: dict[str, RoomFigures]
     total: RoomFigures
-    #: Seeds at which the code as it is breaks a property: they prove nothing and were passed over.
+    #: Seeds at which the unchanged code violates a property: they prove nothing and were skipped.
     unclean: list[tuple[int, str]]
 
     @property
     def failed(self) -> list[Result]:
-        """Results that should not be."""
+        """Results that need attention."""
         return [result for result in self.results if result.verdict in BAD]
 
 
 def entries(rooms: Sequence[str] = (), only: Sequence[str] = ()) -> list[MutantEntry]:
-    """Everything to be tried: whole rooms, single ids, or all there is."""
+    """The entries of these rooms and ids; all entries if neither is given."""
     found = [
         MutantEntry(
             id=mistake.id,
@@ -172,7 +172,7 @@ def entries(rooms: Sequence[str] = (), only: Sequence[str] = ()) -> list[MutantE
 
 
 def in_turn(chosen: Sequence[MutantEntry]) -> list[MutantEntry]:
-    """The same entries with the rooms mixed: a search that is cut short has looked at all rooms."""
+    """The same entries with the rooms interleaved, so that a short hunt covers all rooms."""
     sizes = Counter(entry.room for entry in chosen)
     places = Counter[str]()
     shares: dict[str, float] = {}
@@ -189,7 +189,7 @@ def _check_choice(what: str, asked: Iterable[str], known: set[str]) -> None:
 
 
 class Hunt:
-    """One run through entries."""
+    """One pass over a list of entries."""
 
     def __init__(
         self,
@@ -216,16 +216,16 @@ class Hunt:
             )
             for entry in chosen
         }
-        #: The mistakes that a scenario reaches.
+        #: The mistakes that each probed scenario reaches.
         self._reached: dict[Drawn, frozenset[str]] = {}
-        #: Entries whose process failed, and what it said.
+        #: Error messages of failed worker processes, by entry.
         self._broken: dict[str, str] = {}
-        #: Whether the code as it is passes a scenario, as far as somebody asked.
+        #: Whether the unchanged code passes a scenario, for the scenarios tried so far.
         self._clean: dict[tuple[int, str], bool] = {}
         self._lock = threading.Lock()
 
     def run(self) -> MutantReport:
-        """Everything."""
+        """Run all rounds and return the report."""
         depths = [*(depth for depth in ROUNDS if depth < self._seeds), self._seeds]
         for depth in depths:
             self._find_reached(depth)
@@ -242,7 +242,7 @@ class Hunt:
         return self._report()
 
     def _left(self) -> list[MutantEntry]:
-        """What nobody has noticed; what scenarios reach most often comes first."""
+        """The surviving entries, those that scenarios reach most often first."""
         left = [
             entry
             for entry in self._entries
@@ -275,12 +275,12 @@ class Hunt:
     # ---------------------------------------------------------------- scenarios
 
     def _drawn(self, entry: MutantEntry, first: int, depth: int) -> list[Drawn]:
-        """The scenarios of an entry from the first-th to the depth-th; its policies take turns."""
+        """The scenarios of an entry in the range [first, depth); its policies take turns."""
         seeds = range(self._start + first, self._start + entry.depth(depth))
         return [(seed, entry.policies[seed % len(entry.policies)]) for seed in seeds]
 
     def _find_reached(self, depth: int) -> None:
-        """Find out which mistakes the scenarios of a round reach."""
+        """Probe the scenarios of a round for the mistakes that they reach."""
         wanted = {
             drawn: None
             for entry in self._left()
@@ -303,13 +303,13 @@ class Hunt:
                 pass
 
     def _deepen(self, entry: MutantEntry, depth: int) -> None:
-        """Try scenarios until so many have been tried in all, or one notices the mistake.
+        """Try scenarios up to a total of `depth`, or until one catches the mistake.
 
-        Those that do not reach the mistake count as tried.
+        Scenarios that do not reach the mistake count as tried.
         """
         result = self._results[entry.id]
         if entry.mistake is not None:
-            entry.mistake.source()  # an entry that does not fit the code says so, once
+            entry.mistake.source()  # raises here if the entry does not fit the code
         while time.time() < self._until:
             coming = self._drawn(entry, result.scenarios, depth)
             everything = frozenset((entry.id,)) if entry.known_bad else frozenset()
@@ -332,7 +332,7 @@ class Hunt:
                 return
 
     def _is_clean(self, caught: Caught) -> bool:
-        """Whether the code as it is passes the scenario that noticed a mistake."""
+        """Whether the unchanged code passes the scenario that caught a mistake."""
         key = (caught.seed, caught.policy)
         with self._lock:
             if key not in self._clean:
@@ -340,7 +340,7 @@ class Hunt:
             return self._clean[key]
 
     def _judge(self, entry: MutantEntry) -> None:
-        """The verdict after all scenarios."""
+        """Set the verdict after all scenarios."""
         result = self._results[entry.id]
         mistake = entry.mistake
         if mistake is not None:
@@ -419,7 +419,7 @@ def _add(share: RoomFigures, verdict: MutantVerdict) -> None:
 
 
 def work(task: MutantTask) -> Answer:
-    """Let a process of its own do this."""
+    """Run a task in a worker process and return its answer."""
     command = [sys.executable, "-m", "quorumcast.sim.mutants.worker"]
     done = subprocess.run(
         [*command, msgspec.json.encode(task).decode()],

@@ -1,9 +1,9 @@
-"""One mistake in a process of its own: drawn scenarios, or tests, until one of them notices.
+"""A worker process with one mistake: it runs drawn scenarios, or tests, until one fails.
 
     python -m quorumcast.sim.mutants.worker TASK        TASK is JSON; the answer is one JSON line
 
-A scenario may cost so much processor time and memory; what exceeds it raises inside the machine
-that runs at the time, and the run reports that as a violation of Robustness.
+Processor time and memory of a scenario are limited. A machine that exceeds a limit raises, and the
+run reports that as a violation of Robustness.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quorumcast.sim.mutants.mistakes import Mistake, mistake_named, read_catalog
 from quorumcast.sim.mutants.planting import import_instead
 from quorumcast.sim.mutants.probing import collect_probes, probed
 
-#: Processor time of one scenario, many times what the slowest one takes; and memory of a worker.
+#: Processor time of one scenario (many times that of the slowest), and memory of a worker.
 SCENARIO_S = 30.0
 MEMORY_BYTES = 4 << 30
 
@@ -34,25 +34,25 @@ Drawn = tuple[int, str]
 
 
 class MutantTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is to do."""
+    """A task for a worker."""
 
-    #: An id of the catalogue, or the name of a known-bad variant; empty: the code as it is.
+    #: An id of the catalogue, or the name of a known-bad variant; empty: the unchanged code.
     name: str = ""
     known_bad: bool = False
-    #: Scenarios to be run until one breaks a property.
+    #: Scenarios to run until one violates a property.
     drawn: tuple[Drawn, ...] = ()
     #: Whether to find out instead which mistakes of the catalogue these scenarios reach.
     reach: bool = False
-    #: When to stop although nothing was found, by `time.time()`.
+    #: Deadline, by `time.time()`.
     until: float = 0.0
     #: Arguments for pytest; with them tests are run, and no scenarios.
     tests: tuple[str, ...] = ()
 
 
 class Caught(msgspec.Struct, frozen=True):
-    """What noticed a mistake."""
+    """The violation or failed test that caught a mistake."""
 
-    #: The broken property, or the failed test.
+    #: The violated property, or the failed test.
     by: str
     detail: str = ""
     seed: int = -1
@@ -61,7 +61,7 @@ class Caught(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a worker found."""
+    """A worker's result."""
 
     tried: int
     caught: Caught | None = None
@@ -75,7 +75,7 @@ class Hangs(Exception):
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise `Hangs` in the middle of what takes more processor time than this."""
+    """Raise `Hangs` in code that takes more processor time than this."""
 
     def over(number: int, frame: FrameType | None) -> None:
         raise Hangs(f"it hangs: more than {seconds:.0f} s of processor time")
@@ -90,7 +90,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def run_scenarios(task: MutantTask) -> Answer:
-    """Drawn scenarios until a checker reports a violation."""
+    """Run drawn scenarios until a checker reports a violation."""
     from quorumcast.sim.systems import run_scenario
 
     for tried, (seed, policy) in enumerate(task.drawn):
@@ -99,7 +99,7 @@ def run_scenarios(task: MutantTask) -> Answer:
         try:
             with limited(SCENARIO_S):
                 outcome = run_scenario(seed, policy)
-        except Exception as error:  # before the cell runs: a campaign would end with it
+        except Exception as error:  # raised before the run starts, where no checker sees it
             found = Caught("Robustness", f"{type(error).__name__}: {error}", seed, policy)
             return Answer(tried + 1, found)
         for first in outcome.violations[:1]:
@@ -109,10 +109,10 @@ def run_scenarios(task: MutantTask) -> Answer:
 
 
 def find_reached(task: MutantTask) -> Answer:
-    """Which mistakes of the catalogue drawn scenarios reach, on the code as it is."""
+    """Find the mistakes of the catalogue that drawn scenarios reach on the unchanged code."""
     fitting: dict[str, list[Mistake]] = {}
     for mistake in read_catalogue():
-        with suppress(UsageError):  # an entry that does not fit is reported when it is planted
+        with suppress(UsageError):  # an outdated entry is reported when it is planted
             mistake.source()
             fitting.setdefault(mistake.module, []).append(mistake)
     import_instead({name: probed(some[0].text(), some) for name, some in fitting.items()})
@@ -130,7 +130,7 @@ def find_reached(task: MutantTask) -> Answer:
 
 
 def run_tests(task: MutantTask) -> Answer:
-    """Tests until one fails."""
+    """Run tests until one fails."""
     import pytest
 
     failed: list[Caught] = []
@@ -154,7 +154,7 @@ def run_tests(task: MutantTask) -> Answer:
 
 
 def carry_out(task: MutantTask) -> Answer:
-    """Plant the mistake and look for it."""
+    """Plant the mistake, then run the task's scenarios or tests."""
     if task.reach:
         return find_reached(task)
     planted: AbstractContextManager[None] = nullcontext()
