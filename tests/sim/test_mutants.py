@@ -69,10 +69,10 @@ def test_catalogue_has_mistakes_in_every_room_told_apart() -> None:
     assert len(tried) == len(set(tried)) > len(names), "the known-bad variants are tried as well"
 
 
-def test_plant_snippet_that_is_gone_or_stands_twice_says_so() -> None:
-    with pytest.raises(UsageError, match="stands 2 times"):
+def test_plant_snippet_that_is_gone_or_occurs_twice_says_so() -> None:
+    with pytest.raises(UsageError, match="occurs 2 times"):
         plant(mistake(), SOURCE)
-    with pytest.raises(UsageError, match="stands 0 times"):
+    with pytest.raises(UsageError, match="occurs 0 times"):
         plant(mistake(find="y < 1"), SOURCE)
     with pytest.raises(UsageError, match="has no 'middle'"):
         plant(mistake(within="middle"), SOURCE)
