@@ -1,4 +1,4 @@
-"""What the demonstration found, for people: who lied, who proves it, what Spark makes of it."""
+"""Prints the results of the demonstration: the liar, the proof, and the results of Spark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quorumcast.cli.common import console, this_command
 
 
 def print_account(summary: dict[str, Any]) -> None:
-    """What was published and accepted, the liar, and how to verify it."""
+    """Print what was published and accepted, the liar, and how to verify it."""
     out = console()
     out.print()
     out.print(f"[bold]published[/]   {summary['published']:,} events")
@@ -32,7 +32,7 @@ def print_account(summary: dict[str, Any]) -> None:
 
 
 def print_finale(found: dict[str, Any]) -> None:
-    """The table, the evaluation and the audit."""
+    """Print the table, the evaluation and the audit."""
     out = console()
     table, evaluation, audit = found["table"], found["evaluation"], found["audit"]
     dissent = ", ".join(f"{node} on {rows:,}" for node, rows in sorted(table["dissent"].items()))

@@ -1,4 +1,4 @@
-"""`quorumcast sim --coverage`: which protocol states scenarios reach, and which never."""
+"""`quorumcast sim --coverage`: protocol states that scenarios reach, and those they never do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run_coverage(
     steer: bool,
     json_: bool,
 ) -> None:
-    """Run scenarios, print what they reached; exit code 1 if a property was violated."""
+    """Run scenarios and print the reached states; exit code 1 if a property was violated."""
     from quorumcast.manifest.policy import POLICY_NAMES
     from quorumcast.sim.campaign import replay_command
     from quorumcast.sim.coverage.explore import explore

@@ -1,10 +1,11 @@
-"""`quorumcast demo`: a cell on this machine, with a liar in it, in about half a minute.
+"""`quorumcast demo`: a cell on this machine with a lying broker, in about half a minute.
 
-Four broker processes; two publishers and three subscribers in this one. All is well for a while,
-then broker-3 alters what it forwards and signs for it, then it also drops. Subscribers go on; they
-suspect it of dissent, and what it signed convicts it. Then the account, the evidence and the
-receipt of one event, both judged by the code of `quorumcast verify`; and at the end, where Spark is
-installed, what data engineers and auditors make of it (`finale`).
+There are four broker processes; two publishers and three subscribers run in this process. After a
+while broker-3 alters what it forwards and signs it; later it also drops messages. Subscribers are
+not disturbed. They suspect broker-3 because its votes differ, and its signatures convict it. Then
+the demonstration prints a summary, the evidence and the receipt of one event, both checked by the
+code of `quorumcast verify`. If Spark is installed, it ends with a table, an evaluation and an audit
+(`finale`).
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ CHANNEL = "orders"
 LIAR = "broker-3"
 PUBLISHERS = ("alice", "bob")
 SUBSCRIBERS = ("carol", "dave", "erin")
-#: Reads the stream into a table.
+#: The client that reads the stream into a table.
 READER = "spark"
 TICK_S = 0.5
-#: Without a terminal: a line every so often.
+#: Interval of lines if there is no terminal.
 LINE_S = 2.0
 CONNECT_S = 60.0
 DRAIN_S = 60.0
 EVIDENCE_S = 60.0
-#: When what happens, as shares of the whole.
+#: Start of each fault, as a share of the duration.
 ALTERS_AT, DROPS_AT = 0.25, 0.65
 
 
@@ -89,7 +90,7 @@ def demo(
             print_account(summary)
         if finale is not None:
             cluster.make_honest(LIAR)
-            # It says something again, and something else.
+            # It answers requests for contents again, with altered contents.
             cluster.make_lie(LIAR, "alter", victims=["contents"])
             cluster.wait_executed()
             summary["spark"] = finale.run(cluster, READER, _say_nothing if json_ else _say)
@@ -103,7 +104,7 @@ def demo(
 
 
 def _sound(summary: dict[str, Any]) -> bool:
-    """Whether the table holds everything once, and the audit names who lied and nobody else."""
+    """Whether the table has every event once, and the audit names the liar and nobody else."""
     table, named = summary["spark"]["table"], summary["spark"]["audit"]["named"]
     return table["rows"] == table["distinct"] == summary["published"] and set(named) == {LIAR}
 
@@ -129,7 +130,7 @@ class Show:
         self._quiet = json_
         self._start = 0.0
         self._scene = "starting"
-        #: Set once somebody has a proof.
+        #: Set once a subscriber has evidence.
         self._proven = asyncio.Event()
         self._published: Counter[str] = Counter()
         #: By subscriber: the next number of each publisher, events, repeated and missing ones.
@@ -143,7 +144,7 @@ class Show:
         self._statuses: dict[str, dict[str, Any]] = {}
 
     async def run(self) -> dict[str, Any]:
-        """Everything, from connecting to the account."""
+        """Run the demonstration; return its summary."""
         for name in (*PUBLISHERS, *SUBSCRIBERS):
             self._nodes[name] = await self._connect(name)
         try:
@@ -168,7 +169,7 @@ class Show:
                 self._finale.close(self._published.total())
 
     async def _connect(self, name: str) -> Node:
-        """A client that takes notes for the finale."""
+        """Connect a client that records traces and observations for the finale."""
         from quorumcast.bench.measured import measured_node
         from quorumcast.manifest.files import read_identity
 
@@ -196,7 +197,7 @@ class Show:
                 await asyncio.sleep(0.01)
 
     def _goes_on(self, elapsed: float) -> bool:
-        """Until the time is up; on a machine that stood still, until the liar had its chance."""
+        """Whether to continue: until the time is up and, on a slow machine, the liar has lied."""
         return elapsed < self._seconds + (0 if self._proven.is_set() else EVIDENCE_S)
 
     async def _subscribe(self, name: str) -> asyncio.Task[None]:
@@ -210,7 +211,7 @@ class Show:
         return asyncio.create_task(listen())
 
     def _check(self, name: str, event: Event) -> None:
-        """Every event says who published it and which one it is: nothing can hide."""
+        """Count missing and repeated events, by the publisher and number that each contains."""
         author, _, number = event.payload.decode(errors="replace").partition(" ")
         if author != event.publisher or not number.isdecimal():
             self._wrong[name] += 1
@@ -235,7 +236,7 @@ class Show:
         self._scene = f"{LIAR} alters and drops"
 
     async def _wait_for_proof(self) -> None:
-        """On a slow machine the liar may not have said anything yet that convicts it."""
+        """Wait for evidence; on a slow machine the liar may not have signed a lie yet."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EVIDENCE_S):
                 await self._proven.wait()
@@ -253,7 +254,7 @@ class Show:
             await asyncio.sleep(0.05)
 
     async def _evidence(self) -> Path | None:
-        """The first proof that a subscriber found, as a file."""
+        """Save the first evidence that a subscriber found; return its path."""
         import msgspec
 
         await self._wait_for_proof()
@@ -297,7 +298,7 @@ class Show:
         return time.monotonic() - self._start
 
     async def _look(self, seconds: float) -> None:
-        """Let time pass and see what changed."""
+        """Update the display for some seconds."""
         before, at = self._accepted.copy(), time.monotonic()
         await asyncio.sleep(seconds)
         took = time.monotonic() - at

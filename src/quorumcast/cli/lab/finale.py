@@ -1,7 +1,7 @@
-"""How the demonstration ends: on Spark, with what it left behind.
+"""The last part of the demonstration, on Spark.
 
-The published stream is read into a table, verified on the executors while the liar is still there;
-traces become an evaluation, and what every node noted of the others an audit that names the liar.
+The published stream is read into a table, and verified on the executors while the liar is active.
+The traces are evaluated. An audit of the nodes' observations names the liar.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 
 
 class Finale:
-    """Where nodes write what they do and see, and what becomes of it."""
+    """The directories of traces and observations, and the Spark jobs on them."""
 
     def __init__(self, place: Path, channel: str) -> None:
         self.traces = place / "traces"
@@ -32,7 +32,7 @@ class Finale:
             directory.mkdir(parents=True)
 
     def open(self, publishers: Iterable[str], subscribers: Iterable[str], liar: str) -> None:
-        """Say what the traces are of, before anybody writes one."""
+        """Write the header of the traces, before nodes record any."""
         import msgspec
 
         from quorumcast.cell.tracing import CELL_SYSTEM, CellParameters
@@ -68,7 +68,7 @@ class Finale:
         self._from_ns = time.monotonic_ns()
 
     def close(self, events: int) -> None:
-        """Everything has been published and accepted."""
+        """Complete the traces: everything is published and accepted."""
         import msgspec
 
         from quorumcast.traces.form import write_header
@@ -79,7 +79,7 @@ class Finale:
         write_header(self.traces, header)
 
     def run(self, cluster: LocalCluster, reader: str, say: Say) -> dict[str, Any]:
-        """The table, the evaluation and the audit."""
+        """Run the three jobs; return their results."""
         from quorumcast.pipeline.session import spark_session
 
         say("starting Spark")
@@ -151,7 +151,7 @@ class Finale:
 
 
 def named(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """Who did what, and how sure that is: what is proven is not merely suspected as well."""
+    """Verdicts by node and deed; one that is proven is not also listed as suspected."""
     deeds: dict[str, dict[str, str]] = {}
     for row in rows:
         if row["standing"] in ("proven", "suspected"):

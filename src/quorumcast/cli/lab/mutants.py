@@ -1,4 +1,4 @@
-"""`quorumcast sim --mutants`: which single mistakes drawn scenarios notice."""
+"""`quorumcast sim --mutants`: the planted mistakes that drawn scenarios notice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quorumcast.core.errors import UsageError
 if TYPE_CHECKING:
     from quorumcast.sim.mutants.run import MutantReport, Result, RoomFigures
 
-#: Characters of a detail that are shown to people.
+#: Characters of a detail in the table.
 SHOWN = 100
 
 
@@ -31,7 +31,7 @@ def run_mutants(
     with_tests: bool,
     json_: bool,
 ) -> None:
-    """Run the catalogue, print what noticed each mistake; exit code 1 if one got away."""
+    """Run the catalogue and print what noticed each mistake; exit code 1 if nothing noticed one."""
     from quorumcast.sim.mutants.run import Hunt, entries
 
     if seeds < 1 or start < 0 or jobs < 1 or minutes <= 0:

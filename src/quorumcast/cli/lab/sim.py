@@ -1,4 +1,4 @@
-"""`quorumcast sim`: seeds in, violations out."""
+"""`quorumcast sim`: runs simulated scenarios and reports violated properties."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ EXAMPLE = "Example:  quorumcast sim --seeds 200 --policy ab+history --adversary 
 
 ALL = "all"
 CELL = "cell"
-#: Scenarios if nobody says how many: of a campaign, and for each mistake; and processes for those.
+#: Defaults: scenarios of a campaign, scenarios per planted mistake, and processes for the latter.
 SEEDS, MUTANT_SEEDS, MUTANT_JOBS = 100, 500, 2
-#: Failing seeds that are shown to people.
+#: Failing seeds in the summary.
 SHOWN = 10
 
 
@@ -91,7 +91,7 @@ def sim(
 ) -> None:
     """Run whole cells in the simulator: network, disks, crashes and liars drawn from a seed.
 
-    Exit code 1 if any property was violated, or if a known-bad variant or a mistake got away.
+    Exit code 1 if a property was violated, or if a known-bad variant or mistake was not noticed.
     """
     if sum((known_bad, mutants, coverage, plan is not None, workload is not None)) > 1:
         raise UsageError(

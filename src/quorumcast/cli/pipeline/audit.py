@@ -1,4 +1,4 @@
-"""`quorumcast pipeline audit`: who lied, towards whom and when; proven, suspected or disputed."""
+"""`quorumcast pipeline audit`: finds nodes that lied, to whom and when, and how sure that is."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example:  quorumcast pipeline audit log --html audit.html"
 
-#: Verdicts that are printed for people.
+#: Verdicts in the table.
 SHOWN = 40
-#: Without a terminal a line of progress comes so rarely.
+#: Interval of progress, without and with a terminal.
 LINE_S, TERMINAL_S = 20.0, 0.5
 
 
@@ -142,7 +142,7 @@ def _audit(
     if directory:
         write_proofs(Path(directory), rows, run_manifests(tables[2]))
     if output:
-        # Where Java began need not be where we are.
+        # The working directory of Java may differ from ours.
         place = Path(directory).absolute() if directory else output
         ordered = verdicts.orderBy("run", "standing", "node", "deed")
         ordered.write.mode("overwrite").parquet(f"{place}/verdicts")
@@ -167,7 +167,7 @@ _ORDER = {"proven": 0, "suspected": 1, "disputed": 2, "measured": 3}
 
 
 def _check_manifests(counted: Census) -> None:
-    """Runs without one are left out, for anybody can invent them; but not all of them."""
+    """Refuse to audit if no run has a signed manifest; single runs without one are left out."""
     if counted.unknown_run and not counted.runs:
         raise UsageError(
             f"there is no manifest for the run {counted.unknown_run!r}; name the cell's with -m"
@@ -233,7 +233,7 @@ def _print_score(scored: dict[str, Any]) -> None:
 
 
 def _progress(spark: SparkSession, what: str) -> ProgressDisplay:
-    """How far Spark's tasks are."""
+    """A display of the completed tasks of Spark."""
     from py4j.protocol import Py4JError
 
     tracker = spark.sparkContext.statusTracker()

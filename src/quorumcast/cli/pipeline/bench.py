@@ -1,4 +1,4 @@
-"""`quorumcast pipeline bench`."""
+"""`quorumcast pipeline bench`: measures reading into Spark and writing from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`quorumcast pipeline campaign`: the simulator's seeds spread over Spark."""
+"""`quorumcast pipeline campaign`: runs simulated scenarios on the executors of Spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EXAMPLE = "Example:  quorumcast pipeline campaign --scenarios 20000 --output nightly --json"
 
 ALL = "all"
-#: Failures that are shown to people.
+#: Failures in the summary.
 SHOWN = 10
 
 
@@ -39,7 +39,7 @@ def campaign(
     master: MasterOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Run the simulator's seeds on Spark; write all results, and failures as small as they get.
+    """Run simulated scenarios on Spark; write all results, and a shrunk plan of each failure.
 
     Exit code 1 if any property was violated; with --known-bad, if the mistake was not found.
     """

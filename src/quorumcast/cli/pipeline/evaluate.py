@@ -1,4 +1,4 @@
-"""`quorumcast pipeline evaluate`: traces in, figures and a report out."""
+"""`quorumcast pipeline evaluate`: computes figures and a report from traces."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def evaluate(
 ) -> None:
     """Latency, throughput, coverage, messages, hops and the cost of faults, from traces.
 
-    Runs of one scenario are counted together; what a fault costs is told where the same scenario
-    was traced without it. Percentiles are within 0.05 %, all other figures exact.
+    Runs of one scenario are combined. The cost of a fault needs a trace of the same scenario
+    without it. Percentiles are within 0.05 %, all other figures exact.
     """
     import msgspec
 

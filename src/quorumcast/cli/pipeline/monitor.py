@@ -1,4 +1,4 @@
-"""`quorumcast pipeline monitor …`: channels, probes and the job that watches."""
+"""`quorumcast pipeline monitor …`: monitoring of hosts: channels, probes and the Spark job."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ app = typer.Typer(
 PrefixOption = Annotated[
     str, typer.Option(help="Before the channels' names: 'plant' makes plant/metrics and so on.")
 ]
-#: How often a command tells how it is going.
+#: Interval of status lines.
 TELL_S = 5.0
 
 
@@ -76,7 +76,7 @@ def init(
     wait: WaitOption = True,
     json_: JsonOption = False,
 ) -> None:
-    """Make the channels metrics, logs and alarms in a cell that is there; what is there stays.
+    """Create the channels metrics, logs and alarms in a cell; existing ones stay as they are.
 
     Everyone may do everything unless --probes and --consoles say otherwise; everyone may read
     alarms.
@@ -123,7 +123,7 @@ def init(
 
 
 def _policy(cell: Manifest, urls: dict[str, str]) -> str:
-    """Like the cell's other ordered channels; else on disk, unless a broker that runs has none."""
+    """The policy of the cell's other ordered channels; else durable, if all brokers have disks."""
     for channel in cell.channels:
         if channel.policy.total and not channel.policy.crash_only:
             return channel.policy.title
@@ -143,7 +143,7 @@ def show_rules(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Print the rules that come with Quorumcast, to begin with; or check a rules file."""
+    """Print the built-in rules, as a start for your own; or check a rules file."""
     import msgspec
 
     from quorumcast.monitoring.rules import default_rules, read_rules
@@ -194,8 +194,8 @@ def probe(
 ) -> None:
     """Publish what this host measures and logs, until Ctrl-C.
 
-    After a restart, files are read on where they were left. What finds no room while the cell is
-    away is dropped and counted, except lines of files, which are read later.
+    After a restart, reading of files continues where it stopped. While the cell is unreachable and
+    the buffer is full, rows are dropped and counted, except lines of files, which are read later.
     """
     from quorumcast.client import run
     from quorumcast.manifest.files import read_identity
@@ -221,7 +221,7 @@ def probe(
 
 
 def _state_path(manifest: Path, name: str) -> Path:
-    """Where the places of files are kept: one file per cell and identity."""
+    """The default file for the read positions of log files, one per cell and identity."""
     from quorumcast.manifest.files import read_manifest
 
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
@@ -305,7 +305,7 @@ def run_job(
 ) -> None:
     """Clean, store, watch and report what probes publish; raise alarms on the channel 'alarms'.
 
-    Stopped and started again with the same --store, it goes on where it stopped. Prints each alarm.
+    A run with the same --store continues where the last one stopped. Prints each alarm.
     """
     from quorumcast.cli.pipeline.monitoring import watch_cell
 

@@ -1,4 +1,4 @@
-"""What `quorumcast pipeline monitor run` does while it runs: queries, ticks, alarms, the page."""
+"""The run of `quorumcast pipeline monitor run`: queries, periodic work, alarms, the page."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from quorumcast.monitoring.engine import AlarmEngine
     from quorumcast.monitoring.job import MonitoringJob
 
-#: How often hosts, alarms and the page are looked after, and how often people are told.
+#: Interval of checks of hosts, alarms and the page, and interval of status lines.
 TICK_S = 1.0
 TELL_S = 10.0
-#: Rows and bytes in one micro-batch, each channel: what a driver holds at once.
+#: Rows and bytes per micro-batch and channel, which bound the memory of the driver.
 MOST_EVENTS = 200_000
 MOST_BYTES = 64 * 1024 * 1024
 
@@ -46,12 +46,12 @@ def watch_cell(
     master: str | None,
     json_: bool,
 ) -> None:
-    """Run the job: until a time, or once if there is none."""
+    """Run the job until a time; once, if there is none."""
     from quorumcast.manifest.files import read_manifest
     from quorumcast.monitoring.channels import Names, check_channel
     from quorumcast.monitoring.rules import read_rules
 
-    # What can be wrong is found out before Java is started, but for what only Java knows.
+    # Check arguments before Java starts, as far as that is possible without it.
     rules = read_rules(rules_file)
     cell, names = read_manifest(manifest), Names.under(prefix)
     for name, columns in names.columns.items():
@@ -93,7 +93,7 @@ def _source(spark: SparkSession, options: dict[str, str], channel: str) -> DataF
     return (
         spark.readStream.format("quorumcast")
         .options(**options, channel=channel, startingOffsets="earliest")
-        # A monitor that stands still because of what is gone is no help.
+        # A monitor should continue although old data was dropped.
         .options(failOnDataLoss="false")
         .options(maxEventsPerTrigger=MOST_EVENTS, maxBytesPerTrigger=MOST_BYTES)
         .load()
@@ -110,7 +110,7 @@ def _sink(alarms: DataFrame, options: dict[str, str], names: Names) -> DataStrea
 
 @contextmanager
 def _alone(store: Path) -> Iterator[None]:
-    """One job per directory: two would undo each other's work."""
+    """Lock the directory: two jobs would overwrite each other's files."""
     try:
         store.mkdir(parents=True, exist_ok=True)
         lock = os.open(store / ".lock", os.O_CREAT | os.O_RDWR)
@@ -132,7 +132,7 @@ def _alone(store: Path) -> Iterator[None]:
 
 
 def _claim(store: Path, whose: str) -> None:
-    """A directory is of one cell: positions of another mean nothing in it."""
+    """Refuse a directory of another cell, whose positions would be meaningless here."""
     note = store / ".cell"
     if not note.exists():
         note.write_text(whose)
@@ -143,7 +143,7 @@ def _claim(store: Path, whose: str) -> None:
 
 
 class _Run:
-    """One run, as people see it."""
+    """The output of one run for people."""
 
     def __init__(
         self, monitor: MonitoringJob, cell: Manifest, report: Path | None, json_: bool
@@ -155,7 +155,7 @@ class _Run:
         self._stopping = False
 
     def watch(self, until: float, say: Callable[[str], None]) -> None:
-        """Until a time, or until somebody says stop."""
+        """Run until a time, or until stopped."""
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         for number in before:
             signal.signal(number, self._stop)
@@ -177,7 +177,7 @@ class _Run:
         self.tell_alarms()
 
     def end(self) -> None:
-        """The last page and the last word."""
+        """Write the last page and print the last status line."""
         self._write(running=False)
         if self._json:
             print_json(self._monitor.book.read(lambda engine, recent: self._facts(engine)))
@@ -196,7 +196,7 @@ class _Run:
         }
 
     def tell_alarms(self) -> None:
-        """Print what was raised and cleared since the last time."""
+        """Print the alarms raised and cleared since the last call."""
         import msgspec
 
         unshown = self._monitor.book.unshown

@@ -1,4 +1,4 @@
-"""What Spark raises, in one sentence: its own words run over pages of Java."""
+"""Turns exceptions of Spark, which have pages of Java traces, into one sentence."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from contextlib import contextmanager
 
 from quorumcast.core.errors import UsageError
 
-#: Where exceptions of Spark come from: what it tells Python, and what Java does.
+#: Modules of the exceptions of Spark, raised in Python and in Java.
 _THEIRS = ("pyspark.", "py4j.")
 _JAVA = re.compile(r"^(?:: |Caused by: )?((?:[\w$]+\.)+[\w$]+): (.+)$", re.MULTILINE)
-#: What a Python function raised stands below its traceback.
+#: The message of an exception in a Python function, below its traceback.
 _PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*(\S.*)$", re.MULTILINE)
 
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """Refuse what Spark refuses; every command that starts Spark is within this."""
+    """Raise `UsageError` for exceptions of Spark; all commands that start Spark use it."""
     from quorumcast.pipeline.session import reason_of
 
     try:
@@ -29,7 +29,7 @@ def sentences() -> Iterator[None]:
 
 
 def _first(text: str) -> str:
-    """What went wrong, and what was behind it."""
+    """The sentence for an exception, with its cause."""
     if raised := _PYTHON.findall(text):
         return str(raised[-1])
     found = _JAVA.findall(text)

@@ -26,7 +26,7 @@ DESCRIBE_EXAMPLE = "Example:  quorumcast pipeline workload describe reddit --pic
 
 PLAIN, REDDIT, PULSARCAST = "plain", "reddit", "pulsarcast"
 LIKE = ("reddit", "dt1", "dt2")
-#: Topics that are shown to people.
+#: Topics in the table.
 SHOWN = 30
 
 OutputOption = Annotated[Path, typer.Option("--output", "-o", help="The workload's directory.")]
@@ -134,7 +134,7 @@ def prepare(
 def _recipe(
     name: str, author: str, topic: str, time: str, body: str, unknown: list[str] | None
 ) -> Recipe | None:
-    """None for the recipe that has no columns."""
+    """The named columns; None for a recipe that needs none."""
     from quorumcast.pipeline.workload import recipes
 
     if name == PULSARCAST:
