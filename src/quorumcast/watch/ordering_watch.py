@@ -1,4 +1,4 @@
-"""What a broker observes of total order: votes, proposals and offers.
+"""Observations of total order: votes, proposals and offers.
 
 - Two votes of one member for different values of one instance contradict each other.
 - If f+1 members vote for a value, the leader proposed it to a correct member. A member with another

@@ -36,7 +36,7 @@ _DDL = {"observations": OBSERVATIONS, "documents": DOCUMENTS, "cells": CELLS, "l
 
 
 def labeller(system: str) -> Callable[[int], AuditTables]:
-    """What carries out a labelled run of this system; a sentence if it has no such runs."""
+    """Return the simulation of labelled runs of a system; raise `UsageError` without one."""
     labelled = find(system).labelled
     if labelled is None:
         raise UsageError(f"the system {system!r} has no observers, so its runs have no labels")

@@ -40,7 +40,7 @@ DEFAULT_TIMEOUT_S = 30.0
 
 
 class Tamper(StrEnum):
-    """What to do with publications that are not what they should be."""
+    """The reaction to dissent and to contents that do not fit the schema."""
 
     #: Fail where a broker voted otherwise or contents do not fit the channel's schema.
     FAIL = "fail"

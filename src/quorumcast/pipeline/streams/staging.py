@@ -171,7 +171,7 @@ class Staging:
         self._make_durable(path)
 
     def _make_durable(self, path: str) -> None:
-        """What is published must be found again after the machine has lost its power."""
+        """Sync a file or folder to disk, so that it survives a power failure."""
         if self._local:
             handle = os.open(path, os.O_RDONLY)
             try:

@@ -123,7 +123,7 @@ class ContentGenerator:
         self._upwards = drawn("direction") < 0.5
 
     def _bounds(self, exact: float) -> tuple[Ints, Ints]:
-        """What is accepted of each attribute: from, and up to."""
+        """Return the accepted range of each attribute."""
         equal = self._operator < exact
         low = np.where(equal | self._upwards, self._wanted, 1)
         high = np.where(equal | ~self._upwards, self._wanted, self.shape.values)
@@ -133,7 +133,7 @@ class ContentGenerator:
         )
 
     def expected_density(self, exact: float) -> float:
-        """What share of the subscriptions a publication matches by the distributions."""
+        """Return the expected share of subscriptions that a publication matches."""
         low, high = self._bounds(exact)
         upto = np.concatenate([[0.0], self._cumulative])
         return float((upto[high] - upto[low - 1]).prod(axis=1).mean())

@@ -47,7 +47,7 @@ class TopicLine(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What was counted."""
+    """The counts of a workload."""
 
     path: str
     header: WorkloadHeader

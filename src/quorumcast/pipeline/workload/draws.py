@@ -42,7 +42,7 @@ def _mixed(words: Words) -> Words:
 
 
 def purpose_key(seed: int, purpose: str) -> np.uint64:
-    """What keeps the draws for one purpose apart from those for another."""
+    """Return the salt that separates the draws of one purpose from those of others."""
     start = np.array([seed & (2**64 - 1)], np.uint64)
     with np.errstate(over="ignore"):
         start = _mixed(start + _GOLDEN) + np.uint64(zlib.crc32(purpose.encode())) * _GOLDEN

@@ -188,7 +188,7 @@ class Generator:
         )
 
     def subscription_table(self) -> pa.Table:
-        """Who subscribes to what."""
+        """Return the subscriptions."""
         lengths = [len(audience) for audience in self.audiences]
         topics = np.repeat(np.arange(len(self.names)), lengths)
         return pa.table(

@@ -108,10 +108,10 @@ def clean_and_sample(
 
 
 def sampled(rows: DataFrame, count: int) -> DataFrame:
-    """Exactly so many rows, those with the smallest ids; all of them if there are no more.
+    """Return the `count` rows with the smallest hashed ids, or all rows if there are fewer.
 
     Ids are counted in buckets by their first bits, and only the bucket in which the sample ends is
-    put in order: the rows themselves stay where they are.
+    sorted, so that no shuffle of all rows is needed.
     """
     from pyspark.sql import functions as sql
 
@@ -161,7 +161,7 @@ def with_topics(
 
 
 def channel_name(topic: Column) -> Column:
-    """What a channel may be called: no blanks or other signs, and not too long."""
+    """Turn a topic into a valid channel name."""
     from pyspark.sql import functions as sql
 
     plain = sql.regexp_replace(topic, r"[^A-Za-z0-9_.:+/-]", "_")
@@ -197,7 +197,7 @@ def as_events(rows: DataFrame, settings: WorkloadSettings) -> tuple[DataFrame, i
 
 
 def ranked(draw: Column, shares: Floats) -> Column:
-    """The rank, from 0, that a draw from 0 to 1 falls on."""
+    """Return the rank, from 0, of a draw between 0 and 1."""
     from pyspark.sql import functions as sql
     from pyspark.sql.pandas.functions import arrow_udf
 
@@ -214,7 +214,7 @@ def ranked(draw: Column, shares: Floats) -> Column:
 
 
 def subscribed_by_authors(events: DataFrame) -> DataFrame:
-    """Whoever has published on a topic subscribes to it, as in Pulsarcast's workload."""
+    """Subscribe the authors of each topic to it, as in Pulsarcast's workload."""
     return events.select("topic", "node").distinct()
 
 
