@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.support.cells import B1, B2, B3, bodies, digest, digests
 
-from quorumcast.broadcast.ledger import Held, Ledger, Taken
+from quorumcast.broadcast.ledger import AppendResult, Ledger, StoredRun
 from quorumcast.core.errors import InvariantError
 from quorumcast.core.ids import Millis
 from quorumcast.core.limits import MAX_RUN, Limits
@@ -20,31 +20,31 @@ def ledger(upto: int = 0, **limits: int) -> Ledger:
     return made
 
 
-def take(into: Ledger, first: int, *run: bytes) -> Taken:
+def take(into: Ledger, first: int, *run: bytes) -> AppendResult:
     return into.take(first, [digest(body) for body in run], run)
 
 
 def test_ledger_new_run_is_taken_whole() -> None:
     held = ledger()
-    assert take(held, 1, b"p1", b"p2") == Taken(1, digests(b"p1", b"p2"))
+    assert take(held, 1, b"p1", b"p2") == AppendResult(1, digests(b"p1", b"p2"))
     assert (held.base, held.next, len(held), held.kept_bytes) == (1, 3, 2, 4)
 
 
 def test_ledger_overlapping_run_only_its_new_part_is_taken() -> None:
     held = ledger(2)
-    assert take(held, 2, b"p2", b"p3") == Taken(3, digests(b"p3"))
+    assert take(held, 2, b"p2", b"p3") == AppendResult(3, digests(b"p3"))
     assert held.next == 4
 
 
 def test_ledger_repeated_run_takes_nothing() -> None:
     held = ledger(2)
-    assert take(held, 1, b"p1") == Taken(3, b"")
+    assert take(held, 1, b"p1") == AppendResult(3, b"")
     assert held.next == 3
 
 
 def test_ledger_conflicting_run_is_refused_whole() -> None:
     held = ledger(2)
-    assert take(held, 2, b"other", b"p3") == Taken(2, conflict=2)
+    assert take(held, 2, b"other", b"p3") == AppendResult(2, conflict=2)
     assert (held.next, held.digest(2), held.digest(3)) == (3, digest(b"p2"), None)
 
 
@@ -94,9 +94,11 @@ def test_ledger_digests_of_a_range_need_all_of_it() -> None:
 
 def test_ledger_read_is_bounded_by_count_bytes_run_and_end() -> None:
     held = ledger(MAX_RUN + 10)
-    assert held.read(1, 2, 100) == Held(1, digests(b"p1", b"p2"), (b"p1", b"p2"))
-    assert held.read(1, 9, 5) == Held(1, digests(b"p1", b"p2"), (b"p1", b"p2"))
-    assert held.read(MAX_RUN + 10, 9, 100) == Held(MAX_RUN + 10, digests(b"p1034"), (b"p1034",))
+    assert held.read(1, 2, 100) == StoredRun(1, digests(b"p1", b"p2"), (b"p1", b"p2"))
+    assert held.read(1, 9, 5) == StoredRun(1, digests(b"p1", b"p2"), (b"p1", b"p2"))
+    assert held.read(MAX_RUN + 10, 9, 100) == StoredRun(
+        MAX_RUN + 10, digests(b"p1034"), (b"p1034",)
+    )
     whole = held.read(1, 2 * MAX_RUN, 10**9)
     assert whole is not None
     assert len(whole.bodies) == MAX_RUN
@@ -118,8 +120,8 @@ def test_ledger_read_below_the_base_starts_at_the_base() -> None:
 def test_ledger_read_ends_where_the_chain_changes() -> None:
     held = ledger(1)
     held.extend((digest(b"p2"),), (b"p2",), ORDER)
-    assert held.read(1, 9, 100) == Held(1, digests(b"p1"), (b"p1",))
-    assert held.read(2, 9, 100) == Held(2, digests(b"p2"), (b"p2",), ORDER)
+    assert held.read(1, 9, 100) == StoredRun(1, digests(b"p1"), (b"p1",))
+    assert held.read(2, 9, 100) == StoredRun(2, digests(b"p2"), (b"p2",), ORDER)
 
 
 def test_ledger_run_repeated_by_another_chain_is_rerouted() -> None:
@@ -206,5 +208,5 @@ def test_ledger_goes_on_after_everything_was_too_old() -> None:
     held.expire(Millis(0), 1000, held.next)
     held.expire(Millis(1000), 1000, held.next)
     assert (held.base, held.next) == (3, 3)
-    assert take(held, 3, b"p3") == Taken(3, digests(b"p3"))
+    assert take(held, 3, b"p3") == AppendResult(3, digests(b"p3"))
     assert held.digest(3) == digest(b"p3")

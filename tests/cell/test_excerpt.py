@@ -23,7 +23,7 @@ from tests.support.cells import (
     vote,
 )
 
-from quorumcast.broadcast.application import Deliver, Gap, Join, Leave
+from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Leave
 from quorumcast.broadcast.messages import Cursor
 from quorumcast.cell.messages import Position, Positions, Subscribe, Vote
 from quorumcast.cell.serving.audience import EXCERPT_BYTES
@@ -193,13 +193,13 @@ def test_excerpt_beyond_what_brokers_report_waits_for_them() -> None:
 
 def test_excerpt_what_is_held_no_longer_is_a_gap_within_it() -> None:
     _, effects = begin(3, 10, base=6)
-    assert [e for e in effects if isinstance(e, Gap)] == [Gap(ORDER, 3, 5)]
+    assert [e for e in effects if isinstance(e, DeliverGap)] == [DeliverGap(ORDER, 3, 5)]
     assert asked(effects) == [(6, 10)]
 
 
 def test_excerpt_of_which_nothing_is_held_is_one_gap() -> None:
     made, effects = begin(3, 10, base=50)
-    assert [e for e in effects if isinstance(e, Gap)] == [Gap(ORDER, 3, 9)]
+    assert [e for e in effects if isinstance(e, DeliverGap)] == [DeliverGap(ORDER, 3, 9)]
     assert asked(effects) == []
     assert made.ends(ORDERS) == {ORDER: 10}
 

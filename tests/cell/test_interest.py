@@ -19,7 +19,7 @@ from tests.support.cells import (
     limited,
 )
 
-from quorumcast.broadcast.application import Gap
+from quorumcast.broadcast.application import DeliverGap
 from quorumcast.broadcast.messages import Cursor
 from quorumcast.cell.messages import Position, Positions, Subscribe
 from quorumcast.cell.subscribing.interest import DOUBTFUL_TICKS, PATIENT_TICKS, Interest
@@ -106,7 +106,7 @@ def test_interest_what_too_few_hold_of_a_time_is_a_gap() -> None:
     for broker, base, oldest in ((B1, 3, 1), (B2, 3, 1), (B3, 7, 7), (B4, 7, 7)):
         position = Position(STREAM, base, 10, oldest)
         said += made.on_positions(broker, Positions(ORDERS, (position,)))[1]
-    assert (said, made.acceptors[STREAM].next) == ([Gap(STREAM, 3, 6)], 7)
+    assert (said, made.acceptors[STREAM].next) == ([DeliverGap(STREAM, 3, 6)], 7)
 
 
 def doubtful() -> Interest:
@@ -144,7 +144,7 @@ def test_interest_liar_about_its_oldest_cannot_keep_us_from_what_comes() -> None
     for _ in range(DOUBTFUL_TICKS - 1):
         assert made.wait_no_longer() == (False, [])
     # B1 is down: two of those that may lie or not are too few to accept from, and we say so.
-    assert made.wait_no_longer() == (True, [Gap(STREAM, 1, 9)])
+    assert made.wait_no_longer() == (True, [DeliverGap(STREAM, 1, 9)])
     assert made.acceptors[STREAM].next == 10
 
 
@@ -161,7 +161,7 @@ def test_interest_what_one_of_two_may_hold_is_a_gap_if_the_third_does_not_answer
     assert say(made, B2, 2**61, 2**61) == say(made, B1, 6) == (False, [])
     for _ in range(DOUBTFUL_TICKS - 1):
         assert made.wait_no_longer() == (False, [])
-    assert made.wait_no_longer() == (True, [Gap(STREAM, 1, 5)])
+    assert made.wait_no_longer() == (True, [DeliverGap(STREAM, 1, 5)])
     assert made.acceptors[STREAM].next == 6
 
 
@@ -297,7 +297,7 @@ def test_interest_life_that_brokers_gave_up_is_announced_as_a_gap() -> None:
     fresh, effects = made.on_positions(B2, over)
     assert fresh
     _, more = made.on_positions(B3, over)
-    assert effects + more == [Gap(life, 1, 4)]
+    assert effects + more == [DeliverGap(life, 1, 4)]
 
 
 def test_interest_life_that_gives_way_to_later_ones_is_announced_if_it_is_lacking() -> None:
@@ -305,7 +305,7 @@ def test_interest_life_that_gives_way_to_later_ones_is_announced_if_it_is_lackin
     lives = [Stream(ORDERS, ALICE, n) for n in (2, 4, 6)]
     for broker in (B1, B2):
         made.on_positions(broker, Positions(ORDERS, tuple(Position(s, 1, 3) for s in lives)))
-    assert made.take_lost() == [Gap(lives[0], 1, 2)]
+    assert made.take_lost() == [DeliverGap(lives[0], 1, 2)]
 
 
 def test_interest_streams_that_a_liar_invents_are_bounded() -> None:
@@ -340,7 +340,7 @@ def test_interest_gap_is_announced_when_too_few_hold_what_is_next() -> None:
     made = following()
     assert say(made, B1, 20, base=9) == (False, [])
     anew, effects = say(made, B2, 20, base=8)
-    assert effects == [Gap(STREAM, 5, 7)]
+    assert effects == [DeliverGap(STREAM, 5, 7)]
     assert made.acceptors[STREAM].next == 8
     assert not anew
 
@@ -358,7 +358,7 @@ def test_interest_no_gap_as_long_as_a_broker_not_heard_may_hold_the_numbers() ->
     say(made, B2, 5)
     assert made.acceptors[STREAM].next == 5
     assert say(made, B2, 20, base=16) == (False, [])
-    assert say(made, B3, 20, base=16)[1] == [Gap(STREAM, 5, 15)]
+    assert say(made, B3, 20, base=16)[1] == [DeliverGap(STREAM, 5, 15)]
 
 
 def crash_cell() -> Interest:
@@ -383,7 +383,7 @@ def wait(made: Interest, refreshes: int, *brokers: NodeId) -> list[object]:
 def test_interest_waits_for_a_broker_that_is_dead_only_so_long() -> None:
     made = crash_cell()
     assert wait(made, PATIENT_TICKS, B1, B2) == []
-    assert wait(made, FRESH_ROUNDS + 1, B1, B2) == [Gap(STREAM, 5, 19)]
+    assert wait(made, FRESH_ROUNDS + 1, B1, B2) == [DeliverGap(STREAM, 5, 19)]
 
 
 def test_interest_does_not_give_up_what_a_broker_that_answers_holds() -> None:

@@ -29,7 +29,7 @@ from quorumcast.broadcast.application import Acknowledged, Refused, Renewed, Sub
 from quorumcast.broadcast.messages import Ack, ChainRun, Open, Outlived, Publish
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.cell.messages import Finish, Refuse, Unsubscribe
-from quorumcast.cell.publishing.line import (
+from quorumcast.cell.publishing.published_stream import (
     MAX_REST_BYTES,
     MAX_RUN_BYTES,
     RETRANSMIT_MS,

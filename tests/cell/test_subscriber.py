@@ -35,7 +35,15 @@ from tests.support.cells import (
     vote,
 )
 
-from quorumcast.broadcast.application import Deliver, Gap, Join, Leave, Prove, Proven, Refused
+from quorumcast.broadcast.application import (
+    Deliver,
+    DeliverGap,
+    Join,
+    Leave,
+    Prove,
+    Proven,
+    Refused,
+)
 from quorumcast.broadcast.messages import Cursor, Open, Pull, Voucher
 from quorumcast.cell.messages import (
     Attest,
@@ -104,7 +112,7 @@ def test_subscriber_stream_whose_publisher_loses_its_right_ends_with_a_gap() -> 
         made.handle(Receive(broker, positions(10)), T0)
     assert made.ends(ORDERS) == {STREAM: 10}
     following = Cell(AB, publishers=(CAROL,))
-    assert made.adopt(following.manifest, following.keyring(BOB)) == [Gap(STREAM, 1, 9)]
+    assert made.adopt(following.manifest, following.keyring(BOB)) == [DeliverGap(STREAM, 1, 9)]
     assert (made.ends(ORDERS), made.handle(REFRESHED, T0)) == (
         {},
         [SetTimer(Refresh(ORDERS), REFRESH_MS)],
@@ -453,7 +461,7 @@ def test_subscriber_moving_stream_is_left_alone() -> None:
 def test_subscriber_gap_is_announced_once_and_what_follows_is_delivered() -> None:
     made = subscriber()
     effects = feed(made.handle, *(Receive(b, positions(20, base=9)) for b in BROKERS))
-    assert [e for e in effects if isinstance(e, Gap)] == [Gap(STREAM, 1, 8)]
+    assert [e for e in effects if isinstance(e, DeliverGap)] == [DeliverGap(STREAM, 1, 8)]
     assert delivered(feed(made.handle, *votes(9, b"i"))) == [(9, b"i")]
 
 
@@ -465,8 +473,8 @@ def test_subscriber_is_told_of_all_of_a_stream_that_is_over_also_by_brokers_that
     over = [Positions(ORDERS, (Position(STREAM, end, end, over=True),)) for end in (5, 10, 10)]
     boast = Positions(ORDERS, (Position(STREAM, 10**6, 10**6),))
     effects = feed(made.handle, *map(Receive, BROKERS, (*over, boast)))
-    gaps = [e for e in effects if isinstance(e, Gap)]
-    assert gaps == [Gap(STREAM, 1, 4), Gap(STREAM, 5, 9)]
+    gaps = [e for e in effects if isinstance(e, DeliverGap)]
+    assert gaps == [DeliverGap(STREAM, 1, 4), DeliverGap(STREAM, 5, 9)]
 
 
 def test_subscriber_of_a_chain_is_told_of_a_gap_whatever_spare_brokers_may_hold() -> None:
@@ -478,7 +486,7 @@ def test_subscriber_of_a_chain_is_told_of_a_gap_whatever_spare_brokers_may_hold(
     ends = (20, 20, 20, 1, 1)
     told = [positions(end, base=min(9, end)) for end in ends]
     effects = feed(made.handle, *map(Receive, brokers, told))
-    assert [e for e in effects if isinstance(e, Gap)] == [Gap(STREAM, 1, 8)]
+    assert [e for e in effects if isinstance(e, DeliverGap)] == [DeliverGap(STREAM, 1, 8)]
 
 
 def silent(made: Subscriber, ticks: int) -> list[NodeId]:

@@ -164,7 +164,7 @@ def test_items_yields_gaps() -> None:
         bob = await cell.connect("bob")
         async with bob.subscribe("events") as sub:
             stream = Stream(Channel("events"), NodeId("alice"), 1)
-            sub.gap(application.Gap(stream, 3, 5))
+            sub.gap(application.DeliverGap(stream, 3, 5))
             async for item in sub.items():
                 assert item == Gap(stream, 3, 5)
                 break

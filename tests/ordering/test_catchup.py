@@ -14,7 +14,7 @@ from quorumcast.ordering.catchup import (
     LOG_REACH,
     LOG_RUNS,
     CatchUp,
-    Checkpoint,
+    StateImage,
 )
 from quorumcast.ordering.consensus import Consensus, value_of
 from quorumcast.ordering.messages import (
@@ -158,7 +158,7 @@ def test_log_query_stops_at_a_batch_that_is_not_known() -> None:
 # ------------------------------------------------------------------- the state
 
 IMAGE = bytes(range(256)) * 256 + b"the rest"  # two chunks
-STATE = Checkpoint(8, IMAGE)
+STATE = StateImage(8, IMAGE)
 HEAD = StateHead(BYZANTINE, 8, STATE.digests)
 
 
@@ -193,7 +193,7 @@ def test_log_query_for_what_was_forgotten_is_answered_with_the_state() -> None:
 def test_log_query_is_answered_with_every_state_that_is_held_beside_the_log() -> None:
     """Others may have forgotten that part of the log: then only the states can be alike."""
     learner = Learner(decided=9)
-    older = Checkpoint(4, b"older")
+    older = StateImage(4, b"older")
     learner.catch_up.hold(STATE)
     assert messages(learner.catch_up.on_log_query(B1, LogQuery(BYZANTINE, 2)), StateHead) == []
     learner.catch_up.hold(older)
@@ -308,8 +308,8 @@ def test_states_from_the_last_stable_one_on_are_all_offered() -> None:
     """Brokers are not equally far: one of their states at least is the same at enough of them."""
     learner = Learner(decided=20)
     learner.consensus.forget(8)
-    newer = Checkpoint(12, IMAGE)
-    for made in (Checkpoint(4, IMAGE), STATE, newer):
+    newer = StateImage(12, IMAGE)
+    for made in (StateImage(4, IMAGE), STATE, newer):
         learner.catch_up.hold(made)
     learner.catch_up.let_go(8)
     assert learner.catch_up.checkpoint is newer

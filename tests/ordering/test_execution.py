@@ -11,9 +11,9 @@ from quorumcast.core.ids import Stream, total_order
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Effect, Forget, Persist, Record
 from quorumcast.core.quorum import Protection
-from quorumcast.ordering.catchup import Checkpoint
+from quorumcast.ordering.catchup import StateImage
 from quorumcast.ordering.consensus import Voted
-from quorumcast.ordering.execution import Decided, Execution, Snapshot, Surroundings
+from quorumcast.ordering.execution import Decided, Execution, LogContext, Snapshot
 from quorumcast.ordering.log import OrderedLog
 from quorumcast.ordering.messages import Batch
 from quorumcast.ordering.offers import Stored
@@ -28,7 +28,7 @@ class Bench:
 
     def __init__(self, *, durable: bool = False) -> None:
         self.log = OrderedLog(POSITIONS, CELL.around(B2))
-        around = Surroundings(
+        around = LogContext(
             CELL.manifest.broker_ids,
             CELL.keyring(B2),
             CELL.manifest.hash,
@@ -129,7 +129,7 @@ def test_checkpoint_is_the_state_right_now() -> None:
     bench.order((1, b"a"))
     image = bench.execution.state.image()
     made, effects = bench.execution.checkpoint()
-    assert isinstance(made, Checkpoint)
+    assert isinstance(made, StateImage)
     assert (made.instance, b"".join(made.chunks)) == (1, image)
     assert records(effects) == [Snapshot(BYZANTINE, 1, image)]
 

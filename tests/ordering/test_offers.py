@@ -14,7 +14,7 @@ from quorumcast.core.labels import label, unlabel
 from quorumcast.core.limits import MAX_BATCH, Limits
 from quorumcast.core.machine import Bodies, DropReason
 from quorumcast.ordering.messages import Batch, Item, Offer
-from quorumcast.ordering.offers import BATCH_PUBLICATIONS, Held, Offers, Stored, offer_holds
+from quorumcast.ordering.offers import BATCH_PUBLICATIONS, Offers, Stored, WaitingOffer, offer_holds
 
 CELL = Cell(TOTAL)
 CAROLS = Stream(ORDERS, CAROL, 1)
@@ -42,7 +42,7 @@ class Desk:
         sender: NodeId | None = None,
         signer: NodeId | None = None,
         now: int = 0,
-    ) -> DropReason | Held:
+    ) -> DropReason | WaitingOffer:
         made, bodies = offer(CELL, first, *contents, stream=stream, signer=signer)
         return self.offers.add(sender or stream.publisher, made, bodies, Millis(now))
 
@@ -94,7 +94,7 @@ def test_label_of_another_number_is_no_beginning_of_this_one() -> None:
 def test_offer_of_its_publisher_is_held() -> None:
     desk = Desk()
     held = desk.add(1, b"a", b"b", now=7)
-    assert isinstance(held, Held)
+    assert isinstance(held, WaitingOffer)
     assert (held.last, held.arrived, held.item) == (2, 7, item(1, b"a", b"b"))
     assert desk.offers.holds(item(1, b"a", b"b"))
     assert not desk.offers.holds(item(1, b"a", b"x"))
@@ -146,12 +146,12 @@ def test_offer_on_the_lane_of_histories_is_dropped() -> None:
 def test_offer_passed_on_by_a_broker_must_be_signed_by_its_publisher() -> None:
     desk = Desk()
     assert desk.add(1, b"a", sender=B2, signer=BOB) is DropReason.BAD_SIGNATURE
-    assert isinstance(desk.add(1, b"a", sender=B2), Held)
+    assert isinstance(desk.add(1, b"a", sender=B2), WaitingOffer)
 
 
 def test_offer_passed_on_needs_no_signature_where_brokers_only_crash() -> None:
     made, bodies = flawed(signature=b"")
-    assert isinstance(Desk(signed=False).offers.add(B2, made, bodies, T0), Held)
+    assert isinstance(Desk(signed=False).offers.add(B2, made, bodies, T0), WaitingOffer)
 
 
 @pytest.mark.parametrize(
@@ -168,16 +168,16 @@ def test_offer_signature_covers_every_field(changes: dict[str, object]) -> None:
 def test_offer_beyond_the_window_is_dropped() -> None:
     desk = Desk(limits=Limits(window=8))
     assert desk.add(9, b"a") is DropReason.OUT_OF_WINDOW
-    assert isinstance(desk.add(8, b"a"), Held)
+    assert isinstance(desk.add(8, b"a"), WaitingOffer)
     desk.serve(STREAM, 1)
-    assert isinstance(desk.add(9, b"a"), Held)
+    assert isinstance(desk.add(9, b"a"), WaitingOffer)
 
 
 def test_offers_of_a_stream_are_bounded_in_number_and_bytes() -> None:
     desk = Desk(limits=Limits(window=4, retained_bytes=100))
     assert desk.add(1, b"x" * 100) is DropReason.OVER_LIMIT
     found = [desk.add(first, b"x") for first in range(1, 10)]
-    assert sum(isinstance(one, Held) for one in found) <= 4
+    assert sum(isinstance(one, WaitingOffer) for one in found) <= 4
     assert desk.offers.sizes()["offers"] <= 4
     assert desk.offers.sizes()["offered_bytes"] <= 100
 
@@ -195,7 +195,9 @@ def test_offer_of_two_stories_the_first_stands_until_a_batch_needs_the_other() -
     desk.add(1, b"a")
     assert desk.add(1, b"b") is DropReason.CONFLICT
     assert desk.offers.holds(item(1, b"a"))
-    assert isinstance(desk.add(1, b"b", sender=B2), Held)  # signed: the publisher did say so
+    assert isinstance(
+        desk.add(1, b"b", sender=B2), WaitingOffer
+    )  # signed: the publisher did say so
     assert desk.offers.holds(item(1, b"b"))
 
 
@@ -225,11 +227,11 @@ def test_offers_of_many_incarnations_are_bounded() -> None:
     desk = Desk(limits=Limits(window=8, streams_per_publisher=2))
     streams = [msgspec.structs.replace(STREAM, incarnation=i) for i in range(5)]
     found = [desk.add(1, b"a", stream=stream) for stream in streams]
-    assert [isinstance(one, Held) for one in found] == [True, True, False, False, False]
+    assert [isinstance(one, WaitingOffer) for one in found] == [True, True, False, False, False]
     assert found[-1] is DropReason.OVER_LIMIT
-    assert isinstance(desk.add(1, b"z", stream=BOBS), Held)
+    assert isinstance(desk.add(1, b"z", stream=BOBS), WaitingOffer)
     desk.serve(streams[0], 1)
-    assert isinstance(desk.add(1, b"a", stream=streams[4]), Held)
+    assert isinstance(desk.add(1, b"a", stream=streams[4]), WaitingOffer)
 
 
 def test_genuine_offers_are_those_that_their_publisher_signed() -> None:
@@ -273,7 +275,7 @@ def test_choice_goes_on_after_what_was_served() -> None:
 def test_choice_checks_the_signature_of_what_came_from_the_publisher() -> None:
     """A proposal must be acceptable to brokers that take it from others."""
     desk = Desk()
-    assert isinstance(desk.add(1, b"a", signer=BOB), Held)
+    assert isinstance(desk.add(1, b"a", signer=BOB), WaitingOffer)
     desk.add(1, b"z", stream=BOBS)
     assert runs(desk.offers.choose()) == [(BOBS, 1)]
     assert desk.offers.find(STREAM, 1) is None

@@ -22,7 +22,7 @@ from quorumcast.core.machine import Effect, Send
 from quorumcast.core.message import Message
 from quorumcast.pipeline.evaluation import figures
 from quorumcast.pipeline.evaluation.histogram import ACCURACY
-from quorumcast.pipeline.evaluation.model import Evaluation, Line
+from quorumcast.pipeline.evaluation.model import Evaluation, ScenarioResult
 from quorumcast.pipeline.evaluation.page import page
 from quorumcast.pipeline.evaluation.runs import find_traces
 from quorumcast.pipeline.evaluation.summary import evaluate
@@ -126,11 +126,11 @@ NAMES = {
 }
 
 
-def policy_of(line: Line) -> object:
+def policy_of(line: ScenarioResult) -> object:
     return line.scenario.parameters.get("policy")
 
 
-def line_of(evaluation: Evaluation, name: str) -> Line:
+def line_of(evaluation: Evaluation, name: str) -> ScenarioResult:
     (line,) = [
         line
         for line in evaluation.lines

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from quorumcast.cli.main import app
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.evaluation.histogram import ACCURACY, bucket, middle, percentile
-from quorumcast.pipeline.evaluation.model import Evaluation, Line
+from quorumcast.pipeline.evaluation.model import Evaluation, ScenarioResult
 from quorumcast.pipeline.evaluation.page import page
 from quorumcast.pipeline.evaluation.runs import Trace, find_traces
 from quorumcast.pipeline.evaluation.summary import scenario_of, summarize
@@ -186,7 +186,7 @@ def header_for(*, source: str = "bench", fault: str = "", **parameters: Paramete
     return msgspec.structs.replace(HEADER, source=source, fault=fault, parameters=changed)
 
 
-def line_for(**changes: Any) -> Line:
+def line_for(**changes: Any) -> ScenarioResult:
     """A line without any rows."""
     return summarize([Trace(Path("x"), header_for(**changes), 1)], []).lines[0]
 

@@ -3,7 +3,6 @@
 One token goes round; the node that has it enters, and passes it on with the next number until its
 successor says that it has it. A node keeps on disk which number it took last, so a crash neither
 loses nor doubles the token. A liar can keep it, but no two correct nodes enter with one number.
-
 `python -m tests.ring.ring NAME DIRECTORY READY LIFELINE PORT…` is a node as a process.
 """
 

@@ -7,7 +7,7 @@ import pytest
 from quorumcast.broadcast.application import (
     Acknowledged,
     Deliver,
-    Gap,
+    DeliverGap,
     Join,
     Leave,
     Prove,
@@ -220,7 +220,7 @@ def test_fifo_skipped_number_is_reported() -> None:
 def test_fifo_gap_that_the_cell_could_fill_is_reported() -> None:
     def script(stage: Stage) -> None:
         stage.accepts(SUB, 1, b"a")
-        stage.does(SUB, Gap(STREAM, 2, 2))
+        stage.does(SUB, DeliverGap(STREAM, 2, 2))
 
     assert play(script) == ["FIFO"]
 
@@ -230,7 +230,7 @@ def test_fifo_announced_gap_where_allowed_is_silent() -> None:
     stage.join(SUB)
     stage.submit(b"a", b"b", b"c")
     stage.accepts(SUB, 1, b"a")
-    stage.does(SUB, Gap(STREAM, 2, 2))
+    stage.does(SUB, DeliverGap(STREAM, 2, 2))
     stage.accepts(SUB, 3, b"c")
     assert stage.broken == []
 
@@ -373,7 +373,7 @@ def test_total_order_position_out_of_turn_is_reported(position: int) -> None:
 def test_total_order_announced_gap_where_allowed_is_silent() -> None:
     stage = OrderedStage(gaps_allowed=True)
     stage.places(SUB, 1, 1, b"a")
-    stage.does(SUB, Gap(total_order(ORDERS), 2, 5))
+    stage.does(SUB, DeliverGap(total_order(ORDERS), 2, 5))
     stage.places(SUB, 6, 3, b"c")
     assert stage.end() == []
 
@@ -381,7 +381,7 @@ def test_total_order_announced_gap_where_allowed_is_silent() -> None:
 def test_total_order_gap_of_positions_that_the_cell_should_hold_is_reported() -> None:
     stage = OrderedStage()
     stage.places(SUB, 1, 1, b"a")
-    stage.does(SUB, Gap(total_order(ORDERS), 2, 5))
+    stage.does(SUB, DeliverGap(total_order(ORDERS), 2, 5))
     assert stage.broken == ["FIFO"]
 
 
@@ -423,7 +423,7 @@ def test_durability_a_gap_is_no_delivery() -> None:
     stage.hold(1, B1, B3, B4)
     stage.does(PUB, Acknowledged(STREAM, 1))
     for node in (SUB, OTHER):
-        stage.does(node, Gap(total_order(ORDERS), 1, 1))
+        stage.does(node, DeliverGap(total_order(ORDERS), 1, 1))
         stage.places(node, 2, 2, b"b")
     assert pending(Durability(), stage)
 
@@ -487,7 +487,7 @@ def test_excerpt_is_pending_until_all_of_it_has_come_and_nothing_more_is_due() -
 
 def test_excerpt_with_a_gap_or_with_more_than_was_asked_for_is_reported() -> None:
     stage = extracting()
-    stage.does(SUB, Gap(total_order(ORDERS), 2, 2))
+    stage.does(SUB, DeliverGap(total_order(ORDERS), 2, 2))
     assert pending(Extracts(), stage)
     stage = extracting()
     stage.places(SUB, 2, 2, b"b")
@@ -685,9 +685,9 @@ def test_validity_gap_counts_only_where_retention_explains_it() -> None:
     stage.join(SUB)
     retained = Limits().retained_publications
     stage.submit(*(b"%d" % n for n in range(1, retained + 3)))
-    stage.does(SUB, Gap(STREAM, 1, 2))
+    stage.does(SUB, DeliverGap(STREAM, 1, 2))
     assert stage.broken == []
-    stage.does(SUB, Gap(STREAM, 3, 3))
+    stage.does(SUB, DeliverGap(STREAM, 3, 3))
     assert stage.broken == ["FIFO"]
     for number in range(4, retained + 3):
         stage.accepts(SUB, number, b"%d" % number)
@@ -704,9 +704,9 @@ def test_validity_gap_in_an_earlier_life_is_explained_by_what_later_ones_publish
     stage.submit(b"a", b"b", b"c")
     stage.facts.started(PUB, 3)
     stage.submit(*(b"%d" % n for n in range(1, retained)))
-    stage.does(SUB, Gap(STREAM, 1, 2))
+    stage.does(SUB, DeliverGap(STREAM, 1, 2))
     assert stage.broken == []
-    stage.does(SUB, Gap(STREAM, 3, 3))
+    stage.does(SUB, DeliverGap(STREAM, 3, 3))
     assert stage.broken == ["FIFO"]
 
 
@@ -718,9 +718,9 @@ def test_gap_is_excused_where_more_than_f_brokers_lost_their_contents_since() ->
     assert stage.world.adversary.has_lost_contents()
     stage.facts.lost_at = 15
     stage.submit(b"b", now=20)
-    stage.does(SUB, Gap(STREAM, 1, 1))
+    stage.does(SUB, DeliverGap(STREAM, 1, 1))
     assert stage.broken == []
-    stage.does(SUB, Gap(STREAM, 2, 2))
+    stage.does(SUB, DeliverGap(STREAM, 2, 2))
     assert stage.broken == ["FIFO"]
 
 
@@ -772,7 +772,7 @@ def test_totality_announced_gap_is_not_what_others_accepted() -> None:
     stage.submit(b"a", b"b", publisher=LIAR)
     for number, body in enumerate((b"a", b"b"), 1):
         stage.accepts(SUB, number, body, stream)
-    stage.does(OTHER, Gap(stream, 1, 1))
+    stage.does(OTHER, DeliverGap(stream, 1, 1))
     stage.accepts(OTHER, 2, b"b", stream)
     assert pending(Totality(Policy.named("brb")), stage)
 
@@ -787,7 +787,7 @@ def test_totality_gap_is_explained_by_how_far_brokers_are_though_no_subscriber_i
     for number in (1, 2):
         stage.accepts(SUB, number, b"%d" % number, stream)
     stage.facts.ordered = lambda _: count
-    stage.does(OTHER, Gap(stream, 1, 1))
+    stage.does(OTHER, DeliverGap(stream, 1, 1))
     assert pending(Totality(Policy.named("brb")), stage)  # the second is still retained
     stage.accepts(OTHER, 2, b"2", stream)
     assert not pending(Totality(Policy.named("brb")), stage)
@@ -800,7 +800,7 @@ def test_totality_gap_is_not_explained_by_a_publisher_that_leaps_ahead() -> None
     stage.submit(b"a", publisher=LIAR)
     stage.accepts(SUB, 1, b"a", stream)
     stage.facts.ordered = lambda _: 2**60
-    stage.does(OTHER, Gap(stream, 1, 2**60))
+    stage.does(OTHER, DeliverGap(stream, 1, 2**60))
     assert pending(Totality(Policy.named("brb")), stage)
 
 

@@ -10,7 +10,7 @@ from functools import cache
 import msgspec
 
 from quorumcast.broadcast.application import Deliver
-from quorumcast.broadcast.contract import Surroundings
+from quorumcast.broadcast.contract import CarrierContext
 from quorumcast.broadcast.messages import ChainRun, Contents, Publish, Voucher
 from quorumcast.broadcast.signed_history import history_body
 from quorumcast.cell.messages import CellMessage, Vote
@@ -99,8 +99,8 @@ class Cell:
     def subscriber(self, name: NodeId = BOB) -> Subscriber:
         return Subscriber(self.manifest, self.keyring(name))
 
-    def around(self, me: NodeId = B1, readers: Sequence[NodeId] = ()) -> Surroundings:
-        return Surroundings(self.view(me), self.policy, lambda _: readers)
+    def around(self, me: NodeId = B1, readers: Sequence[NodeId] = ()) -> CarrierContext:
+        return CarrierContext(self.view(me), self.policy, lambda _: readers)
 
     def view(self, me: NodeId) -> View:
         return View(self.manifest, self.keyring(me))

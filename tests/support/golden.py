@@ -47,7 +47,7 @@ from quorumcast.broadcast.application import (
     Concluded,
     Contradicted,
     Deliver,
-    Gap,
+    DeliverGap,
     Join,
     Prove,
     Proven,
@@ -325,7 +325,7 @@ class CellScript:
                 return f"TAKES EPOCH {parse_manifest(data).epoch}{shown}"
             case Drop(reason=why, sender=sender):
                 return f"drops from {sender}: {why.value}"
-            case Gap(stream=stream, first=first, upto=upto):
+            case DeliverGap(stream=stream, first=first, upto=upto):
                 return f"ANNOUNCES A GAP {stream_name(stream)} {first}..{upto}"
             case Refused(reason=why):
                 return f"IS REFUSED: {why}"

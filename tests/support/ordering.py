@@ -26,7 +26,7 @@ from quorumcast.core.machine import (
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Claim, StopStatement
 from quorumcast.manifest.policy import Policy
-from quorumcast.ordering.execution import Surroundings
+from quorumcast.ordering.execution import LogContext
 from quorumcast.ordering.log import OrderedLog
 from quorumcast.ordering.messages import Batch, Item, Offer
 from quorumcast.ordering.offers import sign_offer
@@ -151,7 +151,7 @@ class Hall(Network):
         byzantine = self.policy.protection is Protection.BYZANTINE
         self._lives[me] = self._lives.get(me, 0) + 1
         log = self.logs[me] = OrderedLog(total_order(ORDERS), self.cell.around(me))
-        around = Surroundings(
+        around = LogContext(
             self.members,
             self.cell.keyring(me),
             self.cell.manifest.hash,

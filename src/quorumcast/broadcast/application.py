@@ -97,7 +97,7 @@ class Deliver(Effect, frozen=True):
         return total_order(self.stream.channel), self.position, contents
 
 
-class Gap(Effect, frozen=True):
+class DeliverGap(Effect, frozen=True):
     """Publications that no f+1 brokers hold any longer; never lost silently."""
 
     stream: Stream

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from quorumcast.broadcast.contract import Vouch, check_run, dropped, publisher_of
 from quorumcast.broadcast.forwarding import Forwarder
-from quorumcast.broadcast.ledger import Taken
+from quorumcast.broadcast.ledger import AppendResult
 from quorumcast.broadcast.messages import Publish
 from quorumcast.core.ids import Digest, Millis
 from quorumcast.core.machine import (
@@ -62,6 +62,6 @@ class Relay(Forwarder):
             return dropped(event, DropReason.DUPLICATE)
         return [Vouch(self.stream, taken.first, taken.digests)]
 
-    def _take(self, first: int, digests: list[Digest], bodies: tuple[bytes, ...]) -> Taken:
+    def _take(self, first: int, digests: list[Digest], bodies: tuple[bytes, ...]) -> AppendResult:
         # Algorithm 2, line 5: only the first contents of a number is ever forwarded.
         return self.ledger.take(first, digests, bodies)

@@ -30,7 +30,7 @@ from collections import OrderedDict
 
 from quorumcast.broadcast.contract import (
     Carrier,
-    Surroundings,
+    CarrierContext,
     Vouch,
     check_run,
     dropped,
@@ -89,7 +89,7 @@ class Bracha(Carrier):
         "_vouched",
     )
 
-    def __init__(self, stream: Stream, around: Surroundings) -> None:
+    def __init__(self, stream: Stream, around: CarrierContext) -> None:
         super().__init__(stream, around)
         #: Numbers below ledger.next belong to runs that we are ready for, in order.
         self.ledger = Ledger(around.policy.limits)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quorumcast.broadcast.contract import Surroundings, Vouch, check_run, dropped
+from quorumcast.broadcast.contract import CarrierContext, Vouch, check_run, dropped
 from quorumcast.broadcast.forwarding import Forwarder
 from quorumcast.broadcast.messages import ChainRun, Voucher
 from quorumcast.core.ids import Millis, NodeId, Stream
@@ -69,7 +69,7 @@ class Chain(Forwarder):
 
     __slots__ = ("_readers", "_vouchers")
 
-    def __init__(self, stream: Stream, around: Surroundings) -> None:
+    def __init__(self, stream: Stream, around: CarrierContext) -> None:
         super().__init__(stream, around)
         self._readers = around.readers
         #: MACs that came with the newest run, for the subscribers; the last broker passes them on.

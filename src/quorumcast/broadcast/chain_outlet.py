@@ -11,10 +11,10 @@ from quorumcast.broadcast.messages import Ack, ChainRun, Voucher
 from quorumcast.broadcast.outlet import (
     REPEAT_BURST,
     REPEAT_BYTES,
+    BrokerProgress,
     FanOut,
     HistoryOut,
     OutRun,
-    Progress,
 )
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.machine import Effect, Send, Suspect, Suspicion
@@ -107,7 +107,7 @@ class ChainOut(FanOut):
         )
         return ChainRun(self.stream, run.first, run.digests, self._order, vouchers)
 
-    def _pump(self, broker: NodeId, progress: Progress, burst: int) -> list[Effect]:
+    def _pump(self, broker: NodeId, progress: BrokerProgress, burst: int) -> list[Effect]:
         head = self._progress[self._order[0]]
         credit = self._chain_credit()
         effects: list[Effect] = []
@@ -122,7 +122,7 @@ class ChainOut(FanOut):
             head.sent = run.last + 1
         return effects
 
-    def _burst(self, progress: Progress) -> int:
+    def _burst(self, progress: BrokerProgress) -> int:
         head = self._progress[self._order[0]]
         if head.sent >= head.again:
             return len(self._runs)

@@ -40,7 +40,7 @@ class Vouch(Effect, frozen=True):
     order: tuple[NodeId, ...] = ()
 
 
-class Surroundings(msgspec.Struct, frozen=True):
+class CarrierContext(msgspec.Struct, frozen=True):
     """What a carrier knows of the world: its cell, its channel's policy, and who listens."""
 
     view: View
@@ -62,7 +62,7 @@ class Carrier(ABC):
     #: The birth of the log that the numbers are positions of; b"" if it is no log.
     birth: bytes = b""
 
-    def __init__(self, stream: Stream, around: Surroundings) -> None:
+    def __init__(self, stream: Stream, around: CarrierContext) -> None:
         self.stream = stream
         self._view = around.view
         self._policy = around.policy

@@ -6,7 +6,13 @@ they take as much beyond what they hold as the window allows.
 
 from __future__ import annotations
 
-from quorumcast.broadcast.contract import Carrier, Surroundings, answer_pull, dropped, publisher_of
+from quorumcast.broadcast.contract import (
+    Carrier,
+    CarrierContext,
+    answer_pull,
+    dropped,
+    publisher_of,
+)
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.messages import Open, Pull
 from quorumcast.core.ids import Digest, Millis, Stream
@@ -18,7 +24,7 @@ class Forwarder(Carrier):
 
     __slots__ = ()
 
-    def __init__(self, stream: Stream, around: Surroundings) -> None:
+    def __init__(self, stream: Stream, around: CarrierContext) -> None:
         super().__init__(stream, around)
         #: Every number below ledger.next was forwarded, with exactly one digest.
         self.ledger = Ledger(around.policy.limits)

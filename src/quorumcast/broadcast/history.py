@@ -27,7 +27,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from quorumcast.broadcast.bracha import Bracha
-from quorumcast.broadcast.contract import Carrier, Surroundings, Vouch, dropped, publisher_of
+from quorumcast.broadcast.contract import Carrier, CarrierContext, Vouch, dropped, publisher_of
 from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Open, Publish, Pull
 from quorumcast.broadcast.signed_history import (
     REMEMBERED,
@@ -85,7 +85,7 @@ class History(Carrier):
         "_waiting",
     )
 
-    def __init__(self, stream: Stream, around: Surroundings, fast: Carrier) -> None:
+    def __init__(self, stream: Stream, around: CarrierContext, fast: Carrier) -> None:
         super().__init__(stream, around)
         self._fast = fast
         self._bracha = Bracha(stream.history, around)

@@ -28,7 +28,7 @@ AGES = 8
 Order = tuple[NodeId, ...]
 
 
-class Taken(msgspec.Struct, frozen=True):
+class AppendResult(msgspec.Struct, frozen=True):
     """What became of a run: where its new part starts, or the number that contradicts us."""
 
     first: int
@@ -36,7 +36,7 @@ class Taken(msgspec.Struct, frozen=True):
     conflict: int = 0
 
 
-class Held(msgspec.Struct, frozen=True):
+class StoredRun(msgspec.Struct, frozen=True):
     """A run read back from the ledger."""
 
     first: int
@@ -167,7 +167,7 @@ class Ledger:
 
     def take(
         self, first: int, digests: Sequence[Digest], bodies: Sequence[bytes], order: Order = ()
-    ) -> Taken:
+    ) -> AppendResult:
         """Write the part of a run that is new, unless the run contradicts what is held.
 
         The run may overlap what is held; it must not start beyond `next`.
@@ -177,12 +177,12 @@ class Ledger:
         offset = new - first
         for number, digest in enumerate(digests[:offset], first):
             if self._digests.get(number, digest) != digest:
-                return Taken(number, conflict=number)
+                return AppendResult(number, conflict=number)
         if order or self._orders:
             held = range(max(first, self.base), min(new, first + len(digests)))
             self._orders.update(dict.fromkeys(held, order))
         self.extend(digests[offset:], bodies[offset:], order)
-        return Taken(new, b"".join(digests[offset:]))
+        return AppendResult(new, b"".join(digests[offset:]))
 
     def append(self, digest: Digest, body: bytes) -> None:
         """Write the next number."""
@@ -331,7 +331,7 @@ class Ledger:
             return None
         return b"".join(map(self._digests.__getitem__, range(first, first + count)))
 
-    def read(self, first: int, count: int, max_bytes: int) -> Held | None:
+    def read(self, first: int, count: int, max_bytes: int) -> StoredRun | None:
         """What is held from a number on: same chain, at most so many publications and bytes."""
         first = max(first, self.base)
         stop = min(first + min(count, MAX_RUN), self.next)
@@ -344,7 +344,7 @@ class Ledger:
         bodies = tuple(map(self._bodies.__getitem__, range(first, stop)))
         fitting = max(1, bisect_right([*accumulate(map(len, bodies))], max_bytes))
         bodies = bodies[:fitting]
-        return Held(first, self.digests(first, len(bodies)) or b"", bodies, order)
+        return StoredRun(first, self.digests(first, len(bodies)) or b"", bodies, order)
 
     def let_go(self, count: int) -> None:
         """Let go of the oldest publications."""

@@ -48,7 +48,7 @@ class OutRun(msgspec.Struct, frozen=True):
     seal: bytes = b""
 
 
-class Progress:
+class BrokerProgress:
     """What a publisher knows of one broker."""
 
     __slots__ = (
@@ -123,7 +123,7 @@ class FanOut:
         self._runs: dict[int, OutRun] = {}
         #: Bytes of bodies in _runs.
         self._pending_bytes = 0
-        self._progress = {broker: Progress() for broker in view.brokers}
+        self._progress = {broker: BrokerProgress() for broker in view.brokers}
         #: Every number up to this one was reported as acknowledged.
         self._acknowledged = 0
         #: The number of the next publication.
@@ -147,7 +147,7 @@ class FanOut:
             fresh = max(fresh, self._histories.due(broker))
         return Open(self.stream, self.oldest, fresh)
 
-    def _kept(self, progress: Progress) -> int:
+    def _kept(self, progress: BrokerProgress) -> int:
         """Up to here a broker has done its part: repeating it would help nobody.
 
         Where runs are settled by several brokers together, having received one is not enough: a
@@ -205,7 +205,7 @@ class FanOut:
     def recount(self) -> list[Effect]:
         """Go on in a new epoch: by its quorums, with whoever is a broker in it."""
         self._quorum = self._acknowledging()
-        self._progress = {b: self._progress.get(b) or Progress() for b in self._view.brokers}
+        self._progress = {b: self._progress.get(b) or BrokerProgress() for b in self._view.brokers}
         return self._advance()
 
     def _acknowledging(self) -> int:
@@ -243,7 +243,7 @@ class FanOut:
                 ready.append(broker)
         return [Send(tuple(ready), self._message(run), run.bodies)] if ready else []
 
-    def _admit(self, progress: Progress, run: OutRun) -> bool:
+    def _admit(self, progress: BrokerProgress, run: OutRun) -> bool:
         """Let a broker have a run, if it has credit for it and may have one more under way."""
         if run.last > progress.credit:
             return False
@@ -260,7 +260,7 @@ class FanOut:
     def _message(self, run: OutRun) -> Message:
         return Publish(self.stream, run.first, run.digests)
 
-    def _pump(self, broker: NodeId, progress: Progress, burst: int) -> list[Effect]:
+    def _pump(self, broker: NodeId, progress: BrokerProgress, burst: int) -> list[Effect]:
         """Send a broker whatever it has credit for and has not been sent."""
         effects: list[Effect] = []
         repeated = 0
@@ -272,13 +272,13 @@ class FanOut:
                 repeated += run.size
         return effects
 
-    def _burst(self, progress: Progress) -> int:
+    def _burst(self, progress: BrokerProgress) -> int:
         """How many runs a broker may be sent now that it has acknowledged something."""
         if progress.sent >= progress.again:
             return len(self._runs)
         return REPEAT_BURST if progress.acked + 1 >= progress.sent else 0
 
-    def _rewind(self, progress: Progress) -> None:
+    def _rewind(self, progress: BrokerProgress) -> None:
         """Start again at the run that holds the first number which was not acknowledged."""
         progress.again = max(progress.again, progress.sent)
         wanted = progress.acked + 1
@@ -287,7 +287,7 @@ class FanOut:
         while progress.flying and progress.flying[-1] >= progress.sent:
             progress.flying.pop()
 
-    def _skip_acknowledged(self, progress: Progress) -> None:
+    def _skip_acknowledged(self, progress: BrokerProgress) -> None:
         """Do not repeat what was acknowledged meanwhile."""
         while (run := self._runs.get(progress.sent)) is not None and run.last <= progress.acked:
             progress.sent = run.last + 1
@@ -387,7 +387,7 @@ class FanOut:
             effects += self._repeat(broker, progress)
         return effects
 
-    def _repeat(self, broker: NodeId, progress: Progress) -> list[Effect]:
+    def _repeat(self, broker: NodeId, progress: BrokerProgress) -> list[Effect]:
         if progress.credit == 0 or progress.acked + 1 < self.base:
             progress.credit = 0
             return [Send((broker,), self._introduction(broker))]

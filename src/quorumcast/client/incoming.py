@@ -23,7 +23,7 @@ from typing import Any
 
 from quorumcast.broadcast.application import (
     Deliver,
-    Gap,
+    DeliverGap,
     Join,
     Leave,
     Prove,
@@ -100,7 +100,7 @@ class Incoming:
             self._machine,
             {
                 Deliver: self._on_deliver,
-                Gap: self._on_gap,
+                DeliverGap: self._on_gap,
                 Proven: self._on_proven,
                 Recalled: self._on_recalled,
                 Refused: on_refused,
@@ -180,7 +180,7 @@ class Incoming:
         for subscription in self._subscriptions.get(effect.stream.channel, ()):
             subscription.deliver(effect)
 
-    def _on_gap(self, effect: Gap) -> None:
+    def _on_gap(self, effect: DeliverGap) -> None:
         for subscription in self._subscriptions.get(effect.stream.channel, ()):
             subscription.gap(effect)
 

@@ -169,7 +169,7 @@ class Subscription:
         self._wake()
         return True
 
-    def gap(self, effect: application.Gap) -> None:
+    def gap(self, effect: application.DeliverGap) -> None:
         """Queue a gap."""
         full = self._backlog.full
         self._backlog.announce(Gap(effect.stream, effect.first, effect.upto))

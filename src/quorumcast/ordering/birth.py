@@ -29,7 +29,7 @@ from quorumcast.core.quorum import OrderQuorums
 from quorumcast.core.statements import StopStatement
 from quorumcast.ordering.catchup import CatchUp
 from quorumcast.ordering.consensus import LogRecord
-from quorumcast.ordering.execution import Execution, Surroundings
+from quorumcast.ordering.execution import Execution, LogContext
 from quorumcast.ordering.messages import Batch, Item
 
 #: The entry of a broker whose life the leader does not know.
@@ -59,7 +59,7 @@ class Birth:
 
     def __init__(
         self,
-        around: Surroundings,
+        around: LogContext,
         quorums: OrderQuorums,
         execution: Execution,
         catch_up: CatchUp,

@@ -48,7 +48,7 @@ LOG_BYTES = MAX_HEADER_BYTES // 4
 HEADS_KEPT = 32
 
 
-class Checkpoint:
+class StateImage:
     """The state at an instance, ready to be handed out."""
 
     __slots__ = ("chunks", "digests", "instance", "root")
@@ -104,16 +104,16 @@ class CatchUp:
         self._chunks: dict[int, bytes] = {}
         self._source = 0
         #: The states that this broker can hand out, by instance: from the last stable one on.
-        self.held: dict[int, Checkpoint] = {}
+        self.held: dict[int, StateImage] = {}
         #: The newest state that was made out of turn, while nobody has got further in common.
-        self.spare: Checkpoint | None = None
+        self.spare: StateImage | None = None
 
     @property
-    def checkpoint(self) -> Checkpoint | None:
+    def checkpoint(self) -> StateImage | None:
         """The newest state that this broker can hand out."""
         return self.held[max(self.held)] if self.held else None
 
-    def hold(self, checkpoint: Checkpoint) -> None:
+    def hold(self, checkpoint: StateImage) -> None:
         """Hand out this state, too."""
         self.held[checkpoint.instance] = checkpoint
 
@@ -124,7 +124,7 @@ class CatchUp:
         if self.spare is not None and self.spare.instance <= below:
             self.spare = None
 
-    def offered(self) -> dict[int, Checkpoint]:
+    def offered(self) -> dict[int, StateImage]:
         """Every state that others may have."""
         return self.held if self.spare is None else {self.spare.instance: self.spare, **self.held}
 

@@ -28,7 +28,7 @@ from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.core.quorum import OrderQuorums
 from quorumcast.ordering.catchup import CatchUp
 from quorumcast.ordering.consensus import Consensus
-from quorumcast.ordering.execution import Surroundings
+from quorumcast.ordering.execution import LogContext
 from quorumcast.ordering.messages import Standing
 
 #: How long nothing may be decided before a blind broker takes part.
@@ -55,7 +55,7 @@ class Caution:
 
     def __init__(
         self,
-        around: Surroundings,
+        around: LogContext,
         quorums: OrderQuorums,
         consensus: Consensus,
         catch_up: CatchUp,

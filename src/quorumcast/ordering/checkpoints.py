@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Effect, Record, Send, Suspect, Suspicion
 from quorumcast.core.quorum import OrderQuorums
-from quorumcast.ordering.catchup import CatchUp, Checkpoint
+from quorumcast.ordering.catchup import CatchUp, StateImage
 from quorumcast.ordering.consensus import Consensus
-from quorumcast.ordering.execution import Decided, Execution, Snapshot, Surroundings
+from quorumcast.ordering.execution import Decided, Execution, LogContext, Snapshot
 from quorumcast.ordering.messages import LogQuery, Standing
 from quorumcast.ordering.succession import Succession
 
@@ -38,7 +38,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        around: Surroundings,
+        around: LogContext,
         quorums: OrderQuorums,
         consensus: Consensus,
         execution: Execution,
@@ -104,7 +104,7 @@ class Checkpoints:
         me = self._around.me
         return [(m, s) for m, s in self._catch_up.standings.items() if m != me]
 
-    def _supporters(self, checkpoint: Checkpoint) -> int:
+    def _supporters(self, checkpoint: StateImage) -> int:
         """Brokers that have this checkpoint, this one among them, or a later one."""
         return 1 + sum(
             standing.checkpoint > checkpoint.instance
@@ -112,7 +112,7 @@ class Checkpoints:
             for _, standing in self._others()
         )
 
-    def _become_stable(self, checkpoint: Checkpoint) -> list[Effect]:
+    def _become_stable(self, checkpoint: StateImage) -> list[Effect]:
         instance = checkpoint.instance
         self._succession.stable = instance
         self._catch_up.let_go(instance)
@@ -137,7 +137,7 @@ class Checkpoints:
         if effects is None:
             return []
         self._consensus.skip_to(found[0])
-        self._catch_up.hold(Checkpoint(*found))
+        self._catch_up.hold(StateImage(*found))
         self._catch_up.let_go(found[0])
         return effects + self._execution.forget(found[0], found[0])
 
@@ -151,7 +151,7 @@ class Checkpoints:
             (r for r in records if isinstance(r, Snapshot)), key=lambda record: record.instance
         )
         for snapshot in snapshots:
-            self._catch_up.hold(Checkpoint(snapshot.instance, snapshot.image))
+            self._catch_up.hold(StateImage(snapshot.instance, snapshot.image))
         if snapshots and self._execution.restore_snapshot(snapshots[-1]):
             self._execution.safe = snapshots[-1].instance
             decided = {r.instance for r in records if isinstance(r, Decided)}

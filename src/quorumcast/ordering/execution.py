@@ -16,7 +16,7 @@ from quorumcast.core.machine import Bodies, Effect, Forget, Persist, Send
 from quorumcast.core.quorum import Protection
 from quorumcast.crypto.digest import Hasher
 from quorumcast.crypto.keyring import Keyring
-from quorumcast.ordering.catchup import Checkpoint
+from quorumcast.ordering.catchup import StateImage
 from quorumcast.ordering.consensus import LogRecord, Voted
 from quorumcast.ordering.epochs import Epochs, epoch_item
 from quorumcast.ordering.log import Backfill, OrderedLog
@@ -91,7 +91,7 @@ class Snapshot(LogRecord, frozen=True, tag=True):
         return self.instance
 
 
-class Surroundings:
+class LogContext:
     """What a log knows of the world."""
 
     __slots__ = (
@@ -171,7 +171,7 @@ class Execution:
     )
 
     def __init__(
-        self, log: Protection, around: Surroundings, state: State, *, signed: bool, durable: bool
+        self, log: Protection, around: LogContext, state: State, *, signed: bool, durable: bool
     ) -> None:
         self._log = log
         self._around = around
@@ -363,14 +363,14 @@ class Execution:
 
     # ------------------------------------------------------------ checkpoints
 
-    def present(self) -> Checkpoint:
+    def present(self) -> StateImage:
         """The state right now, ready to be compared and handed out."""
-        return Checkpoint(self.executed, self.state.image())
+        return StateImage(self.executed, self.state.image())
 
-    def checkpoint(self) -> tuple[Checkpoint, list[Effect]]:
+    def checkpoint(self) -> tuple[StateImage, list[Effect]]:
         """The state right now, and what is to be written for it."""
         image = self.state.image()
-        return Checkpoint(self.executed, image), self._keep(image)
+        return StateImage(self.executed, image), self._keep(image)
 
     def settle(self, instance: int) -> None:
         """A checkpoint is stable: of what lies before it nobody needs the contents any more."""

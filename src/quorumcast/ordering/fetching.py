@@ -11,7 +11,7 @@ from quorumcast.core.ids import EPOCHS, NodeId
 from quorumcast.core.limits import MAX_FETCH
 from quorumcast.core.machine import Effect, Send
 from quorumcast.ordering.consensus import Consensus, value_of
-from quorumcast.ordering.execution import Execution, Surroundings
+from quorumcast.ordering.execution import Execution, LogContext
 from quorumcast.ordering.messages import Batch, Fetch, Fetched, Item, Offer
 from quorumcast.ordering.succession import Succession
 
@@ -27,7 +27,7 @@ class Fetching:
 
     def __init__(
         self,
-        around: Surroundings,
+        around: LogContext,
         consensus: Consensus,
         execution: Execution,
         succession: Succession,

@@ -8,7 +8,7 @@ from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Send, Susp
 from quorumcast.ordering.birth import Birth
 from quorumcast.ordering.consensus import Consensus, value_of
 from quorumcast.ordering.epochs import epoch_item
-from quorumcast.ordering.execution import Execution, Surroundings
+from quorumcast.ordering.execution import Execution, LogContext
 from quorumcast.ordering.fetching import Fetching
 from quorumcast.ordering.messages import Offer, Propose
 
@@ -26,7 +26,7 @@ class Rights:
     __slots__ = ("_around", "_birth", "_consensus", "_execution")
 
     def __init__(
-        self, around: Surroundings, consensus: Consensus, execution: Execution, birth: Birth
+        self, around: LogContext, consensus: Consensus, execution: Execution, birth: Birth
     ) -> None:
         self._around = around
         self._birth = birth
@@ -72,7 +72,7 @@ class Intake:
 
     def __init__(
         self,
-        around: Surroundings,
+        around: LogContext,
         consensus: Consensus,
         execution: Execution,
         rights: Rights,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from quorumcast.broadcast.contract import Carrier, Surroundings, Vouch, answer_pull, dropped
+from quorumcast.broadcast.contract import Carrier, CarrierContext, Vouch, answer_pull, dropped
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.messages import Cursor, Pull
 from quorumcast.core.ids import Millis, Stream, split_digests
@@ -29,7 +29,7 @@ class OrderedLog(Carrier):
     #: and needs the contents, whatever their age.
     spare: int
 
-    def __init__(self, stream: Stream, around: Surroundings) -> None:
+    def __init__(self, stream: Stream, around: CarrierContext) -> None:
         super().__init__(stream, around)
         self.ledger = Ledger(around.policy.limits)
         #: The runs that the ledger holds at least a part of, in order.
@@ -119,7 +119,7 @@ WANTED = 32
 PATIENCE = 20
 
 
-class Gap:
+class MissingPositions:
     """What one channel lacks before its oldest position."""
 
     __slots__ = ("asked", "extents", "fetched", "log")
@@ -164,7 +164,7 @@ class Backfill:
 
     def __init__(self) -> None:
         #: One gap at most per channel of the log.
-        self._gaps: dict[str, Gap] = {}
+        self._gaps: dict[str, MissingPositions] = {}
 
     def __bool__(self) -> bool:
         return bool(self._gaps)
@@ -174,7 +174,7 @@ class Backfill:
         lacking = [extent for extent in extents if extent.next <= log.ledger.base]
         self._gaps.pop(log.stream.channel, None)
         if lacking:
-            self._gaps[log.stream.channel] = Gap(log, lacking)
+            self._gaps[log.stream.channel] = MissingPositions(log, lacking)
 
     def fill_from(self, find: Callable[[Stream, int], tuple[Offer, Bodies] | None]) -> None:
         """Take what can be had at once."""

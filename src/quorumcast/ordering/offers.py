@@ -65,7 +65,7 @@ class Stored(Record, frozen=True, tag=True):
         return self.offer.first
 
 
-class Held:
+class WaitingOffer:
     """An offer that waits to be ordered."""
 
     __slots__ = ("arrived", "bodies", "named", "offer", "proven", "size")
@@ -100,7 +100,7 @@ class Queue:
         #: Who first spoke of the stream.
         self.introducer = introducer
         #: Runs by first number; all end beyond `served`, within the window.
-        self.runs: dict[int, Held] = {}
+        self.runs: dict[int, WaitingOffer] = {}
         self.bytes = 0
         #: Everything up to here has been ordered.
         self.served = served
@@ -172,7 +172,7 @@ class Offers:
 
     def add(
         self, sender: NodeId, offer: Offer, bodies: Bodies, now: Millis, *, named: bool = False
-    ) -> DropReason | Held:
+    ) -> DropReason | WaitingOffer:
         """Keep an offer until it is ordered.
 
         One that the leader's proposal names is kept whatever its publisher has waiting: what a
@@ -203,7 +203,7 @@ class Offers:
         if known is not None and direct:
             # The publisher tells another story now; the first one stands until a batch needs this.
             return DropReason.CONFLICT
-        held = Held(offer, bodies, now, proven=not self._signed or not direct)
+        held = WaitingOffer(offer, bodies, now, proven=not self._signed or not direct)
         held.named = named
         self._keep(held, sender)
         return held
@@ -248,7 +248,7 @@ class Offers:
 
     def put_back(self, offer: Offer, bodies: Bodies, now: Millis) -> None:
         """An offer that was checked before this broker restarted, or that was decided on."""
-        held = Held(offer, bodies, now, proven=not self._signed)
+        held = WaitingOffer(offer, bodies, now, proven=not self._signed)
         if held.last > self._served(offer.stream):
             # Beyond the window it was kept before, or is wanted now, because a proposal names it.
             queue = self._queues.get(offer.stream)
@@ -271,7 +271,7 @@ class Offers:
                 return DropReason.BAD_BODY
         return None
 
-    def _keep(self, held: Held, sender: NodeId) -> None:
+    def _keep(self, held: WaitingOffer, sender: NodeId) -> None:
         queue = self._queue(held.offer.stream, sender)
         self._drop(queue, held.offer.first)
         queue.runs[held.offer.first] = held
@@ -294,7 +294,7 @@ class Offers:
 
     # ------------------------------------------------------------- looking up
 
-    def find(self, stream: Stream, first: int) -> Held | None:
+    def find(self, stream: Stream, first: int) -> WaitingOffer | None:
         """The offer of a stream that begins there."""
         queue = self._queues.get(stream)
         return None if queue is None else queue.runs.get(first)
@@ -321,7 +321,7 @@ class Offers:
         """Since when the oldest offer that could be ordered has waited."""
         return min([held.arrived for held in self.waiting()], default=None)
 
-    def waiting(self) -> Iterator[Held]:
+    def waiting(self) -> Iterator[WaitingOffer]:
         """Everything that could be ordered: whatever has no gap before it.
 
         No leader can be blamed for the rest: its publisher left something out, or has lost the
@@ -335,7 +335,7 @@ class Offers:
                 yield held
                 following = held.last + 1
 
-    def genuine(self, most: int) -> list[Held]:
+    def genuine(self, most: int) -> list[WaitingOffer]:
         """The oldest of what could be ordered, its signatures checked; false ones are let go."""
         oldest = sorted(self.waiting(), key=lambda held: held.arrived)[:most]
         return [held for held in oldest if self._acceptable(held)]
@@ -392,10 +392,10 @@ class Offers:
         self._stirred = bool(batch)
         return tuple(batch)
 
-    def _take(self, stream: Stream, publications: int, runs: int, space: int) -> list[Held]:
+    def _take(self, stream: Stream, publications: int, runs: int, space: int) -> list[WaitingOffer]:
         """What comes next of one stream: so many runs, and as much of the rest or one run more."""
         queue = self._queues[stream]
-        taken: list[Held] = []
+        taken: list[WaitingOffer] = []
         if not self._entitled(stream):
             return taken
         while publications > 0 and space >= 0 and len(taken) < runs:
@@ -408,7 +408,7 @@ class Offers:
             space -= held.size
         return taken
 
-    def _acceptable(self, held: Held) -> bool:
+    def _acceptable(self, held: WaitingOffer) -> bool:
         """Whether the publisher signed it; what it did not sign is let go."""
         if not held.proven and not offer_holds(self._keyring, held.offer):
             stream = held.offer.stream

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from quorumcast.broadcast.application import Concluded, Contradicted
 from quorumcast.broadcast.messages import Ack
-from quorumcast.broadcast.outlet import FanOut, OutRun, Progress
+from quorumcast.broadcast.outlet import BrokerProgress, FanOut, OutRun
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.labels import label, unlabel
 from quorumcast.core.machine import Bodies, Effect
@@ -114,7 +114,7 @@ class ResumedOut(OfferOut):
         effects = [*self._advance(), *self._judge()]
         return [*effects, *super()._send_new(run)] if self._may_send else effects
 
-    def _pump(self, broker: NodeId, progress: Progress, burst: int) -> list[Effect]:
+    def _pump(self, broker: NodeId, progress: BrokerProgress, burst: int) -> list[Effect]:
         self._pass_over()
         return super()._pump(broker, progress, burst) if self._may_send else []
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from quorumcast.core.ids import Millis
 from quorumcast.core.machine import Effect, Send
 from quorumcast.ordering.consensus import Consensus
-from quorumcast.ordering.execution import Execution, Surroundings
+from quorumcast.ordering.execution import Execution, LogContext
 from quorumcast.ordering.succession import Succession
 
 SILENCE_MS = 600
@@ -37,7 +37,7 @@ class Patience:
 
     def __init__(
         self,
-        around: Surroundings,
+        around: LogContext,
         consensus: Consensus,
         execution: Execution,
         succession: Succession,

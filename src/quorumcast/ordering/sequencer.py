@@ -32,7 +32,7 @@ from quorumcast.ordering.caution import Caution
 from quorumcast.ordering.checkpoints import Checkpoints
 from quorumcast.ordering.consensus import Consensus, Voted, value_of
 from quorumcast.ordering.epochs import epoch_item, first_regency
-from quorumcast.ordering.execution import Decided, Execution, Snapshot, Surroundings
+from quorumcast.ordering.execution import Decided, Execution, LogContext, Snapshot
 from quorumcast.ordering.fetching import Fetching
 from quorumcast.ordering.intake import Intake, Rights
 from quorumcast.ordering.leading import Leading
@@ -107,7 +107,7 @@ class Sequencer:
         self,
         log: Protection,
         quorums: OrderQuorums,
-        around: Surroundings,
+        around: LogContext,
         *,
         durable: bool,
         window: int,

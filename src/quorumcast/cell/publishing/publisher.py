@@ -1,6 +1,6 @@
 """The publisher: numbers what the application publishes and sees it through to the brokers.
 
-One `Line` per channel, and a second one for what is urgent: an outlet for the publications and,
+A `PublishedStream` per channel, and a second one for urgent publications, each have an outlet and,
 where the policy has a history, another for the histories. After every α publications, and for the
 tail after a moment of idleness, the publisher signs the digests since its last history and sends
 them through Bracha.
@@ -27,7 +27,12 @@ from __future__ import annotations
 from quorumcast.broadcast.application import Refused, Renewed, Submit
 from quorumcast.broadcast.messages import Ack, Outlived
 from quorumcast.cell.messages import Finish, Refuse
-from quorumcast.cell.publishing.line import TAIL_MS, Line, Retransmit, TailHistory
+from quorumcast.cell.publishing.published_stream import (
+    TAIL_MS,
+    PublishedStream,
+    Retransmit,
+    TailHistory,
+)
 from quorumcast.cell.refusals import Refusals, channel_entry
 from quorumcast.core.ids import (
     LAST_INCARNATION,
@@ -73,9 +78,9 @@ class Publisher:
         self._incarnations: dict[Channel, int] = {}
         #: One line per channel that the application publishes on, one for what is urgent, and one
         #: for each stream that it goes on with; by channel and incarnation.
-        self._lines: dict[tuple[Channel, int], Line] = {}
+        self._lines: dict[tuple[Channel, int], PublishedStream] = {}
         #: The same by the data lanes of their streams.
-        self._by_stream: dict[Stream, Line] = {}
+        self._by_stream: dict[Stream, PublishedStream] = {}
         self._refusals = Refusals()
         #: Brokers that can be reached, in the order in which they came.
         self._up: dict[NodeId, None] = {}
@@ -133,7 +138,7 @@ class Publisher:
         line.finishing = line.introduced
         return effects + self._maybe_finish(line)
 
-    def _maybe_finish(self, line: Line) -> list[Effect]:
+    def _maybe_finish(self, line: PublishedStream) -> list[Effect]:
         """Leave the place on a channel to others, once everything has arrived."""
         if not line.finishing or any(outlet.unfinished for outlet in line.outlets):
             return []
@@ -146,7 +151,7 @@ class Publisher:
             return []
         return [Send(tuple(self._up), Finish(channel))]
 
-    def _withdraw(self, line: Line) -> list[Effect]:
+    def _withdraw(self, line: PublishedStream) -> list[Effect]:
         """Refused: say nothing more on a channel until the application opens it again."""
         line.introduced = False
         for peer in self._up:
@@ -185,17 +190,17 @@ class Publisher:
             case _:
                 return []
 
-    def _line(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> Line:
+    def _line(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> PublishedStream:
         """The line of a channel; a new one is introduced to brokers with its first `open`."""
         incarnation = resumed or self._incarnations.get(channel, self._incarnation) + urgent
         line = self._lines.get((channel, incarnation))
         if line is None:
             entry = channel_entry(self._view.manifest, channel)
-            line = Line(self._view, entry, incarnation)
+            line = PublishedStream(self._view, entry, incarnation)
             self._lines[channel, incarnation] = self._by_stream[line.stream] = line
         return line
 
-    def _introduce(self, line: Line) -> list[Effect]:
+    def _introduce(self, line: PublishedStream) -> list[Effect]:
         line.finishing = line.finished = False
         if line.introduced:
             return []
@@ -251,7 +256,7 @@ class Publisher:
             return [_used_up(line.stream), *self._withdraw(line)]
         return self._renew(line, known, now)
 
-    def _renew(self, line: Line, known: int, now: Millis) -> list[Effect]:
+    def _renew(self, line: PublishedStream, known: int, now: Millis) -> list[Effect]:
         """Go on under a later incarnation with everything that was submitted."""
         former, channel = line.stream, line.stream.channel
         urgent = bool((former.incarnation ^ self._incarnation) & 1)

@@ -8,7 +8,7 @@ repaired, and are served only `REPLAYS` times per `REPLAYS_MS`, so that nobody h
 from __future__ import annotations
 
 from quorumcast.broadcast.contract import Carrier, Vouch
-from quorumcast.broadcast.ledger import Held
+from quorumcast.broadcast.ledger import StoredRun
 from quorumcast.cell.messages import Subscribe, Vote
 from quorumcast.cell.serving.desk import Desk
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
@@ -137,7 +137,7 @@ class Audience:
                 effects.append(Send((reader,), vote, held.bodies if full else ()))
         return effects
 
-    def _vote_again(self, desk: Desk, stream: Stream, held: Held) -> Vote | None:
+    def _vote_again(self, desk: Desk, stream: Stream, held: StoredRun) -> Vote | None:
         if stream.lane is Lane.HISTORY or not desk.entry.policy.chained:
             return Vote(stream, held.first, held.digests)
         # Of what a history settled nobody says by which chain it came.

@@ -15,7 +15,7 @@ import msgspec
 from quorumcast.broadcast.authenticated import Relay
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.chain import Chain
-from quorumcast.broadcast.contract import Carrier, Surroundings
+from quorumcast.broadcast.contract import Carrier, CarrierContext
 from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.quota import Quota
@@ -65,14 +65,14 @@ class Desks:
     )
 
     #: The broker side of each protocol; a new protocol is added here.
-    carriers: ClassVar[dict[Broadcast, Callable[[Stream, Surroundings], Carrier]]] = {
+    carriers: ClassVar[dict[Broadcast, Callable[[Stream, CarrierContext], Carrier]]] = {
         Broadcast.DIRECT: Relay,
         Broadcast.AUTHENTICATED: Relay,
         Broadcast.BRACHA: Bracha,
         Broadcast.CHAIN: Chain,
         Broadcast.CONSENSUS: OrderedLog,
     }
-    history: ClassVar[Callable[[Stream, Surroundings, Carrier], Carrier]] = History
+    history: ClassVar[Callable[[Stream, CarrierContext, Carrier], Carrier]] = History
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Desks:
         return self._by_stream.get(data)
 
     def _make_carrier(self, data: Stream, entry: ChannelEntry) -> Carrier:
-        around = Surroundings(self._view, entry.policy, self._readers)
+        around = CarrierContext(self._view, entry.policy, self._readers)
         carrier = type(self).carriers[entry.policy.broadcast](data, around)
         if entry.policy.has_history:
             carrier = type(self).history(data, around, carrier)

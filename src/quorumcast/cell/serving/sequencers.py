@@ -31,7 +31,7 @@ from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.successor import check_successor
 from quorumcast.manifest.view import View
 from quorumcast.ordering.epochs import within_epoch
-from quorumcast.ordering.execution import Surroundings
+from quorumcast.ordering.execution import LogContext
 from quorumcast.ordering.log import OrderedLog
 from quorumcast.ordering.messages import Offer
 from quorumcast.ordering.offers import Stored
@@ -93,7 +93,7 @@ class Sequencers:
         self._judged = (b"", 0)
         self._by_log: dict[Protection, Sequencer] = {}
         #: What each log knows of the world; it changes with the epoch.
-        self._around: dict[Protection, Surroundings] = {}
+        self._around: dict[Protection, LogContext] = {}
         self._found_logs()
 
     def begin_epoch(self) -> list[Effect]:
@@ -146,7 +146,7 @@ class Sequencers:
     def _found(self, log: Protection) -> Sequencer:
         view = self._view
         mine = [c.policy for c in view.channels if c.policy.log is log]
-        around = Surroundings(
+        around = LogContext(
             view.brokers,
             view.keyring,
             view.hash,

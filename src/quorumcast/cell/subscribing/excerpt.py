@@ -40,7 +40,7 @@ class HearDue(Timer, frozen=True, tag=True):
     channel: Channel
 
 
-class Patience:
+class SkippedBrokers:
     """Who is not waited for; of all excerpts of one subscriber, one after the other."""
 
     __slots__ = ("_away", "_lost")
@@ -86,7 +86,7 @@ class Excerpt:
         "until",
     )
 
-    def __init__(self, until: int, limits: Limits, patience: Patience) -> None:
+    def __init__(self, until: int, limits: Limits, patience: SkippedBrokers) -> None:
         self._patience = patience
         patience.renew()
         #: The first position that is not wanted.

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quorumcast.broadcast.acceptance import Acceptor, rules_for
-from quorumcast.broadcast.application import Gap, Refused
+from quorumcast.broadcast.application import DeliverGap, Refused
 from quorumcast.broadcast.messages import Cursor
 from quorumcast.cell.messages import Positions, Subscribe
 from quorumcast.cell.naming import name_in_turn
@@ -266,7 +266,7 @@ class Interest:
     def _gap(self, stream: Stream, first: int, oldest: int) -> list[Effect]:
         """What is to be said of numbers that nobody holds any longer, if they were wanted."""
         stop = oldest if self.excerpt is None else min(oldest, self.excerpt.until)
-        return [Gap(stream, first, stop - 1)] if first < stop else []
+        return [DeliverGap(stream, first, stop - 1)] if first < stop else []
 
     def name(self, broker: NodeId, stream: Stream) -> bool:
         """A broker speaks of a stream; True if that makes it one that we follow from now on."""
@@ -327,7 +327,7 @@ class Interest:
         self.archives.pop(stream, None)
         self.pulls.pop(stream, None)
         if end > acceptor.next and stream.lane is Lane.DATA:
-            self._lost.append(Gap(stream, acceptor.next, end - 1))
+            self._lost.append(DeliverGap(stream, acceptor.next, end - 1))
 
     def take_lost(self) -> list[Effect]:
         """What has become of streams that ended, once."""

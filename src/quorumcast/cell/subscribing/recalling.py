@@ -61,7 +61,7 @@ class RecallDue(Timer, frozen=True, tag=True):
     channel: Channel
 
 
-class Wanted(msgspec.Struct):
+class RecalledPosition(msgspec.Struct):
     """A position that is recalled: what each broker says it is, and contents by their digest."""
 
     tally: Tally[Digest]
@@ -78,7 +78,7 @@ class Recaller:
         #: Brokers that can be reached; the subscriber's own, which changes.
         self._up = up
         #: What is recalled, at most MAX_RECALLED; one body for each broker that answered.
-        self._wanted: dict[Channel, dict[int, Wanted]] = {}
+        self._wanted: dict[Channel, dict[int, RecalledPosition]] = {}
         #: How often each channel's answers were late in a row.
         self._tries: dict[Channel, int] = {}
 
@@ -107,7 +107,7 @@ class Recaller:
         fresh = [p for p in range(recall.first, recall.first + recall.count) if p not in wanted]
         room = MAX_RECALLED - sum(map(len, self._wanted.values()))
         fresh = fresh[: max(room, 0)]
-        wanted.update({position: Wanted(Tally(), {}) for position in fresh})
+        wanted.update({position: RecalledPosition(Tally(), {}) for position in fresh})
         gone = self._gone(interest)
         self._tries[interest.channel] = 0
         return gone + self._ask(interest, list(wanted)) + self._await(interest.channel)

@@ -11,7 +11,7 @@ decide is settled by them, pulled, and reported to the brokers as missed.
 from __future__ import annotations
 
 from quorumcast.broadcast.acceptance import Acceptor
-from quorumcast.broadcast.application import Deliver, Gap, Join, Leave, Prove, Recall, Waive
+from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Leave, Prove, Recall, Waive
 from quorumcast.broadcast.chain import is_chain
 from quorumcast.broadcast.messages import Contents, Cursor
 from quorumcast.broadcast.signed_history import read_history
@@ -25,7 +25,7 @@ from quorumcast.cell.messages import (
     Vote,
 )
 from quorumcast.cell.refusals import Refusals, channel_entry
-from quorumcast.cell.subscribing.excerpt import HEAR_MS, Excerpt, HearDue, Patience
+from quorumcast.cell.subscribing.excerpt import HEAR_MS, Excerpt, HearDue, SkippedBrokers
 from quorumcast.cell.subscribing.fetching import Fetcher, PullDue
 from quorumcast.cell.subscribing.interest import Interest
 from quorumcast.cell.subscribing.recalling import RecallDue, Recaller, positioned
@@ -93,7 +93,7 @@ class Subscriber:
         self._receipts = Receipts(view, self._up)
         self._recaller = Recaller(view, self._up)
         self._refusals = Refusals()
-        self._patience = Patience()
+        self._patience = SkippedBrokers()
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
         """Go on in a new epoch: other clients, rights, keys, channels, a broker more or less."""
@@ -390,7 +390,9 @@ class Subscriber:
 
     def _informed(self, interest: Interest, anew: bool, effects: list[Effect]) -> list[Effect]:
         """What the positions of brokers lead to; cursors are sent anew if there are new ones."""
-        effects = [e for e in effects if not (isinstance(e, Gap) and e.stream.lane is Lane.HISTORY)]
+        effects = [
+            e for e in effects if not (isinstance(e, DeliverGap) and e.stream.lane is Lane.HISTORY)
+        ]
         anew = anew and bool(interest.acceptors) and not interest.finished
         return effects + (self._ask_all(interest) if anew else [])
 

@@ -13,7 +13,7 @@ from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from quorumcast.pipeline.evaluation.model import Evaluation, Line
+    from quorumcast.pipeline.evaluation.model import Evaluation, ScenarioResult
 
 EXAMPLE = "Example:  quorumcast pipeline evaluate traces --output report.html"
 
@@ -85,7 +85,7 @@ def _figures(evaluation: Evaluation) -> Any:
     return table
 
 
-def _row(line: Line) -> list[str]:
+def _row(line: ScenarioResult) -> list[str]:
     from quorumcast.pipeline.evaluation.words import amount, percent
 
     latency = line.latency

@@ -19,7 +19,7 @@ from quorumcast.bench import fit, freeman
 from quorumcast.bench.plan import BenchPlan
 from quorumcast.bench.tracing import fault_of
 from quorumcast.cell.tracing import CELL_SYSTEM, CellParameters
-from quorumcast.pipeline.evaluation.model import Beside, Line
+from quorumcast.pipeline.evaluation.model import Beside, ScenarioResult
 from quorumcast.traces.form import BENCH, Parameter
 
 #: Messages one after another, from publisher to subscriber, without a chain: its own length.
@@ -72,7 +72,7 @@ def hops(cell: CellParameters, delivered: int, by_history: int, chain: int) -> d
     return found
 
 
-def beside(line: Line) -> list[Beside]:
+def beside(line: ScenarioResult) -> list[Beside]:
     """What the documents measured in this scenario."""
     if (line.scenario.system, line.scenario.source) != (CELL_SYSTEM, BENCH):
         return []
@@ -80,7 +80,7 @@ def beside(line: Line) -> list[Beside]:
     return [*_freeman(line, cell), *_fit(line, cell)]
 
 
-def _freeman(line: Line, cell: CellParameters) -> list[Beside]:
+def _freeman(line: ScenarioResult, cell: CellParameters) -> list[Beside]:
     """Freeman §7.3.1 and §7.3.2: one event of 56 bytes per publication, no faults, one topic."""
     latency = line.latency
     if (
@@ -105,7 +105,7 @@ def _freeman(line: Line, cell: CellParameters) -> list[Beside]:
     return found
 
 
-def _fit(line: Line, cell: CellParameters) -> list[Beside]:
+def _fit(line: ScenarioResult, cell: CellParameters) -> list[Beside]:
     """FIT-Broker §5.2: events of 253 bytes, ten channels, two subscribers."""
     for (test, policy), plan in fit.plans(BenchPlan()).items():
         same = (

@@ -1,4 +1,4 @@
-"""What an evaluation tells: one `Line` per scenario, and everything in it as `--json` prints it."""
+"""The result of an evaluation, as `--json` prints it: one `ScenarioResult` per scenario."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Beside(msgspec.Struct, frozen=True):
     ratio: float | None
 
 
-class Line(msgspec.Struct, kw_only=True):
+class ScenarioResult(msgspec.Struct, kw_only=True):
     """One scenario."""
 
     name: str
@@ -161,4 +161,4 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     #: How far percentiles may be off, in proportion; everything else is exact.
     accuracy: float
-    lines: list[Line]
+    lines: list[ScenarioResult]

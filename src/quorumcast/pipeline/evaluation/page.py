@@ -7,7 +7,7 @@ from html import escape
 
 from msgspec.structs import replace
 
-from quorumcast.pipeline.evaluation.model import Evaluation, Line, Spread
+from quorumcast.pipeline.evaluation.model import Evaluation, ScenarioResult, Spread
 from quorumcast.pipeline.evaluation.svg import SERIES_COLOURS, Bar, Series, bars, lines
 from quorumcast.pipeline.evaluation.words import NOTHING, amount, percent, times
 
@@ -108,7 +108,7 @@ def page(evaluation: Evaluation) -> str:
     )
 
 
-def _short_names(found: Sequence[Line]) -> tuple[list[Line], list[str]]:
+def _short_names(found: Sequence[ScenarioResult]) -> tuple[list[ScenarioResult], list[str]]:
     """The scenarios by what tells them apart, and what all have in common."""
     words = [line.name.split(", ") for line in found]
     common = [word for word in words[0] if all(word in each for each in words)]
@@ -158,7 +158,7 @@ def _table(head: Cells, rows: Iterable[Cells], *, words: int = 1, bad: Sequence[
     )
 
 
-def _figures(shown: Sequence[Line]) -> str:
+def _figures(shown: Sequence[ScenarioResult]) -> str:
     head = ["scenario", "runs", "publ./s", "events/s", "mean", "dev.", "50 %", "90 %", "99 %",
             "max.", "coverage", "history", "hops", "messages", "bytes"]  # fmt: skip
     rows = [
@@ -180,14 +180,14 @@ def _figures(shown: Sequence[Line]) -> str:
     return _table(head, rows, bad=bad)
 
 
-def _latencies(line: Line) -> list[float | None]:
+def _latencies(line: ScenarioResult) -> list[float | None]:
     found = line.latency
     return [
         found.mean, found.deviation, found.p50, found.p90, found.p99, found.most,
     ]  # fmt: skip
 
 
-def _pictures(shown: Sequence[Line]) -> str:
+def _pictures(shown: Sequence[ScenarioResult]) -> str:
     cards = [_rates(shown), _tails(shown), _traffic(shown)]
     if len(shown) <= MOST_CURVES:
         cards += [_distribution(shown), _over_time(shown, rate=True), _over_time(shown, rate=False)]
@@ -195,7 +195,7 @@ def _pictures(shown: Sequence[Line]) -> str:
     return f'<h2>Pictures</h2><div class="grid2">{inside}</div>'
 
 
-def _rates(shown: Sequence[Line]) -> str:
+def _rates(shown: Sequence[ScenarioResult]) -> str:
     found = []
     for line in shown:
         theirs = next((row.theirs for row in line.beside if row.unit in ("publications/s",)), None)
@@ -206,7 +206,7 @@ def _rates(shown: Sequence[Line]) -> str:
     return f"<h3>{title}</h3>{bars(found, label=title)}"
 
 
-def _tails(shown: Sequence[Line]) -> str:
+def _tails(shown: Sequence[ScenarioResult]) -> str:
     found = [
         Bar(line.name, line.latency.p99, f"{amount(line.latency.p50)} · {amount(line.latency.p99)}",
             1, line.latency.p50)
@@ -217,7 +217,7 @@ def _tails(shown: Sequence[Line]) -> str:
     return f"<h3>{title}</h3>{bars(found, label=title)}" if found else ""
 
 
-def _traffic(shown: Sequence[Line]) -> str:
+def _traffic(shown: Sequence[ScenarioResult]) -> str:
     found = [
         Bar(line.name, line.bytes_per_delivery, f"{amount(line.bytes_per_delivery)} B", 2)
         for line in shown
@@ -227,7 +227,7 @@ def _traffic(shown: Sequence[Line]) -> str:
     return f"<h3>{title}</h3>{bars(found, label=title)}" if found else ""
 
 
-def _distribution(shown: Sequence[Line]) -> str:
+def _distribution(shown: Sequence[ScenarioResult]) -> str:
     """What share of deliveries had at most a latency."""
     curves = []
     for line in shown:
@@ -242,7 +242,7 @@ def _distribution(shown: Sequence[Line]) -> str:
     return f"<h3>Distribution of latency</h3>{picture}{_legend(curves)}" if picture else ""
 
 
-def _over_time(shown: Sequence[Line], *, rate: bool) -> str:
+def _over_time(shown: Sequence[ScenarioResult], *, rate: bool) -> str:
     curves = []
     for line in shown:
         points = [
@@ -268,7 +268,7 @@ def _legend(curves: Sequence[Series]) -> str:
     return f'<ul class="legend">{entries}</ul>'
 
 
-def _costs(shown: Sequence[Line]) -> str:
+def _costs(shown: Sequence[ScenarioResult]) -> str:
     head = ["scenario", "rate", "mean latency", "99 % latency", "messages", "bytes", "coverage"]
     rows = [
         [
@@ -286,7 +286,7 @@ def _costs(shown: Sequence[Line]) -> str:
     return _table(head, rows)
 
 
-def _documents(shown: Sequence[Line]) -> str:
+def _documents(shown: Sequence[ScenarioResult]) -> str:
     head = ["document", "our scenario", "figure", "unit", "theirs", "ours", "ratio"]
     rows = [
         [row.document, line.name, row.figure, row.unit, amount(row.theirs), amount(row.ours),
@@ -297,10 +297,10 @@ def _documents(shown: Sequence[Line]) -> str:
     return _table(head, rows, words=4)
 
 
-def _spreads(shown: Sequence[Line]) -> str:
+def _spreads(shown: Sequence[ScenarioResult]) -> str:
     head = ["scenario", "figure", "total", "mean", "deviation", "95 %", "99 %"]
 
-    def row(line: Line, figure: str, spread: Spread) -> Cells:
+    def row(line: ScenarioResult, figure: str, spread: Spread) -> Cells:
         values = (spread.total, spread.mean, spread.deviation, spread.p95, spread.p99)
         return [line.name, figure, *map(amount, values)]
 
@@ -317,7 +317,7 @@ def _spreads(shown: Sequence[Line]) -> str:
     return _table(head, rows, words=2)
 
 
-def _details(line: Line) -> str:
+def _details(line: ScenarioResult) -> str:
     nodes = _table(
         ["node", "role", "messages sent", "bytes sent", "messages received", "bytes received",
          "forwarded", "passed on", "place in chain"],

@@ -25,10 +25,10 @@ from quorumcast.pipeline.evaluation.model import (
     Cost,
     Evaluation,
     Latency,
-    Line,
     MessageLine,
     NodeLine,
     Scenario,
+    ScenarioResult,
     Second,
     Spread,
 )
@@ -127,7 +127,7 @@ class _Group:
         self.deliveries = [row for row in everything if row["node"] != NOBODY]
         self.seconds = [row for row in rows if row["part"] == SECOND and row["second"] is not None]
 
-    def line(self) -> Line:
+    def line(self) -> ScenarioResult:
         """All figures."""
         owed = _sum(self.deliveries, "owed")
         delivered = _sum(self.deliveries, "delivered")
@@ -141,7 +141,7 @@ class _Group:
         messages, bytes_ = _sum(sent, "messages"), _sum(sent, "bytes")
         nodes = self._nodes()
         accepted = sum(row["accepted"] or 0 for row in self.deliveries)
-        return Line(
+        return ScenarioResult(
             name=name_of(self.scenario),
             scenario=self.scenario,
             runs=len(self.headers),
@@ -318,7 +318,7 @@ class _Group:
         return sorted(lines, key=lambda line: (line.role, len(line.node), line.node))
 
 
-def _compare(lines: list[Line]) -> None:
+def _compare(lines: list[ScenarioResult]) -> None:
     """What faults cost, where the same scenario was traced without."""
     honest = {line.scenario: line for line in lines if not line.scenario.fault}
     for line in lines:
@@ -328,7 +328,7 @@ def _compare(lines: list[Line]) -> None:
                 line.cost = _cost(line, honest[same])
 
 
-def _cost(line: Line, honest: Line) -> Cost:
+def _cost(line: ScenarioResult, honest: ScenarioResult) -> Cost:
     return Cost(
         rate=_ratio(line.publications_per_s, honest.publications_per_s),
         mean_latency=_ratio(line.latency.mean, honest.latency.mean),

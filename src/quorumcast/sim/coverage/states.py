@@ -59,7 +59,7 @@ MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("cell/subscribing/excerpt.py", "subscriber", TOTAL),
     ("cell/refusals.py", "subscriber", ALL),
     ("cell/publishing/publisher.py", "publisher", ALL),
-    ("cell/publishing/line.py", "publisher", ALL),
+    ("cell/publishing/published_stream.py", "publisher", ALL),
 )
 #: Messages that only some policies use, wherever they are named.
 MESSAGES: dict[str, tuple[str, ...]] = {

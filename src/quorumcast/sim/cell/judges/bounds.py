@@ -9,7 +9,7 @@ from __future__ import annotations
 from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES
 from quorumcast.broadcast.history import WAITING
 from quorumcast.broadcast.signed_history import REMEMBERED
-from quorumcast.cell.publishing.line import MAX_REST_BYTES, MAX_RUN_BYTES
+from quorumcast.cell.publishing.published_stream import MAX_REST_BYTES, MAX_RUN_BYTES
 from quorumcast.cell.serving.recovery import CHUNK
 from quorumcast.cell.subscribing.archive import MAX_PENDING, RANGES
 from quorumcast.cell.subscribing.archive import MAX_PENDING_BYTES as MAX_PROOF_BYTES

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from quorumcast.broadcast.application import Acknowledged, Contradicted, Deliver, Gap, Proven
+from quorumcast.broadcast.application import Acknowledged, Contradicted, Deliver, DeliverGap, Proven
 from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Publish, Ready
 from quorumcast.cell.messages import Checkpoint, Positions, Regained, Vote
 from quorumcast.core.ids import (
@@ -176,13 +176,13 @@ class Fifo(EffectChecker):
     """
 
     name = "FIFO"
-    watches = frozenset((Deliver, Gap))
+    watches = frozenset((Deliver, DeliverGap))
 
     def __init__(self, *, gaps_allowed: bool = False) -> None:
         self._gaps_allowed = gaps_allowed
 
     def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        if not isinstance(effect, Deliver | Gap):
+        if not isinstance(effect, Deliver | DeliverGap):
             return
         reader = facts.reader(node, effect.stream.channel)
         if reader is None:
@@ -194,7 +194,7 @@ class Fifo(EffectChecker):
         if known and (number <= known if skipped else number != known + 1):
             facts.violate(self.name, f"{node} came to {effect.stream} {number} after {known}")
         lies = not facts.adversary.is_correct(effect.stream.publisher)
-        if not isinstance(effect, Gap) or self._gaps_allowed or lies:
+        if not isinstance(effect, DeliverGap) or self._gaps_allowed or lies:
             return
         if effect.upto > facts.let_go(effect.stream):
             facts.violate(

@@ -14,7 +14,7 @@ import msgspec
 from quorumcast.broadcast.application import (
     Acknowledged,
     Deliver,
-    Gap,
+    DeliverGap,
     Join,
     Leave,
     Prove,
@@ -115,7 +115,7 @@ class CellFacts(kernel.Facts):
     """The facts that checkers of a cell read."""
 
     events = frozenset((Submit, Join, Leave, Prove, Recall))
-    effects = kernel.Facts.effects | {Deliver, Gap, Acknowledged, Renewed, Proven, Recalled}
+    effects = kernel.Facts.effects | {Deliver, DeliverGap, Acknowledged, Renewed, Proven, Recalled}
 
     adversary: CellAdversary
 
@@ -243,7 +243,7 @@ class CellFacts(kernel.Facts):
 
     def record(self, node: NodeId, effect: Effect) -> None:
         """Record an effect of a correct node, after the checkers have seen it."""
-        self.progress += isinstance(effect, Deliver | Gap | Acknowledged)
+        self.progress += isinstance(effect, Deliver | DeliverGap | Acknowledged)
         match effect:
             case Deliver(stream=stream, number=number, digest=digest):
                 reader = self.reader(node, stream.channel)
@@ -254,7 +254,7 @@ class CellFacts(kernel.Facts):
                     if effect.position:
                         self.places[stream, number] = effect.position
                         reader.position, reader.placed = effect.position, (stream, number)
-            case Gap(stream=stream, first=first, upto=upto):
+            case DeliverGap(stream=stream, first=first, upto=upto):
                 reader = self.reader(node, stream.channel)
                 if reader is not None:
                     reader.gaps.setdefault(stream, []).append((first, upto))

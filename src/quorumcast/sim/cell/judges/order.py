@@ -7,7 +7,7 @@ as a gap of the channel's own stream.
 
 from __future__ import annotations
 
-from quorumcast.broadcast.application import Deliver, Gap, Recalled
+from quorumcast.broadcast.application import Deliver, DeliverGap, Recalled
 from quorumcast.core.ids import CELL, Channel, Digest, NodeId, Stream, total_order
 from quorumcast.core.machine import Effect
 from quorumcast.sim.cell.judges.facts import CellFacts, Reader
@@ -22,7 +22,7 @@ class TotalOrder:
     """
 
     name = "Total order"
-    watches: frozenset[type] = frozenset((Deliver, Gap, Recalled))
+    watches: frozenset[type] = frozenset((Deliver, DeliverGap, Recalled))
 
     def __init__(self) -> None:
         #: The publication accepted at each position: stream, number, digest.
@@ -35,7 +35,7 @@ class TotalOrder:
     def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
         """Judge a delivery, a gap or a recalled position."""
         match effect:
-            case Gap(stream=stream, first=first, upto=upto) if stream.publisher == CELL:
+            case DeliverGap(stream=stream, first=first, upto=upto) if stream.publisher == CELL:
                 self._step(facts, node, stream.channel, first, upto)
             case Recalled(found=None, channel=channel, position=position):
                 if position > facts.let_go(total_order(channel)):

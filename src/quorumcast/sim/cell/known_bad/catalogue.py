@@ -16,7 +16,7 @@ from quorumcast.broadcast.authenticated import Relay
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.chain import Chain
 from quorumcast.broadcast.history import History
-from quorumcast.broadcast.ledger import Taken
+from quorumcast.broadcast.ledger import AppendResult
 from quorumcast.broadcast.messages import Echo
 from quorumcast.broadcast.outlet import FanOut
 from quorumcast.cell.serving.broker import Broker
@@ -158,13 +158,13 @@ _vouch = Broker.__dict__["_vouch"]
 _file = Archive.__dict__["file"]
 
 
-def _take_second(self: Any, first: int, digests: Any, bodies: Any) -> Taken:
-    taken: Taken = _take(self, first, digests, bodies)
+def _take_second(self: Any, first: int, digests: Any, bodies: Any) -> AppendResult:
+    taken: AppendResult = _take(self, first, digests, bodies)
     if not taken.conflict:
         return taken
     for number, (digest, body) in enumerate(zip(digests, bodies, strict=True), first):
         self.ledger.correct(number, digest, body)
-    return Taken(first, b"".join(digests))
+    return AppendResult(first, b"".join(digests))
 
 
 def _echo_second(self: Any, event: Any, run: Any, value: bytes) -> list[Any]:

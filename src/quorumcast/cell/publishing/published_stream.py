@@ -46,7 +46,7 @@ class TailHistory(Timer, frozen=True, tag=True):
     stream: Stream
 
 
-class Line:
+class PublishedStream:
     """What a publisher keeps for one stream."""
 
     __slots__ = (
