@@ -22,7 +22,7 @@ def test_known_states_follow_the_code() -> None:
     assert ProtocolState("ab", "broker", "takes Echo") not in known
     assert ProtocolState("total", "broker", "restores Voted") in known
     assert ProtocolState("ab+history", "broker", "drops: blocked") in known
-    assert ProtocolState("direct", "subscriber", "says Gap") in known
+    assert ProtocolState("direct", "subscriber", "says DeliverGap") in known
     assert {state.policy for state in known} == set(POLICY_NAMES)
 
 

@@ -76,7 +76,7 @@ MESSAGES: dict[str, tuple[str, ...]] = {
 TIMERS: dict[str, tuple[str, ...]] = {"TailHistory": HISTORY}
 #: Effects that are rare enough to be worth a line.
 EFFECTS = (
-    "Gap", "Proven", "Recalled", "Refused", "Concluded", "Contradicted", "Accuse", "Adopt",
+    "DeliverGap", "Proven", "Recalled", "Refused", "Concluded", "Contradicted", "Accuse", "Adopt",
 )  # fmt: skip
 _KINDS = frozenset(kind.__name__ for kind in get_args(CellMessage))
 
