@@ -65,6 +65,8 @@ FOUND = [
     "total-blackout-30008",
     "total-blackout-30031",
     "total-crash-blackout-30037",
+    # A restarted broker began its log where its journal had released it, and skipped positions.
+    "total-blackout-17000949",
     # A broker that got back what it had lost found less room than it had asked for, since its
     # publisher had gone on meanwhile: it threw all of it away and said that it had caught up.
     "ab-rolling-3700025",
