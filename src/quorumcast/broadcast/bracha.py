@@ -192,7 +192,7 @@ class Bracha(Carrier):
         return any(i.echoes.leader(enough) is not None for i in self._instances.values())
 
     def begin_at(self, number: int, history: int = 1) -> None:
-        super().begin_at(number)
+        self.ledger.begin_at(number)
         self._go_on()
 
     @property
@@ -202,7 +202,7 @@ class Bracha(Carrier):
         return max(self.final + 1, self.ledger.base)
 
     def resume(self, number: int) -> None:
-        super().resume(number)
+        self.ledger.skip_to(number)
         self._go_on()
 
     def recover(self, first: int, digests: list[Digest], bodies: Bodies) -> bool:

@@ -156,18 +156,16 @@ class Carrier(ABC):
     def give_up(self) -> None:  # noqa: B027 - most protocols have nothing to give up
         """Give up what is not settled, for good."""
 
-    def begin_at(self, number: int, history: int = 1) -> None:
+    def begin_at(self, number: int, history: int = 1) -> None:  # noqa: B027
         """Begin where an earlier life retained the stream, and its histories, from."""
-        self.ledger.begin_at(number)
 
     @property
     def front(self) -> int:
         """The number from which on this carrier goes on by the word of its peers."""
         return self.ledger.next
 
-    def resume(self, number: int) -> None:
+    def resume(self, number: int) -> None:  # noqa: B027
         """Go on at a number up to which enough others are: what lies before comes from them."""
-        self.ledger.skip_to(number)
 
     def recover(self, first: int, digests: list[Digest], bodies: Bodies) -> bool:
         """Write what enough others vouch for, right before or right after what is held."""

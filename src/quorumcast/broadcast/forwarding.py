@@ -52,6 +52,12 @@ class Forwarder(Carrier):
         is_new = first + len(bodies) > self.ledger.next
         return is_new and self.ledger.quota.refuses(len(bodies), sum(map(len, bodies)))
 
+    def begin_at(self, number: int, history: int = 1) -> None:
+        self.ledger.begin_at(number)
+
+    def resume(self, number: int) -> None:
+        self.ledger.skip_to(number)
+
     def recover(self, first: int, digests: list[Digest], bodies: Bodies) -> bool:
         if first == self.ledger.next:
             self.ledger.extend(digests, bodies)

@@ -157,7 +157,7 @@ class History(Carrier):
         return effects
 
     def begin_at(self, number: int, history: int = 1) -> None:
-        super().begin_at(number)
+        self.ledger.begin_at(number)
         self._raise_floor(number - 1)
         self._known.begin(number)
         self._bracha.begin_at(history)

@@ -57,12 +57,6 @@ class OrderedLog(Carrier):
             effects.append(Forget(Stored, str(gone.stream), gone.first + 1))
         return effects
 
-    def begin_at(self, number: int, history: int = 1) -> None:
-        """Nothing: positions come from the decided batches and from the state alone."""
-
-    def resume(self, number: int) -> None:
-        """Nothing, for the same reason: a broker that skipped positions would give them anew."""
-
     def expire(self, now: Millis, retained_ms: int) -> list[Effect]:
         # On disk as well: no restart executes it again.
         return super().expire(now, retained_ms) + self._let_go()
