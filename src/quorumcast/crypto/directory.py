@@ -49,29 +49,23 @@ class Directory(Protocol):
     @property
     def instance(self) -> str:
         """The name of this cell, tree, overlay or network: two nodes that meet must agree on it."""
-        ...
 
     @property
     def epoch(self) -> int:
         """Two nodes that meet must agree on it; no key of one epoch is good in another."""
-        ...
 
     @property
     def keys(self) -> Mapping[NodeId, PublicKeys]:
         """The public keys of every node that is known; seats are not listed (`holder`)."""
-        ...
 
     def address(self, node: NodeId) -> Address | None:
         """Where to call a node; None if it cannot be called."""
-        ...
 
     def calls(self, node: NodeId) -> Sequence[NodeId]:
         """Nodes to which a node keeps links by calling them, again and again."""
-        ...
 
     def is_broker(self, node: NodeId) -> bool:
         """Whether a node serves others, so that they suffer if it is not heard; else a client."""
-        ...
 
 
 def is_kept(directory: Directory, one: NodeId, other: NodeId) -> bool:

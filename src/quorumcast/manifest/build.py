@@ -28,12 +28,10 @@ class Keys(Protocol):
     @property
     def verify_key(self) -> bytes:
         """The public Ed25519 key."""
-        ...
 
     @property
     def exchange_key(self) -> bytes:
         """The public X25519 key."""
-        ...
 
 
 def repeatable_seeds(label: str) -> SeedSource:

@@ -64,19 +64,15 @@ class Store(Protocol):
 
     def load(self) -> list[Record]:
         """Every record that the disk held at the start, in the order of writing."""
-        ...
 
     def save(self, record: Record, done: Callable[[], None], *, lazy: bool = False) -> None:
         """Keep a record, at once or with the next that is not lazy, and say when it is safe."""
-        ...
 
     def forget(self, kind: type[Record], owner: str, below: int, since: int = 0) -> None:
         """Remove the records of a kind and owner below a place, after what was saved before."""
-        ...
 
     def watch(self, on_full: Callable[[bool], None]) -> None:
         """Say there when the disk has become full, and when it has room again."""
-        ...
 
 
 @runtime_checkable
@@ -85,7 +81,6 @@ class Adopting(Protocol):
 
     def adopt(self, epoch: Any, keyring: Keyring, /) -> list[Effect]:
         """Take a new epoch (a cell's manifest, say) and its keys; what is under way goes on."""
-        ...
 
 
 class MachineWatcher(Protocol):
@@ -93,19 +88,15 @@ class MachineWatcher(Protocol):
 
     def on_handled(self, event: Event, effects: list[Effect], now: Millis) -> None:
         """It took an event and asks for these effects."""
-        ...
 
     def on_held(self, now: Millis) -> None:
         """It hears nothing from now on."""
-        ...
 
     def on_released(self, now: Millis) -> None:
         """It hears again, first what has come meanwhile."""
-        ...
 
     def on_adopted(self, epoch: Any, effects: list[Effect], now: Millis, /) -> None:
         """It goes on in a new epoch, and asks for these effects."""
-        ...
 
 
 class Driver:

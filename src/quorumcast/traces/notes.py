@@ -33,11 +33,9 @@ class Recorder(Protocol):
         size: int = 0,
     ) -> None:
         """Something of this kind happened just now to publications first … first+count-1."""
-        ...
 
     def sent(self, message: str, to: tuple[NodeId, ...], size: int) -> None:
         """A message of this type and size went to each of these."""
-        ...
 
 
 #: How effects of a system become notes of publications, by type of effect; for a `Send`, by type of

@@ -111,35 +111,27 @@ class Controlled(Protocol):
     @property
     def name(self) -> NodeId:
         """Who this is."""
-        ...
 
     def peers(self) -> list[NodeId]:
         """Peers with an open link."""
-        ...
 
     def cut_links(self) -> None:
         """Break every link; they are made again."""
-        ...
 
     def trouble(self, peer: NodeId) -> str:
         """Why a peer that we call has no link."""
-        ...
 
     def load(self) -> dict[NodeId, Load]:
         """What each identity has cost."""
-        ...
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
-        ...
 
     def storage(self) -> dict[str, int]:
         """How its disk does; nothing if it keeps nothing."""
-        ...
 
     def disk(self) -> dict[str, object]:
         """Where it keeps that, and whether there is room; nothing without a data directory."""
-        ...
 
 
 class Control:

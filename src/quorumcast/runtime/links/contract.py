@@ -22,19 +22,15 @@ class Listener(Protocol):
 
     def receive(self, peer: NodeId, opened: Opened) -> None:
         """Messages of one packet from a proven peer."""
-        ...
 
     def peer_up(self, peer: NodeId) -> None:
         """A peer can be reached (again)."""
-        ...
 
     def peer_down(self, peer: NodeId) -> None:
         """A peer cannot be reached for now."""
-        ...
 
     def unreachable(self, peer: NodeId, reason: DialFailure) -> None:
         """A dialed peer cannot be reached."""
-        ...
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -51,35 +47,27 @@ class Links(Protocol):
 
     def send(self, to: tuple[NodeId, ...], message: Message, bodies: Bodies) -> None:
         """Put a message into each peer's outbox; it leaves with the end of this loop turn."""
-        ...
 
     def dial(self, peer: NodeId) -> None:
         """Call a peer once (`core.machine.Dial`); the listener hears what came of it later."""
-        ...
 
     def hangup(self, peer: NodeId) -> None:
         """End a link or call (`core.machine.Hangup`); the listener hears of it later."""
-        ...
 
     def peers(self) -> list[NodeId]:
         """Peers with an open link."""
-        ...
 
     def troubles(self) -> dict[NodeId, Trouble]:
         """Why the others have none, as far as is known."""
-        ...
 
     def pause_reading(self) -> None:
         """Back-pressure: take nothing from any peer for a while."""
-        ...
 
     def resume_reading(self) -> None:
         """Take what peers send again."""
-        ...
 
     async def close(self) -> None:
         """Write what waits and end every link."""
-        ...
 
 
 class Handshake(Protocol):
@@ -94,29 +82,22 @@ class Handshake(Protocol):
     @property
     def name(self) -> NodeId:
         """Who we are."""
-        ...
 
     @property
     def epoch(self) -> int:
         """The epoch in which we greet."""
-        ...
 
     def decode(self, frame: bytes) -> Greeting | None:
         """The greeting in a frame, or None if it is not one."""
-        ...
 
     def hello(self, to: NodeId) -> Hello:
         """Our first words to a peer."""
-        ...
 
     def answer(self, hello: Hello) -> tuple[Welcome, Session] | Farewell:
         """A welcome and the session that follows from it, or why not."""
-        ...
 
     def conclude(self, hello: Hello, welcome: Welcome) -> Session | None:
         """The caller's session, or None if the answer is not from the node that we called."""
-        ...
 
     def leave(self, epoch: int) -> None:
         """Greet nobody any more: that epoch does not name us."""
-        ...

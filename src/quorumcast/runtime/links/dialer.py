@@ -32,7 +32,6 @@ class Caller(Protocol):
 
     def calling(self, peer: NodeId) -> Link:
         """A fresh link to connect."""
-        ...
 
 
 class Pauses:

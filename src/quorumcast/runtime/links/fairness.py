@@ -99,15 +99,12 @@ class Judge(Protocol):
 
     def is_publication(self, message: Message) -> bool:
         """Whether this is what the system is for."""
-        ...
 
     def is_work_of_a_client(self, message: Message) -> bool:
         """Whether others have use for what a client says; a request otherwise."""
-        ...
 
     def is_work_of_a_broker(self, message: Message) -> bool:
         """Whether others have use for what a broker says; a request otherwise."""
-        ...
 
 
 class Served(Protocol):
@@ -122,23 +119,18 @@ class Served(Protocol):
 
     def work(self) -> Piece:
         """Do the next small piece."""
-        ...
 
     def hold(self) -> None:
         """Read no more for now."""
-        ...
 
     def release(self) -> None:
         """Read again: nothing whole is left."""
-        ...
 
     def is_done(self) -> bool:
         """Whether nothing is left to do until more is read."""
-        ...
 
     def unread_bytes(self) -> int:
         """Bytes that were read and not handled."""
-        ...
 
 
 class Load(msgspec.Struct, frozen=True):

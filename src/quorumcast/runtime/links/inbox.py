@@ -21,19 +21,15 @@ class FrameReader(Protocol):
 
     def unread_bytes(self) -> int:
         """Bytes that were read and not handled."""
-        ...
 
     def is_done(self) -> bool:
         """Whether nothing is left to do until more is read."""
-        ...
 
     def enlarge(self) -> None:
         """There is room for the frame that it waits to read."""
-        ...
 
     def break_off(self) -> None:
         """It has room, sends nothing, and others wait."""
-        ...
 
 
 class Inbox:

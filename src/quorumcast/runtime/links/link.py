@@ -110,31 +110,24 @@ class LinkOwner(Protocol):
 
     def connection_made(self, link: Link) -> bool:
         """A socket is there; False if nobody is greeted any more."""
-        ...
 
     def arrived(self, link: Link) -> None:
         """Something was read: let the link `work`."""
-        ...
 
     def refusal(self, peer: NodeId) -> str:
         """Why a peer is kept out for now, in a sentence; empty if it is not."""
-        ...
 
     def greeted(self, link: Link) -> None:
         """A stranger has said, without proof, who it is."""
-        ...
 
     def link_open(self, link: Link) -> None:
         """Both sides are proven; messages may flow."""
-        ...
 
     def link_closed(self, link: Link) -> None:
         """The socket is gone."""
-        ...
 
     def link_ready(self, link: Link) -> None:
         """The socket takes bytes again; `flush` soon."""
-        ...
 
 
 class Link(asyncio.BufferedProtocol):

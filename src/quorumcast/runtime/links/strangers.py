@@ -27,11 +27,9 @@ class Stranger(Protocol):
 
     def expire(self) -> None:
         """The greeting took too long."""
-        ...
 
     def give_way(self) -> None:
         """A newer connection gets the place."""
-        ...
 
 
 S = TypeVar("S", bound=Stranger)
