@@ -28,8 +28,7 @@ from quorumcast.pipeline.evaluation.runs import find_traces
 from quorumcast.pipeline.evaluation.summary import evaluate
 from quorumcast.sim.systems import run_scenario
 from quorumcast.traces.form import Header, Listening, read_header, write_header
-from quorumcast.traces.notes import Recorder, note_hooks
-from quorumcast.traces.recorder import TraceWriter
+from quorumcast.traces.recorder import Recorder, TraceWriter, note_hooks
 
 # The first query of a process compiles for as long as it works, and longer on a busy machine.
 pytestmark = pytest.mark.timeout(400)

@@ -27,8 +27,8 @@ from quorumcast.manifest.files import write_identity
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.broker.broker import BrokerSettings
 from quorumcast.runtime.broker.process import decode_settings, encode_settings
-from quorumcast.runtime.trace import ParquetRecorder
 from quorumcast.testing import LocalCluster
+from quorumcast.traces.recorder import Recorder
 
 pytestmark = [pytest.mark.runtime]
 
@@ -376,7 +376,7 @@ def test_clients_note_what_brokers_do_before_the_first_word(tmp_path: Path) -> N
 
 
 def test_trace_notes_what_was_published_forwarded_and_accepted(tmp_path: Path) -> None:
-    recorder = ParquetRecorder(tmp_path / "clients.parquet", "client", NodeId("clients"))
+    recorder = Recorder.to_file(tmp_path / "clients.parquet", "client", NodeId("clients"))
 
     async def main(cluster: LocalCluster) -> None:
         path = cluster.manifest_path

@@ -25,8 +25,7 @@ from quorumcast.traces.form import (
     run_of,
     write_header,
 )
-from quorumcast.traces.notes import note_hooks
-from quorumcast.traces.recorder import OLDEST_NS, TraceWriter
+from quorumcast.traces.recorder import OLDEST_NS, TraceWriter, note_hooks
 
 ALICE, BOB, B1, B2, B3 = map(NodeId, ("alice", "bob", "b1", "b2", "b3"))
 STREAM = Stream(Channel("orders"), ALICE, 7)

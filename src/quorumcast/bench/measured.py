@@ -11,7 +11,7 @@ from quorumcast.crypto.identity import Identity
 from quorumcast.faults.contract import Fault
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
-from quorumcast.runtime.trace import ParquetRecorder
+from quorumcast.traces.recorder import Recorder
 
 
 class Measuring(Instrumentation):
@@ -19,7 +19,7 @@ class Measuring(Instrumentation):
 
     def __init__(
         self,
-        recorder: ParquetRecorder | None,
+        recorder: Recorder | None,
         observe: str | Path | None,
         faults: tuple[Fault, ...],
     ) -> None:
@@ -54,5 +54,6 @@ def measured_node(
     """A node that is not connected yet; in its trace it has this role."""
     recorder = None
     if trace:
-        recorder = ParquetRecorder(Path(trace) / f"{identity.name}.parquet", role, identity.name)
+        path = Path(trace) / f"{identity.name}.parquet"
+        recorder = Recorder.to_file(path, role, identity.name)
     return Node(manifest, identity, manifest_path, Measuring(recorder, observe, faults))

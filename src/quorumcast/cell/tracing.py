@@ -11,7 +11,7 @@ from quorumcast.broadcast.messages import ChainRun, Publish
 from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import DIGEST_SIZE, NodeId, holder
 from quorumcast.ordering.messages import Offer
-from quorumcast.traces.notes import Notes, Recorder
+from quorumcast.traces.recorder import Notes, Recorder
 
 #: The name of this system.
 CELL_SYSTEM = "cell"

@@ -26,7 +26,7 @@ from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.runtime.loop import run
-from quorumcast.traces.notes import Recorder
+from quorumcast.traces.recorder import Recorder
 
 
 async def connect(

@@ -10,9 +10,8 @@ from quorumcast.core.ids import NodeId
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.observations import load_arrow, observing
-from quorumcast.runtime.trace import record
 from quorumcast.traces.drafts import directory_at
-from quorumcast.traces.notes import Recorder
+from quorumcast.traces.recorder import Recorder
 
 
 class Instrumentation:
@@ -28,7 +27,7 @@ class Instrumentation:
     def begin(self, driver: Driver, manifest: Manifest, me: NodeId, role: str) -> None:
         """Instrument a driver before its machine handles the first event."""
         if self._recorder is not None:
-            record(driver, self._recorder, CELL_NOTES, me)
+            driver.record(self._recorder, CELL_NOTES, me)
         self._open_files.enter_context(observing(driver, self._observe, manifest, me, role))
 
     def end(self) -> None:

@@ -50,6 +50,7 @@ from quorumcast.faults.cell.tally import DeedTally
 from quorumcast.faults.contract import Fault, Later
 from quorumcast.runtime.links.contract import Links
 from quorumcast.runtime.telemetry import Telemetry
+from quorumcast.traces.recorder import Notes, Recorder, note_hooks
 
 #: Timers that ran out while a machine was held fire so long after its release.
 AFTER_HOLD_MS = 250
@@ -173,6 +174,11 @@ class Driver:
             then(effect)
 
         return both
+
+    def record(self, recorder: Recorder, notes: Notes, me: NodeId) -> None:
+        """Trace what this driver carries out, after faults have changed it."""
+        for kind, hook in note_hooks(recorder, notes, me).items():
+            self.observe(kind, hook)
 
     def watch(self, watcher: MachineWatcher) -> None:
         """Show there every event that the machine takes, and the effects that it asks for."""

@@ -1,87 +1,97 @@
-"""Takes notes of what a node does, and writes them as Parquet, a piece at a time.
+"""Records what a node does, as Parquet: the messages that it sends, and each publication's path.
 
-A note is one tuple in a list; rows, one per publication of a run, are made in columns when a piece
-is written. A piece is a whole file under its final name or not there at all, so that a process that
-is killed spoils nothing and loses the last second.
+A driver calls `note_hooks` with each effect that it carries out, after faults have changed it.
+Messages are counted for every system; a system's `Notes` say which effects are about publications.
+
+Notes are kept in memory and become rows, one per publication, when a file is written. A file gets
+its final name only when it is complete, so a process that is killed loses at most the last second.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quorumcast.core.ids import Channel, NodeId, Stream
+from quorumcast.core.machine import Effect, Send
+from quorumcast.crypto.session import encode_parcel
 from quorumcast.traces.drafts import replacing
-from quorumcast.traces.form import COLUMNS
+from quorumcast.traces.form import COLUMNS, run_of
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-#: A piece is written when it has so many notes (runs, not publications), or is so old: then a
-#: process that is killed loses little.
+#: A file is written when so many notes are waiting, or when the oldest is this old.
 MOST_NOTES = 50_000
 OLDEST_NS = 1_000_000_000
 
 KINDS = ("published", "passed_on", "forwarded", "accepted", "sent")
-_NONE = Stream(Channel(""), NodeId(""), 0)
+_NO_STREAM = Stream(Channel(""), NodeId(""), 0)
 
-Clock = Callable[[], int]
-#: Time, kind, role, node, stream, first, count, peer, place, hops, by history, bytes, message.
-Note = tuple[int, str, str, NodeId, Stream, int, int, str, int, int, bool, int, str]
+
+class Note(NamedTuple):
+    """What happened to the publications `first` … `first + length - 1` of a stream."""
+
+    time_ns: int
+    kind: str
+    role: str
+    node: NodeId
+    stream: Stream
+    first: int
+    length: int
+    peer: str
+    place: int = 0
+    hops: int = 0
+    by_history: bool = False
+    size: int = 0
+    #: The message type, for notes of the kind "sent".
+    message: str = ""
 
 
 class TraceWriter:
-    """The notes of any number of nodes of one run, on their way to Parquet files."""
+    """Collects the notes of any number of nodes of one run and writes them to Parquet files."""
 
     def __init__(
         self,
         path: Path,
         run: str = "",
-        clock: Clock = time.monotonic_ns,
+        clock: Callable[[], int] = time.monotonic_ns,
         *,
         oldest_ns: int | None = OLDEST_NS,
     ) -> None:
-        # Now, not amid the run; and not at all in a process that writes no trace.
+        # Slow to load: before the run starts, and only in processes that write a trace.
         import pyarrow.compute
         import pyarrow.parquet  # noqa: F401
 
         self._path = path
         self._run = run
-        self._clock = clock
+        self.clock = clock
         self._oldest_ns = oldest_ns
         self._notes: list[Note] = []
-        #: Since when the oldest note waits.
-        self._since = 0
-        self._pieces = 0
+        self._files = 0
         #: Messages and bytes by role, node, message type and peer.
         self._traffic: dict[tuple[str, NodeId, str, NodeId], list[int]] = {}
 
-    def recorder(self, role: str, node: NodeId) -> NodeRecorder:
-        """Takes the notes of one node."""
-        return NodeRecorder(self, role, node)
+    def recorder(self, role: str, node: NodeId) -> Recorder:
+        """The recorder of one node."""
+        return Recorder(self, role, node)
 
-    def add(
-        self, kind: str, role: str, node: NodeId, stream: Stream, first: int, count: int, peer: str,
-        place: int, hops: int, by_history: bool, size: int,
-    ) -> None:  # fmt: skip
+    def add(self, note: Note) -> None:
         """Keep one note."""
-        now = self._clock()
-        if not self._notes:
-            self._since = now
-        self._notes.append(
-            (now, kind, role, node, stream, first, count, peer, place, hops, by_history, size, "")
-        )
-        old = self._oldest_ns is not None and now - self._since >= self._oldest_ns
-        if old or len(self._notes) >= MOST_NOTES:
+        self._notes.append(note)
+        waited_ns = note.time_ns - self._notes[0].time_ns
+        is_old = self._oldest_ns is not None and waited_ns >= self._oldest_ns
+        if is_old or len(self._notes) >= MOST_NOTES:
             self._write()
 
     def count(
         self, role: str, node: NodeId, message: str, to: tuple[NodeId, ...], size: int
     ) -> None:
-        """Count messages; the sums become rows of the next piece."""
+        """Count messages; the sums become rows of the next file."""
         traffic = self._traffic
         for peer in to:
             key = (role, node, message, peer)
@@ -92,32 +102,32 @@ class TraceWriter:
             counts[1] += size
 
     def _write(self) -> None:
-        now = self._clock()
+        now = self.clock()
         notes, self._notes = self._notes, []
         notes += [
-            (now, "sent", role, node, _NONE, count, 1, peer, 0, 0, False, size, message)
+            Note(now, "sent", role, node, _NO_STREAM, count, 1, peer, size=size, message=message)
             for (role, node, message, peer), (count, size) in self._traffic.items()
         ]
         self._traffic.clear()
         write_rows(self._next_path(), self._run, notes)
 
     def _next_path(self) -> Path:
-        """A name that is free: a process that was killed and started again goes on after it."""
+        """A free file name: a restarted process must not overwrite what it wrote before."""
         while True:
-            self._pieces += 1
-            suffix = f".{self._pieces}" if self._pieces > 1 else ""
+            self._files += 1
+            suffix = f".{self._files}" if self._files > 1 else ""
             path = self._path.with_name(f"{self._path.stem}{suffix}{self._path.suffix}")
             if not path.exists():
                 return path
 
     def close(self) -> None:
         """Write the rest; a run in which nothing happened leaves an empty file."""
-        if self._notes or self._traffic or not self._pieces:
+        if self._notes or self._traffic or not self._files:
             self._write()
 
 
-class NodeRecorder:
-    """The recorder of one node."""
+class Recorder:
+    """Takes the notes of one node."""
 
     __slots__ = ("_node", "_role", "_writer")
 
@@ -125,6 +135,11 @@ class NodeRecorder:
         self._writer = writer
         self._role = role
         self._node = node
+
+    @classmethod
+    def to_file(cls, path: Path, role: str, node: NodeId) -> Recorder:
+        """For a process with files of its own beside the header of its run."""
+        return cls(TraceWriter(path, run_of(path.parent)), role, node)
 
     def note(
         self,
@@ -139,13 +154,13 @@ class NodeRecorder:
         by_history: bool = False,
         size: int = 0,
     ) -> None:
-        """Keep one note."""
-        self._writer.add(
-            kind, self._role, self._node, stream, first, count, peer, place, hops, by_history, size
-        )
+        """Something of this kind happened just now to publications first … first+count-1."""
+        now, role, node = self._writer.clock(), self._role, self._node
+        about = (stream, first, count, peer, place, hops, by_history, size)
+        self._writer.add(Note(now, kind, role, node, *about))
 
     def sent(self, message: str, to: tuple[NodeId, ...], size: int) -> None:
-        """Count messages."""
+        """A message of this type and size went to each of these."""
         self._writer.count(self._role, self._node, message, to, size)
 
     def close(self) -> None:
@@ -153,15 +168,39 @@ class NodeRecorder:
         self._writer.close()
 
 
+#: How effects of a system become notes of publications, by type of effect; for a `Send`, by type of
+#: message. Each function takes the recorder, the node and the effect.
+Notes = Mapping[type, Callable[[Recorder, NodeId, Any], None]]
+
+
+def note_hooks(recorder: Recorder, notes: Notes, me: NodeId) -> dict[type, Callable[[Any], None]]:
+    """What a driver calls with each effect that this node carries out, by type of effect."""
+    hooks: dict[type, Callable[[Any], None]] = {
+        kind: partial(note, recorder, me)
+        for kind, note in notes.items()
+        if issubclass(kind, Effect)
+    }
+    return {**hooks, Send: partial(_note_send, recorder, notes, me)}
+
+
+def _note_send(recorder: Recorder, notes: Notes, me: NodeId, send: Send) -> None:
+    raw, bodies = encode_parcel(send.message, send.bodies)
+    kind = type(send.message)
+    recorder.sent(kind.__name__, send.to, len(raw) + sum(map(len, bodies)))
+    note = notes.get(kind)
+    if note is not None:
+        note(recorder, me, send)
+
+
 def write_rows(path: Path, run: str, notes: Sequence[Note]) -> None:
-    """A whole file at once, each kind in row groups of its own, so that readers can skip them."""
+    """Write one file, each kind of note in row groups of its own, so that readers can skip them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = pa.schema(list(COLUMNS.items()))
     with replacing(path) as draft, pq.ParquetWriter(draft, schema) as writer:
         for kind in KINDS:
-            if chosen := [note for note in notes if note[1] == kind]:
+            if chosen := [note for note in notes if note.kind == kind]:
                 writer.write_table(_table(schema, run, chosen))
 
 

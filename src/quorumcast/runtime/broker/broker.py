@@ -64,7 +64,7 @@ from quorumcast.runtime.observations import observing
 from quorumcast.runtime.store.directory import look_at, place_for
 from quorumcast.runtime.store.store import DiskStore
 from quorumcast.runtime.telemetry import Telemetry
-from quorumcast.runtime.trace import ParquetRecorder, record
+from quorumcast.traces.recorder import Recorder
 
 MANIFEST_CHECK_S = 1.0
 #: A peer's word that there is a newer epoch makes us read the file so soon if it changed; if it did
@@ -164,11 +164,11 @@ class BrokerNode:
             store=self._store,
             on_failure=self._fail,
         )
-        self._recorder: ParquetRecorder | None = None
+        self._recorder: Recorder | None = None
         if settings.trace is not None:
             path = settings.trace / f"{identity.name}.parquet"
-            self._recorder = ParquetRecorder(path, "broker", identity.name)
-            record(self.driver, self._recorder, CELL_NOTES, identity.name)
+            self._recorder = Recorder.to_file(path, "broker", identity.name)
+            self.driver.record(self._recorder, CELL_NOTES, identity.name)
         self.control = Control(self, allow_faults=settings.allow_faults)
         self.http = HttpServer(self.control.routes())
 

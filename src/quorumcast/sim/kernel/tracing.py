@@ -16,8 +16,7 @@ from quorumcast.core.machine import Effect, Event
 from quorumcast.core.version import __version__
 from quorumcast.sim.kernel.run import Run
 from quorumcast.traces.form import SIMULATOR, Header, place_for, write_header
-from quorumcast.traces.notes import Notes, note_hooks
-from quorumcast.traces.recorder import TraceWriter
+from quorumcast.traces.recorder import Notes, TraceWriter, note_hooks
 
 NS_PER_MS = 1_000_000
 
