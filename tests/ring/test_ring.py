@@ -46,7 +46,7 @@ def test_known_bad_variant_of_the_ring_is_caught_and_its_attack_is_otherwise_cle
 
 def test_failing_plan_of_the_ring_is_written_and_read() -> None:
     with planted("any-sender", RING):
-        found = shrink(draw(0, None, "double"), "One holder", most_runs=5)
+        found = shrink(draw(0, None, "double"), "One holder", max_runs=5)
         assert found is not None
         plan = decode_plan(encode_plan(found.plan))
         assert plan == found.plan

@@ -59,7 +59,7 @@ def test_plan_that_breaks_nothing_cannot_be_shrunk() -> None:
 
 def test_shrinking_ends_when_its_runs_are_spent() -> None:
     with planted("no-dedup"):
-        shrunk = shrink(draw(0, "direct", "partition"), "Uniqueness", most_runs=3)
+        shrunk = shrink(draw(0, "direct", "partition"), "Uniqueness", max_runs=3)
     assert shrunk is not None
     assert shrunk.runs == 3
 
@@ -68,7 +68,7 @@ def test_runs_that_never_come_to_rest_are_tried_less_often(monkeypatch: pytest.M
     with planted("no-dedup"):
         plan = draw(0, "direct", "partition")
         steps = perform(plan).steps
-        monkeypatch.setattr("quorumcast.sim.shrink.MOST_STEPS", steps + 1)
+        monkeypatch.setattr("quorumcast.sim.shrink.MAX_TOTAL_STEPS", steps + 1)
         shrunk = shrink(plan, "Uniqueness")
     assert shrunk is not None
     assert shrunk.runs == 2

@@ -7,7 +7,8 @@ import uuid
 import msgspec
 
 from quorumcast.bench.plan import BenchPlan
-from quorumcast.cell.tracing import CELL_SYSTEM, CellParameters
+from quorumcast.cell import CELL_SYSTEM
+from quorumcast.cell.tracing import CellParameters
 from quorumcast.core.version import __version__
 from quorumcast.runtime.digests import choose_digest
 from quorumcast.traces.form import BENCH, Header, Listening

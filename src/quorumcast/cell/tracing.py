@@ -13,9 +13,6 @@ from quorumcast.core.ids import DIGEST_SIZE, NodeId, holder
 from quorumcast.ordering.messages import Offer
 from quorumcast.traces.recorder import Notes, Recorder
 
-#: The name of this system.
-CELL_SYSTEM = "cell"
-
 
 class CellParameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The parameters of a run, the most important first; None where seeds draw them."""

@@ -1,25 +1,32 @@
-"""Many seeds, on all cores, summed up as `quorumcast sim --json` prints it.
+"""A campaign: many seeds on all cores, summed up as `quorumcast sim --json` prints it.
 
-Every violation carries the one command that replays it. Results come back in the order of the
-seeds, whatever the number of workers.
+Each failure has the command that replays it. Results come in the order of the seeds, whatever the
+number of workers.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
 
+from quorumcast.cell import CELL_SYSTEM
 from quorumcast.sim.kernel.plan import Outcome
 from quorumcast.sim.systems import planted, run_scenario
 
 #: Seeds that a worker takes at a time.
 CHUNK = 8
+#: Fields of `Outcome` of which a campaign reports the sum.
+SUMMED = (
+    "messages", "packets", "deliveries", "faults_injected", "false_accusations",
+    "false_suspicions", "suspicions", "evidence",
+)  # fmt: skip
 
 
 class FailingSeed(msgspec.Struct, frozen=True):
@@ -52,26 +59,18 @@ class CampaignFindings(msgspec.Struct, kw_only=True):
     failures: list[FailingSeed] = msgspec.field(default_factory=list)
 
     def add(self, outcome: Outcome, variant: str = "") -> None:
-        """Take in one run."""
+        """Add the outcome of one run."""
         self.scenarios += 1
         self.violations += bool(outcome.violations)
         self.simulated_s = round(self.simulated_s + outcome.simulated_ms / 1000, 3)
-        self.messages += outcome.messages
-        self.packets += outcome.packets
-        self.deliveries += outcome.deliveries
-        self.faults_injected += outcome.faults_injected
-        self.false_accusations += outcome.false_accusations
-        self.false_suspicions += outcome.false_suspicions
-        self.suspicions += outcome.suspicions
-        self.evidence += outcome.evidence
+        for name in SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(outcome, name))
         self.policies[outcome.policy] = self.policies.get(outcome.policy, 0) + 1
         self.adversaries[outcome.adversary] = self.adversaries.get(outcome.adversary, 0) + 1
-        if outcome.violations:
-            first = outcome.violations[0]
-            seed = int(outcome.seed)
+        for first in outcome.violations[:1]:
             self.failures.append(
                 FailingSeed(
-                    seed,
+                    int(outcome.seed),
                     outcome.policy,
                     outcome.adversary,
                     first.property,
@@ -89,42 +88,34 @@ def replay_command(outcome: Outcome, variant: str = "") -> str:
     """The one command that runs this scenario again."""
     return (
         "quorumcast sim"
-        + ("" if outcome.system == "cell" else f" --system {outcome.system}")
+        + ("" if outcome.system == CELL_SYSTEM else f" --system {outcome.system}")
         + f" --start {outcome.seed} --seeds 1 "
         f"--policy {outcome.policy} --adversary {outcome.adversary}"
         + (f" --variant {variant}" if variant else "")
     )
 
 
-class SeedTask(msgspec.Struct, frozen=True):
-    """Some seeds for one worker."""
-
-    start: int
-    count: int
-    policy: str | None
-    adversary: str | None
-    trace: Path | None = None
-    #: A known-bad variant to plant.
-    variant: str = ""
-    system: str = "cell"
-
-
-def _run_task(task: SeedTask) -> list[Outcome]:
-    seeds = range(task.start, task.start + task.count)
-    with planted(task.variant, task.system):
-        return [
-            run_scenario(seed, task.policy, task.adversary, task.trace, system=task.system)
-            for seed in seeds
-        ]
+def _run_seeds(
+    seeds: range,
+    policy: str | None,
+    adversary: str | None,
+    trace: Path | None,
+    variant: str,
+    system: str,
+) -> list[Outcome]:
+    with planted(variant, system):
+        return [run_scenario(seed, policy, adversary, trace, system=system) for seed in seeds]
 
 
-def _outcomes(tasks: list[SeedTask], workers: int) -> Iterator[Outcome]:
-    if workers == 1 or len(tasks) == 1:
-        for task in tasks:
-            yield from _run_task(task)
+def _outcomes(
+    run: Callable[[range], list[Outcome]], chunks: Sequence[range], workers: int
+) -> Iterator[Outcome]:
+    if workers == 1 or len(chunks) == 1:
+        for seeds in chunks:
+            yield from run(seeds)
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for outcomes in pool.map(_run_task, tasks):
+        for outcomes in pool.map(run, chunks):
             yield from outcomes
 
 
@@ -134,22 +125,25 @@ def run_campaign(
     policy: str | None = None,
     adversary: str | None = None,
     *,
-    system: str = "cell",
+    system: str = CELL_SYSTEM,
     variant: str = "",
     workers: int | None = None,
-    progress: Callable[[Outcome], None] | None = None,
+    progress: Callable[[Outcome], None] = lambda outcome: None,
     trace: Path | None = None,
 ) -> CampaignFindings:
-    """Run that many seeds; `progress` is told of each as it comes in."""
-    tasks = [
-        SeedTask(
-            first, min(CHUNK, start + seeds - first), policy, adversary, trace, variant, system
-        )
-        for first in range(start, start + seeds, CHUNK)
-    ]
-    report = CampaignFindings()
-    for outcome in _outcomes(tasks, workers or os.cpu_count() or 1):
-        report.add(outcome, variant)
-        if progress is not None:
-            progress(outcome)
-    return report
+    """Run that many seeds, with a known-bad variant planted if one is named."""
+    end = start + seeds
+    chunks = [range(first, min(first + CHUNK, end)) for first in range(start, end, CHUNK)]
+    run = partial(
+        _run_seeds,
+        policy=policy,
+        adversary=adversary,
+        trace=trace,
+        variant=variant,
+        system=system,
+    )
+    findings = CampaignFindings()
+    for outcome in _outcomes(run, chunks, workers or os.cpu_count() or 1):
+        findings.add(outcome, variant)
+        progress(outcome)
+    return findings

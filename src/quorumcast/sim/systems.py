@@ -1,7 +1,7 @@
-"""The systems that can be simulated, by name, and what is done with any of them.
+"""The systems that can be simulated, by name, and operations on any of them.
 
-A system brings its plans, how they are drawn and carried out, its known-bad variants, and how a
-failing plan is made simpler. Ours have short names. Another one is named by its module, as in
+A system defines its plans, how they are drawn and executed, its known-bad variants, and ways to
+simplify a failing plan. Built-in systems have short names; any other is named by its module, as in
 `package.module:SYSTEM`.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from quorumcast.cell import CELL_SYSTEM
 from quorumcast.core.errors import UsageError
 from quorumcast.sim.kernel.known_bad import Catch, Variant, caught_by, mistaken
 from quorumcast.sim.kernel.node import Watcher
@@ -25,32 +26,33 @@ from quorumcast.sim.kernel.tracing import Tracer, Tracing
 #: The tables of an audit, as columns by name.
 AuditTables = Mapping[str, Mapping[str, Sequence[object]]]
 
-OURS = {"cell": "quorumcast.sim.cell.system:SYSTEM"}
+#: Module and attribute of each built-in system.
+BUILT_IN = {CELL_SYSTEM: "quorumcast.sim.cell.system:SYSTEM"}
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True):
-    """What the simulator has to know of a system."""
+    """The parts of a system that the simulator uses."""
 
     plan: type[Plan]
-    #: From a seed, a policy and an adversary (None: any) to a plan.
+    #: Returns the plan for a seed, a policy and an adversary (None: any).
     draw: Callable[[int, str | None, str | None], Plan]
     run: Callable[[Any, Sequence[Watcher]], Run[Any, Any]]
     tracing: Tracing = Tracing()
-    #: The known-bad variants; made when they are asked for.
+    #: Returns the known-bad variants; a function, so that they are imported only when needed.
     variants: Callable[[], Sequence[Variant]] = tuple
-    #: Each offers simpler versions of a plan, for shrinking.
+    #: Each yields simpler versions of a plan, for shrinking.
     simpler: tuple[Callable[[Any], Iterator[Plan]], ...] = ()
-    #: From a seed to a run in which observers took notes, with labels, for the audit.
+    #: Returns the observations and labels of a run, by seed, for the audit.
     labelled: Callable[[int], AuditTables] | None = None
 
 
 def find(name: str) -> System:
-    """The system of this name."""
-    module, _, attribute = OURS.get(name, name).partition(":")
+    """The system with this name."""
+    module, _, attribute = BUILT_IN.get(name, name).partition(":")
     try:
         system = getattr(importlib.import_module(module), attribute or "SYSTEM")
     except (ImportError, AttributeError, ValueError) as error:
-        known = ", ".join(OURS)
+        known = ", ".join(BUILT_IN)
         raise UsageError(
             f"there is no system {name!r} ({error}); choose one of {known}, or name one of your "
             "own as package.module:SYSTEM"
@@ -61,7 +63,7 @@ def find(name: str) -> System:
 
 
 def perform(plan: Plan, trace: Path | None = None) -> Outcome:
-    """Carry out a plan; with a directory for it, leave a trace."""
+    """Execute a plan; write a trace if a directory is given."""
     system = find(plan.system)
     run = system.run(plan, ())
     tracer = Tracer(run, system.tracing, trace) if trace is not None else None
@@ -77,15 +79,15 @@ def run_scenario(
     adversary: str | None = None,
     trace: Path | None = None,
     *,
-    system: str = "cell",
+    system: str = CELL_SYSTEM,
 ) -> Outcome:
-    """Draw a plan and carry it out; with a directory for traces, leave one there."""
+    """Draw a plan and execute it; write a trace below the directory if one is given."""
     place = trace / f"seed-{seed}" if trace is not None else None
     return perform(find(system).draw(seed, policy, adversary), place)
 
 
 def try_variant(variant: Variant) -> Catch:
-    """Attack a wrong variant until a checker notices, then the correct code in the same way."""
+    """Attack a known-bad variant until a checker catches it, then the correct code likewise."""
     for seed in range(variant.seeds):
         with mistaken(variant.patches):
             outcome = perform(variant.attack(seed))
@@ -96,10 +98,10 @@ def try_variant(variant: Variant) -> Catch:
     return Catch(variant.name, False)
 
 
-def planted(name: str, system: str = "cell") -> AbstractContextManager[None]:
-    """Production code with a variant's mistake for as long as this lasts; as it is, without a name.
+def planted(name: str, system: str = CELL_SYSTEM) -> AbstractContextManager[None]:
+    """A context in which production code has a variant's mistake; without a name, it has none.
 
-    Drawn scenarios are then run, not the variant's own attack: they must find the mistake.
+    In it drawn scenarios are run, not the variant's own attack.
     """
     if not name:
         return nullcontext()

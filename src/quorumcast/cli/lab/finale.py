@@ -35,7 +35,8 @@ class Finale:
         """Write the header of the traces, before nodes record any."""
         import msgspec
 
-        from quorumcast.cell.tracing import CELL_SYSTEM, CellParameters
+        from quorumcast.cell import CELL_SYSTEM
+        from quorumcast.cell.tracing import CellParameters
         from quorumcast.core.version import __version__
         from quorumcast.manifest.policy import Policy
         from quorumcast.traces.form import BENCH, Header, Listening, write_header

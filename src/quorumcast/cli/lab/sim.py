@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quorumcast.cell import CELL_SYSTEM
 from quorumcast.cli.common import JsonOption, console, print_json
 from quorumcast.cli.lab.coverage import run_coverage
 from quorumcast.cli.lab.mutants import run_mutants
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 EXAMPLE = "Example:  quorumcast sim --seeds 200 --policy ab+history --adversary alter"
 
 ALL = "all"
-CELL = "cell"
 #: Defaults: scenarios of a campaign, scenarios per planted mistake, and processes for the latter.
 SEEDS, MUTANT_SEEDS, MUTANT_JOBS = 100, 500, 2
 #: Failing seeds in the summary.
@@ -36,7 +36,7 @@ def sim(
     start: Annotated[int, typer.Option(help="The first seed.")] = 0,
     system: Annotated[
         str, typer.Option(help="What is simulated: cell, or one of yours as package.module:NAME.")
-    ] = CELL,
+    ] = CELL_SYSTEM,
     policy: Annotated[str, typer.Option(help="A policy by name, or all of them.")] = ALL,
     adversary: Annotated[str, typer.Option(help="A fault by name, or all of them.")] = ALL,
     known_bad: Annotated[
@@ -97,7 +97,7 @@ def sim(
         raise UsageError(
             "--known-bad, --mutants, --coverage, --plan and --workload are five things; choose one"
         )
-    if system != CELL and (mutants or coverage or workload is not None):
+    if system != CELL_SYSTEM and (mutants or coverage or workload is not None):
         raise UsageError("--mutants, --coverage and --workload are for cells: leave out --system")
     if mutants:
         run_mutants(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quorumcast.cell import CELL_SYSTEM
 from quorumcast.cli.common import JsonOption, console, manifest_path, print_json
 from quorumcast.cli.pipeline import MasterOption
 from quorumcast.cli.progress import ProgressDisplay
@@ -46,7 +47,7 @@ def audit(
     start: Annotated[int, typer.Option(help="The first seed of labelled runs.")] = 0,
     system: Annotated[
         str, typer.Option(help="What --label simulates: cell, or yours as package.module:NAME.")
-    ] = "cell",
+    ] = CELL_SYSTEM,
     score: Annotated[
         bool, typer.Option("--score", help="Compare with the labels: precision and recall.")
     ] = False,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quorumcast.cell import CELL_SYSTEM
 from quorumcast.cli.common import JsonOption, console, print_json
 from quorumcast.cli.pipeline import MasterOption
 from quorumcast.cli.progress import ProgressDisplay
@@ -27,7 +28,7 @@ def campaign(
     start: Annotated[int, typer.Option(help="The first seed.")] = 0,
     system: Annotated[
         str, typer.Option(help="What is simulated: cell, or one of yours as package.module:NAME.")
-    ] = "cell",
+    ] = CELL_SYSTEM,
     policy: Annotated[str, typer.Option(help="A policy by name, or all of them.")] = ALL,
     adversary: Annotated[str, typer.Option(help="A fault by name, or all of them.")] = ALL,
     known_bad: Annotated[

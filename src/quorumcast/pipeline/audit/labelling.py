@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quorumcast.cell import CELL_SYSTEM
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.audit.tables import CELLS, DOCUMENTS, LABELS, OBSERVATIONS
 from quorumcast.sim.systems import AuditTables, find
@@ -44,7 +45,12 @@ def labeller(system: str) -> Callable[[int], AuditTables]:
 
 
 def label_runs(
-    spark: SparkSession, count: int, output: Path | str, *, start: int = 0, system: str = "cell"
+    spark: SparkSession,
+    count: int,
+    output: Path | str,
+    *,
+    start: int = 0,
+    system: str = CELL_SYSTEM,
 ) -> None:
     """Simulate runs and write their observations, documents, manifests and labels."""
     labeller(system)
@@ -66,7 +72,9 @@ def label_runs(
         shutil.rmtree(unsorted, ignore_errors=True)
 
 
-def labelled(spark: SparkSession, count: int, start: int = 0, system: str = "cell") -> DataFrame:
+def labelled(
+    spark: SparkSession, count: int, start: int = 0, system: str = CELL_SYSTEM
+) -> DataFrame:
     """Return one row per run with its tables as arrays; seeds count from `start`."""
     tasks = -(-count // RUNS_PER_TASK)
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from quorumcast.cell import CELL_SYSTEM
 from quorumcast.sim.kernel.plan import Plan
 from quorumcast.sim.shrink import encode_plan, shrink
 from quorumcast.sim.systems import find, perform, planted
@@ -75,7 +76,7 @@ Row = dict[str, Any]
 class ScenarioChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The choice of scenarios: system, policy, adversary and variant."""
 
-    system: str = "cell"
+    system: str = CELL_SYSTEM
     policy: str | None = None
     adversary: str | None = None
     #: The name of a known-bad variant to plant, or "".

@@ -18,7 +18,8 @@ import msgspec
 from quorumcast.bench import fit, freeman
 from quorumcast.bench.plan import BenchPlan
 from quorumcast.bench.tracing import fault_of
-from quorumcast.cell.tracing import CELL_SYSTEM, CellParameters
+from quorumcast.cell import CELL_SYSTEM
+from quorumcast.cell.tracing import CellParameters
 from quorumcast.pipeline.evaluation.model import Beside, ScenarioResult
 from quorumcast.traces.form import BENCH, Parameter
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from quorumcast.cell.tracing import CELL_SYSTEM
+from quorumcast.cell import CELL_SYSTEM
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.evaluation.cells import cell_of
 from quorumcast.traces.form import COLUMNS, HEADER, Header, read_header

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quorumcast.cell.tracing import CELL_SYSTEM
+from quorumcast.cell import CELL_SYSTEM
 from quorumcast.pipeline.evaluation import cells
 from quorumcast.pipeline.evaluation.figures import (
     DELIVERY,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quorumcast.cell import CELL_SYSTEM
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import Limits
 from quorumcast.manifest.manifest import ChannelEntry
@@ -12,6 +13,7 @@ from quorumcast.sim.kernel.plan import Plan
 class CellPlan(Plan, frozen=True, kw_only=True):
     """One run of a cell."""
 
+    system: str = CELL_SYSTEM
     policy: Policy
     brokers: int
     f: int

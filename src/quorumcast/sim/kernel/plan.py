@@ -49,8 +49,8 @@ class Corruption(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of one run of some system."""
 
-    #: The system's name, as in `systems.find`.
-    system: str = "cell"
+    #: The name by which `systems.find` finds the system; each system sets it as a default.
+    system: str
     seed: int | str
     weather: Weather
     acts: tuple[Act, ...] = ()
@@ -80,7 +80,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a run."""
 
-    system: str = "cell"
+    system: str
     seed: int | str
     policy: str
     adversary: str
