@@ -1,14 +1,11 @@
-"""What a fault is: an honest machine whose effects are tampered with before they happen.
+"""A fault: an honest machine whose effects are tampered with before they are carried out.
 
-A faulty node runs the same machine as everybody else. Its driver hands every list of effects that
-it is about to carry out (also those that waited inside `Persist.then`, when their time comes) to
-`Fault.tamper` and carries out what comes back. So a faulty node can say anything in its own name
-and nothing in another's: it holds its own keys only, and everything it sends passes through its
-own sessions.
+The driver of a faulty node hands every list of effects, also those inside `Persist.then`, to
+`Fault.tamper` and carries out what comes back. A faulty node can therefore say anything in its own
+name and nothing in another's: it has only its own keys, and sends through its own sessions.
 
 `tamper` never blocks and draws only from the generator in its context, so a fault behaves alike in
-the simulator and in a real process. An effect wrapped in `Later` is carried out after a while and
-not tampered with again.
+the simulator and in a real process.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from quorumcast.core.machine import Effect, Receive
 
 
 class Later(msgspec.Struct, frozen=True):
-    """Carry this effect out after a while instead of now."""
+    """Carry this effect out after a while instead of now, without tampering with it again."""
 
     effect: Effect
     after_ms: int
@@ -40,12 +37,12 @@ class Fault(Protocol):
         ...
 
     def tamper(self, effects: list[Effect], now: Millis) -> list[Effect | Later]:
-        """What the faulty node does instead of these effects."""
+        """The effects that the faulty node carries out instead of these."""
         ...
 
 
 class FaultSetting:
-    """How a fault is set going, whatever the system."""
+    """The settings of a fault, whatever the system."""
 
     __slots__ = ("heard", "node", "percent", "rng", "shared", "victims")
 
@@ -63,15 +60,15 @@ class FaultSetting:
             raise UsageError(f"percent is {percent}: say how many in a hundred, from 0 to 100")
         self.node = node
         self.rng = rng
-        #: How many in a hundred messages it touches, where a fault can choose.
+        #: The percentage of messages that it changes, where a fault can choose.
         self.percent = percent
-        #: Names of nodes or channels that it aims at; empty: it chooses for itself.
+        #: Names of nodes, channels or other options that it aims at; empty: it draws them.
         self.victims = victims
-        #: What conspirators tell one another: each digest, contents or run in its other version.
+        #: Shared by conspirators: the other version of each digest, contents or run.
         self.shared: dict[bytes, bytes] = {} if shared is None else shared
-        #: What the node was told lately, where its driver keeps it: in the simulator.
+        #: Messages that the node received lately; only the simulator keeps them.
         self.heard = heard
 
     def hits(self) -> bool:
-        """Whether this one is among the percentage that is to be touched."""
+        """Whether this message is among the percentage that is to be changed."""
         return self.percent >= 100 or self.rng.randrange(100) < self.percent

@@ -1,21 +1,18 @@
-"""Who must be lying, if no more lie than the model allows?
+"""Find the nodes that must be faulty, if no more are faulty than the model allows.
 
-An observation is the word of one node about another: if it is not true, the observer lies. What a
-broker says of an unsettled publication may also be the doing of a publisher that told brokers
-different things. So every charge is a *clause*: at least one of these nodes is faulty. An
-*explanation* is a set of nodes, at most f brokers and `clients` clients among them, that has a
-member in every clause. The nodes that really are faulty are one; so a node that is in *every*
-explanation is faulty, and no correct one can be named as long as the charges are true and no more
-nodes lie than was assumed. A node that is in some explanations only is *disputed*.
-
-With a single accuser there are always two explanations. It takes more than f brokers or more than
-`clients` clients to name a node without proof, and those who accuse more nodes than can be faulty
-name themselves.
+A charge is a *clause*: at least one of these nodes is faulty (the accused, its accuser, or a
+publisher that may have told brokers different things). An *explanation* is a set of at most f
+brokers and `clients` clients that has a member in every clause. The set of really faulty nodes is
+an explanation, so a node that is in *every* explanation is faulty; one that is in some is
+*disputed*. With a single accuser there are always two explanations: without proof it takes more
+than f brokers or more than `clients` clients to name a node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
 
 Clause = frozenset[str]
 
@@ -24,8 +21,12 @@ MAX_EXPLANATIONS = 512
 MAX_STEPS = 20_000
 
 
+def _size_then_names(clause: Clause) -> tuple[int, list[str]]:
+    return len(clause), sorted(clause)
+
+
 class Model:
-    """How many nodes of either kind may be faulty."""
+    """The number of brokers and clients that may be faulty."""
 
     __slots__ = ("brokers", "clients", "f")
 
@@ -36,32 +37,23 @@ class Model:
         self.clients = clients
 
     def allows(self, nodes: Iterable[str]) -> bool:
-        """Whether so many may be faulty at the same time."""
+        """Whether these may be faulty at the same time."""
         faulty = frozenset(nodes)
         brokers = len(faulty & self.brokers)
         return brokers <= self.f and len(faulty) - brokers <= self.clients
 
 
-class Diagnosis:
-    """What follows from clauses."""
+class Diagnosis(msgspec.Struct, frozen=True):
+    """The conclusion from a set of clauses."""
 
-    __slots__ = ("consistent", "disputed", "explanations", "named")
-
-    def __init__(
-        self,
-        named: tuple[str, ...],
-        disputed: dict[str, float],
-        explanations: tuple[frozenset[str], ...],
-        consistent: bool,
-    ) -> None:
-        #: Nodes that are in every explanation.
-        self.named = named
-        #: Nodes that are in some, and the share of explanations that they are in.
-        self.disputed = disputed
-        #: The smallest explanations.
-        self.explanations = explanations
-        #: Whether there is any: if not, more nodes lie than the model allows.
-        self.consistent = consistent
+    #: Nodes that are in every explanation.
+    named: tuple[str, ...]
+    #: Nodes that are in some, and the share of explanations that they are in.
+    disputed: dict[str, float]
+    #: The smallest explanations.
+    explanations: tuple[frozenset[str], ...]
+    #: Whether there is any: if not, more nodes are faulty than the model allows.
+    consistent: bool
 
 
 class _ExplanationSearch:
@@ -84,11 +76,11 @@ class _ExplanationSearch:
         open_ = [clause - barred for clause in self._clauses if not clause & chosen]
         if not open_:
             return True
-        smallest = min(open_, key=lambda clause: (len(clause), sorted(clause)))
+        smallest = min(open_, key=_size_then_names)
         tried: list[str] = []
         for member in sorted(smallest):
             wider = chosen | {member}
-            # What was tried before needs not be tried beside the others again.
+            # Sets with a member that was tried before have been searched already.
             if self._model.allows(wider) and self._extend(wider, barred | frozenset(tried)):
                 return True
             tried.append(member)
@@ -109,7 +101,7 @@ class _ExplanationSearch:
             if not open_:
                 found.append(chosen)
                 continue
-            smallest = min(open_, key=lambda clause: (len(clause), sorted(clause)))
+            smallest = min(open_, key=_size_then_names)
             for member in sorted(smallest):
                 wider = chosen | {member}
                 if wider not in seen and self._model.allows(wider):
@@ -119,16 +111,16 @@ class _ExplanationSearch:
 
 
 def smallest_clauses(clauses: Iterable[Clause]) -> list[Clause]:
-    """Without those that follow from another one."""
+    """The clauses that do not follow from another one."""
     kept: list[Clause] = []
-    for clause in sorted(set(clauses), key=lambda clause: (len(clause), sorted(clause))):
+    for clause in sorted(set(clauses), key=_size_then_names):
         if not any(other <= clause for other in kept):
             kept.append(clause)
     return kept
 
 
 def diagnose(clauses: Iterable[Clause], model: Model) -> Diagnosis:
-    """Who is in every explanation, and who in some."""
+    """The nodes that are in every explanation, and those in some."""
     kept = smallest_clauses(clauses)
     search = _ExplanationSearch(kept, model)
     explanations = search.all_smallest()

@@ -1,7 +1,7 @@
 """The common shape of faults: rewrite each `Send`, leave all other effects alone.
 
-Helpers here change one thing of a message and keep it well-formed: a lie that the decoder refuses
-is not worth telling.
+Helpers here change one thing of a message and keep it well-formed, so that the receiver's decoder
+does not drop the lie before a machine sees it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ from quorumcast.faults.contract import Later
 #: Messages that carry a run with its digests.
 Run = Publish | ChainRun | Vote | Contents | Regained
 RUNS = (Publish, ChainRun, Vote, Contents, Regained)
-#: Messages that speak of one stream.
+#: Messages about one stream.
 STREAMED = (*RUNS, Open, Ack, Echo, Ready, Pull, Missed, Attest)
 
 
 class Tampering:
     """A fault that looks at what is sent, one `Send` at a time."""
-
-    __slots__ = ("context", "name")
 
     def __init__(self, name: str, context: FaultContext) -> None:
         self.name = name
@@ -66,13 +64,35 @@ class Tampering:
         return [replace(send, to=to)] if to else []
 
 
+class Misleading(Tampering):
+    """A fault that sends its victims something else and all other recipients the truth."""
+
+    def __init__(self, name: str, context: FaultContext) -> None:
+        super().__init__(name, context)
+        self._misled = self.choose_victims()
+
+    def choose_victims(self) -> Sequence[NodeId]:
+        """The nodes that are lied to; by default a random part of the brokers."""
+        count = self.context.rng.randrange(1, max(2, len(self.context.manifest.brokers)))
+        return self.context.broker_victims(count)
+
+    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+        misled = tuple(peer for peer in send.to if peer in self._misled)
+        lies = self.lie(replace(send, to=misled)) if misled else None
+        return [send] if lies is None else [*self.without(send, self._misled), *lies]
+
+    def lie(self, send: Send) -> Sequence[Effect | Later] | None:
+        """What the victims, the recipients of `send`, are sent instead; None for the truth."""
+        raise NotImplementedError
+
+
 def stream_of(message: Message) -> Stream | None:
-    """The stream that a message speaks of, if it is one."""
+    """The stream that a message is about, if it is about one."""
     return message.stream if isinstance(message, STREAMED) else None
 
 
 def channel_of(message: Message) -> Channel | None:
-    """The channel that a message speaks of."""
+    """The channel that a message is about."""
     if isinstance(message, STREAMED):
         return message.stream.channel
     if isinstance(message, Checkpoint):
@@ -82,12 +102,12 @@ def channel_of(message: Message) -> Channel | None:
 
 
 def other_digest(digest: bytes, salt: bytes = b"") -> Digest:
-    """Another digest, the same every time it is asked for."""
+    """Another digest, the same one every time."""
     return Digest(hashlib.sha256(b"not" + salt + digest).digest())
 
 
 def other_body(body: bytes, salt: bytes = b"") -> bytes:
-    """Other contents, the same every time."""
+    """Other contents, the same ones every time."""
     return body + b"#" + salt
 
 
@@ -98,12 +118,12 @@ def with_other_digests(message: Run, salt: bytes = b"") -> Run:
 
 
 def on_stream(message: Message, stream: Stream) -> Message:
-    """The same words about another stream."""
+    """The same message about another stream."""
     return replace(message, stream=stream) if isinstance(message, STREAMED) else message
 
 
 def revouched(message: ChainRun | Vote, context: FaultContext) -> ChainRun | Vote:
-    """The same run with our own MACs made anew: a liar vouches for its lies."""
+    """The same run with this node's own MACs computed anew, so that they cover what it says."""
     vouchers = tuple(
         Voucher(
             voucher.author,

@@ -1,18 +1,17 @@
-"""The catalogue of misbehaviour: one list for the simulator, the fault console and the tests.
+"""The catalogue of faults: one list for the simulator, `quorumcast faults` and the tests.
 
-Each entry says what correct nodes may still expect while the fault is about; the simulator's
-checkers hold the cell to exactly that. Crashes, twins, partitions and cut links are not here: they
-are done *to* a node by the world (or by kill -9), not by tampering with its effects.
+Crashes, twins, partitions and cut links are not here: they are done *to* a node from outside, not
+by tampering with its effects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.statements import Basis
 from quorumcast.faults.cell import clients, commission, offering, omission, ordering, statements
-from quorumcast.faults.cell.base import Tampering
 from quorumcast.faults.cell.entry import CatalogueEntry, FaultContext, Footprint, Role
 from quorumcast.faults.contract import Fault
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
@@ -25,9 +24,9 @@ def _policies(fits: Callable[[Policy], bool]) -> tuple[str, ...]:
 ALL = POLICY_NAMES
 #: Policies that expect brokers to lie.
 DISTRUSTING = _policies(lambda policy: not policy.crash_only)
-#: With at most f brokers that merely stop or dawdle these deliver what a correct publisher sends …
+#: With at most f brokers that stop or are slow, these deliver what a correct publisher sends …
 CRASH_LIVE = _policies(lambda policy: policy.live)
-#: … and these do with brokers that lie, too.
+#: … and these do so with brokers that lie, too.
 LIVE = _policies(lambda policy: policy.live and not policy.crash_only)
 #: Policies whose brokers settle what they forward, so that one that lies can be outvoted.
 SETTLING = _policies(lambda policy: policy.basis is Basis.SETTLED and not policy.crash_only)
@@ -36,53 +35,9 @@ TOTAL = _policies(lambda policy: policy.total)
 HISTORY = _policies(lambda policy: policy.has_history)
 
 
-def _entry(
-    name: str,
-    role: Role,
-    fault: type[Tampering],
-    trace: Footprint,
-    description: str,
-    *,
-    provable_under: tuple[str, ...] = (),
-    valid_under: tuple[str, ...] = LIVE,
-    benign: bool = False,
-    only_under: tuple[str, ...] = (),
-) -> CatalogueEntry:
-    return CatalogueEntry(
-        name=name,
-        role=role,
-        description=description,
-        make=lambda context: fault(name, context),
-        trace=trace,
-        provable_under=provable_under,
-        valid_under=valid_under,
-        benign=benign,
-        only_under=only_under,
-    )
-
-
-def _ordering(
-    name: str,
-    fault: type[Tampering],
-    trace: Footprint,
-    description: str,
-    *,
-    role: Role = Role.BROKER,
-    benign: bool = False,
-) -> CatalogueEntry:
-    """A fault that only means something where there is one order."""
-    return _entry(
-        name,
-        role,
-        fault,
-        trace,
-        description,
-        provable_under=("total",),
-        valid_under=TOTAL,
-        benign=benign,
-        only_under=TOTAL,
-    )
-
+_entry = partial(CatalogueEntry, valid_under=LIVE)
+#: A fault that means something only under total order.
+_ordering = partial(CatalogueEntry, provable_under=("total",), valid_under=TOTAL, only_under=TOTAL)
 
 _BROKER = Role.BROKER
 _PUBLISHER = Role.PUBLISHER
@@ -134,33 +89,33 @@ _ENTRIES = (
            "acknowledges everything and forwards nothing"),
     _entry("false-positions", _BROKER, commission.FalsePositions, Footprint.NOTHING,
            "absurd numbers in everything that tells where it stands"),
-    _ordering("silent-leader", ordering.SilentLeader, Footprint.NOTHING,
+    _ordering("silent-leader", _BROKER, ordering.SilentLeader, Footprint.NOTHING,
               "orders with the others, and never proposes when it leads", benign=True),
-    _ordering("slow-leader", ordering.SlowLeader, Footprint.NOTHING,
+    _ordering("slow-leader", _BROKER, ordering.SlowLeader, Footprint.NOTHING,
               "proposes 50 to 550 ms late", benign=True),
-    _ordering("withhold-offers", ordering.WithholdOffers, Footprint.NOTHING,
+    _ordering("withhold-offers", _BROKER, ordering.WithholdOffers, Footprint.NOTHING,
               "gives no offer, batch, log or state to brokers that lack it", benign=True),
-    _ordering("equivocating-leader", ordering.EquivocatingLeader, Footprint.NOTHING,
+    _ordering("equivocating-leader", _BROKER, ordering.EquivocatingLeader, Footprint.NOTHING,
               "proposes different batches to different brokers, and votes for both"),
-    _ordering("unfair-leader", ordering.UnfairLeader, Footprint.NOTHING,
+    _ordering("unfair-leader", _BROKER, ordering.UnfairLeader, Footprint.NOTHING,
               "leaves one publisher's runs out of its batches"),
-    _ordering("unfetchable-leader", ordering.UnfetchableLeader, Footprint.NOTHING,
+    _ordering("unfetchable-leader", _BROKER, ordering.UnfetchableLeader, Footprint.NOTHING,
               "proposes runs that nobody can produce"),
-    _ordering("double-vote", ordering.DoubleVote, Footprint.NOTHING,
+    _ordering("double-vote", _BROKER, ordering.DoubleVote, Footprint.NOTHING,
               "writes and accepts different values towards different brokers"),
-    _ordering("false-stop-data", ordering.FalseStopData, Footprint.NOTHING,
+    _ordering("false-stop-data", _BROKER, ordering.FalseStopData, Footprint.NOTHING,
               "stands, at a leader change, by nothing, by inventions, or by the old as new"),
-    _ordering("false-sync", ordering.FalseSync, Footprint.NOTHING,
+    _ordering("false-sync", _BROKER, ordering.FalseSync, Footprint.NOTHING,
               "leads on words that are too few, doubled, altered, or its own lies"),
-    _ordering("impatient", ordering.Impatient, Footprint.NOTHING,
+    _ordering("impatient", _BROKER, ordering.Impatient, Footprint.NOTHING,
               "asks for another leader all the time"),
-    _ordering("false-state", ordering.FalseState, Footprint.NOTHING,
+    _ordering("false-state", _BROKER, ordering.FalseState, Footprint.NOTHING,
               "gives whoever is late another log, another state or other chunks"),
-    _ordering("false-standing", ordering.FalseStanding, Footprint.NOTHING,
+    _ordering("false-standing", _BROKER, ordering.FalseStanding, Footprint.NOTHING,
               "says that it is far ahead, far behind, at another checkpoint, or just awake"),
-    _ordering("lie-in-ordering", ordering.LieInOrdering, Footprint.EVIDENCE,
+    _ordering("lie-in-ordering", _BROKER, ordering.LieInOrdering, Footprint.EVIDENCE,
               "performs nothing, misorders, misinforms brokers and subscribers"),
-    _ordering("lie-to-subscribers", ordering.LieToSubscribers, Footprint.EVIDENCE,
+    _ordering("lie-to-subscribers", _BROKER, ordering.LieToSubscribers, Footprint.EVIDENCE,
               "orders with the others, and tells subscribers something else"),
     _entry("skip-broker", _PUBLISHER, clients.SkipBroker, Footprint.NOTHING,
            "sends nothing to f brokers", valid_under=ALL),
@@ -175,18 +130,18 @@ _ENTRIES = (
            "leaves numbers out", valid_under=ALL),
     _entry("publisher-flood", _PUBLISHER, clients.PublisherFlood, Footprint.NOTHING,
            "opens stream after stream", valid_under=ALL),
-    _ordering("offer-to-one", offering.OfferToOne, Footprint.NOTHING,
-              "offers everything to one broker only", role=_PUBLISHER),
-    _ordering("two-offers", offering.TwoOffers, Footprint.NOTHING,
-              "two signed versions of one run, for different brokers", role=_PUBLISHER),
-    _ordering("bad-signature", offering.BadSignature, Footprint.NOTHING,
-              "offers whose signature does not hold, to some brokers", role=_PUBLISHER),
-    _ordering("bad-label", offering.BadLabel, Footprint.NOTHING,
-              "contents labelled as another's or as another number", role=_PUBLISHER),
-    _ordering("overlapping-runs", offering.OverlappingRuns, Footprint.NOTHING,
-              "the same publications in runs cut differently", role=_PUBLISHER),
-    _ordering("offer-flood", offering.OfferFlood, Footprint.NOTHING,
-              "offers stream after stream, and numbers far ahead", role=_PUBLISHER),
+    _ordering("offer-to-one", _PUBLISHER, offering.OfferToOne, Footprint.NOTHING,
+              "offers everything to one broker only"),
+    _ordering("two-offers", _PUBLISHER, offering.TwoOffers, Footprint.NOTHING,
+              "two signed versions of one run, for different brokers"),
+    _ordering("bad-signature", _PUBLISHER, offering.BadSignature, Footprint.NOTHING,
+              "offers whose signature does not hold, to some brokers"),
+    _ordering("bad-label", _PUBLISHER, offering.BadLabel, Footprint.NOTHING,
+              "contents labelled as another's or as another number"),
+    _ordering("overlapping-runs", _PUBLISHER, offering.OverlappingRuns, Footprint.NOTHING,
+              "the same publications in runs cut differently"),
+    _ordering("offer-flood", _PUBLISHER, offering.OfferFlood, Footprint.NOTHING,
+              "offers stream after stream, and numbers far ahead"),
     _entry("pull-flood", _SUBSCRIBER, clients.PullFlood, Footprint.NOTHING,
            "asks for everything, again and again", valid_under=ALL),
     _entry("false-missed", _SUBSCRIBER, clients.FalseMissed, Footprint.NOTHING,

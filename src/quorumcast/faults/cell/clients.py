@@ -1,8 +1,8 @@
 """Faults of publishers and subscribers.
 
-A client can lie about its own stream and waste the brokers' time; it holds no key that would let
-it speak for anybody else. A publisher that tells brokers different things is convicted by the two
-histories that it signed; everything else it does leaves suspicion or nothing.
+A client can lie about its own stream and waste the brokers' time; it has no key to speak for
+another node. Two signed histories that differ convict a publisher; its other faults leave
+suspicion or nothing.
 """
 
 from __future__ import annotations
@@ -21,15 +21,21 @@ from quorumcast.broadcast.messages import (
     Publish,
     Pull,
     Ready,
-    Voucher,
 )
 from quorumcast.cell.messages import Attest, Checkpoint, Missed, Subscribe, Vote
 from quorumcast.core.ids import Channel, Digest, Lane, Millis, NodeId, Stream, split_digests
-from quorumcast.core.machine import Effect, Send
+from quorumcast.core.machine import Bodies, Effect, Send
 from quorumcast.core.message import Message
 from quorumcast.core.statements import HistoryStatement, Signed, canonical, parse_statement
 from quorumcast.crypto.digest import root
-from quorumcast.faults.cell.base import Tampering, digests_of, other_body, stream_of
+from quorumcast.faults.cell.base import (
+    Misleading,
+    Tampering,
+    digests_of,
+    other_body,
+    revouched,
+    stream_of,
+)
 from quorumcast.faults.cell.entry import FaultContext
 from quorumcast.faults.contract import Later
 
@@ -42,8 +48,6 @@ _signed = msgspec.msgpack.Decoder(Signed)
 class SkipBroker(Tampering):
     """Sends nothing to f brokers (Freeman §7.3.4)."""
 
-    __slots__ = ("_skipped",)
-
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
         self._skipped = context.broker_victims(max(context.manifest.f, 1))
@@ -52,76 +56,54 @@ class SkipBroker(Tampering):
         return self.without(send, self._skipped)
 
 
-class EquivocatingPublisher(Tampering):
-    """Different contents for different brokers, on both lanes; each history matches its lie.
+class EquivocatingPublisher(Misleading):
+    """Different contents for different brokers, on both lanes, each with a history that matches.
 
-    `percent` of all numbers are told in two versions; the same number always in the same two.
+    `percent` of all numbers have two versions; the same number always has the same two.
     """
-
-    __slots__ = ("_misled", "_salt", "_told")
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
-        count = context.rng.randrange(1, max(2, len(context.manifest.brokers)))
-        self._misled = context.broker_victims(count)
         self._salt = context.rng.randbytes(4)
-        #: What the misled brokers were told instead of each digest.
+        #: The digest that the misled brokers were sent instead of each true one.
         self._told: dict[Digest, Digest] = {}
 
-    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+    def lie(self, send: Send) -> Sequence[Effect | Later] | None:
         message = send.message
         if not isinstance(message, Publish | ChainRun):
-            return [send]
-        to = tuple(peer for peer in send.to if peer in self._misled)
-        if not to:
-            return [send]
+            return None
         bodies, digests = self._other(message, send.bodies)
         if digests == message.digests:
-            return [send]
-        lie: Message
-        if isinstance(message, ChainRun):
-            lie = replace(message, digests=digests, vouchers=self._vouchers(message, digests))
-        else:
-            lie = replace(message, digests=digests)
-        return [*self.without(send, self._misled), Send(to, lie, bodies)]
+            return None
+        lie: Publish | ChainRun = replace(message, digests=digests)
+        if isinstance(lie, ChainRun):
+            return [Send(send.to, revouched(lie, self.context), bodies)]
+        return [Send(send.to, lie, bodies)]
 
     def _lies_about(self, number: int) -> bool:
         mark = hashlib.sha256(self._salt + number.to_bytes(8, "big")).digest()
         return mark[0] * 100 < self.context.percent * 256
 
-    def _other(
-        self, message: Publish | ChainRun, bodies: tuple[bytes, ...]
-    ) -> tuple[tuple[bytes, ...], bytes]:
+    def _other(self, message: Publish | ChainRun, bodies: Bodies) -> tuple[Bodies, bytes]:
+        """The other version of a run, which two-faced brokers get to know as well."""
         if message.stream.lane is Lane.HISTORY:
             changed = tuple(self._other_history(body) for body in bodies)
-            digests = digests_of(changed, self.context)
-            self._conspire(message.first, message.digests, bodies, digests, changed)
-            return changed, digests
-        changed = tuple(
-            other_body(body, self._salt) if self._lies_about(number) else body
-            for number, body in enumerate(bodies, message.first)
-        )
-        digests = digests_of(changed, self.context)
-        self._told.update(zip(split_digests(message.digests), split_digests(digests), strict=True))
-        self._conspire(message.first, message.digests, bodies, digests, changed)
-        return changed, digests
-
-    def _conspire(
-        self,
-        first: int,
-        digests: bytes,
-        bodies: tuple[bytes, ...],
-        others: bytes,
-        changed: tuple[bytes, ...],
-    ) -> None:
-        """Let two-faced brokers know both versions of this run."""
+        else:
+            changed = tuple(
+                other_body(body, self._salt) if self._lies_about(number) else body
+                for number, body in enumerate(bodies, message.first)
+            )
+        first, digests = message.first, digests_of(changed, self.context)
+        pairs = list(zip(split_digests(message.digests), split_digests(digests), strict=True))
+        self._told.update(pairs)
         shared = self.context.shared
         for one, other in (
-            *zip(split_digests(digests), split_digests(others), strict=True),
+            *pairs,
             *zip(bodies, changed, strict=True),
-            (root(first, digests), root(first, others)),
+            (root(first, message.digests), root(first, digests)),
         ):
             shared[one], shared[other] = other, one
+        return changed, digests
 
     def _other_history(self, body: bytes) -> bytes:
         """The same history with the digests that the misled brokers were sent."""
@@ -136,72 +118,44 @@ class EquivocatingPublisher(Tampering):
         lie = replace(statement, digests=b"".join(told))
         return msgspec.msgpack.encode(self.context.keyring.identity.sign(canonical(lie)))
 
-    def _vouchers(self, message: ChainRun, digests: bytes) -> tuple[Voucher, ...]:
-        keyring = self.context.keyring
-        return tuple(
-            Voucher(
-                voucher.author,
-                voucher.reader,
-                keyring.vouch(
-                    voucher.reader, message.stream, message.first, digests, message.order
-                ),
-            )
-            for voucher in message.vouchers
-        )
-
 
 class SkipHistory(Tampering):
-    """Publishes and never accounts for it."""
-
-    __slots__ = ()
+    """Publishes and never sends a history."""
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         stream = stream_of(send.message)
         return [] if stream is not None and stream.lane is Lane.HISTORY else [send]
 
 
-class BadBodies(Tampering):
+class BadBodies(Misleading):
     """Contents that do not match their digests, to some brokers."""
 
-    __slots__ = ("_misled",)
+    def choose_victims(self) -> Sequence[NodeId]:
+        return self.context.broker_victims(self.context.rng.randrange(1, 3))
 
-    def __init__(self, name: str, context: FaultContext) -> None:
-        super().__init__(name, context)
-        self._misled = context.broker_victims(context.rng.randrange(1, 3))
-
-    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
-        to = tuple(peer for peer in send.to if peer in self._misled)
-        if not to or not send.bodies or not self.context.hits():
-            return [send]
-        bad = tuple(other_body(body) for body in send.bodies)
-        return [*self.without(send, self._misled), replace(send, to=to, bodies=bad)]
+    def lie(self, send: Send) -> Sequence[Effect | Later] | None:
+        if not send.bodies or not self.context.hits():
+            return None
+        return [replace(send, bodies=tuple(other_body(body) for body in send.bodies))]
 
 
-class Gaps(Tampering):
+class Gaps(Misleading):
     """Leaves numbers out, for some brokers or for all."""
 
-    __slots__ = ("_from", "_misled")
+    def choose_victims(self) -> Sequence[NodeId]:
+        rng = self.context.rng
+        self._from = rng.randrange(2, 12)
+        return self.context.broker_victims(rng.randrange(1, 5))
 
-    def __init__(self, name: str, context: FaultContext) -> None:
-        super().__init__(name, context)
-        self._from = context.rng.randrange(2, 12)
-        self._misled = context.broker_victims(context.rng.randrange(1, 5))
-
-    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+    def lie(self, send: Send) -> Sequence[Effect | Later] | None:
         message = send.message
         if not isinstance(message, Publish) or message.first < self._from:
-            return [send]
-        to = tuple(peer for peer in send.to if peer in self._misled)
-        if not to:
-            return [send]
-        shifted = replace(message, first=message.first + 1)
-        return [*self.without(send, self._misled), replace(send, to=to, message=shifted)]
+            return None
+        return [replace(send, message=replace(message, first=message.first + 1))]
 
 
 class PublisherFlood(Tampering):
     """Opens stream after stream and sends more than it has credit for."""
-
-    __slots__ = ("_count",)
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
@@ -226,13 +180,12 @@ class PublisherFlood(Tampering):
 class PullFlood(Tampering):
     """Asks for everything, again and again."""
 
-    __slots__ = ()
-
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         rng = self.context.rng
         extra: list[Effect | Later] = []
         for channel in self.context.channels():
-            stream = Stream(channel, self._somebody(), rng.choice((0, 1)))
+            publisher = rng.choice(self.context.manifest.clients).id
+            stream = Stream(channel, publisher, rng.choice((0, 1)))
             cursors = tuple(
                 Cursor(replace(stream, incarnation=rng.randrange(100)), rng.randrange(1, 2**40))
                 for _ in range(5)
@@ -244,14 +197,9 @@ class PullFlood(Tampering):
             ]
         return [send, *extra]
 
-    def _somebody(self) -> NodeId:
-        return self.context.rng.choice(self.context.manifest.clients).id
-
 
 class FalseMissed(Tampering):
-    """Claims to have missed what it got, so that publishers give up good chains."""
-
-    __slots__ = ()
+    """Claims to have missed what it received, so that publishers give up good chains."""
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         stream = stream_of(send.message)
@@ -269,8 +217,6 @@ class FalseMissed(Tampering):
 class Unauthorised(Tampering):
     """Subscribes and publishes where it has no right to."""
 
-    __slots__ = ()
-
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         result: list[Effect | Later] = [send]
         for channel in (*self.context.channels(), Channel("no-such-channel")):
@@ -287,8 +233,6 @@ class Unauthorised(Tampering):
 
 class Impersonate(Tampering):
     """Speaks for other nodes through its own session."""
-
-    __slots__ = ("_number",)
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)

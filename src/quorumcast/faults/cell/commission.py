@@ -1,8 +1,8 @@
-"""Faults of commission: brokers that say what is not so.
+"""Faults of commission: brokers that send false messages.
 
-Votes, echoes and acknowledgements are only MACed, so lying in them leaves suspicion; statements are
-signed, so a broker whose statements keep to its lie can be convicted where the cell has settled the
-truth (see `Trace` and the entries' `provable_under`).
+Votes, echoes and acknowledgements only have MACs, so a lie in them leaves suspicion. Statements are
+signed: a broker whose statements repeat its lie can be convicted where the cell has settled the
+truth (`Footprint`, `CatalogueEntry.provable_under`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quorumcast.broadcast.messages import (
     Voucher,
 )
 from quorumcast.cell.messages import Checkpoint, Position, Positions, Vote
-from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
+from quorumcast.core.ids import Channel, Lane, Millis, Stream
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.message import Message
 from quorumcast.crypto.digest import root
@@ -41,7 +41,7 @@ from quorumcast.faults.cell.entry import FaultContext
 from quorumcast.faults.cell.statements import lying_checkpoint
 from quorumcast.faults.contract import Later
 
-#: What Freeman's altering broker changes (listing 6.14).
+#: The fields that Freeman's altering broker changes (listing 6.14).
 FIELDS = ("number", "publisher", "channel", "contents", "vouchers", "incarnation")
 
 
@@ -77,11 +77,9 @@ def altered(message: Message, field: str, context: FaultContext) -> Message:
 class Alter(Tampering):
     """Changes one field of what it forwards, and signs statements to match (Freeman §6.7).
 
-    Where `victims` name brokers, the other brokers hear the truth except down the chain (Freeman
+    Where `victims` name brokers, the other brokers get the truth except down the chain (Freeman
     §7.3.4: one broker and all subscribers are lied to); where they name fields, only those change.
     """
-
-    __slots__ = ("_fields", "_spared")
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
@@ -102,12 +100,8 @@ class Alter(Tampering):
     def _lie(self, send: Send) -> Sequence[Effect | Later]:
         lie = altered(send.message, self.context.rng.choice(self._fields), self.context)
         bodies = send.bodies
-        if (
-            isinstance(lie, RUNS)
-            and isinstance(send.message, RUNS)
-            and bodies
-            and lie.digests != send.message.digests
-        ):
+        told = send.message.digests if isinstance(send.message, RUNS) else b""
+        if bodies and isinstance(lie, RUNS) and lie.digests != told:
             bodies = (other_body(bodies[0]), *bodies[1:])
             lie = replace(lie, digests=digests_of(bodies, self.context))
         if isinstance(lie, ChainRun):
@@ -118,8 +112,6 @@ class Alter(Tampering):
 class AlterBody(Tampering):
     """Changes the contents and leaves the digest."""
 
-    __slots__ = ()
-
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         if not send.bodies or not self.context.hits():
             return [send]
@@ -128,8 +120,6 @@ class AlterBody(Tampering):
 
 class Equivocate(Tampering):
     """Tells half of its peers one thing and the other half another, for every number."""
-
-    __slots__ = ()
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         message = send.message
@@ -140,25 +130,20 @@ class Equivocate(Tampering):
             case Vote() | Contents() | ChainRun():
                 lie = with_other_digests(message)
             case Checkpoint():
-                # To every reader both: its own words then convict it.
+                # Both versions to every reader: two statements that conflict convict it.
                 return [send, replace(send, message=lying_checkpoint(message, self.context))]
             case _:
                 return [send]
         order = sorted(send.to)
         half = [peer for index, peer in enumerate(order) if (index + len(send.to)) % 2]
         if len(send.to) == 1:
-            half = [peer for peer in send.to if self._told_otherwise(peer)]
+            half = [peer for peer in send.to if sum(peer.encode()) % 2 == 0]
         told = self.without(send, half)
         return told + ([Send(tuple(half), lie)] if half else [])
-
-    def _told_otherwise(self, peer: NodeId) -> bool:
-        return sum(peer.encode()) % 2 == 0
 
 
 class CorruptHistory(Tampering):
     """Lies about histories only."""
-
-    __slots__ = ()
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         message = send.message
@@ -179,13 +164,10 @@ class CorruptHistory(Tampering):
 class LieAcks(Tampering):
     """Acknowledges everything and forwards nothing, so the publisher feels safe."""
 
-    __slots__ = ()
-
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         match send.message:
-            case Ack() as ack:
-                lie = replace(ack, upto=ack.credit, settled=ack.credit)
-                return [replace(send, message=lie)]
+            case Ack(credit=credit) as ack:
+                return [replace(send, message=replace(ack, upto=credit, settled=credit))]
             case Vote() | ChainRun() | Echo() | Ready():
                 return []
             case _:
@@ -193,9 +175,7 @@ class LieAcks(Tampering):
 
 
 class FalsePositions(Tampering):
-    """Absurd numbers in everything that tells where it stands."""
-
-    __slots__ = ()
+    """Absurd numbers in positions and acknowledgements."""
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         rng = self.context.rng
@@ -221,9 +201,7 @@ class FalsePositions(Tampering):
 
 
 class Replaying(Tampering):
-    """Says old things again, to anybody."""
-
-    __slots__ = ("_said",)
+    """Sends old messages again, to anybody."""
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
@@ -241,8 +219,6 @@ class Replaying(Tampering):
 
 class Counterfeit(Tampering):
     """Vouches for publications that nobody published, ahead of those that somebody did."""
-
-    __slots__ = ()
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         message = send.message
@@ -269,7 +245,7 @@ class Counterfeit(Tampering):
                 run = root(ahead, digest)
                 fakes += [Send(send.to, kind(stream, ahead, run)) for kind in (Echo, Ready)]
                 fakes.append(Send(send.to, Contents(stream, ahead, digest), (body,)))
-                # In the name of the publisher: the session says who really spoke.
+                # In the name of the publisher, although the session says who really sent it.
                 fakes.append(Send(send.to, Publish(stream, ahead, digest), (body,)))
         return [*fakes, send]
 
@@ -284,8 +260,6 @@ class Counterfeit(Tampering):
 
 class Flood(Tampering):
     """Buries its peers under messages that cost them work and memory."""
-
-    __slots__ = ("_count",)
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)

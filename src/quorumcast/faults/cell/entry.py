@@ -1,16 +1,16 @@
-"""A line of the catalogue, and what a fault of a node in a cell may know.
+"""An entry of the catalogue of faults, and what a faulty node of a cell knows and can use.
 
-A `CatalogueEntry` also says what correct nodes may expect while the fault is about: which nodes can
-commit it, which policies still promise validity, and whether it leaves evidence that convinces a
-third party, or suspicion only. The checkers of the simulator hold the cell to that.
+A `CatalogueEntry` also says which nodes can commit the fault, which policies still promise validity
+meanwhile, and whether it leaves evidence for a third party or only suspicion. The simulator's
+checkers hold the cell to that.
 """
 
 from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,6 +18,8 @@ from quorumcast.core.ids import Channel, NodeId
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.faults.contract import Fault, FaultSetting
 from quorumcast.manifest.manifest import Manifest
+
+S = TypeVar("S", bound=str)
 
 
 class Role(enum.Enum):
@@ -62,26 +64,30 @@ class FaultContext(FaultSetting):
 
     def broker_victims(self, count: int) -> list[NodeId]:
         """The brokers it aims at: those named, or `count` that it draws."""
-        named = [broker for broker in self.brokers() if broker in self.victims]
-        if named:
-            return named
         others = self.brokers()
-        return sorted(self.rng.sample(others, min(count, len(others))))
+        named = [broker for broker in others if broker in self.victims]
+        return named or sorted(self.rng.sample(others, min(count, len(others))))
+
+    def aims(self, options: Iterable[S]) -> list[S]:
+        """Those of the options that `victims` names, or else one that it draws."""
+        every = list(options)
+        named = [option for option in every if option in self.victims]
+        return named or ([self.rng.choice(every)] if every else [])
 
     def channels(self) -> list[Channel]:
         """Every channel of the cell, in manifest order."""
         return [channel.name for channel in self.manifest.channels]
 
 
-class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the catalogue."""
+class CatalogueEntry(msgspec.Struct, frozen=True):
+    """One fault of the catalogue."""
 
     name: str
     role: Role
-    description: str
-    make: Callable[[FaultContext], Fault]
+    kind: Callable[[str, FaultContext], Fault]
     #: The best that correct nodes can end up with when it strikes.
     trace: Footprint
+    description: str
     #: Policies under which the trace is evidence; under the others it is suspicion.
     provable_under: tuple[str, ...] = ()
     #: Policies that promise validity for correct publishers although f brokers do this.
@@ -90,3 +96,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     benign: bool = False
     #: Policies under which it means anything; empty: all of them.
     only_under: tuple[str, ...] = ()
+
+    def make(self, context: FaultContext) -> Fault:
+        """The fault, ready to be given to a driver."""
+        return self.kind(self.name, context)

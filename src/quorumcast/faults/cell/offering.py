@@ -1,7 +1,7 @@
-"""Faults of publishers that want something ordered.
+"""Faults of publishers on channels with total order.
 
-An offer is signed by its publisher, so a publisher can make as many versions of one as it likes;
-what it cannot do is make brokers decide two of them. All of these cost correct publishers nothing.
+A publisher signs its own offers, so it can make any number of versions of one; it cannot make
+brokers decide two of them. None of these faults affects correct publishers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quorumcast.broadcast.messages import Open
 from quorumcast.core.ids import DIGEST_SIZE, Millis, NodeId
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Bodies, Effect, Send
-from quorumcast.faults.cell.base import Tampering, digests_of, other_body
+from quorumcast.faults.cell.base import Misleading, Tampering, digests_of, other_body
 from quorumcast.faults.cell.entry import FaultContext
 from quorumcast.faults.contract import Later
 from quorumcast.ordering.messages import Offer
@@ -24,25 +24,16 @@ from quorumcast.ordering.offers import sign_offer
 FLOOD_SIZE = 100
 
 
-class Offering(Tampering):
+class Offering(Misleading):
     """A fault that changes offers for some of the brokers."""
 
-    __slots__ = ("_misled",)
+    def lie(self, send: Send) -> Sequence[Effect | Later] | None:
+        if not isinstance(send.message, Offer) or not self.context.hits():
+            return None
+        return self.other(send.to, send.message, send.bodies)
 
-    def __init__(self, name: str, context: FaultContext) -> None:
-        super().__init__(name, context)
-        count = context.rng.randrange(1, max(2, len(context.manifest.brokers)))
-        self._misled = context.broker_victims(count)
-
-    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
-        message = send.message
-        misled = tuple(peer for peer in send.to if peer in self._misled)
-        if not isinstance(message, Offer) or not misled or not self.context.hits():
-            return [send]
-        return [*self.without(send, self._misled), *self.lie(misled, message, send.bodies)]
-
-    def lie(self, to: tuple[NodeId, ...], offer: Offer, bodies: Bodies) -> list[Send]:
-        """What its victims are sent instead."""
+    def other(self, to: tuple[NodeId, ...], offer: Offer, bodies: Bodies) -> list[Send]:
+        """What the victims are sent instead of an offer."""
         raise NotImplementedError
 
     def signed(self, offer: Offer, first: int, bodies: Bodies) -> Offer:
@@ -55,23 +46,19 @@ class Offering(Tampering):
 class OfferToOne(Offering):
     """Offers everything to one broker only."""
 
-    __slots__ = ("_told",)
-
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
         told = context.broker_victims(1)[0]
         self._misled = [broker for broker in context.manifest.broker_ids if broker != told]
 
-    def lie(self, to: tuple[NodeId, ...], offer: Offer, bodies: Bodies) -> list[Send]:
+    def other(self, to: tuple[NodeId, ...], offer: Offer, bodies: Bodies) -> list[Send]:
         return []
 
 
 class TwoOffers(Offering):
     """Two versions of one run, both signed, for different brokers."""
 
-    __slots__ = ()
-
-    def lie(self, to: tuple[NodeId, ...], offer: Offer, bodies: Bodies) -> list[Send]:
+    def other(self, to: tuple[NodeId, ...], offer: Offer, bodies: Bodies) -> list[Send]:
         others = tuple(other_body(body) for body in bodies)
         return [Send(to, self.signed(offer, offer.first, others), others)]
 
@@ -79,18 +66,14 @@ class TwoOffers(Offering):
 class BadSignature(Offering):
     """A signature that does not hold, towards some brokers."""
 
-    __slots__ = ()
-
-    def lie(self, to: tuple[NodeId, ...], offer: Offer, bodies: Bodies) -> list[Send]:
+    def other(self, to: tuple[NodeId, ...], offer: Offer, bodies: Bodies) -> list[Send]:
         return [Send(to, replace(offer, signature=bytes(64)), bodies)]
 
 
 class BadLabel(Offering):
     """Contents that are labelled as somebody else's, or as another number."""
 
-    __slots__ = ()
-
-    def lie(self, to: tuple[NodeId, ...], offer: Offer, bodies: Bodies) -> list[Send]:
+    def other(self, to: tuple[NodeId, ...], offer: Offer, bodies: Bodies) -> list[Send]:
         clients = [client.id for client in self.context.manifest.clients]
         stream = replace(offer.stream, publisher=self.context.rng.choice(clients))
         others = tuple(
@@ -102,14 +85,12 @@ class BadLabel(Offering):
 class OverlappingRuns(Offering):
     """The same publications in runs that are cut differently for different brokers."""
 
-    __slots__ = ("_last",)
-
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
         #: The run before, to be offered together with the next one.
         self._last: tuple[int, Bodies] = (0, ())
 
-    def lie(self, to: tuple[NodeId, ...], offer: Offer, bodies: Bodies) -> list[Send]:
+    def other(self, to: tuple[NodeId, ...], offer: Offer, bodies: Bodies) -> list[Send]:
         first, before = self._last
         self._last = (offer.first, bodies)
         if len(bodies) > 1:
@@ -126,8 +107,6 @@ class OverlappingRuns(Offering):
 
 class OfferFlood(Tampering):
     """Opens stream after stream, and offers what is far beyond its window."""
-
-    __slots__ = ("_count",)
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)

@@ -1,6 +1,6 @@
 """Faults of omission and of time: brokers that say too little, too late or in the wrong order.
 
-Nothing here is provable: to a third party a broker that stays silent looks like a broken cable.
+Nothing here is provable: to a third party a silent broker looks like a broken link.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quorumcast.faults.cell.entry import FaultContext
 from quorumcast.faults.contract import Later
 
 BRACHA = (Echo, Ready, Pull, Contents)
-#: What a broker may keep to itself, by the name that `victims` uses.
+#: Messages that a broker may withhold, by the name that `victims` uses.
 KINDS = {
     kind.__name__: kind
     for kind in (Vote, Echo, Ready, ChainRun, Ack, Positions, Contents, Checkpoint, Publish)
@@ -28,16 +28,12 @@ KINDS = {
 class Silent(Tampering):
     """Says nothing."""
 
-    __slots__ = ()
-
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         return [] if self.context.hits() else [send]
 
 
 class Slow(Tampering):
     """Says everything, late (PubliyPrime's delay tactics)."""
-
-    __slots__ = ("_delay_ms",)
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
@@ -50,11 +46,9 @@ class Slow(Tampering):
 class Dropping(Tampering):
     """Freeman §6.7: no votes for anybody, no Bracha message to f brokers, no run down the chain.
 
-    Pulls are still answered, as his brokers knew none; together with a publisher that skips
-    another broker this stops AB and chain, and history repairs it.
+    Pulls, which his protocols do not have, are still answered. Together with a publisher that skips
+    another broker this stops AB and chain, and histories repair it.
     """
-
-    __slots__ = ("_shunned",)
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
@@ -73,14 +67,11 @@ class Dropping(Tampering):
 
 
 class DropKind(Tampering):
-    """Keeps one kind of message to itself."""
-
-    __slots__ = ("_kinds",)
+    """Never sends one kind of message."""
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
-        named = [KINDS[victim] for victim in context.victims if victim in KINDS]
-        self._kinds = tuple(named) or (context.rng.choice(list(KINDS.values())),)
+        self._kinds = tuple(KINDS[name] for name in context.aims(KINDS))
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         censored = isinstance(send.message, self._kinds) and self.context.hits()
@@ -90,13 +81,9 @@ class DropKind(Tampering):
 class CensorNode(Tampering):
     """Treats one client as if it were not there."""
 
-    __slots__ = ("_victims",)
-
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
-        clients = [client.id for client in context.manifest.clients]
-        named = [client for client in clients if client in context.victims]
-        self._victims = named or ([context.rng.choice(clients)] if clients else [])
+        self._victims = context.aims(client.id for client in context.manifest.clients)
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         return self.without(send, self._victims)
@@ -105,13 +92,9 @@ class CensorNode(Tampering):
 class CensorChannel(Tampering):
     """Carries everything but one channel."""
 
-    __slots__ = ("_channels",)
-
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
-        channels = context.channels()
-        named = [channel for channel in channels if channel in context.victims]
-        self._channels = named or [context.rng.choice(channels)]
+        self._channels = context.aims(context.channels())
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         return [] if channel_of(send.message) in self._channels else [send]
@@ -119,8 +102,6 @@ class CensorChannel(Tampering):
 
 class WithholdBodies(Tampering):
     """Votes for everything and never hands over the contents."""
-
-    __slots__ = ()
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         match send.message:
@@ -134,8 +115,6 @@ class WithholdBodies(Tampering):
 
 class Reorder(Tampering):
     """Says everything, in any order."""
-
-    __slots__ = ()
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         if not self.context.hits():

@@ -1,12 +1,11 @@
-"""Faults in total order: leaders, voters and keepers of state that lie or hold back.
+"""Faults in total order: brokers that lie or withhold as leaders, voters or sources of state.
 
-A liar's inner machine stays honest, so a lie about a batch must be kept up: whoever proposes
-another batch than its machine did votes for that other batch as well (`Proposing`). Most of what is
-said here is only MACed and leaves suspicion at best; the words of a leader change are signed by
-each broker for itself, so a liar can change its own and nobody else's.
+The machine of a faulty broker stays honest, so a lie about a batch must be kept up: a broker that
+proposes another batch than its machine did also votes for that other batch (`Proposing`). Most
+messages here only have MACs and leave suspicion at best. Statements of a leader change are signed,
+so a liar can change only its own.
 
-FIT-Broker §5.2.3 tries a replica that does not perform operations, misorders and misinforms
-(`LieInOrdering`), §5.3 one that orders well and lies to subscribers (`LieToSubscribers`).
+`LieInOrdering` is the replica of FIT-Broker §5.2.3, `LieToSubscribers` the one of §5.3.
 """
 
 from __future__ import annotations
@@ -21,7 +20,13 @@ from quorumcast.cell.messages import Checkpoint, Position, Positions, Vote
 from quorumcast.core.ids import BIRTH, DIGEST_SIZE, Digest, Millis, NodeId
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.statements import Claim, Signed, StopStatement, canonical, parse_stop
-from quorumcast.faults.cell.base import Tampering, other_body, other_digest, with_other_digests
+from quorumcast.faults.cell.base import (
+    Misleading,
+    Tampering,
+    other_body,
+    other_digest,
+    with_other_digests,
+)
 from quorumcast.faults.cell.entry import FaultContext
 from quorumcast.faults.cell.statements import lying_checkpoint
 from quorumcast.faults.contract import Later
@@ -52,16 +57,12 @@ FAR = 10**6
 class SilentLeader(Tampering):
     """Does everything but propose."""
 
-    __slots__ = ()
-
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         return [] if isinstance(send.message, Propose) and self.context.hits() else [send]
 
 
 class SlowLeader(Tampering):
     """Proposes late, though never so late that it is certain to be replaced."""
-
-    __slots__ = ("_delay_ms",)
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
@@ -73,59 +74,46 @@ class SlowLeader(Tampering):
         return [send]
 
 
-class Proposing(Tampering):
+class Proposing(Misleading):
     """Proposes another batch than its machine did, and votes for it: to its victims, or to all."""
-
-    __slots__ = ("_kept", "_misled", "_told")
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
-        self._misled = self.choose_victims()
-        #: The other value for each value that was lied about, and their order.
+        #: The other value for each value that was lied about, oldest first; at most KEPT_UP.
         self._told: dict[bytes, bytes] = {}
-        self._kept: deque[bytes] = deque()
 
-    def choose_victims(self) -> list[NodeId]:
-        """Whom it tells the other batch; everybody, unless a fault says otherwise."""
+    def choose_victims(self) -> Sequence[NodeId]:
+        """The brokers that get the other batch; all of them, unless a fault says otherwise."""
         return self.context.brokers()
 
     def other(self, batch: Batch) -> Batch:
         """The batch that it proposes instead."""
         raise NotImplementedError
 
-    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
-        message = send.message
-        misled = tuple(peer for peer in send.to if peer in self._misled)
-        lie: Propose | Write | Accept
-        match message:
-            case Propose() if misled and self.context.hits():
+    def lie(self, send: Send) -> Sequence[Effect | Later] | None:
+        match send.message:
+            case Propose() as message if self.context.hits():
                 batch = self.other(message.batch)
                 if batch == message.batch:
-                    return [send]
+                    return None
                 self._keep_up(message.batch, batch)
-                lie = replace(message, batch=batch)
-            case Write() | Accept() if misled and message.value in self._told:
-                lie = replace(message, value=self._told[message.value])
+                return [Send(send.to, replace(message, batch=batch))]
+            case Write() | Accept() as vote if vote.value in self._told:
+                return [Send(send.to, replace(vote, value=self._told[vote.value]))]
             case _:
-                return [send]
-        return [*self.without(send, self._misled), Send(misled, lie)]
+                return None
 
     def _keep_up(self, batch: Batch, lie: Batch) -> None:
         hash_ = self.context.manifest.hash
-        value = value_of(hash_, batch)
-        if value not in self._told:
-            self._kept.append(value)
-        self._told[value] = value_of(hash_, lie)
-        if len(self._kept) > KEPT_UP:
-            self._told.pop(self._kept.popleft(), None)
+        self._told[value_of(hash_, batch)] = value_of(hash_, lie)
+        if len(self._told) > KEPT_UP:
+            del self._told[next(iter(self._told))]
 
 
 class EquivocatingLeader(Proposing):
     """Half of the brokers are to decide one batch, the others another."""
 
-    __slots__ = ()
-
-    def choose_victims(self) -> list[NodeId]:
+    def choose_victims(self) -> Sequence[NodeId]:
         return self.context.broker_victims((len(self.context.brokers()) + 1) // 2)
 
     def other(self, batch: Batch) -> Batch:
@@ -135,15 +123,10 @@ class EquivocatingLeader(Proposing):
 class UnfairLeader(Proposing):
     """Leaves one publisher's runs out of all its batches."""
 
-    __slots__ = ("_ignored",)
-
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
         clients = [client.id for client in context.manifest.clients]
         self._ignored = [client for client in clients if client in context.victims]
-
-    def choose_victims(self) -> list[NodeId]:
-        return self.context.brokers()
 
     def other(self, batch: Batch) -> Batch:
         offered = [item for item in batch if item.stream != BIRTH]
@@ -154,8 +137,6 @@ class UnfairLeader(Proposing):
 
 class UnfetchableLeader(Proposing):
     """Proposes runs that it alone could produce, and does not."""
-
-    __slots__ = ()
 
     def other(self, batch: Batch) -> Batch:
         if not batch:
@@ -168,40 +149,33 @@ class UnfetchableLeader(Proposing):
 class WithholdOffers(Tampering):
     """Takes part in everything and never gives an offer, a batch, a log or a state to a broker."""
 
-    __slots__ = ()
-
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         held_back = isinstance(send.message, Offer | Fetched | LogPart | StateHead | Chunk)
         return [] if held_back and self.context.hits() else [send]
 
 
-class DoubleVote(Tampering):
+class DoubleVote(Misleading):
     """Writes and accepts one value towards some brokers and another towards the rest."""
-
-    __slots__ = ("_misled", "_values")
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
-        count = context.rng.randrange(1, len(context.brokers()) + 1)
-        self._misled = context.broker_victims(count)
         #: Values that it has voted for, to be voted for elsewhere.
         self._values: deque[bytes] = deque(maxlen=8)
 
-    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+    def choose_victims(self) -> Sequence[NodeId]:
+        count = self.context.rng.randrange(1, len(self.context.brokers()) + 1)
+        return self.context.broker_victims(count)
+
+    def lie(self, send: Send) -> Sequence[Effect | Later] | None:
         message = send.message
-        misled = tuple(peer for peer in send.to if peer in self._misled)
-        if not isinstance(message, Write | Accept) or not misled or not self.context.hits():
-            return [send]
+        if not isinstance(message, Write | Accept) or not self.context.hits():
+            return None
         others = [value for value in self._values if value != message.value]
         self._values.append(message.value)
-        invented = other_digest(message.value)
-        value = self.context.rng.choice([invented, *others])
-        return [
-            *self.without(send, self._misled),
-            Send(misled, replace(message, value=value)),
-            # A voter that is late with its own word hears both.
-            Later(Send(misled, message), 30),
-        ]
+        value = self.context.rng.choice([other_digest(message.value), *others])
+        # Its victims get the true vote too, a little late.
+        truth = Later(Send(send.to, message), 30)
+        return [Send(send.to, replace(message, value=value)), truth]
 
 
 # ------------------------------------------------------------- leader changes
@@ -217,7 +191,7 @@ def _invented(word: StopStatement) -> StopStatement:
 
 
 def _newer(word: StopStatement) -> StopStatement:
-    """Whatever it once wrote it now accepted, and only just."""
+    """Claims to have accepted, in the last regency, everything that it ever wrote."""
     regency = word.regency - 1
     claims = tuple(
         replace(claim, regency=regency, value=claim.written[0][0], written=())
@@ -228,7 +202,7 @@ def _newer(word: StopStatement) -> StopStatement:
     return replace(word, claims=claims)
 
 
-#: What a broker may say of itself on the way into a regency, by the name that `victims` uses.
+#: Lies in a broker's own statement at a leader change, by the name that `victims` uses.
 FALSE_WORDS: dict[str, Callable[[StopStatement], StopStatement]] = {
     "nothing": lambda word: replace(word, decided=0, stable=0, blind=0, claims=()),
     "invention": _invented,
@@ -239,7 +213,7 @@ FALSE_WORDS: dict[str, Callable[[StopStatement], StopStatement]] = {
 
 
 def false_word(signed: Signed, how: str, context: FaultContext) -> Signed:
-    """Our own word, signed again with something else in it."""
+    """This node's own statement, signed again with something else in it."""
     word = parse_stop(signed.payload)
     if word is None or word.broker != context.node:
         return signed
@@ -248,14 +222,11 @@ def false_word(signed: Signed, how: str, context: FaultContext) -> Signed:
 
 
 class FalseStopData(Tampering):
-    """Says on the way into a regency what is not so: less, more, or something newer."""
-
-    __slots__ = ("_how",)
+    """Lies at a leader change about what it decided, wrote and accepted."""
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
-        named = [how for how in FALSE_WORDS if how in context.victims]
-        self._how = named or [context.rng.choice(list(FALSE_WORDS))]
+        self._how = context.aims(FALSE_WORDS)
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         message = send.message
@@ -267,12 +238,10 @@ class FalseStopData(Tampering):
 
 
 class FalseSync(Tampering):
-    """Leads a regency on words that are too few, doubled, altered, or false where they are its own.
+    """Leads a regency on statements that are too few, doubled, altered or false.
 
-    Different brokers are shown different lies.
+    Different brokers get different lies.
     """
-
-    __slots__ = ()
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         message = send.message
@@ -301,8 +270,6 @@ class FalseSync(Tampering):
 class Impatient(Tampering):
     """Asks for another leader all the time."""
 
-    __slots__ = ()
-
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         if not isinstance(send.message, Standing | Write | Accept):
             return [send]
@@ -315,9 +282,7 @@ class Impatient(Tampering):
 
 
 class FalseState(Tampering):
-    """Gives whoever is late another log, another state or other chunks of it."""
-
-    __slots__ = ()
+    """Gives brokers that are behind another log, another state or other chunks of it."""
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         message = send.message
@@ -350,7 +315,7 @@ def _other_root(standing: Standing) -> Standing:
     return replace(standing, root=other_digest(standing.root)) if standing.root else standing
 
 
-#: What a broker may say of how far it is, by the name that `victims` uses.
+#: Lies about how far a broker is, by the name that `victims` uses.
 FALSE_STANDINGS: dict[str, Callable[[Standing], Standing]] = {
     "ahead": lambda s: replace(s, decided=s.decided + FAR, heard=s.heard + FAR),
     "behind": lambda s: replace(s, decided=0, heard=0, checkpoint=0, root=b""),
@@ -362,14 +327,11 @@ FALSE_STANDINGS: dict[str, Callable[[Standing], Standing]] = {
 
 
 class FalseStanding(Tampering):
-    """Says that it is elsewhere: far ahead, far behind, at another checkpoint, just awake."""
-
-    __slots__ = ("_how",)
+    """Says that it is far ahead, far behind, at another checkpoint, or just restarted."""
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
-        named = [how for how in FALSE_STANDINGS if how in context.victims]
-        self._how = named or [context.rng.choice(list(FALSE_STANDINGS))]
+        self._how = context.aims(FALSE_STANDINGS)
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         if not isinstance(send.message, Standing) or not self.context.hits():
@@ -383,8 +345,6 @@ class FalseStanding(Tampering):
 
 class LieToSubscribers(Tampering):
     """Orders like everybody else; votes, contents, positions and statements are false (§5.3)."""
-
-    __slots__ = ()
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         message = send.message
@@ -408,8 +368,6 @@ class LieToSubscribers(Tampering):
 
 class LieInOrdering(LieToSubscribers):
     """Performs nothing, misorders, misinforms brokers and subscribers (§5.2.3)."""
-
-    __slots__ = ()
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         message = send.message

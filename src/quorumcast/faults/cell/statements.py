@@ -1,9 +1,9 @@
-"""Faults about signed words, and conspiracies of brokers with their publisher.
+"""Faults about signed statements, and brokers that conspire with a publisher.
 
-`TwoFaced` is the broker's half of a conspiracy: a publisher that equivocates tells it, through
-`FaultContext.shared`, both versions of everything, and it gives to each of its peers the version
-that suits the plot. `ForgeStatements` puts words into correct brokers' mouths, which only a reader
-that does not verify signatures believes.
+`TwoFaced` is the broker's half of a conspiracy: a publisher that equivocates shares both versions
+of everything with it (`FaultContext.shared`), and it sends each peer the version that fits.
+`ForgeStatements` shows statements in the name of correct brokers; only a reader that does not
+verify signatures believes them.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from msgspec.structs import replace
 
 from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Ready
 from quorumcast.cell.messages import Checkpoint, Vote
-from quorumcast.core.ids import Millis, split_digests
+from quorumcast.core.ids import Millis, NodeId, split_digests
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.message import Message
 from quorumcast.core.statements import SegmentStatement, Signed, canonical, parse_statement
-from quorumcast.faults.cell.base import Tampering, other_digest, revouched
+from quorumcast.faults.cell.base import Misleading, Tampering, other_digest, revouched
 from quorumcast.faults.cell.entry import FaultContext
 from quorumcast.faults.contract import Later
 
 
 class FalseCheckpoints(Tampering):
-    """Votes honestly and signs otherwise."""
-
-    __slots__ = ()
+    """Votes for the truth and signs statements about something else."""
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         if isinstance(send.message, Checkpoint) and self.context.hits():
@@ -35,7 +33,7 @@ class FalseCheckpoints(Tampering):
 
 
 def lying_checkpoint(message: Checkpoint, context: FaultContext) -> Checkpoint:
-    """Our own statement, signed again with another root: the lie that can be proven."""
+    """This node's own statement, signed again with another root: a lie that can be proven."""
     statement = parse_statement(message.statement.payload)
     if not isinstance(statement, SegmentStatement):
         return message
@@ -45,8 +43,6 @@ def lying_checkpoint(message: Checkpoint, context: FaultContext) -> Checkpoint:
 
 class ForgeStatements(Tampering):
     """Shows statements that other brokers never signed."""
-
-    __slots__ = ()
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         if not isinstance(send.message, Checkpoint):
@@ -63,18 +59,15 @@ class ForgeStatements(Tampering):
         return [*forged, send]
 
 
-class TwoFaced(Tampering):
-    """Tells its victims the other version of whatever a conspiring publisher made two of."""
+class TwoFaced(Misleading):
+    """Sends its victims the other version of whatever a conspiring publisher made two of."""
 
-    __slots__ = ()
+    def choose_victims(self) -> Sequence[NodeId]:
+        return [NodeId(victim) for victim in self.context.victims]
 
-    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
-        misled = tuple(peer for peer in send.to if peer in self.context.victims)
-        if not misled:
-            return [send]
-        lie = self._other(send.message)
+    def lie(self, send: Send) -> Sequence[Effect | Later] | None:
         bodies = tuple(self.context.shared.get(body, body) for body in send.bodies)
-        return [*self.without(send, misled), Send(misled, lie, bodies)]
+        return [Send(send.to, self._other(send.message), bodies)]
 
     def _other(self, message: Message) -> Message:
         shared = self.context.shared

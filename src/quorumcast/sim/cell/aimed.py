@@ -199,9 +199,9 @@ def _aimed(
     return CatalogueEntry(
         name=name,
         role=role,
-        description=description,
-        make=lambda context: fault(name, context),
+        kind=fault,
         trace=Footprint.NOTHING,
+        description=description,
         valid_under=valid,
         benign=benign,
         only_under=only_under,

@@ -238,7 +238,7 @@ class SplitChain(EquivocatingPublisher):
             for voucher, reader in zip(message.vouchers, order, strict=False)
         )
         other = replace(message, digests=digests, order=order, vouchers=first)
-        lie = replace(other, vouchers=self._vouchers(other, digests))
+        lie = revouched(other, self.context)
         return [send, Send(order[:1], lie, bodies)]
 
 
