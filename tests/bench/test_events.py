@@ -53,8 +53,8 @@ def test_check_blocks_in_order_accepts_all(size: int) -> None:
     check = LaneCheck(7, size)
     for first, count in ((1, 10), (11, 1), (12, 200)):
         check.check(make_block(7, first, count, size, first))
-    assert check.verdict.accepted == 211
-    assert not check.verdict.duplicated + check.verdict.altered + check.verdict.disordered
+    assert check.counts.accepted == 211
+    assert not check.counts.duplicated + check.counts.altered + check.counts.disordered
 
 
 @given(byte=st.integers(0, 56 * 20 - 1), flip=st.integers(1, 255))
@@ -63,7 +63,7 @@ def test_check_one_flipped_byte_is_altered(byte: int, flip: int) -> None:
     block[byte] ^= flip
     check = LaneCheck(7, 56)
     check.check(bytes(block))
-    assert (check.verdict.accepted, check.verdict.altered) == (19, 1)
+    assert (check.counts.accepted, check.counts.altered) == (19, 1)
 
 
 @given(order=st.permutations(range(1, 9)), repeated=st.lists(st.integers(1, 8), max_size=5))
@@ -71,16 +71,16 @@ def test_check_any_order_counts_every_event_once(order: list[int], repeated: lis
     check = LaneCheck(0, 56)
     for number in [*order, *repeated]:
         check.check(make_block(0, number, 1, 56, 1))
-    assert check.verdict.accepted == 8
-    assert check.verdict.duplicated == len(repeated)
-    assert bool(check.verdict.disordered) == (order != sorted(order))
+    assert check.counts.accepted == 8
+    assert check.counts.duplicated == len(repeated)
+    assert bool(check.counts.disordered) == (order != sorted(order))
 
 
 def test_check_a_gap_and_another_lane_are_noticed() -> None:
     check = LaneCheck(1, 56)
     check.check(make_block(1, 1, 5, 56, 1) + make_block(1, 7, 5, 56, 1))
     check.check(make_block(2, 6, 1, 56, 1))
-    assert (check.verdict.accepted, check.verdict.altered) == (10, 1)
+    assert (check.counts.accepted, check.counts.altered) == (10, 1)
 
 
 def test_size_too_small_is_refused() -> None:

@@ -88,11 +88,13 @@ def test_faults_suite_of_several_rounds_the_median_share_counts() -> None:
 @pytest.mark.parametrize(
     ("fault", "role"), [("skip-history", "publisher"), ("pull-flood", "subscriber")]
 )
-def test_faults_suite_client_fault_is_compared_with_an_honest_guest(fault: str, role: str) -> None:
+def test_faults_suite_client_fault_has_an_honest_extra_client_beside_it(
+    fault: str, role: str
+) -> None:
     machine = Machine()
     line = lines(machine, BenchPlan(fault=fault))[fault]
     assert line.role == role
-    assert [(plan.fault, plan.guest_role) for plan in machine.asked] == [
+    assert [(plan.fault, plan.extra_client_role) for plan in machine.asked] == [
         ("", role), (fault, role), ("", role),
     ]  # fmt: skip
     assert len({tuple(plan.workers()) for plan in machine.asked}) == 1
@@ -126,20 +128,20 @@ def test_faults_suite_progress_names_every_run() -> None:
 def test_plan_liar_is_where_the_first_subscriber_gets_its_contents() -> None:
     brokers = ["broker-1", "broker-2", "broker-3", "broker-4"]
     plan = BenchPlan(fault="alter")
-    assert plan.liars(brokers) == ["broker-3"]
-    assert plan.skipped(brokers) == ["broker-4"]
-    assert plan.aims(brokers) == ["broker-4", "contents"]
-    assert BenchPlan(fault="alter", skip=False).aims(brokers) == []
-    assert BenchPlan(fault="skip-history").liars(brokers) == []
+    assert plan.faulty_brokers(brokers) == ["broker-3"]
+    assert plan.skipped_brokers(brokers) == ["broker-4"]
+    assert plan.fault_targets(brokers) == ["broker-4", "contents"]
+    assert BenchPlan(fault="alter", skip=False).fault_targets(brokers) == []
+    assert BenchPlan(fault="skip-history").faulty_brokers(brokers) == []
 
 
-def test_plan_guest_comes_last_and_is_not_counted() -> None:
+def test_plan_extra_client_comes_last_and_is_not_counted() -> None:
     plan = BenchPlan(publishers=2, channels=3, fault="skip-history")
     assert plan.workers() == [
         ("publisher", 0), ("publisher", 1), ("subscriber", 0), ("publisher", 2),
     ]  # fmt: skip
-    assert [plan.is_guest(*worker) for worker in plan.workers()] == [False, False, False, True]
+    assert [plan.is_extra(*worker) for worker in plan.workers()] == [False, False, False, True]
     assert (plan.lanes, plan.counted_lanes) == (9, 6)
-    listener = BenchPlan(guest="subscriber")
+    listener = BenchPlan(extra_client="subscriber")
     assert listener.workers()[-1] == ("subscriber", 1)
     assert listener.lanes == listener.counted_lanes == 1

@@ -4,7 +4,7 @@ import pytest
 from tests.bench.test_faults import report
 
 from quorumcast.bench.flooder import KINDS
-from quorumcast.bench.floods import Measured, run_floods
+from quorumcast.bench.floods import FloodMeasurement, run_floods
 from quorumcast.bench.plan import BenchPlan
 from quorumcast.bench.run import Progress
 from quorumcast.core.errors import UsageError
@@ -19,11 +19,11 @@ class Machine:
         self._flooder_s = flooder_s
         self._page_s = page_s
 
-    def run(self, plan: BenchPlan, progress: Progress) -> Measured:
+    def run(self, plan: BenchPlan, progress: Progress) -> FloodMeasurement:
         self.asked.append(plan)
         floods = bool(plan.flood)
         rate = report(plan, self._rates[floods])
-        return Measured(rate, 10.0, self._flooder_s if floods else 0.0, 3, 4, self._page_s)
+        return FloodMeasurement(rate, 10.0, self._flooder_s if floods else 0.0, 3, 4, self._page_s)
 
 
 def test_floods_suite_every_kind_is_compared_with_the_same_processes_without_it() -> None:

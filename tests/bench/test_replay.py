@@ -8,7 +8,7 @@ from tests.support.workloads import small_workload
 
 from quorumcast.bench.plan import BenchPlan
 from quorumcast.bench.replay import ReplayPlan, run_replay
-from quorumcast.bench.replayer import TopicAccount, make_event, read_event
+from quorumcast.bench.replayer import TopicCheck, make_event, read_event
 from quorumcast.cli.main import main
 from quorumcast.core.errors import UsageError
 
@@ -60,7 +60,7 @@ def test_event_says_what_it_is_and_notices_what_was_done_to_it() -> None:
 
 
 def test_listener_counts_each_event_once_and_in_its_publishers_order() -> None:
-    listener = TopicAccount("news", {"node-1": 4, "node-2": 5})
+    listener = TopicCheck("news", {"node-1": 4, "node-2": 5})
     for publisher, lane, number in (
         ("node-1", 4, 1), ("node-2", 5, 1), ("node-1", 4, 2), ("node-1", 4, 2), ("node-1", 4, 4),
         ("node-1", 4, 3), ("node-2", 4, 2),

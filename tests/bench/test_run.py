@@ -56,7 +56,7 @@ def test_bench_honest_brokers_nothing_is_lost_repeated_or_altered(plan: BenchPla
 def test_bench_liar_and_skipped_broker_without_history_nothing_arrives(
     policy: str, fault: str
 ) -> None:
-    plan = brief(policy=policy, fault=fault, patience=1.0, window=64)
+    plan = brief(policy=policy, fault=fault, stall_timeout=1.0, window=64)
     report = run_bench(plan)
     assert not plan.promises_delivery()
     assert report.delivered == 0
@@ -84,7 +84,9 @@ def test_bench_broker_killed_for_good_or_restarted_nothing_is_lost_or_repeated(f
 
 
 @pytest.mark.parametrize("fault", ["skip-history", "equivocating-publisher", "pull-flood"])
-def test_bench_lying_guest_what_correct_clients_exchange_is_all_that_counts(fault: str) -> None:
+def test_bench_lying_client_only_what_correct_clients_exchange_counts(
+    fault: str,
+) -> None:
     report = run_bench(brief(fault=fault))
     assert report.delivered == report.published > 0
     assert (report.lost, report.duplicated, report.altered, report.disordered) == (0, 0, 0, 0)
@@ -131,7 +133,7 @@ def test_bench_clients_observe_their_links_and_which_broker_keeps_its_votes_to_i
     # A vote counts as missing only after the longest time that distance may explain.
     plan = brief(policy="ab+history", fault="drop", rate=100, seconds=12, observe=str(tmp_path))
     run_bench(plan)
-    liar, *_ = plan.liars([f"broker-{i}" for i in range(1, 5)])
+    liar, *_ = plan.faulty_brokers([f"broker-{i}" for i in range(1, 5)])
     files = sorted(tmp_path.glob("*/observations/observer=subscriber-1/*.parquet"))
     rows = [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
     up = {row["accused"] for row in rows if (row["kind"], row["reason"]) == ("link", "up")}
@@ -156,7 +158,7 @@ def test_bench_labels_come_from_what_was_done(
     labels = pq.ParquetFile(place / "labels" / "labels.parquet").read().to_pylist()
     assert {row["run"] for row in labels} == {place.name}
     statuses = {row["node"]: row["status"] for row in labels}
-    liar, *_ = plan.liars([f"broker-{i}" for i in range(1, 5)])
+    liar, *_ = plan.faulty_brokers([f"broker-{i}" for i in range(1, 5)])
     assert statuses.pop(liar) == status
     assert set(statuses.values()) <= {"correct", "word-against-word"}
 
@@ -210,8 +212,8 @@ def test_bench_worker_ends_with_whoever_holds_its_lifeline(when: str) -> None:
     # As brokers have it that hold the same one.
     os.set_blocking(lifeline, False)
     code = (
-        f"import time; from quorumcast.bench.worker import end_with; end_with({lifeline}); "
-        "print('begun', flush=True); time.sleep(3600)"
+        "import time; from quorumcast.bench.worker import exit_with_parent; "
+        f"exit_with_parent({lifeline}); print('begun', flush=True); time.sleep(3600)"
     )
     if when == "before":
         os.close(held)

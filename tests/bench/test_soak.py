@@ -51,7 +51,7 @@ def test_wiped_broker_has_caught_up_when_it_is_as_far_as_the_furthest_other(
 
     cluster: Any = SimpleNamespace(brokers=list(behind), running=lambda broker: True, status=status)
     soak.cluster = cluster
-    soak._caught_up("broker-1")
+    soak._wait_caught_up("broker-1")
     assert [list(left) for left in behind.values()] == [[], [], []]
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.runtime.world import PATIENCE_S, run
 
 import quorumcast
-from quorumcast.bench.flooder import KINDS, FloodMessages, Target, flood
+from quorumcast.bench.flooder import KINDS, FloodLink, FloodMessages, flood
 from quorumcast.cli.cell.checks import Finding
 from quorumcast.cli.cell.live_checks import check_brokers
 from quorumcast.core.ids import Channel, NodeId
@@ -27,12 +27,12 @@ def flooding(cluster: LocalCluster, kind: str, channel: str, seats: int = 1) -> 
     identity = cluster.plan.identities[NodeId(MALLORY)]
     manifest, over = cluster.manifest, threading.Event()
     targets = [
-        Target(entry, manifest, identity.at_seat(seat))
+        FloodLink(entry, manifest, identity.at_seat(seat))
         for entry in manifest.brokers
         for seat in range(seats)
     ]
     for target in targets:
-        held = target.ask(Channel(channel))
+        held = target.positions(Channel(channel))
         words = FloodMessages(identity.name, Channel(channel), hasher(manifest.digest), held)
         target.begin(KINDS[kind](words))
     thread = threading.Thread(target=flood, args=(targets, over.is_set))
@@ -43,7 +43,7 @@ def flooding(cluster: LocalCluster, kind: str, channel: str, seats: int = 1) -> 
         over.set()
         thread.join()
         for target in targets:
-            target.lose()
+            target.close()
 
 
 def disconnected(cluster: LocalCluster) -> bool:

@@ -1,15 +1,14 @@
-"""Events that give away whether they were lost, repeated or altered.
+"""Events whose subscribers notice if one was lost, duplicated, altered or out of order.
 
-An event of `size` bytes is a row of 64-bit words, little-endian, and a rest:
+An event of `size` bytes is three 64-bit words, little-endian, and a filler:
 
-    word 0   lane << 40 | sequence    who published it on which channel, and its place: 1, 2, …
+    word 0   lane << 40 | sequence    its publisher and channel (`BenchPlan.lane`); 1, 2, … on it
     word 1   checksum of words 0 and 2
     word 2   when it was published, in nanoseconds of the machine's monotonic clock
     filler   the same bytes in every event
 
-The harness must not be what is measured, so events are made and checked in blocks, by NumPy instead
-of a Python loop: about 20 ns per event for each. Only a block that fails the check is looked at
-event by event.
+Making and checking events must cost little beside what is measured. NumPy does both in blocks, for
+about 20 ns per event; only a block that fails the check is checked event by event.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ _MOST_KEPT = 80
 
 
 def checksum(place: int, sent_ns: int) -> int:
-    """The plain twin of `_checksums`."""
+    """The checksum of one event; `_checksums` computes the same for many."""
     return ((place * _FACTORS[0] + sent_ns * _FACTORS[1]) & _MASK) ^ _SALT
 
 
 def _checksums(places: Words, sent_ns: Words) -> Words:
-    # Arrays wrap around in silence, as is wanted here; NumPy warns of scalars only.
+    # Overflow is wanted; NumPy warns of it for scalars, not for arrays.
     return (places * _MULTIPLIERS[0] + sent_ns * _MULTIPLIERS[1]) ^ _MASKING
 
 
@@ -60,7 +59,7 @@ def _layout(size: int) -> np.dtype[np.void]:
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _template(count: int, size: int) -> bytes:
-    """A block of so many events with nothing but their fillers."""
+    """A block of events in which only the fillers are set."""
     return (bytes(HEAD.size) + filler(size)) * count
 
 
@@ -77,7 +76,7 @@ def filler(size: int) -> bytes:
 
 
 def check_size(size: int) -> None:
-    """Refuse sizes that cannot hold what an event must carry."""
+    """Raise UsageError if a size is too small for the three words."""
     if size < HEAD.size:
         raise UsageError(
             f"an event of {size} bytes cannot carry its publisher, sequence, time and checksum; "
@@ -116,36 +115,36 @@ def _offsets(count: int, size: int) -> pa.Buffer:
     return pa.array(range(0, (count + 1) * size, size), pa.int32()).buffers()[1]
 
 
-class EventAccount(msgspec.Struct):
-    """What became of a lane's events at one subscriber."""
+class EventCounts(msgspec.Struct):
+    """A lane's events at one subscriber."""
 
-    #: Distinct genuine events, in order or not.
+    #: Distinct unaltered events, in order or not.
     accepted: int = 0
     duplicated: int = 0
     altered: int = 0
-    #: Came after one with a higher number.
+    #: Accepted after one with a higher number.
     disordered: int = 0
 
 
 class LaneCheck:
-    """Checks that the events of one lane come once, in order and as they were made."""
+    """Checks that the events of one lane arrive once, in order and unaltered."""
 
     def __init__(self, lane: int, size: int) -> None:
         self.lane = lane
         self.size = size
-        self.verdict = EventAccount()
+        self.counts = EventCounts()
         #: The lowest number not seen yet.
         self._next = 1
         #: Numbers seen above `_next`: empty unless something went wrong.
         self._ahead: set[int] = set()
 
     def check(self, data: bytes | pa.Buffer) -> None:
-        """Take a block of accepted events."""
+        """Check and count a block of accepted events."""
         whole = memoryview(data)
         count, rest = divmod(len(whole), self.size)
         if not rest and not self._ahead and self._as_expected(whole, count):
             self._next += count
-            self.verdict.accepted += count
+            self.counts.accepted += count
             return
         for start in range(0, len(whole), self.size):
             self.check_one(bytes(whole[start : start + self.size]))
@@ -161,29 +160,29 @@ class LaneCheck:
         )
 
     def check_one(self, payload: bytes) -> None:
-        """The plain twin of the vectorised check."""
-        verdict = self.verdict
+        """Check and count one event."""
+        counts = self.counts
         if len(payload) != self.size:
-            verdict.altered += 1
+            counts.altered += 1
             return
         place, check, sent_ns = HEAD.unpack_from(payload)
         genuine = check == checksum(place, sent_ns) and payload[HEAD.size :] == filler(self.size)
         if not genuine or place >> LANE_SHIFT != self.lane:
-            verdict.altered += 1
+            counts.altered += 1
             return
         self.count(place & SEQUENCE)
 
     def count(self, number: int) -> None:
-        """A genuine event has come."""
-        verdict = self.verdict
+        """Count an unaltered event."""
+        counts = self.counts
         if number < self._next or number in self._ahead:
-            verdict.duplicated += 1
+            counts.duplicated += 1
             return
-        verdict.accepted += 1
+        counts.accepted += 1
         if number > self._next:
             self._ahead.add(number)
             return
-        verdict.disordered += bool(self._ahead)
+        counts.disordered += bool(self._ahead)
         self._next += 1
         while self._next in self._ahead:
             self._ahead.remove(self._next)

@@ -1,53 +1,55 @@
-"""What each fault of the catalogue costs: the rate with it, as a share of the rate without.
+"""The suite `faults`: the rate with each fault of the catalogue, as a share of the fault-free rate.
 
-A cell is to keep 80 % (`BUDGET`) of its rate while f brokers do anything that the catalogue knows.
-What makes the shares comparable, and fair:
+A cell is to keep 80 % (`BUDGET`) of its rate while f brokers commit any fault. Shares are fair:
 
-- *The same cast.* A line is compared with fault-free runs that have the same processes. Where the
-  fault is a client's there is one more client, the guest of `bench.plan`, and in the runs that it
-  is compared with the guest is there as well, and honest. Only what correct publishers sent to
-  correct subscribers is counted: a liar's loss is its own. A publisher that is held up for its lies
-  leaves more of the machine to the others than an honest one, and their share is then above one.
-- *The same minute.* Fault-free runs and runs with a fault alternate; a run is compared with the
-  median of the fault-free ones right before and after it. Of several rounds the median counts.
-- *The worst place.* The lying broker is the one that sends contents to the first subscriber.
-- *Processor time as well.* On a machine that others use the rate is noisy; the time that all
-  processes together spend on an event is less so. It tells what a fault costs where processors are
-  what is short, as on one machine for everything, and nothing of what is spent waiting.
+- *Same processes.* If the fault is a client's, the fault-free runs have the extra client of
+  `bench.plan` as well, an honest one. Only what correct clients exchange is counted. A faulty
+  publisher that is paused leaves more of the machine to the others; the share may then exceed one.
+- *Same minute.* Fault-free and faulty runs alternate; a run is compared with the fault-free ones
+  right before and after it, and the median of several rounds counts.
+- *Worst place.* The faulty broker is the one that sends contents to the first subscriber.
+- *Processor time as well.* On a shared machine the rate is noisy and the processor time per event
+  less so. It shows what a fault costs in computation, not in waiting.
 
-`drop` and `alter` are there twice: as the fault of a broker alone, and with publishers that skip
-another broker besides (Freeman §7.3.4), where votes are too few and all arrives by history. The
-budget speaks of brokers; the second form is more than that, and is shown for what it costs.
+`drop` and `alter` have a second row with publishers that skip another broker besides (Freeman
+§7.3.4): votes are then too few and everything arrives by history. The budget does not cover that.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from statistics import median
 
 import msgspec
 
-from quorumcast.bench.plan import CRASHES, WITH_SKIPPING, BenchPlan, BenchReport
+from quorumcast.bench.plan import (
+    CRASHES,
+    WITH_SKIPPING,
+    BenchPlan,
+    BenchReport,
+    Suspicions,
+    merge_suspicions,
+    totals,
+)
 from quorumcast.bench.run import Progress, run_bench
 from quorumcast.core.errors import UsageError
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
 
-#: The share of the fault-free rate that is to be left.
+#: The least share of the fault-free rate.
 BUDGET = 0.8
 
 Run = Callable[[BenchPlan], BenchReport]
 
 
 class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault; medians of its runs, sums of what went wrong in them."""
+    """One fault: medians of its runs' rates, sums of their counters."""
 
     fault: str
-    #: Who commits it.
+    #: The role of the node that commits it.
     role: str
     events_per_s: float
-    #: The rate without it, in the runs next to these.
+    #: The rate of the fault-free runs before and after.
     fault_free_per_s: float
     share: float | None
     #: Processor time per event, to that of the fault-free runs.
@@ -57,30 +59,30 @@ class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
     duplicated: int
     altered: int
     disordered: int
-    #: Whether what the policy promises in spite of the fault was kept.
+    #: Whether the cell kept what the policy promises in spite of the fault.
     sound: bool
-    suspicions: dict[str, dict[str, int]]
+    suspicions: Suspicions
     evidence: int
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A run with a fault and its neighbours without."""
+    """A run with a fault, and the fault-free runs before and after it."""
 
     report: BenchReport
     before: BenchReport
     after: BenchReport
 
     def fault_free(self) -> float:
-        """The rate that this run is compared with."""
+        """The fault-free rate that this run is compared with."""
         return median((self.before.events_per_s, self.after.events_per_s))
 
     def share(self) -> float | None:
-        """Of the fault-free rate."""
+        """The rate as a share of the fault-free rate."""
         fault_free = self.fault_free()
         return self.report.events_per_s / fault_free if fault_free else None
 
     def cpu_ratio(self) -> float | None:
-        """To the fault-free processor time."""
+        """Processor time per event, relative to the fault-free runs."""
         own, before, after = (
             report.cpu_us_per_event for report in (self.report, self.before, self.after)
         )
@@ -88,7 +90,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 def plans(plan: BenchPlan) -> dict[str, BenchPlan]:
-    """One plan for every fault that the policy withstands, by the name of its line."""
+    """One plan for every fault that the policy withstands, by the name of its row."""
     if plan.fault:
         chosen = [plan.fault]
     else:
@@ -112,15 +114,15 @@ def plans(plan: BenchPlan) -> dict[str, BenchPlan]:
 def run_faults(
     plan: BenchPlan, runs: int, progress: Progress = lambda stage: None, run: Run = run_bench
 ) -> list[FaultRow]:
-    """Every fault, so many times, each between two runs without."""
+    """Measure every fault in each of so many rounds, between two fault-free runs."""
     todo = plans(plan)
     trials: dict[str, list[Trial]] = {name: [] for name in todo}
     for round_ in range(runs):
         where = f"round {round_ + 1} of {runs}"
-        for cast in _casts(todo):
+        for group in _groups(todo):
             progress(f"{where}: fault-free")
-            before = run(_fault_free(todo[cast[0]]))
-            for name in cast:
+            before = run(_fault_free(todo[group[0]]))
+            for name in group:
                 progress(f"{where}: {name}, {list(todo).index(name) + 1} of {len(todo)}")
                 report = run(todo[name])
                 progress(f"{where}: fault-free after {name}")
@@ -130,43 +132,34 @@ def run_faults(
                 if (share := trial.share()) is not None:
                     progress(f"{where}: {name}: {share:.0%} of the fault-free rate")
                 before = after
-    return [_line(name, todo[name], found) for name, found in trials.items()]
+    return [_row(name, todo[name], found) for name, found in trials.items()]
 
 
-def _casts(todo: dict[str, BenchPlan]) -> Iterator[list[str]]:
-    """The lines by who takes part, since these share their fault-free runs."""
-    for role in dict.fromkeys(plan.guest_role for plan in todo.values()):
-        yield [name for name, plan in todo.items() if plan.guest_role == role]
+def _groups(todo: dict[str, BenchPlan]) -> Iterator[list[str]]:
+    """Rows with the same processes: neighbours in a group share the fault-free run between them."""
+    for role in dict.fromkeys(plan.extra_client_role for plan in todo.values()):
+        yield [name for name, plan in todo.items() if plan.extra_client_role == role]
 
 
 def _fault_free(plan: BenchPlan) -> BenchPlan:
-    return msgspec.structs.replace(plan, fault="", guest=plan.guest_role)
+    return msgspec.structs.replace(plan, fault="", extra_client=plan.extra_client_role)
 
 
-def _line(name: str, plan: BenchPlan, trials: list[Trial]) -> FaultRow:
+def _row(name: str, plan: BenchPlan, trials: list[Trial]) -> FaultRow:
     reports = [trial.report for trial in trials]
-    suspicions: dict[str, Counter[str]] = {}
-    for report in reports:
-        for suspect, reasons in report.suspicions.items():
-            suspicions.setdefault(suspect, Counter()).update(reasons)
     return FaultRow(
         fault=name,
-        role=plan.guest_role or Role.BROKER.value,
+        role=plan.extra_client_role or Role.BROKER.value,
         events_per_s=round(median(report.events_per_s for report in reports), 1),
         fault_free_per_s=round(median(trial.fault_free() for trial in trials), 1),
-        share=_middle([trial.share() for trial in trials]),
-        cpu_ratio=_middle([trial.cpu_ratio() for trial in trials]),
-        by_history=sum(report.by_history for report in reports),
-        lost=sum(report.lost for report in reports),
-        duplicated=sum(report.duplicated for report in reports),
-        altered=sum(report.altered for report in reports),
-        disordered=sum(report.disordered for report in reports),
+        share=_median([trial.share() for trial in trials]),
+        cpu_ratio=_median([trial.cpu_ratio() for trial in trials]),
+        **totals(reports, "by_history", "lost", "duplicated", "altered", "disordered", "evidence"),
         sound=all(report.sound(plan) for report in reports),
-        suspicions={suspect: dict(reasons) for suspect, reasons in suspicions.items()},
-        evidence=sum(report.evidence for report in reports),
+        suspicions=merge_suspicions(report.suspicions for report in reports),
     )
 
 
-def _middle(values: list[float | None]) -> float | None:
+def _median(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return round(median(known), 3) if known else None

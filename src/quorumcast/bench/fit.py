@@ -1,13 +1,13 @@
-"""The five tests of FIT-Broker §5.2, for its four kinds of channels, beside its figures.
+"""The suite `fit`: the five tests of FIT-Broker §5.2 for its four kinds of channels.
 
-Its replicas, publishers and subscribers had six servers; all of ours share this machine. As there,
-events have 253 bytes, there are ten channels, and two subscribers to each; publishers publish as
-fast as they can. Of each of its tables the best figure is shown, whatever number of publishers it
-took. Each line is the median of its runs, and runs of different lines alternate.
+FIT-Broker had six servers; all our processes share this machine. As there, events have 253 bytes,
+there are ten channels with two subscribers each, and publishers are not throttled. Beside each row
+stands the best figure of its tables, for any number of publishers. Runs of different rows
+alternate, and the median of a row's runs counts.
 
     normal           nothing goes wrong (§5.2.1)
     crash, recover   f brokers are killed in the middle and come back (§5.2.2)
-    lying            one broker lies to everybody (§5.2.3); crash protection does not claim that
+    lying            one broker lies to everybody (§5.2.3); not for crash-only protection
     f = 2            more brokers (§5.2.4)
     batches          a hundred events in a publication (§5.2.5)
 """
@@ -19,7 +19,14 @@ from statistics import median
 
 import msgspec
 
-from quorumcast.bench.plan import CRASH_RECOVER, BenchPlan, BenchReport, lie_of
+from quorumcast.bench.plan import (
+    CRASH_RECOVER,
+    BenchPlan,
+    BenchReport,
+    lie_of,
+    median_latency,
+    totals,
+)
 from quorumcast.bench.run import Progress, run_bench
 from quorumcast.core.quorum import minimum_brokers
 from quorumcast.manifest.policy import Policy
@@ -29,7 +36,7 @@ CHANNELS = 10
 SUBSCRIBERS = 2
 BATCH = 100
 
-#: Its quality of protection and of service, by our name for them.
+#: FIT-Broker's quality of protection and of service, by our policy.
 KINDS = {
     "direct-crash": "crash, unordered",
     "total-crash": "crash, ordered",
@@ -37,7 +44,7 @@ KINDS = {
     "total": "Byzantine, ordered",
 }
 NORMAL, CRASH, LYING, TWO, BATCHES = "normal", "crash, recover", "lying", "f = 2", "batches"
-#: The best events per second in its tables 5.3 to 5.7; it measured crash protection only once.
+#: The best events per second in its tables 5.3 to 5.7; crash protection is in one of them only.
 FIGURES = {
     (NORMAL, "direct-crash"): 12_269,
     (NORMAL, "total-crash"): 4_555,
@@ -67,10 +74,10 @@ class FitRow(msgspec.Struct, frozen=True, kw_only=True):
     f: int
     events_per_s: float
     latency_p50_ms: float | None
-    #: The document's figure and ours to it; None where it has none.
+    #: FIT-Broker's figure, and ours as a multiple of it; None where it has none.
     fit_events_per_s: int | None
     ratio: float | None
-    #: To the normal test of the same kind in this suite.
+    #: As a multiple of the normal test of the same kind in this suite.
     to_normal: float | None
     lost: int
     duplicated: int
@@ -80,7 +87,7 @@ class FitRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plans(plan: BenchPlan) -> dict[tuple[str, str], BenchPlan]:
-    """One plan for every test of every kind that claims to withstand it."""
+    """One plan for every test and every kind of channel that withstands its fault."""
     found: dict[tuple[str, str], BenchPlan] = {}
     for test in (NORMAL, CRASH, LYING, TWO, BATCHES):
         for policy in KINDS:
@@ -107,7 +114,7 @@ def plans(plan: BenchPlan) -> dict[tuple[str, str], BenchPlan]:
 def run_fit(
     plan: BenchPlan, runs: int, progress: Progress = lambda stage: None, run: Run = run_bench
 ) -> list[FitRow]:
-    """Every test, so many times."""
+    """Run every test so many times."""
     todo = plans(plan)
     reports: dict[tuple[str, str], list[BenchReport]] = {key: [] for key in todo}
     for round_ in range(runs):
@@ -120,16 +127,13 @@ def run_fit(
         for (test, policy), found in reports.items()
         if test == NORMAL
     }
-    return [
-        _line(*key, todo[key], found, normal.get(key[1], 0.0)) for key, found in reports.items()
-    ]
+    return [_row(*key, todo[key], found, normal.get(key[1], 0.0)) for key, found in reports.items()]
 
 
-def _line(
+def _row(
     test: str, policy: str, plan: BenchPlan, reports: list[BenchReport], normal: float
 ) -> FitRow:
     rate = median(report.events_per_s for report in reports)
-    latencies = [r.latency_ms.p50 for r in reports if r.latency_ms.p50 is not None]
     figure = FIGURES.get((test, policy))
     return FitRow(
         test=test,
@@ -139,13 +143,10 @@ def _line(
         brokers=plan.brokers,
         f=plan.tolerated(),
         events_per_s=round(rate, 1),
-        latency_p50_ms=median(latencies) if latencies else None,
+        latency_p50_ms=median_latency(reports),
         fit_events_per_s=figure,
         ratio=round(rate / figure, 2) if figure else None,
         to_normal=round(rate / normal, 2) if normal else None,
-        lost=sum(report.lost for report in reports),
-        duplicated=sum(report.duplicated for report in reports),
-        altered=sum(report.altered for report in reports),
-        disordered=sum(report.disordered for report in reports),
+        **totals(reports, "lost", "duplicated", "altered", "disordered"),
         sound=all(report.sound(plan) for report in reports),
     )

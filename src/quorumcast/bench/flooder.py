@@ -1,9 +1,8 @@
 """`python -m quorumcast.bench.flooder DIRECTORY flooder INDEX LIFELINE`: a client that floods.
 
-It greets like any client and then sends messages of the plan's kind, as many as its sockets take,
-to every broker. It reads the answers and throws them away. A link that a broker closes is made
-again at once. Nothing that it sends is malformed: every message is one that an honest client sends,
-only more often than any honest client does.
+It greets like any client and then sends messages of the plan's kind to every broker, as many as its
+sockets take. It discards the answers and reconnects when a broker closes the link. No message is
+malformed: honest clients send the same messages, only not as many.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from pathlib import Path
 
 import msgspec
 
-from quorumcast.bench.board import Board, Signal
+from quorumcast.bench.counters import BenchCounters, Signal
 from quorumcast.bench.plan import BenchPlan, WorkerResult
-from quorumcast.bench.worker import end_with
+from quorumcast.bench.worker import exit_with_parent
 from quorumcast.broadcast.messages import Cursor, Open, Pull
 from quorumcast.cell.messages import CELL_FAMILY, Attest, Positions, Subscribe
 from quorumcast.core.ids import Channel, NodeId, Stream
@@ -35,57 +34,57 @@ from quorumcast.ordering.messages import Offer
 from quorumcast.runtime.links.greeting import Greeter, decode_greeting, encode_greeting
 
 #: Messages in one packet.
-IN_A_PACKET = 512
+PACKET_MESSAGES = 512
 READ_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 5.0
-#: Before the next attempt to reach a broker that closed the link.
+#: Pause before a reconnect, and between two looks at the counters.
 PAUSE_S = 0.05
 
 
 class FloodMessages:
-    """Messages of each kind, without end."""
+    """Endless messages of each kind."""
 
     def __init__(self, me: NodeId, channel: Channel, hash_: Hasher, positions: Positions) -> None:
         self._me = me
         self._channel = channel
         self._hash = hash_
         held = [p for p in positions.positions if p.next > p.base]
-        #: Something that the brokers hold, and the first number of it.
+        #: A stream of which brokers retain publications.
         self._held = held[0] if held else None
 
     def pull(self) -> Iterator[Parcel]:
-        """Everything that is retained, again and again."""
-        stream, base = self._something()
+        """Requests for everything that is retained."""
+        stream, base = self._retained()
         return cycle([encode_parcel(Pull(stream, base, 1024))])
 
     def attest(self) -> Iterator[Parcel]:
-        """A signature for every number."""
-        stream, base = self._something()
+        """Requests for a signature of each number."""
+        stream, base = self._retained()
         return (encode_parcel(Attest(stream, base + n % 4096)) for n in count())
 
     def subscribe(self) -> Iterator[Parcel]:
-        """A replay of everything, with contents."""
-        stream, base = self._something()
+        """Requests for a replay of everything, with contents."""
+        stream, base = self._retained()
         return cycle([encode_parcel(Subscribe(self._channel, (Cursor(stream, base),), True))])
 
     def open(self) -> Iterator[Parcel]:
-        """Stream after stream."""
+        """New streams."""
         streams = (Stream(self._channel, self._me, n) for n in count(time.time_ns() // 1000))
         return (encode_parcel(Open(stream, 1, 1)) for stream in streams)
 
     def offer(self) -> Iterator[Parcel]:
-        """Publications of ever new streams, with signatures that do not hold."""
+        """Publications of new streams, with invalid signatures."""
         for n in count(time.time_ns() // 1000):
             stream = Stream(self._channel, self._me, n)
             body = label(stream, 1) + b"flood"
             yield encode_parcel(Offer(stream, 1, self._hash(body), bytes(64)), (body,))
 
     def mix(self) -> Iterator[Parcel]:
-        """All of them in turn."""
+        """All but offers in turn."""
         kinds = [self.pull(), self.attest(), self.subscribe(), self.open()]
         return (next(kind) for kind in cycle(kinds))
 
-    def _something(self) -> tuple[Stream, int]:
+    def _retained(self) -> tuple[Stream, int]:
         if self._held is None:
             return Stream(self._channel, self._me, 1), 1
         return self._held.stream, self._held.base
@@ -101,23 +100,21 @@ KINDS: dict[str, Callable[[FloodMessages], Iterator[Parcel]]] = {
 }
 
 
-class Target:
-    """One link to one broker, over a socket that is never waited for once the peers have met."""
+class FloodLink:
+    """One link to one broker; its socket is non-blocking once the flood has begun."""
 
     def __init__(self, entry: BrokerEntry, manifest: Manifest, identity: Identity) -> None:
         self._entry = entry
         self._manifest = manifest
         self._greeter = Greeter(manifest.keyring(identity), CELL_FAMILY)
         self.socket: socket.socket | None = None
-        self._words: Iterator[Parcel] | None = None
+        self._messages: Iterator[Parcel] | None = None
         self._session: Session | None = None
         self._unsent = b""
-        self._again_at = 0.0
-        #: How often a broker has closed the link, or would not have it.
-        self.closed = 0
+        self._reconnect_at = 0.0
 
-    def ask(self, channel: Channel) -> Positions:
-        """What a broker holds of a channel."""
+    def positions(self, channel: Channel) -> Positions:
+        """Ask the broker which publications of a channel it retains."""
         self._connect()
         if self.socket is None or self._session is None:
             return Positions(channel, ())
@@ -128,47 +125,46 @@ class Target:
                 if isinstance(message, Positions):
                     return message
 
-    def begin(self, words: Iterator[Parcel]) -> None:
-        """Flood with these from now on."""
-        self._words = words
+    def begin(self, messages: Iterator[Parcel]) -> None:
+        """Flood with these messages from now on."""
+        self._messages = messages
         if self.socket is not None:
             self.socket.setblocking(False)
 
-    def revive(self) -> None:
-        """Connect again, not too often."""
-        if self.socket is None and time.monotonic() >= self._again_at:
+    def maybe_reconnect(self) -> None:
+        """Connect again if the link is closed and the pause is over."""
+        if self.socket is None and time.monotonic() >= self._reconnect_at:
             try:
                 self._connect()
             except (OSError, EOFError):
-                self.lose()
+                self.close()
 
     def write(self) -> None:
-        """As much as the socket takes."""
+        """Send as much as the socket takes."""
         try:
-            if not self._unsent and self._session is not None and self._words is not None:
-                frame = self._session.seal([next(self._words) for _ in range(IN_A_PACKET)])
+            if not self._unsent and self._session is not None and self._messages is not None:
+                frame = self._session.seal([next(self._messages) for _ in range(PACKET_MESSAGES)])
                 self._unsent = len(frame).to_bytes(4, "big") + frame
             if self.socket is not None:
                 self._unsent = self._unsent[self.socket.send(self._unsent) :]
         except BlockingIOError:
             pass
         except OSError:
-            self.lose()
+            self.close()
 
     def read(self) -> None:
-        """Throw away what comes."""
+        """Read and discard."""
         try:
             if self.socket is not None and not self.socket.recv(READ_BYTES):
-                self.lose()
+                self.close()
         except BlockingIOError:
             pass
         except OSError:
-            self.lose()
+            self.close()
 
-    def lose(self) -> None:
-        """The link is gone."""
-        self.closed += 1
-        self._again_at = time.monotonic() + PAUSE_S
+    def close(self) -> None:
+        """Close the link; `maybe_reconnect` opens it again after a pause."""
+        self._reconnect_at = time.monotonic() + PAUSE_S
         if self.socket is not None:
             self.socket.close()
         self.socket, self._session, self._unsent = None, None, b""
@@ -184,7 +180,7 @@ class Target:
             raise ConnectionRefusedError
         self._session = session
         self._send(session.seal([]))
-        self.socket.setblocking(self._words is None)
+        self.socket.setblocking(self._messages is None)
 
     def _send(self, frame: bytes) -> None:
         if self.socket is not None:
@@ -203,54 +199,53 @@ class Target:
         return data
 
 
-def flood(targets: list[Target], is_over: Callable[[], bool]) -> None:
-    """Write to and read from whoever lets us."""
+def flood(links: list[FloodLink], is_over: Callable[[], bool]) -> None:
+    """Write to and read from all links as fast as they go."""
     while not is_over():
-        for target in targets:
-            target.revive()
-        there = {target.socket: target for target in targets if target.socket is not None}
-        readable, writable, _ = select.select(list(there), list(there), [], PAUSE_S)
+        for link in links:
+            link.maybe_reconnect()
+        open_links = {link.socket: link for link in links if link.socket is not None}
+        readable, writable, _ = select.select(list(open_links), list(open_links), [], PAUSE_S)
         for ready in readable:
-            there[ready].read()
+            open_links[ready].read()
         for ready in writable:
-            there[ready].write()
-        if not there:
+            open_links[ready].write()
+        if not open_links:
             time.sleep(PAUSE_S)
 
 
 def main() -> None:
-    """Flood from the warm-up to the stop signal."""
-    end_with(int(sys.argv[4]))
+    """Flood from WARM to STOP."""
+    exit_with_parent(int(sys.argv[4]))
     directory, index = Path(sys.argv[1]), int(sys.argv[3])
     plan = msgspec.json.decode((directory / "plan.json").read_bytes(), type=BenchPlan)
     name, place = plan.name_of("flooder", index), plan.workers().index(("flooder", index))
-    board = Board(directory / "board", plan)
+    counters = BenchCounters(directory / "counters", plan)
     manifest = read_manifest(directory / "manifest.json")
     identity = read_identity(directory / f"{name}.identity")
     channel = Channel(plan.channel_name(0))
-    targets = [
-        Target(entry, manifest, identity.at_seat(seat))
+    links = [
+        FloodLink(entry, manifest, identity.at_seat(seat))
         for entry in manifest.brokers
         for seat in range(plan.flood_seats)
     ]
-    board.set_ready(place)
-    while not board.signalled(Signal.WARM):
+    counters.set_ready(place)
+    while not counters.signalled(Signal.WARM):
         time.sleep(PAUSE_S)
     if plan.flood:
-        for target in targets:
-            words = FloodMessages(
-                identity.name, channel, hasher(manifest.digest), target.ask(channel)
-            )
-            target.begin(KINDS[plan.flood](words))
-        flood(targets, lambda: bool(board.signalled(Signal.STOP)))
-    while not board.signalled(Signal.END):
+        for link in links:
+            positions = link.positions(channel)
+            messages = FloodMessages(identity.name, channel, hasher(manifest.digest), positions)
+            link.begin(KINDS[plan.flood](messages))
+        flood(links, lambda: bool(counters.signalled(Signal.STOP)))
+    while not counters.signalled(Signal.END):
         time.sleep(PAUSE_S)
-    for target in targets:
+    for link in links:
         with contextlib.suppress(OSError):
-            target.lose()
+            link.close()
     result = WorkerResult(role="flooder", name=name)
     (directory / f"{name}.result.json").write_bytes(msgspec.json.encode(result))
-    board.close()
+    counters.close()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""What a client that floods leaves to the others.
+"""The suite `floods`: how much a client that floods brokers costs the others.
 
-For every kind of flood there are two runs right after one another, with the same processes: in the
-first the flooder says nothing. Of the second these are compared with the budgets:
+For every kind of flood there are two successive runs with the same processes; in the first the
+flooder is silent. These figures of the second have a budget:
 
-- *share*: the part of the brokers' processor time that was spent on the flooder, as the brokers
+- *share*: the share of the brokers' processor time that was spent on the flooder, as the brokers
   measure it themselves (`runtime.fairness`);
-- *kept*: the others' rate, as a share of what the rest of the processor time allows: of the rate
-  without a flood, times one minus that part;
+- *kept*: the others' rate, as a share of (1 - share) times the rate without a flood;
 - *status page*: the slowest answer of any broker's status page during the flood.
 """
 
@@ -25,13 +24,11 @@ from quorumcast.bench.plan import BenchPlan, BenchReport
 from quorumcast.bench.run import Bench, Progress, Sample
 from quorumcast.core.errors import UsageError
 
-#: At most this part of the brokers' time may be spent on a flooder, …
+#: The budgets of share, kept and status page.
 MOST_SHARE = 0.3
-#: … at least this part of what the rest allows is to be left to others, …
 LEAST_KEPT = 0.7
-#: … and the status page answers within this time.
 LONGEST_ANSWER_S = 1.0
-#: Offers are for channels with total order.
+#: Floods that need a channel with total order.
 ORDERED = ("offer",)
 
 
@@ -47,14 +44,14 @@ class FloodRow(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     kept: float
     status_page_s: float
-    #: How often the flooder was paused and disconnected, by all brokers together.
+    #: How often all brokers together paused and disconnected the flooder.
     paused: int
     disconnected: int
     lost: int
 
     @property
     def sound(self) -> bool:
-        """Whether everything is within its budget."""
+        """Whether every figure is within its budget and nothing was lost."""
         return (
             self.share <= MOST_SHARE
             and self.kept >= LEAST_KEPT
@@ -63,11 +60,11 @@ class FloodRow(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Measured(msgspec.Struct, frozen=True):
-    """A run, and what brokers said of the flooder."""
+class FloodMeasurement(msgspec.Struct, frozen=True):
+    """A run, and what the brokers' status pages say about the flooder."""
 
     report: BenchReport
-    #: Processor seconds of all brokers, and of these for the flooder.
+    #: Processor seconds of all brokers, and the part of them that was spent on the flooder.
     broker_s: float
     flooder_s: float
     paused: int
@@ -75,63 +72,64 @@ class Measured(msgspec.Struct, frozen=True):
     status_page_s: float
 
 
-class Flooded(Bench):
-    """A run that looks at the status pages all the time."""
+class FloodBench(Bench):
+    """A run that polls the brokers' status pages."""
 
     def __init__(self, plan: BenchPlan, directory: Path, progress: Progress) -> None:
         super().__init__(plan, directory, progress)
         self._longest_s = 0.0
         self._samples: list[tuple[Sample, list[dict[str, Any]]]] = []
 
-    def measured(self) -> Measured:
-        """Run, and say what it cost."""
+    def measure_flood(self) -> FloodMeasurement:
+        """Run, and read what the flooder cost."""
         report = self.run()
-        (before, said_before), (after, said_after) = self._samples[0], self._samples[-1]
-        return Measured(
+        (before, loads_before), (after, loads) = self._samples[0], self._samples[-1]
+        return FloodMeasurement(
             report,
             after.cpu_s["broker"] - before.cpu_s["broker"],
-            _of_flooders(said_after, "cpu_s") - _of_flooders(said_before, "cpu_s"),
-            int(_of_flooders(said_after, "paused")),
-            int(_of_flooders(said_after, "disconnected")),
+            _of_flooders(loads, "cpu_s") - _of_flooders(loads_before, "cpu_s"),
+            int(_of_flooders(loads, "paused")),
+            int(_of_flooders(loads, "disconnected")),
             self._longest_s,
         )
 
     def _sample(self) -> Sample:
         sample = super()._sample()
-        self._samples.append((sample, self._ask()))
+        self._samples.append((sample, self._poll_loads()))
         return sample
 
     def _check_workers(self) -> None:
         super()._check_workers()
-        if len(self._samples) == 1:  # while it is measured
-            self._ask()
+        if len(self._samples) == 1:  # between WARM and STOP
+            self._poll_loads()
 
-    def _ask(self) -> list[dict[str, Any]]:
-        said = []
+    def _poll_loads(self) -> list[dict[str, Any]]:
+        """Each broker's account of its clients."""
+        loads = []
         for broker in self._cluster.brokers:
             asked = time.monotonic()
-            said.append(self._cluster.status(broker).get("load", {}))
+            loads.append(self._cluster.status(broker).get("load", {}))
             self._longest_s = max(self._longest_s, time.monotonic() - asked)
-        return said
+        return loads
 
 
-def _of_flooders(said: list[dict[str, Any]], what: str) -> float:
+def _of_flooders(loads: list[dict[str, Any]], figure: str) -> float:
     return sum(
-        float(load[what])
-        for loads in said
-        for client, load in loads.items()
+        float(load[figure])
+        for clients in loads
+        for client, load in clients.items()
         if client.startswith("flooder")
     )
 
 
-Run = Callable[[BenchPlan, Progress], Measured]
+Run = Callable[[BenchPlan, Progress], FloodMeasurement]
 
 
-def run_flooded(plan: BenchPlan, progress: Progress) -> Measured:
+def run_flooded(plan: BenchPlan, progress: Progress) -> FloodMeasurement:
     """One run."""
     plan.check()
     with tempfile.TemporaryDirectory(prefix="quorumcast-floods-") as directory:
-        return Flooded(plan, Path(directory), progress).measured()
+        return FloodBench(plan, Path(directory), progress).measure_flood()
 
 
 def run_floods(
@@ -139,7 +137,7 @@ def run_floods(
 ) -> list[FloodRow]:
     """Every kind of flood, or the one that the plan names."""
     kinds = [plan.flood] if plan.flood else list(KINDS)
-    lines: list[FloodRow] = []
+    rows: list[FloodRow] = []
     for kind in kinds:
         if kind not in KINDS:
             raise UsageError(f"there is no flood {kind!r}; choose one of {', '.join(KINDS)}")
@@ -149,11 +147,13 @@ def run_floods(
         alone = run(quiet, progress)
         progress(f"{kind}: with it")
         flooded = run(msgspec.structs.replace(quiet, flood=kind), progress)
-        lines.append(_line(kind, quiet, alone, flooded))
-    return lines
+        rows.append(_row(kind, quiet, alone, flooded))
+    return rows
 
 
-def _line(kind: str, plan: BenchPlan, alone: Measured, flooded: Measured) -> FloodRow:
+def _row(
+    kind: str, plan: BenchPlan, alone: FloodMeasurement, flooded: FloodMeasurement
+) -> FloodRow:
     share = flooded.flooder_s / flooded.broker_s if flooded.broker_s else 0.0
     allowed = alone.report.events_per_s * (1 - share)
     return FloodRow(

@@ -1,8 +1,8 @@
-"""Freeman's policies side by side, and the ratio to his figures (§7.3.1, §7.3.2).
+"""The suite `freeman`: the policies that Freeman measured (§7.3.1, §7.3.2), beside his figures.
 
-His brokers had a machine each; all of ours share this one, so the ratios between policies say more
-than the ratios to him. Each line is the median of its runs, and runs of different lines alternate,
-so that a busy minute does not hit one line alone.
+His brokers had a machine each and ours share this one, so ratios between policies say more than
+ratios to his figures. Runs of different rows alternate, so that a busy minute does not affect one
+row alone; the median of a row's runs counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from statistics import median
 
 import msgspec
 
-from quorumcast.bench.plan import BenchPlan, BenchReport
+from quorumcast.bench.plan import BenchPlan, BenchReport, median_latency, totals
 from quorumcast.bench.run import Progress, run_bench
 
 #: (name, policy, α, brokers, Freeman's publications per second if he gives a figure).
@@ -27,8 +27,8 @@ LINES: tuple[tuple[str, str, int, int, int], ...] = (
     ("AB α=100", "ab+history", 100, 7, 0),
 )
 
-#: Mean, deviation and 99th percentile of his latencies at the highest throughput (figures 7.3 to
-#: 7.7), in milliseconds, by policy, α and brokers.
+#: His latencies at the highest throughput in milliseconds (figures 7.3 to 7.7; see FIGURES), by
+#: policy, α and brokers.
 LATENCIES_MS: dict[tuple[str, int, int], tuple[float, float, float]] = {
     ("ab", 0, 4): (0.7, 1.0, 2.4),
     ("ab+history", 10, 4): (2.3, 6.0, 33.9),
@@ -49,9 +49,9 @@ class FreemanRow(msgspec.Struct, frozen=True):
     publications_per_s: float
     latency_p50_ms: float | None
     freeman_pps: int
-    #: To Freeman's figure.
+    #: As a multiple of Freeman's figure.
     ratio: float | None
-    #: To plain AB with four brokers in the same suite.
+    #: As a multiple of plain AB with four brokers in the same suite.
     to_ab: float | None
     lost: int
     duplicated: int
@@ -61,7 +61,7 @@ class FreemanRow(msgspec.Struct, frozen=True):
 def run_freeman(
     plan: BenchPlan, runs: int, progress: Progress = lambda stage: None
 ) -> list[FreemanRow]:
-    """Every line, so many times."""
+    """Run every row of LINES so many times."""
     reports: dict[int, list[BenchReport]] = {index: [] for index in range(len(LINES))}
     for round_ in range(runs):
         for index, (name, policy, alpha, brokers, _) in enumerate(LINES):
@@ -71,24 +71,21 @@ def run_freeman(
             )
             reports[index].append(run_bench(single))
     base = median(report.publications_per_s for report in reports[0])
-    return [_line(index, found, base) for index, found in reports.items()]
+    return [_row(index, found, base) for index, found in reports.items()]
 
 
-def _line(index: int, reports: list[BenchReport], base: float) -> FreemanRow:
+def _row(index: int, reports: list[BenchReport], base: float) -> FreemanRow:
     name, policy, alpha, brokers, freeman = LINES[index]
     rate = median(report.publications_per_s for report in reports)
-    latencies = [r.latency_ms.p50 for r in reports if r.latency_ms.p50 is not None]
     return FreemanRow(
         name=name,
         policy=policy,
         alpha=alpha,
         brokers=brokers,
         publications_per_s=round(rate, 1),
-        latency_p50_ms=median(latencies) if latencies else None,
+        latency_p50_ms=median_latency(reports),
         freeman_pps=freeman,
         ratio=round(rate / freeman, 2) if freeman else None,
         to_ab=round(rate / base, 2) if base else None,
-        lost=sum(report.lost for report in reports),
-        duplicated=sum(report.duplicated for report in reports),
-        altered=sum(report.altered for report in reports),
+        **totals(reports, "lost", "duplicated", "altered"),
     )

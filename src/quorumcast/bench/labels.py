@@ -1,8 +1,9 @@
-"""What an audit is to find out about a measured run: its manifest, and who did what.
+"""The manifest and the labels of a measured run, against which an audit of it is scored.
 
-A label comes from what the faulty node's own process counted (`faults.tally`), never from what
-anybody noticed. The words are those of simulated runs: `idle` or `slight` who did nothing or
-little, `plain` whose victims cannot all be the liars, `word-against-word` whose victims can.
+A label comes from the faulty deeds that the node's own process counted (`faults.tally`), never from
+what others observed. A faulty node's status, as in simulated runs, is `idle` if it did nothing,
+`slight` if it did little, `plain` if true reports of its victims would name it, and
+`word-against-word` if its victims could be the liars as well.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from quorumcast.testing.cluster import LocalCluster
 from quorumcast.watch.observation import CELL_COLUMNS, LABEL_COLUMNS
 
 
-def label(directory: Path, plan: BenchPlan, cluster: LocalCluster) -> None:
-    """Write the manifest and the labels of a run beside what its nodes noted."""
+def write_labels(directory: Path, plan: BenchPlan, cluster: LocalCluster) -> None:
+    """Write the manifest and the labels of a run beside its observations."""
     run = directory.name
     cell: dict[str, list[object]] = {"run": [run], "data": [cluster.manifest_path.read_bytes()]}
     write_table(directory / "cells" / "cell.parquet", CELL_COLUMNS, cell)
     brokers = list(map(str, cluster.brokers))
     clients = [plan.name_of(role, index) for role, index in plan.workers()]
-    guests = [plan.name_of(r, i) for r, i in plan.workers() if plan.is_guest(r, i)]
-    liars = plan.liars(brokers) or (guests if plan.fault else [])
+    extra = [plan.name_of(r, i) for r, i in plan.workers() if plan.is_extra(r, i)]
+    faulty = plan.faulty_brokers(brokers) or (extra if plan.fault else [])
     faults = dict.fromkeys(clients[: plan.publishers] if plan.skips else [], SKIP)
-    faults |= dict.fromkeys(liars, plan.fault)
+    faults |= dict.fromkeys(faulty, plan.fault)
     done = read_deeds(directory)
     rows: list[tuple[object, ...]] = []
     for node in (*brokers, *clients):
         fault, status, deeds = faults.get(node, ""), "correct", done.get(node, Counter())
-        # What one liar does to another nobody will tell.
+        # Faulty nodes do not report each other.
         deeds = Counter({deed: c for deed, c in deeds.items() if deed.towards not in faults})
         if fault in CRASHES:
             status = "world"
@@ -51,7 +52,7 @@ def label(directory: Path, plan: BenchPlan, cluster: LocalCluster) -> None:
 def status_of(
     node: str, deeds: Counter[TalliedDeed], brokers: Collection[str], f: int, *, splits: bool
 ) -> str:
-    """Whether true reports of all these deeds would name who did them."""
+    """The status of a faulty node with these deeds (see above)."""
     if not deeds:
         return "idle"
     reports: list[Clause] = []

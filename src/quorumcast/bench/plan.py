@@ -1,11 +1,16 @@
-"""What is to be measured, and what came out.
+"""The plan of a benchmark run, and its report.
 
-Who misbehaves: f brokers, the first of them the one from which the first subscriber gets its
-contents, so that a lie hurts most; or, where the fault is a client's, one more client, the *guest*.
-Its events and what it accepts are not counted: nothing is promised to a liar.
+A plan's fault is committed by f brokers, the first of them the one that sends contents to the first
+subscriber, so that the fault costs most; or, if it is a client's fault, by one *extra client*.
+What an extra client publishes and accepts is not counted: a faulty client is promised nothing.
 """
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -21,30 +26,32 @@ from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.digests import choose_digest
 
-#: What becomes of processes, beside the catalogue: kill -9 of f brokers after a third of the run,
-#: for good or until a moment later.
+#: Faults beside the catalogue: kill -9 of f brokers after a third of the run, for good or with a
+#: restart soon after.
 CRASH, CRASH_RECOVER = "crash", "crash-recover"
 CRASHES = (CRASH, CRASH_RECOVER)
-#: `--fault lie`: what a lying broker does, in order of preference; the first that a policy
-#: withstands (FIT-Broker §5.2.3 and §5.3).
+#: `--fault lie` is the first of LIES that the policy withstands (FIT-Broker §5.2.3 and §5.3).
 LIE = "lie"
 LIES = ("lie-in-ordering", "lie-to-subscribers", "alter")
-#: With these the publishers skip another broker, as in Freeman §7.3.4.
+#: With these faults of a broker, publishers skip another broker besides (Freeman §7.3.4).
 WITH_SKIPPING = ("drop", "alter")
 SKIP = "skip-broker"
-#: Whom or what these aim at, where the catalogue would draw: what hurts a subscriber most.
-AIMS = {"drop-kind": ("Vote",), "censor-node": ("subscriber-1",)}
+#: Targets of faults that would otherwise draw one: what costs a subscriber most.
+FAULT_TARGETS = {"drop-kind": ("Vote",), "censor-node": ("subscriber-1",)}
 
-#: Un-accepted publications that a publisher keeps under way, unless told otherwise.
+#: Default window: publications that a publisher has posted and not all subscribers accepted.
 WINDOW = 512
-#: … and events, where the client packs them into publications by itself.
+#: The same in events, where the client packs events into publications by itself.
 NATURAL_WINDOW = 32_768
-#: Seconds without progress after which what has not come is lost, unless told otherwise.
+#: Default of `stall_timeout` where the policy promises delivery (the machine may be busy), and
+#: where it does not.
 PROMISED_S, UNPROMISED_S = 60.0, 4.0
+#: Suspicions: for each suspect, how often each reason was given.
+Suspicions = dict[str, dict[str, int]]
 
 
 def lie_of(policy: str) -> str:
-    """The lie that is told of this policy's brokers; none where only crashes are feared."""
+    """The fault that `--fault lie` means for a policy; empty if it tolerates only crashes."""
     if Policy.named(policy).crash_only:
         return ""
     return next((lie for lie in LIES if policy in CATALOGUE[lie].valid_under), "")
@@ -68,30 +75,30 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     warmup: float = 1.0
     #: Events per second and publisher; 0 publishes as fast as subscribers accept.
     rate: float = 0.0
-    #: Events that a publisher keeps un-accepted on a channel; 0 chooses.
+    #: Events on a channel that a publisher has posted and not all accepted; 0 is the default.
     window: int = 0
-    #: What goes wrong, by the catalogue's name, or one of CRASHES.
+    #: A fault of the catalogue, or one of CRASHES.
     fault: str = ""
     #: Whether publishers skip a broker where WITH_SKIPPING says so.
     skip: bool = True
-    #: The role of one more client that is not counted; where the fault is a client's, its role.
-    guest: str = ""
-    #: How many clients flood (`bench.flooder`), with what, and at how many seats each.
+    #: The role of an honest extra client; if the fault is a client's, there is one anyway.
+    extra_client: str = ""
+    #: How many clients flood (`bench.flooder`), with which messages, and at how many seats each.
     flooders: int = 0
     flood: str = ""
     flood_seats: int = 1
     digest: str = "auto"
     tls: bool = False
-    #: Whether brokers have on disk what they vouch for; with total order, the publications too.
+    #: Whether brokers write what they vote for to disk first; with total order, contents too.
     durable: bool = False
     trace: str = ""
-    #: Where everybody notes what others do, in a directory of each run's own.
+    #: Directory for the observations of all nodes; each run makes its own directory in it.
     observe: str = ""
-    #: Without progress for so long after the end, what has not come is lost; 0 chooses.
-    patience: float = 0.0
+    #: Seconds without progress after which missing events count as lost; 0 is the default.
+    stall_timeout: float = 0.0
 
     def check(self) -> None:
-        """Refuse what cannot be measured, in a sentence."""
+        """Raise UsageError if this cannot be measured."""
         check_size(self.size)
         for name in ("brokers", "publishers", "subscribers", "channels"):
             if getattr(self, name) < 1:
@@ -118,11 +125,17 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         return Policy.named(self.policy, alpha=self.alpha, journal=self.durable, limits=limits)
 
     def tolerated(self) -> int:
-        """f: as given, or the most that this policy tolerates with so many brokers."""
+        """f: as given, or the largest that this policy tolerates with so many brokers."""
         if self.f is not None:
             return self.f
         policy = self.channel_policy()
         return largest_f(policy.protection, self.brokers, policy.broadcast)
+
+    def cell_parameters(self) -> dict[str, Any]:
+        """The fields that the report and the header of a trace copy."""
+        names = ("policy", "brokers", "publishers", "subscribers", "channels", "size", "batch")
+        copied = {name: getattr(self, name) for name in names}
+        return copied | {"alpha": self.channel_policy().alpha, "f": self.tolerated()}
 
     def events_under_way(self) -> int:
         """The window in events."""
@@ -131,12 +144,12 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.batch * WINDOW if self.batch else NATURAL_WINDOW
 
     @property
-    def patience_s(self) -> float:
-        """How long to wait for what may come: longer for what is promised on a busy machine."""
-        return self.patience or (PROMISED_S if self.promises_delivery() else UNPROMISED_S)
+    def stall_timeout_s(self) -> float:
+        """Seconds without progress after which missing events count as lost."""
+        return self.stall_timeout or (PROMISED_S if self.promises_delivery() else UNPROMISED_S)
 
     def promises_delivery(self) -> bool:
-        """Whether the policy promises that everything arrives although this goes wrong."""
+        """Whether the policy promises that all events arrive in spite of the fault."""
         if not self.fault:
             return True
         policy = self.channel_policy()
@@ -146,14 +159,14 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
             return False
         return self.policy in CATALOGUE[self.fault].valid_under
 
-    # ------------------------------------------------------------- who is who
+    # --------------------------------------------------------------- processes
 
     def channel_name(self, index: int) -> str:
-        """A channel of the run."""
+        """The name of a channel."""
         return f"bench-{index + 1}"
 
     def lane(self, publisher: int, channel: int) -> int:
-        """Every publisher has a lane of its own on every channel; a guest's come last."""
+        """The number of a lane: one publisher's events on one channel; the extra client's last."""
         return publisher * self.channels + channel
 
     @property
@@ -164,82 +177,92 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lanes(self) -> int:
         """Lanes in all."""
-        return self.lane(self.publishers + (self.guest_role == Role.PUBLISHER.value), 0)
+        return self.lane(self.publishers + (self.extra_client_role == Role.PUBLISHER.value), 0)
 
     @property
-    def guest_role(self) -> str:
-        """The role of one more client, if there is one."""
+    def extra_client_role(self) -> str:
+        """The role of the extra client; empty if there is none."""
         entry = CATALOGUE.get(self.fault)
         if entry is None or entry.role is Role.BROKER:
-            return self.guest
+            return self.extra_client
         return str(entry.role.value)
 
     def workers(self) -> list[tuple[str, int]]:
-        """Role and index of every client process; a guest, and those that flood, come last."""
+        """Role and index of every client process; the extra client and flooders come last."""
         found = [("publisher", index) for index in range(self.publishers)]
         found += [("subscriber", index) for index in range(self.subscribers)]
-        if self.guest_role == Role.PUBLISHER.value:
+        if self.extra_client_role == Role.PUBLISHER.value:
             found.append(("publisher", self.publishers))
-        elif self.guest_role == Role.SUBSCRIBER.value:
+        elif self.extra_client_role == Role.SUBSCRIBER.value:
             found.append(("subscriber", self.subscribers))
         return found + [("flooder", index) for index in range(self.flooders)]
 
     def name_of(self, role: str, index: int) -> str:
-        """The client that a process is."""
+        """The name of a client."""
         return f"{role}-{index + 1}"
 
-    def is_guest(self, role: str, index: int) -> bool:
-        """Whether a process is not counted."""
+    def is_extra(self, role: str, index: int) -> bool:
+        """Whether a process is the extra client."""
         return index >= (self.publishers if role == "publisher" else self.subscribers)
 
     @property
     def skips(self) -> bool:
-        """Whether publishers leave out some brokers."""
+        """Whether publishers skip some brokers."""
         return self.skip and self.fault in WITH_SKIPPING
 
-    def liars(self, brokers: list[str]) -> list[str]:
-        """The brokers that misbehave, or that are killed: as many as are tolerated."""
+    @property
+    def fault_label(self) -> str:
+        """The fault as headers of traces name it."""
+        return f"{self.fault} and skipping" if self.skips else self.fault
+
+    def faulty_brokers(self, brokers: list[str]) -> list[str]:
+        """The brokers that misbehave or are killed: f of them, and at least one."""
         entry = CATALOGUE.get(self.fault)
         if not self.fault or (entry is not None and entry.role is not Role.BROKER):
             return []
-        return self._from_the_source(brokers)[: self._misbehaving()]
+        return self._from_source_on(brokers)[: max(self.tolerated(), 1)]
 
-    def skipped(self, brokers: list[str]) -> list[str]:
-        """The brokers that publishers leave out."""
-        count = self._misbehaving()
-        return self._from_the_source(brokers)[count : 2 * count] if self.skips else []
+    def skipped_brokers(self, brokers: list[str]) -> list[str]:
+        """The brokers that publishers skip."""
+        count = max(self.tolerated(), 1)
+        return self._from_source_on(brokers)[count : 2 * count] if self.skips else []
 
-    def aims(self, brokers: list[str]) -> list[str]:
-        """Whom or what lying brokers aim at; empty: they choose for themselves."""
+    def fault_targets(self, brokers: list[str]) -> list[str]:
+        """The targets of the brokers' fault; empty if the fault draws its own."""
+        if not self.skips:
+            return list(FAULT_TARGETS.get(self.fault, ()))
         # Freeman's altering broker changes contents, and lies to the skipped brokers as well.
-        skipped = [*self.skipped(brokers), *(["contents"] if self.fault == "alter" else [])]
-        return skipped if self.skips else list(AIMS.get(self.fault, ()))
+        return self.skipped_brokers(brokers) + ["contents"] * (self.fault == "alter")
 
-    def _misbehaving(self) -> int:
-        return max(self.tolerated(), 1)
-
-    def _from_the_source(self, brokers: list[str]) -> list[str]:
+    def _from_source_on(self, brokers: list[str]) -> list[str]:
+        """The brokers, starting with the one that sends contents to the first subscriber."""
         names = [NodeId(broker) for broker in brokers]
         start = names.index(first_source(NodeId(self.name_of("subscriber", 0)), names))
         return brokers[start:] + brokers[:start]
 
 
-class WorkerResult(msgspec.Struct, kw_only=True):
-    """What a publisher or subscriber process has to say at the end."""
+class ClientResult(msgspec.Struct, kw_only=True):
+    """What a process with one or more clients found; written when it ends."""
 
-    role: str
-    name: str
-    accepted: int = 0
     duplicated: int = 0
     altered: int = 0
     disordered: int = 0
     gaps: int = 0
     by_history: int = 0
     evidence: int = 0
-    suspicions: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    suspicions: Suspicions = msgspec.field(default_factory=dict)
     #: Sampled latencies in nanoseconds, after the warm-up.
     latencies_ns: list[int] = msgspec.field(default_factory=list)
+    #: Why the process gave up; empty if it did not.
     failure: str = ""
+
+
+class WorkerResult(ClientResult, kw_only=True):
+    """What a publisher or subscriber process found."""
+
+    role: str
+    name: str
+    accepted: int = 0
 
 
 class LatencySample(msgspec.Struct, frozen=True):
@@ -251,7 +274,7 @@ class LatencySample(msgspec.Struct, frozen=True):
 
 
 class BenchReport(msgspec.Struct, kw_only=True):
-    """What a run measured. Rates and processor time are of the time between warm-up and end."""
+    """What a run measured. Rates and processor time are those between WARM and STOP."""
 
     policy: str
     alpha: int
@@ -279,7 +302,7 @@ class BenchReport(msgspec.Struct, kw_only=True):
     disordered: int
     #: Publications that came by history and not by the fast path.
     by_history: int
-    suspicions: dict[str, dict[str, int]]
+    suspicions: Suspicions
     evidence: int
     trace: str = ""
     observe: str = ""
@@ -289,3 +312,24 @@ class BenchReport(msgspec.Struct, kw_only=True):
         if self.duplicated or self.altered or self.disordered:
             return False
         return self.lost == 0 or not plan.promises_delivery()
+
+
+def totals(reports: Iterable[object], *counters: str) -> dict[str, Any]:
+    """The sum of each of these counters over several reports or results."""
+    found = list(reports)
+    return {name: sum(getattr(report, name) for report in found) for name in counters}
+
+
+def median_latency(reports: Iterable[BenchReport]) -> float | None:
+    """The median of several runs' median latencies."""
+    found = [report.latency_ms.p50 for report in reports if report.latency_ms.p50 is not None]
+    return median(found) if found else None
+
+
+def merge_suspicions(parts: Iterable[Mapping[Any, Mapping[str, int]]]) -> Suspicions:
+    """Suspicions of several nodes or runs, added up."""
+    total: dict[str, Counter[str]] = {}
+    for suspicions in parts:
+        for suspect, reasons in suspicions.items():
+            total.setdefault(suspect, Counter()).update(reasons)
+    return {suspect: dict(reasons) for suspect, reasons in total.items()}

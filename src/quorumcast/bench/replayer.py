@@ -1,14 +1,12 @@
-"""`python -m quorumcast.bench.replayer DIRECTORY INDEX LIFELINE`: a process with its nodes.
+"""`python -m quorumcast.bench.replayer DIRECTORY INDEX LIFELINE`: a share of a workload's nodes.
 
-Every event says who published it on which topic, its place among those, its length and when it was
-sent, with a checksum: `bench.events` with the length under the checksum, since workloads have
-events of all sizes. What was found is left as `share-INDEX.json`.
+Events are those of `bench.events`; since a workload has events of all sizes, the checksum covers
+the length as well. A lane is one node's events on one topic.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 import time
 from collections import Counter
@@ -17,16 +15,20 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
+from quorumcast.bench.counters import ReplayCounter, ReplayCounters, Signal
 from quorumcast.bench.events import HEAD, LANE_SHIFT, SEQUENCE, LaneCheck, checksum, filler
-from quorumcast.bench.measured import measured_node
-from quorumcast.bench.replay import ReplayBoard, ReplayPlan, ShareResult, node_names
+from quorumcast.bench.plan import merge_suspicions
+from quorumcast.bench.replay import ReplayPlan, ShareResult, node_names, share_name
 from quorumcast.bench.worker import (
     CONNECT_TIMEOUT_S,
     MOST_SAMPLES,
     PAUSE_S,
     POLL_S,
     TAKE,
-    end_with,
+    cancel_all,
+    collect_seldom,
+    exit_with_parent,
+    instrumented_node,
 )
 from quorumcast.bench.workload import WorkloadEvent, read_workload
 from quorumcast.client import run
@@ -37,15 +39,15 @@ from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.files import read_identity, read_manifest
 
-#: Events posted between two turns of the event loop.
+#: Events posted in one turn of the event loop.
 BURST = 32
 #: Nodes that connect at the same time.
-AT_ONCE = 8
+CONNECTING = 8
 _LENGTH_SHIFT = 48
 
 
 def make_event(lane: int, number: int, size: int, sent_ns: int) -> bytes:
-    """An event of so many bytes, or as few as carry what it must."""
+    """An event of this size, or of the least size that holds the three words."""
     size = max(size, HEAD.size)
     place = lane << LANE_SHIFT | number
     check = checksum(place, sent_ns ^ size << _LENGTH_SHIFT)
@@ -53,7 +55,7 @@ def make_event(lane: int, number: int, size: int, sent_ns: int) -> bytes:
 
 
 def read_event(payload: bytes) -> tuple[int, int, int] | None:
-    """Lane, number and time of an event; None if it is not as it was made."""
+    """Lane, number and time of sending of an event; None if it was altered."""
     size = len(payload)
     if size < HEAD.size:
         return None
@@ -65,8 +67,8 @@ def read_event(payload: bytes) -> tuple[int, int, int] | None:
     return place >> LANE_SHIFT, place & SEQUENCE, sent_ns
 
 
-class TopicAccount:
-    """One node's subscription to one topic, and its account."""
+class TopicCheck:
+    """Checks the events of one topic at one node."""
 
     def __init__(self, topic: str, lanes: dict[str, int]) -> None:
         self.topic = topic
@@ -76,7 +78,7 @@ class TopicAccount:
         self.altered = 0
 
     def take(self, publisher: str, payload: bytes) -> int | None:
-        """An event has come; when it was sent, if it is genuine."""
+        """Check and count an event; its time of sending, or None if it was altered."""
         found = read_event(payload)
         if found is None or found[0] != self._lanes.get(publisher):
             self.altered += 1
@@ -87,9 +89,9 @@ class TopicAccount:
         self._checks[lane].count(number)
         return sent_ns
 
-    def total(self, what: str) -> int:
-        """Sum of a verdict's counter."""
-        return sum(getattr(check.verdict, what) for check in self._checks.values())
+    def total(self, counter: str) -> int:
+        """The sum of a counter of `EventCounts` over all publishers."""
+        return sum(getattr(check.counts, counter) for check in self._checks.values())
 
 
 class ReplayShare:
@@ -99,45 +101,42 @@ class ReplayShare:
         self._directory = directory
         self._index = index
         self._plan = msgspec.json.decode((directory / "replay.json").read_bytes(), type=ReplayPlan)
-        self._board = ReplayBoard(directory / "board", self._plan.processes)
+        self._counters = ReplayCounters(directory / "counters", self._plan.processes)
         self._workload = read_workload(Path(self._plan.workload))
         self._names = node_names(self._workload, self._plan.events)
         self._mine = self._plan.share(self._names, index)
         self._nodes: dict[str, Node] = {}
         self._publishers: dict[tuple[str, str], Publisher] = {}
-        self._listeners: list[TopicAccount] = []
+        self._checks: list[TopicCheck] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._result = ShareResult()
         self._published: Counter[str] = Counter()
         self._accepted = 0
         topics = self._workload.topics
-        #: Every node has a lane of its own on every topic.
         self._lanes = {
             topic: {name: at * len(topics) + of for at, name in enumerate(self._names)}
             for of, topic in enumerate(topics)
         }
 
     async def work(self) -> None:
-        """All of it."""
+        """Connect, replay, write the result."""
         try:
             await self._connect()
-            self._board.put(self._index, ReplayBoard.READY, 1)
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(50_000, 20, 50)  # events are acyclic
-            await self._until(ReplayBoard.START, POLL_S)
+            self._counters.put(self._index, ReplayCounter.READY, 1)
+            collect_seldom()
+            await self._until(Signal.START, POLL_S)
             await self._publish()
-            self._board.put(self._index, ReplayBoard.FINISHED, 1)
-            await self._until(ReplayBoard.END, 0.02)
+            self._counters.put(self._index, ReplayCounter.FINISHED, 1)
+            await self._until(Signal.END, 0.02)
             await self._finish()
         except UsageError as error:
             self._result.failure = str(error)
-        path = self._directory / f"share-{self._index}.json"
+        path = self._directory / f"{share_name(self._index)}.result.json"
         path.write_bytes(msgspec.json.encode(self._result))
-        self._board.close()
+        self._counters.close()
 
-    async def _until(self, signal: int, pause_s: float) -> None:
-        while not self._board.signalled(signal):  # noqa: ASYNC110  (by another process)
+    async def _until(self, signal: Signal, pause_s: float) -> None:
+        while not self._counters.signalled(signal):  # noqa: ASYNC110  (by another process)
             await asyncio.sleep(pause_s)
 
     # ------------------------------------------------------------------ before
@@ -145,11 +144,11 @@ class ReplayShare:
     async def _connect(self) -> None:
         manifest_path = self._directory / "manifest.json"
         manifest = read_manifest(manifest_path)
-        turns = asyncio.Semaphore(AT_ONCE)
+        turns = asyncio.Semaphore(CONNECTING)
 
         async def start(name: str) -> None:
             identity = read_identity(self._directory / f"{name}.identity")
-            node = measured_node(
+            node = instrumented_node(
                 manifest, identity, manifest_path, "subscriber", trace=self._plan.cell.trace
             )
             self._nodes[name] = node
@@ -162,17 +161,17 @@ class ReplayShare:
             for name in subscribers:
                 if name in self._nodes:
                     subscription = self._nodes[name].subscribe(topic)
-                    listener = TopicAccount(topic, self._lanes[topic])
-                    self._listeners.append(listener)
+                    check = TopicCheck(topic, self._lanes[topic])
+                    self._checks.append(check)
                     joining.append(subscription)
-                    self._tasks.append(asyncio.create_task(self._listen(subscription, listener)))
+                    self._tasks.append(asyncio.create_task(self._listen(subscription, check)))
         for subscription in joining:
             await subscription.wait_joined(CONNECT_TIMEOUT_S)
 
     # ------------------------------------------------------------------ meanwhile
 
     async def _publish(self) -> None:
-        start, board = self._board.signalled(ReplayBoard.START), self._board
+        start, counters = self._counters.signalled(Signal.START), self._counters
         numbers: Counter[int] = Counter()
         owed = posted = 0
         for place, event in enumerate(self._workload.events(self._plan.events)):
@@ -183,21 +182,21 @@ class ReplayShare:
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
             elif posted % BURST == 0:
                 await asyncio.sleep(0)
-            while board.total(ReplayBoard.OWED) - board.total(ReplayBoard.ACCEPTED) > (
+            while counters.total(ReplayCounter.OWED) - counters.total(ReplayCounter.ACCEPTED) > (
                 self._plan.window
             ):
-                if board.signalled(ReplayBoard.END):
+                if counters.signalled(Signal.END):
                     return
                 await asyncio.sleep(PAUSE_S)
             lane = self._lanes[event.topic][event.node]
             numbers[lane] += 1
-            # Owed before it is out: nobody may accept more than is owed.
+            # Counted before it is sent: the total accepted must never exceed the total owed.
             owed += len(self._workload.subscribers[event.topic])
             posted += 1
-            board.put(self._index, ReplayBoard.OWED, owed)
+            counters.put(self._index, ReplayCounter.OWED, owed)
             await self._post(event, lane, numbers[lane])
             self._published[event.topic] += 1
-            board.put(self._index, ReplayBoard.POSTED, posted)
+            counters.put(self._index, ReplayCounter.POSTED, posted)
 
     async def _post(self, event: WorkloadEvent, lane: int, number: int) -> None:
         key = (event.node, event.topic)
@@ -214,11 +213,11 @@ class ReplayShare:
             except BufferFull:
                 await publisher.ready()
 
-    async def _listen(self, subscription: Subscription, listener: TopicAccount) -> None:
-        result, board = self._result, self._board
+    async def _listen(self, subscription: Subscription, check: TopicCheck) -> None:
+        result, counters = self._result, self._counters
         while items := await subscription.take(TAKE):
             now = time.monotonic_ns()
-            before = listener.total("accepted")
+            before = check.total("accepted")
             sent_ns = None
             for item in items:
                 if isinstance(item, Gap):
@@ -226,40 +225,33 @@ class ReplayShare:
                     continue
                 result.by_history += item.by_history
                 for payload in item.payloads:
-                    sent_ns = listener.take(item.publisher, payload)
+                    sent_ns = check.take(item.publisher, payload)
             if sent_ns is not None and len(result.latencies_ns) < MOST_SAMPLES:
                 result.latencies_ns.append(now - sent_ns)
-            self._accepted += listener.total("accepted") - before
-            board.put(self._index, ReplayBoard.ACCEPTED, self._accepted)
+            self._accepted += check.total("accepted") - before
+            counters.put(self._index, ReplayCounter.ACCEPTED, self._accepted)
 
     # ------------------------------------------------------------------ afterwards
 
     async def _finish(self) -> None:
         result = self._result
-        for task in self._tasks:
-            task.cancel()
-        for outcome in await asyncio.gather(*self._tasks, return_exceptions=True):
-            if isinstance(outcome, Exception) and not isinstance(outcome, asyncio.CancelledError):
-                raise UsageError(f"a subscription ended: {outcome!r}")
+        await cancel_all(self._tasks)
         result.published = dict(self._published)
-        for listener in self._listeners:
-            accepted = listener.total("accepted")
-            result.accepted[listener.topic] = result.accepted.get(listener.topic, 0) + accepted
-            result.duplicated += listener.total("duplicated")
-            result.disordered += listener.total("disordered")
-            result.altered += listener.altered
-        for node in self._nodes.values():
-            for suspect, reasons in node.suspicions.items():
-                known = result.suspicions.setdefault(suspect, {})
-                for reason, count in reasons.items():
-                    known[reason] = known.get(reason, 0) + count
-            result.evidence += len(node.evidence)
-        await asyncio.gather(*(node.close() for node in self._nodes.values()))
+        for check in self._checks:
+            accepted = check.total("accepted")
+            result.accepted[check.topic] = result.accepted.get(check.topic, 0) + accepted
+            result.duplicated += check.total("duplicated")
+            result.disordered += check.total("disordered")
+            result.altered += check.altered
+        nodes = self._nodes.values()
+        result.suspicions = merge_suspicions(node.suspicions for node in nodes)
+        result.evidence = sum(len(node.evidence) for node in nodes)
+        await asyncio.gather(*(node.close() for node in nodes))
 
 
 def main() -> None:
     """Run one share."""
-    end_with(int(sys.argv[3]))
+    exit_with_parent(int(sys.argv[3]))
     pa.set_cpu_count(1)
     run(ReplayShare(Path(sys.argv[1]), int(sys.argv[2])).work())
 

@@ -1,52 +1,53 @@
-"""One run of the benchmark: a cell, its clients, a stop-watch and an account.
+"""One run of the benchmark: start a cell and its clients, measure, and count what arrived.
 
     start brokers → start workers → all ready → START … WARM … (fault) … STOP → drain → END
 
-Rates are counted between WARM and STOP from what subscribers had accepted, by the one that accepted
-least; whatever was published from the first event on must arrive by the end, once and unaltered.
-The run is over when all of it has, or when nothing more has come for a while: that is lost.
+Rates are counted between WARM and STOP, from what the slowest subscriber accepted. Every event that
+was published since START must arrive by the end, once and unaltered. The run ends when all have
+arrived, or when none has for `stall_timeout`: what is missing then is lost.
 """
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
 import tempfile
 import time
-from collections import Counter
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import psutil
 
-from quorumcast.bench.board import Board, Signal
-from quorumcast.bench.labels import label
+from quorumcast.bench.counters import BenchCounters, Signal
+from quorumcast.bench.labels import write_labels
 from quorumcast.bench.plan import (
     CRASH_RECOVER,
     CRASHES,
     BenchPlan,
     BenchReport,
     LatencySample,
+    Suspicions,
     WorkerResult,
+    merge_suspicions,
+    totals,
 )
-from quorumcast.bench.tracing import header_of
-from quorumcast.core.errors import UsageError
+from quorumcast.bench.workers import TICK_S, WorkerBed
+from quorumcast.cell import CELL_SYSTEM
+from quorumcast.cell.tracing import CellParameters
+from quorumcast.core.version import __version__
 from quorumcast.runtime.digests import choose_digest
-from quorumcast.testing.bed import Bed
 from quorumcast.testing.cluster import LocalCluster
-from quorumcast.testing.processes import Child
 from quorumcast.traces.drafts import directory_at
-from quorumcast.traces.form import Header, place_for, write_header
+from quorumcast.traces.form import BENCH, Header, Listening, place_for, write_header
 
 READY_TIMEOUT_S = 120.0
 EXIT_TIMEOUT_S = 60.0
-#: After everything has come: time for what would come twice.
+#: Wait after the last event has arrived, in which duplicates would arrive.
 GRACE_S = 0.15
-TICK_S = 0.02
 #: Between the kill and the restart of brokers.
 DOWN_S = 0.5
 
+#: Receives sentences for a progress display.
 Progress = Callable[[str], None]
 
 
@@ -54,14 +55,14 @@ class Sample(msgspec.Struct):
     """Counters at one moment."""
 
     at_ns: int
-    #: By subscriber: events and publications.
+    #: By subscriber: events and publications accepted.
     accepted: list[tuple[int, int]]
     #: Processor seconds by role.
     cpu_s: dict[str, float]
 
 
 class ProcessorTime:
-    """The processes whose time counts."""
+    """Processor time of all processes, by role; that of killed ones is kept."""
 
     def __init__(self) -> None:
         self._watched: list[tuple[str, psutil.Process]] = []
@@ -69,11 +70,11 @@ class ProcessorTime:
         self._ended: dict[str, float] = {}
 
     def watch(self, role: str, pid: int) -> None:
-        """Count this one."""
+        """Count a process from now on."""
         self._watched.append((role, psutil.Process(pid)))
 
     def retire(self, pid: int) -> None:
-        """This one is about to be killed."""
+        """A process is about to be killed: keep the time that it has used."""
         for entry in [entry for entry in self._watched if entry[1].pid == pid]:
             role, process = entry
             self._ended[role] = self._ended.get(role, 0.0) + self._time(process)
@@ -103,8 +104,7 @@ class Bench:
         self._directory = directory
         self._progress = progress
         self._processes = ProcessorTime()
-        self._bed = Bed(directory)
-        self._workers: list[tuple[str, Child]] = []
+        self._workers = WorkerBed(directory)
         policy = plan.channel_policy()
         self._cluster = LocalCluster(
             brokers=plan.brokers,
@@ -121,89 +121,71 @@ class Bench:
         if digest != self._cluster.manifest.digest:
             manifest = msgspec.structs.replace(self._cluster.manifest, digest=digest)
             self._cluster.write_manifest(manifest)
-        #: Of the trace, if there is to be one.
+        self._brokers = list(map(str, self._cluster.brokers))
+        #: The header of the trace; None if there is no trace.
         self._header: Header | None = None
         if plan.trace:
-            self._header = header_of(plan, list(map(str, self._cluster.brokers)))
+            self._header = trace_header(plan, self._brokers)
             write_header(Path(plan.trace), self._header)
         (directory / "plan.json").write_bytes(msgspec.json.encode(plan))
-        self._board = Board(directory / "board", plan, create=True)
+        self._counters = BenchCounters(directory / "counters", plan, create=True)
 
     def run(self) -> BenchReport:
         """Start everything, measure, stop everything."""
         try:
             self._progress("starting processes")
             with self._cluster:
-                for broker in self._cluster.brokers:
+                for broker in self._brokers:
                     self._processes.watch("broker", self._cluster.pid(broker))
-                self._misbehave()
+                self._inject_fault()
                 self._start_workers()
-                self._wait_ready()
+                self._workers.wait_ready(
+                    lambda: self._counters.ready() == len(self.plan.workers()), READY_TIMEOUT_S
+                )
+                self._cluster.wait_for_links()
                 warm, stop = self._measure()
                 self._drain()
-                results = self._collect()
+                results = self._workers.collect(WorkerResult, EXIT_TIMEOUT_S)
+                results = results[: self.plan.publishers + self.plan.subscribers]
                 suspicions = self._suspicions(results)
-            self._end_trace(warm, stop)
-            if plan_observes := self.plan.observe:
-                label(Path(plan_observes), self.plan, self._cluster)
+            self._finish_trace(warm, stop)
+            if self.plan.observe:
+                write_labels(Path(self.plan.observe), self.plan, self._cluster)
             return self._report(warm, stop, results, suspicions)
         finally:
-            for name, _ in self._workers:
-                self._bed.kill(name)
-            self._bed.stop()
-            self._board.close()
+            self._workers.stop()
+            self._counters.close()
 
     # ------------------------------------------------------------------- stages
 
-    def _misbehave(self) -> None:
-        plan, brokers = self.plan, list(map(str, self._cluster.brokers))
+    def _inject_fault(self) -> None:
+        plan, brokers = self.plan, self._brokers
         if plan.fault not in CRASHES:
-            for liar in plan.liars(brokers):
-                self._cluster.make_lie(liar, plan.fault, victims=plan.aims(brokers))
+            for faulty in plan.faulty_brokers(brokers):
+                self._cluster.make_lie(faulty, plan.fault, victims=plan.fault_targets(brokers))
 
     def _start_workers(self) -> None:
         for role, index in self.plan.workers():
-            name = self.plan.name_of(role, index)
-            arguments = [str(self._directory), role, str(index), str(self._bed.lifeline)]
+            arguments = [str(self._directory), role, str(index), str(self._workers.lifeline)]
             module = f"quorumcast.bench.{'flooder' if role == 'flooder' else 'worker'}"
-            worker = self._bed.spawn(name, module, *arguments)
-            self._workers.append((name, worker))
+            worker = self._workers.spawn(self.plan.name_of(role, index), module, *arguments)
             self._processes.watch(role, worker.pid)
 
-    def _wait_ready(self) -> None:
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while self._board.ready() < len(self._workers):
-            self._check_workers()
-            if time.monotonic() > deadline:
-                raise UsageError(
-                    f"the processes were not ready within {READY_TIMEOUT_S:.0f} s; "
-                    "is this machine busy with something else?"
-                )
-            time.sleep(TICK_S)
-        self._cluster.wait_for_links()
-
     def _check_workers(self) -> None:
-        for name, worker in self._workers:
-            if worker.poll() is not None:
-                raise UsageError(f"{name} ended too early: {self._last_words(name)}")
-
-    def _last_words(self, name: str) -> str:
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            return self._result(name).failure
-        return self._bed.last_words(name)
+        self._workers.check()
 
     def _sample(self) -> Sample:
-        accepted = [self._board.accepted(i) for i in range(self.plan.subscribers)]
+        accepted = [self._counters.accepted(i) for i in range(self.plan.subscribers)]
         return Sample(time.monotonic_ns(), accepted, self._processes.cpu_s())
 
     def _measure(self) -> tuple[Sample, Sample]:
-        plan, board = self.plan, self._board
+        plan, counters = self.plan, self._counters
         self._progress("measuring")
-        board.signal(Signal.START, time.monotonic_ns())
+        counters.signal(Signal.START)
         time.sleep(plan.warmup)
         self._wait_for_events([0] * len(self._counts()))
         warm, before = self._sample(), self._counts()
-        board.signal(Signal.WARM, warm.at_ns)
+        counters.signal(Signal.WARM, warm.at_ns)
         killing = self._kill() if plan.fault in CRASHES else iter(())
         end = time.monotonic() + plan.seconds
         while (left := end - time.monotonic()) > 0:
@@ -214,14 +196,14 @@ class Bench:
             time.sleep(TICK_S)
         self._wait_for_events(before)
         stop = self._sample()
-        board.signal(Signal.STOP, time.monotonic_ns())
+        counters.signal(Signal.STOP)
         return warm, stop
 
     def _wait_for_events(self, before: list[int]) -> None:
-        """Where the machine is busy with others, the time may be over before anything moves."""
+        """Wait until every count has grown: on a busy machine the time may be over before."""
         if not self.plan.promises_delivery():
             return
-        deadline = time.monotonic() + self.plan.patience_s
+        deadline = time.monotonic() + self.plan.stall_timeout_s
         while not all(new > old for new, old in zip(self._counts(), before, strict=True)):
             self._check_workers()
             if time.monotonic() > deadline:
@@ -229,13 +211,13 @@ class Bench:
             time.sleep(TICK_S)
 
     def _counts(self) -> list[int]:
-        """Events so far: what each publisher posted on each channel, what each subscriber took."""
-        posted = [self._board.posted(lane) for lane in range(self.plan.counted_lanes)]
-        return posted + [self._board.accepted(i)[0] for i in range(self.plan.subscribers)]
+        """Events so far: posted by each publisher on each channel, accepted by each subscriber."""
+        posted = [self._counters.posted(lane) for lane in range(self.plan.counted_lanes)]
+        return posted + [self._counters.accepted(i)[0] for i in range(self.plan.subscribers)]
 
     def _kill(self) -> Iterator[None]:
-        """Kill f brokers after a third of the time, and start them again; a step per tick."""
-        victims = self.plan.liars(list(map(str, self._cluster.brokers)))
+        """Kill f brokers after a third of the time and perhaps restart them; a step per tick."""
+        victims = self.plan.faulty_brokers(self._brokers)
         kill_at = time.monotonic() + self.plan.seconds / 3
         while time.monotonic() < kill_at:
             yield
@@ -253,78 +235,50 @@ class Bench:
             yield
 
     def _drain(self) -> None:
-        """Until everything has come, or nothing comes any more."""
+        """Wait until all events have arrived, or none has for `stall_timeout`."""
         self._progress("waiting for the last events")
-        board = self._board
+        counters = self._counters
         seen, since = -1, time.monotonic()
-        while not board.complete():
+        while not counters.complete():
             self._check_workers()
-            total = sum(board.accepted(i)[0] for i in range(self.plan.subscribers))
+            total = sum(counters.accepted(i)[0] for i in range(self.plan.subscribers))
             if total != seen:
                 seen, since = total, time.monotonic()
-            elif time.monotonic() - since > self.plan.patience_s:
+            elif time.monotonic() - since > self.plan.stall_timeout_s:
                 break
             time.sleep(TICK_S)
         time.sleep(GRACE_S)
-        board.signal(Signal.END, time.monotonic_ns())
+        counters.signal(Signal.END)
 
-    def _collect(self) -> list[WorkerResult]:
-        deadline = time.monotonic() + EXIT_TIMEOUT_S
-        results = []
-        for name, worker in self._workers:
-            try:
-                worker.wait(max(deadline - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                raise UsageError(f"{name} did not end: {self._last_words(name)}") from None
-            if worker.returncode:
-                raise UsageError(f"{name} failed: {self._last_words(name)}")
-            result = self._result(name)
-            if result.failure:
-                raise UsageError(f"{name} failed: {result.failure}")
-            results.append(result)
-        guests = len(self._workers) - self.plan.publishers - self.plan.subscribers
-        return results[: len(results) - guests]
-
-    def _result(self, name: str) -> WorkerResult:
-        data = (self._directory / f"{name}.result.json").read_bytes()
-        return msgspec.json.decode(data, type=WorkerResult)
-
-    def _end_trace(self, warm: Sample, stop: Sample) -> None:
-        """Say in the header what was measured; without that the trace is of a broken run."""
+    def _finish_trace(self, warm: Sample, stop: Sample) -> None:
+        """Complete the header with what was measured; readers skip a trace without that."""
         if self._header is not None:
-            lanes = range(self.plan.counted_lanes)
             header = msgspec.structs.replace(
                 self._header,
                 from_ns=warm.at_ns,
                 upto_ns=stop.at_ns,
-                events=sum(self._board.posted(lane) for lane in lanes),
+                events=self._counters.total_posted(),
             )
             write_header(Path(self.plan.trace), header)
 
-    # ------------------------------------------------------------------- account
+    # ------------------------------------------------------------------- report
 
-    def _suspicions(self, results: list[WorkerResult]) -> dict[str, dict[str, int]]:
-        """What correct clients and brokers hold against others."""
-        brokers = list(map(str, self._cluster.brokers))
-        liars = self.plan.liars(brokers)
-        voiced = [result.suspicions for result in results]
-        voiced += [self._cluster.status(b)["suspicions"] for b in brokers if b not in liars]
-        total: dict[str, Counter[str]] = {}
-        for suspicions in voiced:
-            for suspect, reasons in suspicions.items():
-                total.setdefault(suspect, Counter()).update(reasons)
-        return {suspect: dict(reasons) for suspect, reasons in total.items()}
+    def _suspicions(self, results: list[WorkerResult]) -> Suspicions:
+        """What correct clients and brokers suspect others of."""
+        faulty = self.plan.faulty_brokers(self._brokers)
+        correct = [broker for broker in self._brokers if broker not in faulty]
+        statuses = [self._cluster.status(broker)["suspicions"] for broker in correct]
+        return merge_suspicions([*(result.suspicions for result in results), *statuses])
 
     def _report(
         self,
         warm: Sample,
         stop: Sample,
         results: list[WorkerResult],
-        suspicions: dict[str, dict[str, int]],
+        suspicions: Suspicions,
     ) -> BenchReport:
-        plan, board = self.plan, self._board
+        plan, published = self.plan, self._counters.total_posted()
         subscribers = [result for result in results if result.role == "subscriber"]
-        published = sum(board.posted(lane) for lane in range(plan.counted_lanes))
         seconds = (stop.at_ns - warm.at_ns) / 1e9
         rates = [
             ((after[0] - before[0]) / seconds, (after[1] - before[1]) / seconds)
@@ -335,15 +289,7 @@ class Bench:
         handled = sum(events for events, _ in rates) / len(rates) * seconds
         by_brokers = len(list((self._directory / "evidence").glob("*.evidence")))
         return BenchReport(
-            policy=plan.policy,
-            alpha=plan.channel_policy().alpha,
-            brokers=plan.brokers,
-            f=plan.tolerated(),
-            publishers=plan.publishers,
-            subscribers=plan.subscribers,
-            channels=plan.channels,
-            size=plan.size,
-            batch=plan.batch,
+            **plan.cell_parameters(),
             fault=plan.fault,
             seconds=round(seconds, 3),
             publications_per_s=round(slowest[1], 1),
@@ -356,15 +302,40 @@ class Bench:
             published=published,
             delivered=min(result.accepted for result in subscribers),
             lost=sum(published - result.accepted for result in subscribers),
-            duplicated=sum(result.duplicated for result in subscribers),
-            altered=sum(result.altered for result in subscribers),
-            disordered=sum(result.disordered for result in subscribers),
-            by_history=sum(result.by_history for result in subscribers),
+            **totals(subscribers, "duplicated", "altered", "disordered", "by_history"),
             suspicions=suspicions,
             evidence=sum(result.evidence for result in results) + by_brokers,
             trace=plan.trace,
             observe=plan.observe,
         )
+
+
+def trace_header(plan: BenchPlan, brokers: list[str]) -> Header:
+    """The header of a traced run; everybody subscribes to everything before START."""
+    listening = [
+        Listening(plan.name_of("subscriber", index), plan.channel_name(channel))
+        for index in range(plan.subscribers)
+        for channel in range(plan.channels)
+    ]
+    extra = [plan.name_of(*worker) for worker in plan.workers() if plan.is_extra(*worker)]
+    parameters = CellParameters(
+        **plan.cell_parameters(),
+        rate=plan.rate,
+        durable=plan.durable,
+        tls=plan.tls,
+        digest=choose_digest(plan.digest),
+    )
+    return Header(
+        run=uuid.uuid4().hex,
+        source=BENCH,
+        version=__version__,
+        system=CELL_SYSTEM,
+        parameters=msgspec.to_builtins(parameters),
+        fault=plan.fault_label,
+        publishers=tuple(plan.name_of("publisher", index) for index in range(plan.publishers)),
+        listening=tuple(listening),
+        faulty=(*plan.faulty_brokers(brokers), *extra),
+    )
 
 
 def latency(samples_ns: list[int]) -> LatencySample:
@@ -386,7 +357,6 @@ def run_bench(plan: BenchPlan, progress: Progress = lambda stage: None) -> Bench
     if plan.trace:
         plan = msgspec.structs.replace(plan, trace=str(place_for(Path(plan.trace))))
     if plan.observe:
-        # Every run has a name of its own, and a directory of that name.
         name = f"bench-{plan.policy}-{plan.fault or 'none'}-{time.time_ns() // 1_000_000}"
         place = directory_at(Path(plan.observe) / name)
         plan = msgspec.structs.replace(plan, observe=str(place.resolve()))

@@ -1,10 +1,10 @@
-"""A bad hour in ten minutes: brokers are killed, paused, cut off and wiped while work goes on.
+"""The suite `soak`: brokers are killed, paused, cut off and wiped while clients work.
 
-Up to f brokers at a time suffer, drawn from a seed: killed with -9 and restarted, stopped in their
-tracks and let go on, all their links cut, or killed and their disks wiped. Two publishers publish
-on a durable channel with total order; two subscribers read it from the beginning. In the end every
-publication that was acknowledged must have come to each of them once, in one order, and neither the
-memory nor the files of the brokers may have grown with what has passed.
+A seed draws up to f brokers at a time and their *harm*: kill -9 and restart, SIGSTOP and SIGCONT,
+all links cut, or kill -9 and an emptied disk. Two publishers publish on a durable channel with
+total order; two subscribers read it from the beginning. In the end each subscriber must have got
+every acknowledged publication once, both in the same order. The report shows whether the brokers'
+memory and files grew with the number of publications.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ PUBLISHERS = ("alice", "bob")
 SUBSCRIBERS = ("carol", "dave")
 POLICIES = ("total", "total-crash")
 HARMS = ("kill", "pause", "cut", "wipe")
-#: Few enough for a run of minutes to go round many times.
+#: Small, so that even a run of minutes fills and prunes the retained publications many times.
 LIMITS = Limits(retained_publications=2048, retained_bytes=8 * 1024 * 1024)
-#: Without progress for so long after the last harm, what has not come is lost.
-PATIENCE_S = 120.0
-#: Seconds a victim suffers, and seconds between two of them.
-SUFFERING_S = (0.5, 6.0)
-CALM_S = (0.5, 4.0)
+#: After so long, an acknowledged publication that has not arrived is lost.
+TIMEOUT_S = 120.0
+#: Least and most seconds that a harm lasts, and that pass until the next one.
+HARM_S = (0.5, 6.0)
+PAUSE_S = (0.5, 4.0)
 SAMPLE_S = 1.0
 #: Publications per second and publisher, unless asked for otherwise.
 RATE = 50.0
@@ -45,7 +45,7 @@ Progress = Callable[[str], None]
 
 
 class SoakPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One bad hour."""
+    """One soak run."""
 
     policy: str = "total"
     brokers: int = 4
@@ -56,7 +56,7 @@ class SoakPlan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 1
 
     def check(self) -> None:
-        """Refuse what cannot be run, in a sentence."""
+        """Raise UsageError if this cannot be run."""
         if self.policy not in POLICIES:
             raise UsageError(f"a soak needs total order: choose one of {', '.join(POLICIES)}")
         if self.seconds <= 0 or self.rate <= 0:
@@ -64,7 +64,7 @@ class SoakPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of it."""
+    """What a soak run found."""
 
     policy: str
     brokers: int
@@ -74,7 +74,7 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
     harms: dict[str, int]
     published: int
     acknowledged: int
-    #: By subscriber: what was acknowledged and never came, what came twice or out of order.
+    #: By subscriber: acknowledged publications that never arrived, and ones that arrived again.
     lost: dict[str, int]
     duplicated: dict[str, int]
     disordered: int
@@ -107,28 +107,30 @@ class Soak:
             log_level="warning",
         )
         self._ending = False
-        #: Told of deliveries towards the end.
-        self._news = asyncio.Condition()
+        #: Notified of deliveries once `_ending` is set.
+        self._delivery = asyncio.Condition()
         self.harms = dict.fromkeys(HARMS, 0)
         self.published: dict[str, int] = dict.fromkeys(PUBLISHERS, 0)
         self.acknowledged: dict[str, int] = dict.fromkeys(PUBLISHERS, 0)
-        #: What each subscriber saw, in order: publisher and count.
+        #: What each subscriber got, in order: publisher and number.
         self.seen: dict[str, list[tuple[str, int]]] = {name: [] for name in SUBSCRIBERS}
-        self._heard_at = time.monotonic()
+        self._delivered_at = time.monotonic()
         self.silence_s = 0.0
         self._samples: list[tuple[float, float]] = []
 
-    async def perform(self) -> SoakReport:
-        """All of it."""
+    async def run(self) -> SoakReport:
+        """Harm brokers while clients work, then check what arrived."""
         plan = self.plan
         nodes = {name: await self._connect(name) for name in (*PUBLISHERS, *SUBSCRIBERS)}
         listening = [asyncio.ensure_future(self._listen(name, nodes[name])) for name in SUBSCRIBERS]
-        talking = [asyncio.ensure_future(self._talk(name, nodes[name])) for name in PUBLISHERS]
+        publishing = [
+            asyncio.ensure_future(self._publish_steadily(name, nodes[name])) for name in PUBLISHERS
+        ]
         sampling = asyncio.ensure_future(self._sample())
         harming = [asyncio.ensure_future(self._harm(index)) for index in range(plan.f)]
         await asyncio.sleep(plan.seconds)
         self._ending = True
-        await asyncio.gather(*harming, *talking)
+        await asyncio.gather(*harming, *publishing)
         await self._settle()
         for task in (*listening, sampling):
             task.cancel()
@@ -139,24 +141,24 @@ class Soak:
 
     async def _connect(self, name: str) -> Node:
         return await connect(
-            self.cluster.manifest_path, self.cluster.identity_path(name), timeout_s=PATIENCE_S
+            self.cluster.manifest_path, self.cluster.identity_path(name), timeout_s=TIMEOUT_S
         )
 
     # ---------------------------------------------------------------- the clients
 
-    async def _talk(self, name: str, node: Node) -> None:
+    async def _publish_steadily(self, name: str, node: Node) -> None:
         async with node.publisher(CHANNEL, batching=False) as out:
-            flying: set[asyncio.Task[None]] = set()
+            unacknowledged: set[asyncio.Task[None]] = set()
             while not self._ending:
                 self.published[name] += 1
                 contents = f"{name} {self.published[name]} ".encode().ljust(self.plan.size, b".")
-                task = asyncio.ensure_future(self._publish(name, out.publish(contents)))
-                flying.add(task)
-                task.add_done_callback(flying.discard)
+                task = asyncio.ensure_future(self._count(name, out.publish(contents)))
+                unacknowledged.add(task)
+                task.add_done_callback(unacknowledged.discard)
                 await asyncio.sleep(1 / self.plan.rate)
-            await asyncio.wait_for(asyncio.gather(*flying), PATIENCE_S)
+            await asyncio.wait_for(asyncio.gather(*unacknowledged), TIMEOUT_S)
 
-    async def _publish(self, name: str, acknowledgement: object) -> None:
+    async def _count(self, name: str, acknowledgement: object) -> None:
         await acknowledgement  # type: ignore[misc]
         self.acknowledged[name] += 1
 
@@ -167,35 +169,35 @@ class Soak:
                 publisher, number, _ = event.payload.split(b" ", 2)
                 seen.append((publisher.decode(), int(number)))
                 now = time.monotonic()
-                self.silence_s = max(self.silence_s, now - self._heard_at)
-                self._heard_at = now
+                self.silence_s = max(self.silence_s, now - self._delivered_at)
+                self._delivered_at = now
                 if self._ending:
-                    async with self._news:
-                        self._news.notify_all()
+                    async with self._delivery:
+                        self._delivery.notify_all()
 
     async def _settle(self) -> None:
-        """Until everything acknowledged has come, or it takes too long."""
+        """Wait until everything acknowledged has arrived, or TIMEOUT_S."""
         wanted = sum(self.acknowledged.values())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_S), self._news:
-                await self._news.wait_for(
+            async with asyncio.timeout(TIMEOUT_S), self._delivery:
+                await self._delivery.wait_for(
                     lambda: all(len(seen) >= wanted for seen in self.seen.values())
                 )
 
     # ------------------------------------------------------------------ the harm
 
     async def _harm(self, index: int) -> None:
-        """One of f tormentors; each has brokers of its own, so that no more than f suffer."""
+        """One of f tasks that harm brokers; each has its own, so at most f are harmed at a time."""
         victims = self.cluster.brokers[index :: self.plan.f]
         while not self._ending:
-            await asyncio.sleep(self._rng.uniform(*CALM_S))
+            await asyncio.sleep(self._rng.uniform(*PAUSE_S))
             victim, harm = self._rng.choice(victims), self._rng.choice(HARMS)
             self.harms[harm] += 1
             counts = ", ".join(f"{count} {name}" for name, count in self.harms.items())
             self._progress(f"{sum(map(len, self.seen.values())):,} delivered; {counts}")
-            await self._suffer(victim, harm, self._rng.uniform(*SUFFERING_S))
+            await self._inflict(victim, harm, self._rng.uniform(*HARM_S))
 
-    async def _suffer(self, victim: str, harm: str, seconds: float) -> None:
+    async def _inflict(self, victim: str, harm: str, seconds: float) -> None:
         cluster, loop = self.cluster, asyncio.get_running_loop()
         if harm == "cut":
             await loop.run_in_executor(None, cluster.cut_links, victim)
@@ -211,12 +213,12 @@ class Soak:
         await asyncio.sleep(seconds)
         await loop.run_in_executor(None, cluster.start_broker, victim)
         if harm == "wipe":
-            # A broker without its memory is one of the f until it has caught up.
-            await loop.run_in_executor(None, self._caught_up, victim)
+            # A broker with an emptied disk is one of the f until it has caught up.
+            await loop.run_in_executor(None, self._wait_caught_up, victim)
 
-    def _caught_up(self, victim: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        # By the word of whoever is furthest: another may itself have just come back.
+    def _wait_caught_up(self, victim: str) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        # The furthest counts: another broker may have come back itself just now.
         others = [b for b in self.cluster.brokers if b != victim and self.cluster.running(b)]
         frontier = max(map(self._frontier, others))
         while time.monotonic() < deadline and self._frontier(victim) < frontier:
@@ -239,7 +241,7 @@ class Soak:
                         process = psutil.Process(self.cluster.pid(broker))
                         memory = max(memory, process.memory_info().rss / 1e6)
                     except psutil.Error:
-                        continue  # killed in this very moment
+                        continue  # killed just now
             self._samples.append((memory, store))
             await asyncio.sleep(SAMPLE_S)
 
@@ -283,7 +285,7 @@ def _most(samples: list[tuple[float, float]], index: int) -> float:
 def run_soak(
     plan: SoakPlan, directory: Path, progress: Progress = lambda stage: None
 ) -> SoakReport:
-    """One bad hour."""
+    """Run a cell and harm it, as planned."""
     soak = Soak(plan, directory, progress)
     with soak.cluster:
-        return run(soak.perform())
+        return run(soak.run())

@@ -1,15 +1,13 @@
 """`python -m quorumcast.bench.worker DIRECTORY ROLE INDEX LIFELINE`: one publisher or subscriber.
 
-The directory holds the cell's files, the plan and the board. A worker connects like any program,
-says on the board that it is ready, and works from the start signal to the end; what it found is
-left as `NAME.result.json`.
+The directory holds the cell's files, the plan and the counters. A worker connects like any client,
+sets its counter `ready`, works from START to END and writes `NAME.result.json`.
 
-A *publisher* keeps at most a window of events un-accepted by the slowest subscriber: brokers never
-stall for a subscriber, so a publisher that went as fast as brokers take would measure how fast
-subscribers fall behind. With a rate it publishes on a schedule instead and never waits for anybody.
-A *subscriber* checks every event (`bench.events`) and samples latencies. A *guest* (`bench.plan`)
-is one or the other, commits the plan's fault if it is a client's, and is not counted; a publisher
-as guest begins after the warm-up, so that what it does falls into the time that is measured.
+A *publisher* keeps at most a window of events that the slowest subscriber has not accepted: brokers
+never wait for subscribers, so an unlimited publisher would only measure how fast subscribers fall
+behind. With a rate it publishes on a schedule instead, whoever falls behind. A *subscriber* checks
+every event (`bench.events`) and samples latencies. The *extra client* (`bench.plan`) is one of both
+and commits the plan's fault if it is a client's; it starts at WARM, so that its fault is measured.
 """
 
 from __future__ import annotations
@@ -28,37 +26,98 @@ import msgspec
 import pyarrow as pa
 
 from quorumcast.bench import events
-from quorumcast.bench.board import Board, Signal
-from quorumcast.bench.measured import measured_node
-from quorumcast.bench.plan import SKIP, BenchPlan, WorkerResult
+from quorumcast.bench.counters import BenchCounters, Signal
+from quorumcast.bench.plan import SKIP, BenchPlan, WorkerResult, totals
 from quorumcast.client import run
 from quorumcast.client.events import Batch, BufferFull, Gap
+from quorumcast.client.instrumentation import Instrumentation
 from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
 from quorumcast.crypto.identity import Identity
 from quorumcast.faults.cell.catalogue import make_fault
 from quorumcast.faults.cell.entry import FaultContext
 from quorumcast.faults.contract import Fault
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.driver import Driver
+from quorumcast.traces.recorder import Recorder
 
 CONNECT_TIMEOUT_S = 90.0
 POLL_S = 0.002
-#: How long a publisher whose window is full looks away.
+#: How long a publisher with a full window waits before it looks again.
 PAUSE_S = 0.002
 LONGEST_WAIT_S = 0.05
-#: Events posted between two turns of the event loop: singly, packed by the client, and in batches
-#: (at least one batch): what a program has ready it posts in one go, and packets fill up.
+#: Events posted in one turn of the event loop, so that packets fill up: one per publication, packed
+#: by the client, and in batches (at least one batch).
 BURST = 64
 NATURAL_BURST = 512
 BATCHED_BURST = 8192
 #: Publications that a subscriber takes at a time.
 TAKE = 512
-#: Latencies sampled from each take, and kept in all.
+#: Latencies sampled from each take, and kept in total.
 SAMPLES_PER_TAKE = 16
 MOST_SAMPLES = 200_000
+
+
+class FaultyInstrumentation(Instrumentation):
+    """Records a trace and observations of a client that commits faults; each is optional."""
+
+    def __init__(
+        self, trace: Recorder | None, observe: str | Path | None, faults: tuple[Fault, ...]
+    ) -> None:
+        super().__init__(trace, observe)
+        self._trace = trace
+        self._faults = faults
+
+    def begin(self, driver: Driver, manifest: Manifest, me: NodeId, role: str) -> None:
+        """Instrument a driver before its machine handles the first event."""
+        super().begin(driver, manifest, me, role)
+        driver.faults = self._faults
+
+    def end(self) -> None:
+        """Write what is buffered and close the files."""
+        try:
+            super().end()
+        finally:
+            if self._trace is not None:
+                self._trace.close()
+
+
+def instrumented_node(
+    manifest: Manifest,
+    identity: Identity,
+    manifest_path: Path,
+    role: str,
+    *,
+    trace: str | Path | None = None,
+    observe: str | Path | None = None,
+    faults: tuple[Fault, ...] = (),
+) -> Node:
+    """A client that is not connected yet; `role` is its role in the trace."""
+    recorder = None
+    if trace:
+        path = Path(trace) / f"{identity.name}.parquet"
+        recorder = Recorder.to_file(path, role, identity.name)
+    return Node(manifest, identity, manifest_path, FaultyInstrumentation(recorder, observe, faults))
+
+
+def collect_seldom() -> None:
+    """Keep garbage collection out of the measurement: events have no reference cycles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
+async def cancel_all(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel the tasks that read subscriptions; raise if one has failed."""
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, Exception) and not isinstance(outcome, asyncio.CancelledError):
+            raise UsageError(f"a subscription ended: {outcome!r}")
 
 
 class Worker:
@@ -68,17 +127,17 @@ class Worker:
         self.directory = directory
         self.index = index
         self.plan = msgspec.json.decode((directory / "plan.json").read_bytes(), type=BenchPlan)
-        self.board = Board(directory / "board", self.plan)
+        self.counters = BenchCounters(directory / "counters", self.plan)
         self.result = WorkerResult(role=role, name=self.plan.name_of(role, index))
-        self.guest = self.plan.is_guest(role, index)
+        self.extra = self.plan.is_extra(role, index)
         self._place = self.plan.workers().index((role, index))
 
     async def connect(self) -> Node:
-        """This worker's node, connected."""
+        """Connect this worker's client to all brokers."""
         manifest_path = self.directory / "manifest.json"
         manifest = read_manifest(manifest_path)
         identity = read_identity(self.directory / f"{self.result.name}.identity")
-        node = measured_node(
+        node = instrumented_node(
             manifest,
             identity,
             manifest_path,
@@ -88,7 +147,7 @@ class Worker:
             faults=self._faults(manifest, identity),
         )
         await node.start(CONNECT_TIMEOUT_S)
-        # All of them: whoever joins with fewer may choose another source than the plan says.
+        # A subscriber that joins with fewer links may choose another source than the plan assumes.
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while len(node.links.peers()) < len(manifest.brokers):
             if time.monotonic() > deadline:
@@ -97,9 +156,9 @@ class Worker:
         return node
 
     def _faults(self, manifest: Manifest, identity: Identity) -> tuple[Fault, ...]:
-        victims = tuple(self.plan.skipped(list(manifest.broker_ids)))
+        victims = tuple(self.plan.skipped_brokers(list(manifest.broker_ids)))
         name = SKIP if victims and self.result.role == "publisher" else ""
-        if self.guest:
+        if self.extra:
             name = self.plan.fault
         if not name:
             return ()
@@ -113,21 +172,19 @@ class Worker:
         return (make_fault(name, context),)
 
     async def until(self, signal: Signal, pause_s: float = POLL_S) -> int:
-        """Wait for the coordinator."""
-        while not (when := self.board.signalled(signal)):  # noqa: ASYNC110  (by another process)
+        """Wait for a signal of the coordinator."""
+        while not (when := self.counters.signalled(signal)):  # noqa: ASYNC110  (by another process)
             await asyncio.sleep(pause_s)
         return when
 
     async def work(self) -> None:
-        """Connect, work, leave the result."""
+        """Connect, work, write the result."""
         try:
             node = await self.connect()
             await self.prepare(node)
-            self.board.set_ready(self._place)
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(50_000, 20, 50)  # events are acyclic
-            await self.until(Signal.WARM if self.guest else Signal.START)
+            self.counters.set_ready(self._place)
+            collect_seldom()
+            await self.until(Signal.WARM if self.extra else Signal.START)
             await self.measure()
             await self.until(Signal.END, 0.02)
             await self.finish()
@@ -139,22 +196,22 @@ class Worker:
             self.result.failure = str(error)
         path = self.directory / f"{self.result.name}.result.json"
         path.write_bytes(msgspec.json.encode(self.result))
-        self.board.close()
+        self.counters.close()
 
     async def prepare(self, node: Node) -> None:
-        """Before the start."""
+        """Work before START."""
         raise NotImplementedError
 
     async def measure(self) -> None:
-        """Between start and stop."""
+        """Work from START to STOP."""
         raise NotImplementedError
 
     async def finish(self) -> None:
-        """After the end."""
+        """Work after END."""
 
 
-class Publishing(Worker):
-    """A publisher process: one publisher on each channel, in turns."""
+class PublisherWorker(Worker):
+    """A publisher process: publishes on every channel in turn."""
 
     async def prepare(self, node: Node) -> None:
         """Open every channel."""
@@ -167,37 +224,37 @@ class Publishing(Worker):
             for channel in range(plan.channels)
         ]
         self._posted = [0] * plan.channels
-        #: Events posted at once: a publication, or what one turn of the loop is worth.
+        #: Events posted together: a publication, or as many as fit into a turn of the loop.
         self._burst = plan.batch if plan.batch > 1 else BURST if plan.batch else NATURAL_BURST
         self._burst = min(self._burst, max(window, plan.batch))
-        self._in_a_turn = max(1, BATCHED_BURST // plan.batch) if plan.batch > 1 else 1
+        self._bursts_per_turn = max(1, BATCHED_BURST // plan.batch) if plan.batch > 1 else 1
 
     async def measure(self) -> None:
-        """Publish until the stop signal, then say how much it was."""
-        start = self.board.signalled(Signal.START)
-        while not self.board.signalled(Signal.STOP):
+        """Publish until STOP."""
+        start = self.counters.signalled(Signal.START)
+        while not self.counters.signalled(Signal.STOP):
             if self.plan.rate:
                 await asyncio.sleep(self._on_schedule(start))
             else:
                 busy = self._as_fast_as_accepted()
                 await asyncio.sleep(0 if busy else PAUSE_S)
         for channel in range(self.plan.channels):
-            self.board.set_finished(self.plan.lane(self.index, channel))
+            self.counters.set_finished(self.plan.lane(self.index, channel))
 
     def _as_fast_as_accepted(self) -> bool:
         window = self.plan.events_under_way()
         busy = False
         for channel in range(self.plan.channels):
             lane = self.plan.lane(self.index, channel)
-            under_way = self._posted[channel] - self.board.accepted_by_all(lane)
-            for _ in range(min(self._in_a_turn, (window - under_way) // self._burst)):
+            under_way = self._posted[channel] - self.counters.accepted_by_all(lane)
+            for _ in range(min(self._bursts_per_turn, (window - under_way) // self._burst)):
                 if not self._post(channel, self._burst):
                     break
                 busy = True
         return busy
 
     def _on_schedule(self, start: int) -> float:
-        """Post what is due; how long until the next is."""
+        """Post the events that are due; seconds until the next one is."""
         rate, channels = self.plan.rate, self.plan.channels
         due = int((time.monotonic_ns() - start) / 1e9 * rate) + 1
         for channel in range(channels):
@@ -209,7 +266,7 @@ class Publishing(Worker):
         return min(max(wait, 0.0), LONGEST_WAIT_S)
 
     def _post(self, channel: int, count: int) -> bool:
-        """Post a burst; whether the publisher took any of it."""
+        """Post a burst; whether the publisher took at least one event."""
         plan, publisher = self.plan, self._publishers[channel]
         lane = plan.lane(self.index, channel)
         first = self._posted[channel] + 1
@@ -224,17 +281,17 @@ class Publishing(Worker):
                     publisher.post(payload)
                     posted += 1
         except BufferFull:
-            pass  # what was not posted is made again with a later time
+            pass  # the rest is posted later, with a later time of sending
         self._posted[channel] += posted
-        self.board.set_posted(lane, self._posted[channel])
+        self.counters.set_posted(lane, self._posted[channel])
         return posted > 0
 
 
-class Subscribing(Worker):
+class SubscriberWorker(Worker):
     """A subscriber process: one subscription for each channel."""
 
     async def prepare(self, node: Node) -> None:
-        """Subscribe, and wait until all subscriptions stand."""
+        """Subscribe, and wait until all subscriptions have joined."""
         plan = self.plan
         self._lanes: dict[tuple[str, str], events.LaneCheck] = {
             (plan.name_of(role, index), plan.channel_name(channel)): events.LaneCheck(
@@ -250,22 +307,16 @@ class Subscribing(Worker):
         self._tasks = [asyncio.create_task(self._listen(s)) for s in subscriptions]
 
     async def measure(self) -> None:
-        """The tasks do it."""
+        """The tasks that `prepare` started do the work."""
 
     async def finish(self) -> None:
-        """Sum up."""
-        for task in self._tasks:
-            task.cancel()
-        for outcome in await asyncio.gather(*self._tasks, return_exceptions=True):
-            if isinstance(outcome, Exception) and not isinstance(outcome, asyncio.CancelledError):
-                raise UsageError(f"a subscription ended: {outcome!r}")
-        for verdict in [c.verdict for c in self._lanes.values() if self._counts(c)]:
-            self.result.accepted += verdict.accepted
-            self.result.duplicated += verdict.duplicated
-            self.result.altered += verdict.altered
-            self.result.disordered += verdict.disordered
+        """Add up the counts of all lanes."""
+        await cancel_all(self._tasks)
+        counts = [check.counts for check in self._lanes.values() if self._is_counted(check)]
+        found = totals(counts, "accepted", "duplicated", "altered", "disordered")
+        self.result = msgspec.structs.replace(self.result, **found)
 
-    def _counts(self, check: events.LaneCheck) -> bool:
+    def _is_counted(self, check: events.LaneCheck) -> bool:
         return check.lane < self.plan.counted_lanes
 
     async def _listen(self, subscription: Subscription) -> None:
@@ -282,10 +333,10 @@ class Subscribing(Worker):
                     continue
                 key: tuple[str, str] = (item.publisher, item.channel)
                 if key not in self._lanes:
-                    continue  # a guest publishes although its role is to listen
+                    continue  # published by a faulty subscriber
                 blocks.setdefault(key, []).append(_contents(item))
                 publications[key] = publications.get(key, 0) + 1
-                self.result.by_history += item.by_history and self._counts(self._lanes[key])
+                self.result.by_history += item.by_history and self._is_counted(self._lanes[key])
             for key, block in blocks.items():
                 self._take(key, block, publications[key], now)
 
@@ -293,16 +344,16 @@ class Subscribing(Worker):
         self, key: tuple[str, str], blocks: list[bytes | pa.Buffer], publications: int, now: int
     ) -> None:
         check = self._lanes[key]
-        before = check.verdict.accepted
+        before = check.counts.accepted
         block = blocks[0] if len(blocks) == 1 else b"".join(blocks)
         check.check(block)
-        if self.guest:
+        if self.extra:
             return
-        self.board.add_accepted(
-            self.index, check.lane, check.verdict.accepted - before, publications
+        self.counters.add_accepted(
+            self.index, check.lane, check.counts.accepted - before, publications
         )
-        warm, samples = self.board.signalled(Signal.WARM), self.result.latencies_ns
-        if warm and self._counts(check) and len(samples) < MOST_SAMPLES:
+        warm, samples = self.counters.signalled(Signal.WARM), self.result.latencies_ns
+        if warm and self._is_counted(check) and len(samples) < MOST_SAMPLES:
             step = max(len(memoryview(block)) // self.plan.size // SAMPLES_PER_TAKE, 1)
             times = events.sent_times(block, self.plan.size, step)
             samples.extend([now - sent for sent in times if sent >= warm])
@@ -319,14 +370,11 @@ def _contents(batch: Batch) -> bytes | pa.Buffer:
     return values.slice(start, stop - start)
 
 
-def end_with(lifeline: int) -> None:
-    """End this process when whoever started it is gone: an orphan measures for nobody.
-
-    The other end of the descriptor is closed then, even if that was before we began.
-    """
+def exit_with_parent(lifeline: int) -> None:
+    """Exit when the process that started this one is gone: it holds the other end of the pipe."""
 
     def watch() -> None:
-        # Not `read`: brokers have the same pipe, and one of them makes it answer at once.
+        # Not `read`: a broker that shares this pipe may have made it non-blocking.
         select.select([lifeline], [], [])
         os._exit(1)
 
@@ -335,10 +383,10 @@ def end_with(lifeline: int) -> None:
 
 def main() -> None:
     """Run one worker."""
-    end_with(int(sys.argv[4]))
+    exit_with_parent(int(sys.argv[4]))
     pa.set_cpu_count(1)
     directory, role, index = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    kind = Publishing if role == "publisher" else Subscribing
+    kind = PublisherWorker if role == "publisher" else SubscriberWorker
     run(kind(directory, role, index).work())
 
 

@@ -1,14 +1,13 @@
-"""Workloads as files: who publishes how much on which topic and when, and who subscribes to what.
+"""The file format of workloads: nodes that publish events on topics and subscribe to topics.
 
     DIR/workload.json     a `WorkloadHeader`, written last: without it a directory is unfinished
-    DIR/topics/           Parquet: topic, node that made it, events, subscribers
+    DIR/topics/           Parquet: topic, node that created it, events, subscribers
     DIR/subscriptions/    Parquet: topic, node
-    DIR/events/           Parquet, in order from file to file: at_ms, id, node, topic, size
+    DIR/events/           Parquet, ordered by (at_ms, id) across files: at_ms, id, node, topic, size
 
-Events are in the order of (at_ms, id), whatever the number of files. Every subscriber of a topic is
-to get every event on it once, the publisher's own ones too: `deliveries` is the sum over topics of
-events times subscribers. Workloads whose subscriptions are predicates (`kind` is "content") have
-other columns and are not replayed: channels are topics.
+Every subscriber of a topic gets every event on it once, its own events too. A workload whose
+subscriptions are predicates (`kind` is "content") has other columns and cannot be replayed, since
+channels are topics.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from quorumcast.core.errors import UsageError
 HEADER = "workload.json"
 TOPICS, SUBSCRIPTIONS, EVENTS = "topics", "subscriptions", "events"
 FORMAT = 1
-#: What `kind` may be.
+#: Values of `kind`.
 BY_TOPIC, BY_CONTENT = "topics", "content"
 
 TOPIC_COLUMNS = pa.schema(
@@ -52,7 +51,7 @@ BATCH = 16_384
 
 
 class WorkloadHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What a workload is."""
+    """Kind, origin and size of a workload."""
 
     format: int = FORMAT
     kind: str = BY_TOPIC
@@ -62,11 +61,11 @@ class WorkloadHeader(msgspec.Struct, frozen=True, kw_only=True):
     topics: int
     events: int
     subscriptions: int
-    #: Events times subscribers, topic by topic; of predicates, the matches.
+    #: The sum over topics of events times subscribers; with predicates, the number of matches.
     deliveries: int
     #: Rows of the source that were left out, by reason.
     dropped: dict[str, int] = msgspec.field(default_factory=dict)
-    #: How it was made.
+    #: The recipe and its settings.
     made: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -87,20 +86,20 @@ class Workload:
         self.path = path
         self.header = header
         rows = self._table(SUBSCRIPTIONS, SUBSCRIPTION_COLUMNS).to_pylist()
-        #: Who subscribes, by topic, in the order of the names.
+        #: The subscribers of each topic, sorted by name.
         self.subscribers: dict[str, list[str]] = {
             row["topic"]: [] for row in self._table(TOPICS, TOPIC_COLUMNS).to_pylist()
         }
-        for row in sorted(rows, key=lambda row: (row["topic"], _natural(row["node"]))):
+        for row in sorted(rows, key=lambda row: (row["topic"], natural_order(row["node"]))):
             self.subscribers.setdefault(row["topic"], []).append(row["node"])
 
     @property
     def topics(self) -> list[str]:
-        """Every topic, in the order of the names."""
+        """Every topic, sorted by name."""
         return sorted(self.subscribers)
 
     def events(self, most: int = 0) -> Iterator[WorkloadEvent]:
-        """The events in their order, at most so many; 0 is all."""
+        """The first `most` events in their order; 0 is all."""
         left = most or self.header.events
         for file in self._files(EVENTS):
             with pq.ParquetFile(file) as parquet:
@@ -122,13 +121,13 @@ class Workload:
         return pa.concat_tables(tables).cast(schema)
 
 
-def _natural(name: str) -> tuple[int, str]:
-    """node-2 before node-10."""
+def natural_order(name: str) -> tuple[int, str]:
+    """A sort key that puts node-2 before node-10."""
     return len(name), name
 
 
 def read_header(path: Path) -> WorkloadHeader:
-    """What the workload in a directory is."""
+    """Read the header of the workload in a directory."""
     try:
         header = msgspec.json.decode((path / HEADER).read_bytes(), type=WorkloadHeader)
     except FileNotFoundError:
@@ -146,7 +145,7 @@ def read_header(path: Path) -> WorkloadHeader:
 
 
 def read_workload(path: Path) -> Workload:
-    """A workload that can be replayed."""
+    """Open a workload that can be replayed."""
     header = read_header(path)
     if header.kind != BY_TOPIC:
         raise UsageError(
@@ -157,7 +156,7 @@ def read_workload(path: Path) -> Workload:
 
 
 def write_header(path: Path, header: WorkloadHeader) -> None:
-    """Say that the workload is complete."""
+    """Mark a workload as complete."""
     (path / HEADER).write_bytes(msgspec.json.format(msgspec.json.encode(header), indent=2) + b"\n")
 
 

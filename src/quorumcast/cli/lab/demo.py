@@ -170,11 +170,11 @@ class Show:
 
     async def _connect(self, name: str) -> Node:
         """Connect a client that records traces and observations for the finale."""
-        from quorumcast.bench.measured import measured_node
+        from quorumcast.bench.worker import instrumented_node
         from quorumcast.manifest.files import read_identity
 
         cluster, finale = self._cluster, self._finale
-        node = measured_node(
+        node = instrumented_node(
             cluster.manifest,
             read_identity(cluster.identity_path(name)),
             cluster.manifest_path,

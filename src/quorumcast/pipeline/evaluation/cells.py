@@ -17,7 +17,6 @@ import msgspec
 
 from quorumcast.bench import fit, freeman
 from quorumcast.bench.plan import BenchPlan
-from quorumcast.bench.tracing import fault_of
 from quorumcast.cell import CELL_SYSTEM
 from quorumcast.cell.tracing import CellParameters
 from quorumcast.pipeline.evaluation.model import Beside, ScenarioResult
@@ -114,7 +113,7 @@ def _fit(line: ScenarioResult, cell: CellParameters) -> list[Beside]:
             and (plan.brokers, plan.tolerated()) == (cell.brokers, cell.f)
             and (plan.subscribers, plan.channels) == (cell.subscribers, cell.channels)
             and (plan.size, plan.batch) == (cell.size, cell.batch)
-            and fault_of(plan) == line.scenario.fault
+            and plan.fault_label == line.scenario.fault
             and not cell.rate
         )
         figure = fit.FIGURES.get((test, policy))
