@@ -9,6 +9,7 @@ import pytest
 from tests.runtime.world import run, until
 
 from quorumcast.client.events import BufferFull
+from quorumcast.client.options import PublisherOptions
 from quorumcast.client.packing import Packer
 from quorumcast.client.publishing import MAX_EVENT_BYTES, MAX_IN_FLIGHT, Publisher
 from quorumcast.core.envelope import ENVELOPE_BYTES
@@ -56,7 +57,7 @@ def with_publisher(
 ) -> None:
     async def main() -> None:
         toy = Toy()
-        await act(Publisher(toy, CHANNEL, Packer(schema), **options), toy)
+        await act(Publisher(toy, Packer(schema), PublisherOptions(CHANNEL, **options)), toy)
 
     run(main())
 
@@ -163,7 +164,9 @@ def test_post_bytes_are_bounded_too() -> None:
         with pytest.raises(BufferFull):
             publisher.post(b"x")
         with pytest.raises(UsageError, match="too long"):
-            Publisher(toy, CHANNEL, Packer(PAYLOAD)).post(bytes(MAX_EVENT_BYTES + 1))
+            Publisher(toy, Packer(PAYLOAD), PublisherOptions(CHANNEL)).post(
+                bytes(MAX_EVENT_BYTES + 1)
+            )
 
     with_publisher(act, buffer_bytes=1000)
 

@@ -10,13 +10,15 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 from numbers import Integral, Real
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from quorumcast.core.envelope import MAX_VALID_MS, microseconds_of
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId, at_seat
 from quorumcast.core.limits import MAX_NAME, MAX_SEATS, Overflow
-from quorumcast.manifest.manifest import ChannelEntry
+
+if TYPE_CHECKING:
+    from quorumcast.manifest.manifest import ChannelEntry
 
 
 def check_counts(**arguments: object) -> None:
@@ -112,6 +114,15 @@ def check_until(until: object, start: int | None, entries: Sequence[ChannelEntry
             f"until is {until}: to end at a position, begin in the past of a single channel with "
             "total order"
         )
+
+
+def time_of_resumed(at: datetime) -> int:
+    """The time of a resumed publication, in microseconds since 1970."""
+    if at.utcoffset() is None:
+        raise UsageError(f"at is {at.isoformat()} without a time zone; say which, such as UTC")
+    if microseconds_of(at) < 0:
+        raise UsageError(f"at is {at.isoformat()}: give a time from 1970 on")
+    return microseconds_of(at)
 
 
 def check_seat(seat: object) -> None:

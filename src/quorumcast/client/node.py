@@ -15,37 +15,42 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from quorumcast.broadcast.application import Deliver, Refused
 from quorumcast.broadcast.messages import Ack
 from quorumcast.cell.messages import CELL_FAMILY, Refuse
-from quorumcast.client.arguments import LATEST, Start, check_overflow, check_start, check_until
+from quorumcast.client.arguments import check_seat, check_seated, check_times
 from quorumcast.client.incoming import Incoming
 from quorumcast.client.instrumentation import Instrumentation
-from quorumcast.client.named.subscription import MANUAL, NamedSubscription
+from quorumcast.client.named.subscription import NamedSubscription
+from quorumcast.client.options import (
+    NamedSubscriptionOptions,
+    PublisherOptions,
+    SubscriptionOptions,
+    takes,
+)
 from quorumcast.client.outgoing import Outgoing
 from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.reach import ConnectedBrokers
-from quorumcast.client.resuming import ResumedPublisher, Resumption, check_resumable
+from quorumcast.client.resuming import ResumedPublisher, check_resumable
 from quorumcast.client.rights import to_consume, to_publish, to_subscribe
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
-from quorumcast.core.limits import Overflow
 from quorumcast.core.machine import Accuse, DialFailure, Machine, Suspect
 from quorumcast.core.statements import Evidence
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.session import Opened
-from quorumcast.manifest.files import read_manifest
+from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links.contract import Links
 from quorumcast.runtime.links.greeting import Greeter
 from quorumcast.runtime.links.transport import Transport
 from quorumcast.runtime.telemetry import Telemetry
+from quorumcast.traces.recorder import Recorder
 
 #: Pieces of evidence that a node keeps.
 MAX_EVIDENCE = 256
@@ -135,29 +140,11 @@ class Node:
 
     # ------------------------------------------------------ publishing, subscribing
 
-    def publisher(
-        self,
-        channel: str,
-        *,
-        batching: bool = True,
-        max_batch: int = 4096,
-        linger_ms: float = 0.0,
-        buffer: int = 65_536,
-        buffer_bytes: int = 64 * 1024 * 1024,
-        timeout_s: float | None = None,
-        valid_for_s: float | None = None,
-        urgent: bool = False,
-        resume: Resumption | None = None,
-    ) -> Publisher:
-        """A publisher of a channel; use it as `async with node.publisher("orders") as orders`.
-
-        `timeout_s` bounds how long `publish` and `flush` wait for an acknowledgement. Subscribers
-        skip publications that are older than `valid_for_s` seconds; 0 is forever, None the
-        channel's default. Publications of an `urgent` publisher overtake those of the node's other
-        publishers. `resume` resumes the stream of that name and epoch: see `client.resuming`.
-        """
+    @takes(PublisherOptions)
+    def publisher(self, options: PublisherOptions) -> Publisher:
+        """A publisher of a channel: `async with node.publisher("orders") as orders`."""
         self._check_alive()
-        entry = to_publish(self.manifest, self.name, channel)
+        entry = to_publish(self.manifest, self.name, options.channel)
         if self._outgoing is None:
             self._outgoing = Outgoing(
                 self.manifest,
@@ -166,74 +153,26 @@ class Node:
                 self._on_publishing_refused,
                 self._now_us,
             )
+        validity_ms = entry.policy.limits.validity_ms
         packer = Packer(
-            entry.arrow_schema(),
-            self._now_us,
-            valid_ms=entry.policy.limits.validity_ms,
-            urgent=urgent,
+            entry.arrow_schema(), self._now_us, valid_ms=validity_ms, urgent=options.urgent
         )
-        if resume is not None:
-            check_resumable(entry, urgent=urgent)
-            resumed = ResumedPublisher(
-                self._outgoing,
-                entry.name,
-                packer,
-                resume,
-                timeout_s=timeout_s,
-                valid_for_s=valid_for_s,
-            )
-            self._outgoing.resume(resumed)
-            self._on_suspended()
-            return resumed
-        publisher = Publisher(
-            self._outgoing,
-            entry.name,
-            packer,
-            batching=batching,
-            max_batch=max_batch,
-            linger_ms=linger_ms,
-            buffer=buffer,
-            buffer_bytes=buffer_bytes,
-            timeout_s=timeout_s,
-            valid_for_s=valid_for_s,
-            urgent=urgent,
-        )
-        self._outgoing.add(publisher)
+        publisher: Publisher
+        if options.resume is None:
+            publisher = Publisher(self._outgoing, packer, options)
+            self._outgoing.add(publisher)
+        else:
+            check_resumable(entry, urgent=options.urgent)
+            publisher = ResumedPublisher(self._outgoing, packer, options, options.resume)
+            self._outgoing.resume(publisher)
         self._on_suspended()
         return publisher
 
-    def subscribe(
-        self,
-        channel: str,
-        *,
-        start: Start = LATEST,
-        until: int | None = None,
-        queue: int | None = None,
-        queue_bytes: int = 64 * 1024 * 1024,
-        overflow: str | Overflow | None = None,
-        expired: bool = False,
-    ) -> Subscription:
-        """A subscription to a channel; use it as `async with node.subscribe("orders") as orders`.
-
-        `channel` may be a pattern, such as "plant/*/temp" or "plant/**"; it includes channels that
-        are created later. `start` is "latest" (publications from now on), "earliest" (everything
-        that brokers hold), an aware datetime (the first publication with that or a later time), or,
-        with total order, a position. `until` is an existing position before which the subscription
-        ends: brokers send nothing from there on, and each publication waits for the votes of all
-        reachable brokers. At most `queue` publications and about `queue_bytes` wait for the
-        application. `overflow` is the rule for a full queue: "wait" stops reading from brokers,
-        "oldest" and "newest" discard a publication and leave a `Gap`. The defaults of `queue` and
-        `overflow` are the channel's. `expired` includes expired publications.
-        """
+    @takes(SubscriptionOptions)
+    def subscribe(self, options: SubscriptionOptions) -> Subscription:
+        """A subscription to a channel: `async with node.subscribe("orders") as orders`."""
         self._check_alive()
-        entries = to_subscribe(self.manifest, self.name, channel)
-        beginning, since_us = check_start(start, entries)
-        check_until(until, beginning, entries)
-        if queue is None:
-            queue = max(entry.policy.limits.queue for entry in entries)
-        if overflow is None:
-            agreed = {entry.overflow for entry in entries}
-            overflow = agreed.pop() if len(agreed) == 1 else Overflow.WAIT
+        entries = to_subscribe(self.manifest, self.name, options.channel)
         if self._incoming is None:
             self._incoming = Incoming(
                 self.manifest,
@@ -244,57 +183,20 @@ class Node:
                 on_suspended=self._on_suspended,
                 on_undecodable=self._on_undecodable,
             )
-        subscription = Subscription(
-            self._incoming,
-            channel,
-            entries,
-            self._incoming.prove,
-            start=beginning,
-            since_us=since_us,
-            until=until or 0,
-            queue=queue,
-            queue_bytes=queue_bytes,
-            overflow=check_overflow(overflow),
-            expired=expired,
-            now_us=self._now_us,
-        )
+        prove = self._incoming.prove
+        subscription = Subscription(self._incoming, entries, prove, options, self._now_us)
         self._incoming.add(subscription)
         return subscription
 
-    def subscribe_as(
-        self,
-        channel: str,
-        name: str,
-        *,
-        start: Start = LATEST,
-        anew: bool = False,
-        ack: str = MANUAL,
-        prefetch: int = 32,
-        ack_timeout_s: float | None = None,
-        max_attempts: int | None = None,
-        dead_letter: str | None = None,
-    ) -> NamedSubscription:
+    @takes(NamedSubscriptionOptions)
+    def subscribe_as(self, options: NamedSubscriptionOptions) -> NamedSubscription:
         """A named subscription, whose state the cell keeps; `async with node.subscribe_as(…) as …`.
 
-        `start` is where its first use begins; `anew` begins there again. With `ack="auto"` taking
-        the next delivery acknowledges the previous one. At most `prefetch` publications are claimed
-        ahead. The other options are for private subscriptions only, because the manifest declares
-        those of shared ones; see `client.named.subscription`.
+        See `client.named.subscription`.
         """
         self._check_alive()
-        entry = to_consume(self.manifest, self.name, channel)
-        return NamedSubscription(
-            self,
-            entry,
-            name,
-            start=start,
-            anew=anew,
-            ack=ack,
-            prefetch=prefetch,
-            ack_timeout_s=ack_timeout_s,
-            max_attempts=max_attempts,
-            dead_letter=dead_letter,
-        )
+        entry = to_consume(self.manifest, self.name, options.channel)
+        return NamedSubscription(self, entry, options)
 
     def charter(self) -> bytes:
         """The manifest as the operator signed it."""
@@ -454,10 +356,33 @@ class Node:
     async def __aenter__(self) -> Node:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+async def connect(
+    manifest: str | Path,
+    identity: str | Path,
+    *,
+    timeout_s: float = 30.0,
+    seat: int = 0,
+    recorder: Recorder | None = None,
+    observe: str | Path | None = None,
+) -> Node:
+    """Connect to every broker of a cell; returns as soon as n-f of them answer.
+
+    Processes that share an identity each take a `seat` of their own, 1 to 64; otherwise the
+    newest would displace the others.
+
+    `recorder` records everything published and accepted (for measurements). Observations of brokers
+    are written below the directory `observe`, for 'quorumcast pipeline audit'. Raises `UsageError`
+    if the files are wrong or too few brokers answer.
+    """
+    check_times(timeout_s=timeout_s)
+    check_seat(seat)
+    path = Path(manifest)
+    who = read_identity(identity)
+    check_seated(who.name, seat)
+    node = Node(read_manifest(path), who.at_seat(seat), path, Instrumentation(recorder, observe))
+    await node.start(timeout_s)
+    return node

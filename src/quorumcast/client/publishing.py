@@ -20,13 +20,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
-from quorumcast.client.arguments import check_counts, check_timeout, check_times, check_validity
+from quorumcast.client.arguments import check_validity
 from quorumcast.client.events import BufferFull
+from quorumcast.client.options import PublisherOptions
 from quorumcast.client.packing import Packer, too_long
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
@@ -49,15 +49,12 @@ class PublisherHost(Protocol):
 
     def room(self, channel: Channel, urgent: bool) -> int:
         """The number of publications that the machine accepts now."""
-        ...
 
     def submit(self, channel: Channel, bodies: tuple[bytes, ...], urgent: bool) -> int:
         """Publish these contents; return the number of the last publication."""
-        ...
 
     def publisher_closed(self, publisher: Publisher) -> None:
         """Remove a publisher that is closed."""
-        ...
 
 
 class Publisher:
@@ -69,41 +66,24 @@ class Publisher:
     ...     await orders.flush()                # waits for everything posted so far
     """
 
-    def __init__(
-        self,
-        host: PublisherHost,
-        channel: Channel,
-        packer: Packer,
-        *,
-        batching: bool = True,
-        max_batch: int = 4096,
-        linger_ms: float = 0.0,
-        buffer: int = 65_536,
-        buffer_bytes: int = 64 * 1024 * 1024,
-        timeout_s: float | None = None,
-        valid_for_s: float | None = None,
-        urgent: bool = False,
-    ) -> None:
-        check_counts(max_batch=max_batch, buffer=buffer, buffer_bytes=buffer_bytes)
-        check_times(linger_ms=linger_ms)
-        check_timeout(timeout_s)
+    def __init__(self, host: PublisherHost, packer: Packer, options: PublisherOptions) -> None:
         #: Validity of publications; None for the channel's default.
-        self._valid_ms = check_validity(valid_for_s)
+        self._valid_ms = check_validity(options.valid_for_s)
         if self._valid_ms is not None:
             packer.valid_ms = self._valid_ms
-        self.channel = channel
+        self.channel = Channel(options.channel)
         #: Whether its publications overtake those of the node's other publishers.
-        self.urgent = urgent
+        self.urgent = options.urgent
         self._host = host
         self._packer = packer
         self._kind = packer.kind
         self._opaque = packer.opaque
-        self._batching = batching
-        self._max_batch = max_batch if batching else 1
-        self._linger_s = linger_ms / 1000
-        self._buffer = buffer
-        self._buffer_bytes = buffer_bytes
-        self._timeout_s = timeout_s
+        self._batching = options.batching
+        self._max_batch = options.max_batch if options.batching else 1
+        self._linger_s = options.linger_ms / 1000
+        self._buffer = options.buffer
+        self._buffer_bytes = options.buffer_bytes
+        self._timeout_s = options.timeout_s
         self._loop = asyncio.get_running_loop()
         #: Events that are posted and not packed.
         self._waiting: list[object] = []
@@ -380,12 +360,7 @@ class Publisher:
     async def __aenter__(self) -> Publisher:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             await self.close()
         elif self._closed is None:

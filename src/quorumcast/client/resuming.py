@@ -20,45 +20,21 @@ It requires total order: the ordered state remembers how far each stream is (`or
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Protocol
 
-import msgspec
 import pyarrow as pa
 
+from quorumcast.client.arguments import time_of_resumed
+from quorumcast.client.options import PublisherOptions, Resumption
 from quorumcast.client.packing import Packer
 from quorumcast.client.publishing import Publisher
 from quorumcast.core.envelope import microseconds_of
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import MAX_LINE, MAX_LINE_EPOCH, Channel, resumable
+from quorumcast.core.ids import Channel
 from quorumcast.core.publication import batch_of_payloads, batch_of_rows
 from quorumcast.manifest.manifest import ChannelEntry
-
-
-class Resumption(msgspec.Struct, frozen=True):
-    """The identity of a resumed stream; a later epoch of a name ends the earlier ones."""
-
-    name: str
-    epoch: int
-    #: Time of its publications, unless `post_batch` gives another.
-    at: datetime
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise UsageError("a resumed publisher needs a name: give the same in every run")
-        if type(self.epoch) is not int or not 0 <= self.epoch <= MAX_LINE_EPOCH:
-            raise UsageError(
-                f"epoch is {self.epoch!r}: give a whole number from 0 to {MAX_LINE_EPOCH:,}"
-            )
-        _check_time(self.at)
-
-    @property
-    def incarnation(self) -> int:
-        """The incarnation of the stream: a hash of the name, and the epoch."""
-        line = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "big") & MAX_LINE
-        return resumable(line, self.epoch)
 
 
 def check_resumable(entry: ChannelEntry, *, urgent: bool) -> None:
@@ -72,34 +48,22 @@ def check_resumable(entry: ChannelEntry, *, urgent: bool) -> None:
         raise UsageError("a resumed publisher keeps its order: leave out 'urgent'")
 
 
-def _check_time(at: datetime) -> int:
-    if at.utcoffset() is None:
-        raise UsageError(f"at is {at.isoformat()} without a time zone; say which, such as UTC")
-    if microseconds_of(at) < 0:
-        raise UsageError(f"at is {at.isoformat()}: give a time from 1970 on")
-    return microseconds_of(at)
-
-
 class ResumedStreams(Protocol):
     """The part of the publishing role that a resumed publisher needs."""
 
     def room(self, channel: Channel, urgent: bool, resumed: int) -> int:
         """The number of publications that the machine accepts now."""
-        ...
 
     def submit(
         self, channel: Channel, bodies: tuple[bytes, ...], urgent: bool, resumed: int
     ) -> int:
         """Publish these contents; return the number of the last publication."""
-        ...
 
     def conclude(self, publisher: ResumedPublisher) -> None:
         """Start to confirm that the whole stream is ordered; calls `concluded` then."""
-        ...
 
     def release(self, publisher: ResumedPublisher) -> None:
         """Remove the publisher."""
-        ...
 
 
 class _ResumedHost:
@@ -126,12 +90,9 @@ class ResumedPublisher(Publisher):
     def __init__(
         self,
         node: ResumedStreams,
-        channel: Channel,
         packer: Packer,
+        options: PublisherOptions,
         resume: Resumption,
-        *,
-        timeout_s: float | None = None,
-        valid_for_s: float | None = None,
     ) -> None:
         self.resume = resume
         self._at_us = microseconds_of(resume.at)
@@ -142,13 +103,11 @@ class ResumedPublisher(Publisher):
         self._open = True
         #: Whether the whole stream is known to be ordered.
         self._concluded = False
-        super().__init__(
-            _ResumedHost(node, resume.incarnation),
-            channel,
-            packer,
-            timeout_s=timeout_s,
-            valid_for_s=valid_for_s,
+        # The options of batching and buffering do not apply: each call is one publication.
+        kept = PublisherOptions(
+            options.channel, timeout_s=options.timeout_s, valid_for_s=options.valid_for_s
         )
+        super().__init__(_ResumedHost(node, resume.incarnation), packer, kept)
 
     def post(self, event: bytes | bytearray | memoryview | Mapping[str, object]) -> None:
         """Publish an event as one publication, without waiting."""
@@ -160,7 +119,7 @@ class ResumedPublisher(Publisher):
 
     def post_batch(self, batch: pa.RecordBatch, at: datetime | None = None) -> None:
         """Publish a record batch as one publication, without waiting; `at` is its time."""
-        self._at_us = _check_time(self.resume.at if at is None else at)
+        self._at_us = time_of_resumed(self.resume.at if at is None else at)
         super().post_batch(batch)
 
     async def close(self) -> None:

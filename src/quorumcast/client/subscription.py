@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Protocol
 
 from quorumcast.broadcast import application
-from quorumcast.client.arguments import check_counts, check_timeout
+from quorumcast.client.arguments import check_overflow, check_start, check_timeout, check_until
 from quorumcast.client.backlog import Backlog
 from quorumcast.client.events import Batch, Event, Gap, GapError, Prover
+from quorumcast.client.options import SubscriptionOptions
 from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.core.envelope import read_envelope
 from quorumcast.core.errors import UsageError
@@ -44,33 +44,26 @@ class SubscriptionHost(Protocol):
 
     def queue_changed(self) -> None:
         """React to a queue that became full or has room again."""
-        ...
 
     def subscription_closed(self, subscription: Subscription) -> None:
         """Remove a subscription that is closed."""
-        ...
 
     def undecodable(self, delivered: application.Deliver) -> None:
         """Report contents that violate the schema."""
-        ...
 
     def ignored(self, reason: str, publications: int) -> None:
         """Count publications that do not reach the application."""
-        ...
 
     def end(self, channel: Channel) -> int:
         """The next position of a channel."""
-        ...
 
     def oldest(self, channel: Channel) -> int:
         """The oldest position that brokers hold."""
-        ...
 
     async def recall(
         self, channel: Channel, positions: Iterable[int]
     ) -> Sequence[application.Recalled]:
         """Fetch old positions again."""
-        ...
 
 
 class Subscription:
@@ -84,41 +77,32 @@ class Subscription:
     def __init__(
         self,
         host: SubscriptionHost,
-        name: str,
-        entries: Iterable[ChannelEntry],
+        entries: Sequence[ChannelEntry],
         prove: Prover,
-        *,
-        start: int | None = None,
-        since_us: int = 0,
-        until: int = 0,
-        queue: int = 4096,
-        queue_bytes: int = 64 * 1024 * 1024,
-        overflow: Overflow = Overflow.WAIT,
-        expired: bool = False,
+        options: SubscriptionOptions,
         now_us: Clock = wall_us,
     ) -> None:
-        check_counts(queue=queue, queue_bytes=queue_bytes)
         #: The channel or pattern that was subscribed to.
-        self.channel = Channel(name)
+        self.channel = Channel(options.channel)
         #: The present channels, and whether the subscription stands on each.
         self._channels: dict[Channel, bool] = {}
         #: Packers of all channels so far: publications of a former one may still be queued.
         self._packers: dict[Channel, Packer] = {}
-        #: The first position; None for the next publication, 0 for the oldest.
-        self.start = start
-        #: The first publication time; 0 for any.
-        self.since_us = since_us
+        #: The first position (None for the next publication, 0 for the oldest), and the first
+        #: publication time (0 for any).
+        self.start, self.since_us = check_start(options.start, entries)
+        check_until(options.until, self.start, entries)
         #: The position before which it ends; 0 for none.
-        self.until = until
+        self.until = options.until or 0
         #: Streams that have reached `since_us`; the newest MAX_STREAMS_NAMED.
         self._reached: dict[Stream, None] = {}
         self._host = host
         self._prove = prove
         self._now_us = now_us
         #: Delivered by the machine and not taken by the application.
-        self._backlog = Backlog(queue, queue_bytes, overflow)
+        self._backlog = _backlog(options, entries)
         #: Whether the application wants expired publications as well.
-        self._keeps_expired = expired
+        self._keeps_expired = options.expired
         self._rows: Iterator[Event] = iter(())
         self._waiter: asyncio.Future[None] | None = None
         self._ended: Exception | None = None
@@ -441,10 +425,16 @@ class Subscription:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
+
+
+def _backlog(options: SubscriptionOptions, entries: Sequence[ChannelEntry]) -> Backlog:
+    """The queue, with the defaults of the channels; if these differ in `overflow`, it waits."""
+    queue, overflow = options.queue, options.overflow
+    if queue is None:
+        queue = max(entry.policy.limits.queue for entry in entries)
+    if overflow is None:
+        agreed = {entry.overflow for entry in entries}
+        overflow = agreed.pop() if len(agreed) == 1 else Overflow.WAIT
+    return Backlog(queue, options.queue_bytes, check_overflow(overflow))

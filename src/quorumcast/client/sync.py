@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
@@ -29,6 +28,12 @@ from quorumcast.client.arguments import check_timeout
 from quorumcast.client.events import Batch, BufferFull, Event, Gap, GapError
 from quorumcast.client.named.subscription import Delivery, NamedSubscription
 from quorumcast.client.node import Node
+from quorumcast.client.options import (
+    NamedSubscriptionOptions,
+    PublisherOptions,
+    SubscriptionOptions,
+    takes,
+)
 from quorumcast.client.publishing import Publishable, Publisher
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.ids import NodeId
@@ -174,16 +179,11 @@ class SyncPublisher:
     def __enter__(self) -> SyncPublisher:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:
-            self._thread.run(self._publisher.__aexit__(kind, error, traceback))
+            self._thread.run(self._publisher.__aexit__(kind))
 
 
 class ClosesOnExit:
@@ -196,12 +196,7 @@ class ClosesOnExit:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -334,26 +329,27 @@ class SyncNode(ClosesOnExit):
         """Proofs of misbehaviour that a third party can verify."""
         return list(self._node.evidence)
 
-    def publisher(self, channel: str, **options: Any) -> SyncPublisher:
-        """A publisher of a channel; options as in `Node.publisher`."""
-        made = self._thread.call(lambda: self._node.publisher(channel, **options))
+    @takes(PublisherOptions)
+    def publisher(self, options: PublisherOptions) -> SyncPublisher:
+        """A publisher of a channel: `with node.publisher("orders") as orders`."""
+        made = self._thread.call(lambda: options.call(self._node.publisher))
         return SyncPublisher(self._thread, made)
 
-    def subscribe(self, channel: str, **options: Any) -> SyncSubscription:
-        """Subscribe to a channel and wait until it stands; options as in `Node.subscribe`."""
+    @takes(SubscriptionOptions)
+    def subscribe(self, options: SubscriptionOptions) -> SyncSubscription:
+        """A subscription to a channel, which stands: `with node.subscribe("orders") as orders`."""
 
         async def subscribe() -> Subscription:
-            return await self._node.subscribe(channel, **options).__aenter__()
+            return await options.call(self._node.subscribe).__aenter__()
 
         return SyncSubscription(self._thread, self._thread.run(subscribe()))
 
-    def subscribe_as(self, channel: str, name: str, **options: Any) -> SyncNamedSubscription:
-        """An open named subscription; options as in `Node.subscribe_as`."""
+    @takes(NamedSubscriptionOptions)
+    def subscribe_as(self, options: NamedSubscriptionOptions) -> SyncNamedSubscription:
+        """An open named subscription, whose state the cell keeps."""
 
         async def opened() -> NamedSubscription:
-            subscription = self._node.subscribe_as(channel, name, **options)
-            await subscription.open()
-            return subscription
+            return await options.call(self._node.subscribe_as).__aenter__()
 
         return SyncNamedSubscription(self._thread, self._thread.run(opened()))
 

@@ -31,21 +31,17 @@ class Connection(Protocol):
     @property
     def name(self) -> NodeId:
         """Our node id."""
-        ...
 
     def publisher(self, channel: str) -> Publisher:
         """A publisher of a channel."""
-        ...
 
     def subscribe(
         self, channel: str, *, overflow: Overflow | None = None, expired: bool = False
     ) -> Subscription:
         """A subscription to a channel."""
-        ...
 
     def charter(self) -> bytes:
         """The manifest as its operator signed it."""
-        ...
 
 
 def make_follower(

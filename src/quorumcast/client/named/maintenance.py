@@ -40,20 +40,16 @@ class MaintainedConsumer(Protocol):
     @property
     def state(self) -> SubscriptionState:
         """The state after the newest operation that was read."""
-        ...
 
     @property
     def busy(self) -> bool:
         """Whether the consumer has assignments."""
-        ...
 
     def write(self, operation: AnyOperation) -> None:
         """Publish an operation on the companion."""
-        ...
 
     def update(self) -> None:
         """Compare the state with what the consumer is doing, and act on the differences."""
-        ...
 
 
 class Observed(NamedTuple):

@@ -22,27 +22,24 @@ module checks arguments, opens the subscription and hands out deliveries; `consu
 from __future__ import annotations
 
 import math
-from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING
 
-from quorumcast.client.arguments import Start, check_counts, check_start, check_times
+from quorumcast.client.arguments import check_start, check_times
 from quorumcast.client.events import Batch, Event, Gap, GapError
 from quorumcast.client.named.companion import Connection, find_state
 from quorumcast.client.named.consumer import Consumer, PendingDelivery
+from quorumcast.client.options import AUTO, NamedSubscriptionOptions
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId, holder
-from quorumcast.core.limits import MAX_NAME, Overflow
+from quorumcast.core.limits import Overflow
 from quorumcast.manifest.groups import MAX_ATTEMPTS, MAX_TIMEOUT_MS, check_companion
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.named.follower import Follower, charter_of
-from quorumcast.named.operations import MAX_CLAIMED, Configure, Create, SubscriptionSettings
+from quorumcast.named.operations import Configure, Create, SubscriptionSettings
 from quorumcast.named.state import SubscriptionState, is_listed
 
 if TYPE_CHECKING:
     from quorumcast.client.subscription import Subscription
-
-AUTO, MANUAL = "auto", "manual"
 
 
 class Delivery:
@@ -93,51 +90,23 @@ class NamedSubscription:
     """The deliveries of a named subscription; made by `Node.subscribe_as`."""
 
     def __init__(
-        self,
-        node: Connection,
-        entry: ChannelEntry,
-        name: str,
-        *,
-        start: Start,
-        anew: bool,
-        ack: str,
-        prefetch: int,
-        ack_timeout_s: float | None,
-        max_attempts: int | None,
-        dead_letter: str | None,
+        self, node: Connection, entry: ChannelEntry, options: NamedSubscriptionOptions
     ) -> None:
-        check_counts(prefetch=prefetch)
-        if prefetch > MAX_CLAIMED:
-            raise UsageError(f"prefetch is {prefetch}: give at most {MAX_CLAIMED}")
-        if ack not in (AUTO, MANUAL):
-            raise UsageError(f"ack is {ack!r}: give {AUTO!r} or {MANUAL!r}")
         self._node = node
         self._entry = entry
         self._companion = check_companion(node.manifest, entry).name
-        self.name = name
-        self._start = start
-        if isinstance(start, datetime):
-            raise UsageError(
-                "a named subscription begins at 'latest', 'earliest' or a position: find the "
-                "position of that time with 'quorumcast replay'"
-            )
-        self._beginning, _ = check_start(start, [entry])
-        self._anew = anew
-        self._auto = ack == AUTO
-        self._prefetch = prefetch
-        self._group = entry.group(name)
-        given = (ack_timeout_s, max_attempts, dead_letter)
+        self.name = options.name
+        self._beginning, _ = check_start(options.start, [entry])
+        self._options = options
+        self._group = entry.group(options.name)
+        given = (options.ack_timeout_s, options.max_attempts, options.dead_letter)
         self._given = any(value is not None for value in given)
-        self._settings = self._check_settings(ack_timeout_s, max_attempts, dead_letter)
+        self._settings = self._check_settings()
         self._consumer: Consumer | None = None
         self._last: Delivery | None = None
 
-    def _check_settings(
-        self, ack_timeout_s: float | None, max_attempts: int | None, dead_letter: str | None
-    ) -> SubscriptionSettings:
+    def _check_settings(self) -> SubscriptionSettings:
         node, group = self._node, self._group
-        if not 0 < len(self.name) <= MAX_NAME:
-            raise UsageError(f"{self.name!r} is no name: give 1 to {MAX_NAME} characters")
         if group is not None:
             if self._given:
                 raise UsageError(
@@ -151,10 +120,11 @@ class NamedSubscription:
                     f"{self._entry.name!r}; ask the operator, or choose another name"
                 )
             return charter.settings
+        ack_timeout_s, dead_letter = self._options.ack_timeout_s, self._options.dead_letter
         if ack_timeout_s is not None:
             check_times(ack_timeout_s=ack_timeout_s)
         timeout_ms = 30_000 if ack_timeout_s is None else math.ceil(ack_timeout_s * 1000)
-        attempts = 0 if max_attempts is None else max_attempts
+        attempts = 0 if self._options.max_attempts is None else self._options.max_attempts
         if not 1 <= timeout_ms <= MAX_TIMEOUT_MS:
             raise UsageError(f"ack_timeout_s is {ack_timeout_s}: give more than 0, at most a day")
         if isinstance(attempts, bool) or attempts not in range(MAX_ATTEMPTS + 1):
@@ -194,9 +164,11 @@ class NamedSubscription:
             follower, complete = await find_state(
                 companion, self._node.manifest, self._entry, self.name, owner
             )
-            if follower.state is None and not complete and not self._anew:
+            if follower.state is None and not complete and not self._options.anew:
                 raise UsageError(self._state_lost(owner))
-            consumer = Consumer(self._node, live, companion, follower, prefetch=self._prefetch)
+            consumer = Consumer(
+                self._node, live, companion, follower, prefetch=self._options.prefetch
+            )
         except BaseException:
             live.close()
             companion.close()
@@ -210,7 +182,7 @@ class NamedSubscription:
             raise
 
     async def _begin(self, consumer: Consumer, follower: Follower, live: Subscription) -> None:
-        if follower.state is None or self._anew:
+        if follower.state is None or self._options.anew:
             if self._beginning is None:
                 start = live.end
             elif self._beginning > live.end:
@@ -270,7 +242,7 @@ class NamedSubscription:
         """The next delivery, or a gap that the subscription had to skip."""
         consumer = self._opened()
         last, self._last = self._last, None
-        if self._auto and last is not None:
+        if self._options.ack == AUTO and last is not None:
             await last.ack()
         found = consumer.next_ready()
         while found is None:
@@ -315,10 +287,5 @@ class NamedSubscription:
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
+from quorumcast.client.options import Resumption
 from quorumcast.client.packing import wall_us
-from quorumcast.client.resuming import ResumedPublisher, Resumption
+from quorumcast.client.resuming import ResumedPublisher
 from quorumcast.core.envelope import MAX_US, microseconds_of, time_of
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.streams.connections import POOL, PooledNode
