@@ -12,6 +12,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from copy import copy
 from functools import cache
 from typing import Annotated
 
@@ -85,9 +86,13 @@ def _fail(sentence: str, code: int = USAGE_ERROR) -> int:
 
 
 @cache
-def _command() -> Callable[..., object]:
-    """The command tree, built once; Typer would build it at every call."""
-    return typer.main.get_command(app)
+def _command_tree(first: str) -> Callable[..., object]:
+    """The command tree; only the branch `first`, if that is a command: all of it takes a while."""
+    tree = copy(app)
+    tree.registered_commands = [one for one in app.registered_commands if one.name == first]
+    tree.registered_groups = [one for one in app.registered_groups if one.name == first]
+    known = tree.registered_commands or tree.registered_groups
+    return typer.main.get_command(tree if known else app)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -96,7 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
         # Arguments need not be UTF-8, and may be part of the output.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = _command()(arguments, standalone_mode=False, prog_name="quorumcast")
+        command = _command_tree(next(iter(sys.argv[1:] if arguments is None else arguments), ""))
+        code = command(arguments, standalone_mode=False, prog_name="quorumcast")
         sys.stdout.flush()
     except UsageError as error:
         return _fail(str(error))

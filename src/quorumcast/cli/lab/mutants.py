@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import typer
-from rich.table import Table
 
 from quorumcast.cli.common import console, print_json
 from quorumcast.cli.progress import ProgressDisplay
@@ -78,6 +77,8 @@ def _share(share: RoomFigures) -> dict[str, object]:
 
 
 def _print(report: MutantReport, seeds: int) -> None:
+    from rich.table import Table
+
     out = console()
     for result in report.results:
         out.print(_line(result), markup=False, highlight=False, soft_wrap=True)
