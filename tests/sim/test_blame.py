@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from quorumcast.faults.cell.catalogue import CATALOGUE
-from quorumcast.sim.cell.known_bad.catalogue import B2, PUB, siege
+from quorumcast.sim.cell.known_bad.plans import B2, PUB1, fifo_plan
 from quorumcast.sim.cell.run import CellRun
 from quorumcast.sim.cell.scenario import ORDERS
 from quorumcast.sim.kernel.plan import Act, Corruption
@@ -30,8 +30,8 @@ CASES = [
 
 
 def misbehave(policy: str, fault: str) -> CellRun:
-    work = [Act(200 + 40 * n, "submit", PUB, ORDERS, 1) for n in range(60)]
-    plan = siege(policy, Corruption(B2, fault), acts=work)(1)
+    work = [Act(200 + 40 * n, "submit", PUB1, ORDERS, 1) for n in range(60)]
+    plan = fifo_plan(policy, Corruption(B2, fault), acts=work)(1)
     run = CellRun(msgspec.structs.replace(plan, calm_at_ms=2800))
     assert run.perform().violations == []
     return run

@@ -21,7 +21,7 @@ from quorumcast.ordering import sequencer
 from quorumcast.ordering.epochs import epoch_item
 from quorumcast.ordering.messages import Propose
 from quorumcast.sim.cell.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
-from quorumcast.sim.cell.known_bad.attacks import attack
+from quorumcast.sim.cell.known_bad.plans import attack
 from quorumcast.sim.cell.plan import CellPlan, small_limits
 from quorumcast.sim.cell.scenario import ORDERS
 from quorumcast.sim.kernel.known_bad import Patch, mistaken

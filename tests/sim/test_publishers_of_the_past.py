@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from quorumcast.core.limits import Limits
 from quorumcast.manifest.policy import Policy
-from quorumcast.sim.cell.known_bad.recovery import PUB, SUB2, leapt, past, retold
+from quorumcast.sim.cell.known_bad.plans import PUB1, SUB2
+from quorumcast.sim.cell.known_bad.recovery import leapt, past, retold
 from quorumcast.sim.cell.plan import CellPlan, small_limits
 from quorumcast.sim.cell.run import CellRun
 from quorumcast.sim.cell.scenario import ORDERS
@@ -22,8 +23,8 @@ def lives(policy: Policy, count: int) -> CellPlan:
     acts = [Act(40, "partition", peers=(SUB2,)), Act(100 + 60 * count, "heal")]
     for life in range(count):
         at = 60 + 60 * life
-        acts += [Act(at, "submit", PUB, ORDERS, 2)]
-        acts += [Act(at + 50, "crash", PUB), Act(at + 55, "restart", PUB)]
+        acts += [Act(at, "submit", PUB1, ORDERS, 2)]
+        acts += [Act(at + 50, "crash", PUB1), Act(at + 55, "restart", PUB1)]
     plan = past(policy)
     joins = [act for act in plan.acts if act.what == "join"]
     return replace(plan, acts=tuple(joins + acts), calm_at_ms=200 + 60 * count)

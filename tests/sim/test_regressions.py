@@ -10,9 +10,17 @@ import pytest
 
 from quorumcast.cell.serving.desks import Desks
 from quorumcast.sim.campaign import replay_command
-from quorumcast.sim.cell.known_bad.catalogue import B5, B6, SUB2
-from quorumcast.sim.cell.known_bad.catalogue import siege as busy
-from quorumcast.sim.cell.known_bad.ordering import B2, B3, B4, PUB1, siege
+from quorumcast.sim.cell.known_bad.plans import (
+    B2,
+    B3,
+    B4,
+    B5,
+    B6,
+    PUB1,
+    SUB2,
+    fifo_plan,
+    order_plan,
+)
 from quorumcast.sim.cell.run import CellRun
 from quorumcast.sim.cell.scenario import ORDERS
 from quorumcast.sim.kernel.plan import Act, Corruption
@@ -203,7 +211,7 @@ def test_machine_that_raises_is_a_violation_with_a_command_that_replays_it(
 
 def test_broker_that_comes_late_to_a_cell_with_one_dead_broker_takes_part_in_the_end() -> None:
     """It heard of an instance, took it that it might have voted in it, and all waited for it."""
-    plan = siege(
+    plan = order_plan(
         "total",
         acts=[
             Act(0, "partition", peers=(B4,)),
@@ -218,7 +226,7 @@ def test_broker_that_comes_late_to_a_cell_with_one_dead_broker_takes_part_in_the
 
 def test_liar_that_votes_and_denies_all_checkpoints_does_not_make_logs_grow_without_end() -> None:
     """While a correct broker was away nothing became stable, and nothing was ever forgotten."""
-    plan = siege(
+    plan = order_plan(
         "total",
         Corruption(B3, "false-standing", 0, 100, ("root",)),
         acts=[
@@ -234,7 +242,7 @@ def test_liar_that_votes_and_denies_all_checkpoints_does_not_make_logs_grow_with
 def test_reader_of_the_past_gets_what_brokers_have_by_histories_alone(policy: str) -> None:
     """It began with the next history; of what no chain had brought nobody voted again."""
     acts = [Act(340, "read", SUB2, ORDERS)]
-    run = CellRun(busy(policy, Corruption(B2, "drop", 0, 100), acts=acts)(0))
+    run = CellRun(fifo_plan(policy, Corruption(B2, "drop", 0, 100), acts=acts)(0))
     assert run.perform().violations == []
     reader = run.world.facts.reader(SUB2, ORDERS)
     assert reader is not None
@@ -246,7 +254,7 @@ def test_reader_of_the_past_gets_what_brokers_have_by_histories_alone(policy: st
 
 def test_brokers_beside_a_chain_whose_publisher_comes_back_in_the_middle_echo_as_well() -> None:
     """It no longer held what the chain had; they left it out, and lacked it for its history."""
-    plan = busy(
+    plan = fifo_plan(
         "chain+history",
         acts=[
             Act(60, "submit", PUB1, ORDERS, 300),

@@ -24,12 +24,12 @@ class Patch(msgspec.Struct, frozen=True):
     replacement: Any
 
 
-class Variant(msgspec.Struct, frozen=True, kw_only=True):
+class Variant(msgspec.Struct, frozen=True):
     """One mistake, the attack that exposes it, and the checkers that may catch it."""
 
     name: str
     mistake: str
-    patches: tuple[Patch, ...]
+    patches: Sequence[Patch]
     attack: Callable[[int], Plan]
     #: Properties of which one must be reported.
     caught_by: tuple[str, ...]

@@ -1,11 +1,9 @@
-"""Attacks on total order that aim at one mistake each; see `order_variants`.
+"""Attacks on total order, each of which only code with one mistake falls for (see `ordering`).
 
 As in `attacks`, each acts with the keys of its own node only.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -38,24 +36,28 @@ from quorumcast.ordering.messages import (
 )
 from quorumcast.ordering.state import Head, State, cut, digest_of
 from quorumcast.sim.cell.cells import life_of
+from quorumcast.sim.cell.known_bad.plans import Rewritten
+
+#: Time from which `ProposeAgain` lies, in milliseconds of virtual time.
+PROPOSE_AGAIN_AT = 1750
 
 
-def proper(batch: Batch) -> Batch:
-    """What publishers offered, of a batch that may begin with the birth of the log."""
+def offered(batch: Batch) -> Batch:
+    """The items of a batch that publishers offered."""
     return tuple(item for item in batch if item.stream != BIRTH)
 
 
-def lives_in(batch: Batch) -> Batch:
-    """The birth of the log, of a batch that may begin with it."""
+def log_start(batch: Batch) -> Batch:
+    """The item that starts the log, with the lives of its brokers, if the batch has it."""
     return tuple(item for item in batch if item.stream == BIRTH)
 
 
-class Undo(Tampering):
-    """Denies towards its victims what was done in the first instance, and leads to another end.
+class UndoFirst(Tampering):
+    """Denies towards its victims what the first instance decided, and leads to another decision.
 
-    When it shows its words as the new leader it has one of its own among them that says nothing,
-    and it proposes to its victims, and votes for, the batch that its machine has in mind next. What
-    it accepts it tells the last of its victims among the brokers alone.
+    As the new leader it shows its victims stop statements of which its own claims nothing. It
+    proposes to them, and votes for, its machine's next batch as that of the first instance. Only
+    the last broker among its victims gets its ACCEPT.
     """
 
     __slots__ = ("_confidant", "_told")
@@ -73,11 +75,11 @@ class Undo(Tampering):
                 proposal = effect.message
                 if proposal.regency == 1 and proposal.instance == 2 and not self._told:
                     self._told = True
-                    result += self._lead(proposal, (self._lives(), *proper(proposal.batch)))
+                    result += self._lead(proposal, (self._start(), *offered(proposal.batch)))
         return result
 
-    def _lives(self) -> Item:
-        """What every batch begins with, until the log has begun."""
+    def _start(self) -> Item:
+        """The item that starts the log."""
         lives = [life_of(broker) for broker in self.context.manifest.broker_ids]
         return Item(BIRTH, self.context.manifest.epoch, b"".join(lives))
 
@@ -92,22 +94,22 @@ class Undo(Tampering):
             Send(self._confidant, Accept(log, regency, 1, value)),
         ]
         position = 1
-        for item in proper(batch):
+        for item in offered(batch):
             order = total_order(item.stream.channel)
             lies.append(Later(Send(readers, Vote(order, position, item.digests)), 60))
             position += 1
         return lies
 
-    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+    def rewrite(self, send: Send, now: Millis) -> Rewritten:
         message, context = send.message, self.context
         hidden = [peer for peer in send.to if peer in context.victims]
         match message:
             case Sync():
-                words = tuple(false_word(w, "nothing", context) for w in message.statements)
-                return [Send(tuple(hidden), replace(message, statements=words))] if hidden else []
+                false = tuple(false_word(w, "nothing", context) for w in message.statements)
+                return [Send(tuple(hidden), replace(message, statements=false))] if hidden else []
             case StopData():
-                word = false_word(message.statement, "nothing", context)
-                return [replace(send, message=replace(message, statement=word))]
+                statement = false_word(message.statement, "nothing", context)
+                return [replace(send, message=replace(message, statement=statement))]
             case Accept(regency=0, instance=1):
                 return self.without(send, hidden)
             case Propose(instance=1) | Write(instance=1) | Accept(instance=1):
@@ -122,10 +124,10 @@ class Undo(Tampering):
 
 
 class FalseTransfer(Tampering):
-    """Hands out a state in which everything lies further on than it does, with digests to match.
+    """Transfers a state in which every position is too high, with matching digests.
 
-    Where `victims` say "chunks" the digests are the true ones, and only the chunks are false. It
-    reads its own true states off its disk, so its log must be durable.
+    If `victims` has "chunks", the digests are true and only the chunks are false. It takes its own
+    true states from its snapshots, so its log must be durable.
     """
 
     __slots__ = ("_images",)
@@ -140,7 +142,7 @@ class FalseTransfer(Tampering):
                 self._images[effect.record.instance] = self._falsified(effect.record.image)
         return super().tamper(effects, now)
 
-    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+    def rewrite(self, send: Send, now: Millis) -> Rewritten:
         message = send.message
         match message:
             case StateHead(checkpoint=checkpoint) if checkpoint in self._images:
@@ -164,32 +166,32 @@ class FalseTransfer(Tampering):
 
 
 class SplitFirst(EquivocatingLeader):
-    """Proposes two batches in the first instance only."""
+    """Equivocates in the first instance only."""
 
     __slots__ = ()
 
-    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+    def rewrite(self, send: Send, now: Millis) -> Rewritten:
         message = send.message
         if isinstance(message, Propose) and message.instance > 1:
             return [send]
         return super().rewrite(send, now)
 
 
-class Invent(Undo):
-    """Never leads, and tells the next leader that it accepted a batch of nothing only just now."""
+class InventAccepted(UndoFirst):
+    """Never leads, and claims to the next leader that it just accepted an empty batch."""
 
     __slots__ = ()
 
-    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+    def rewrite(self, send: Send, now: Millis) -> Rewritten:
         message = send.message
         if isinstance(message, Sync | Propose):
             return []
-        word = parse_stop(message.statement.payload) if isinstance(message, StopData) else None
-        if word is None or not isinstance(message, StopData) or word.regency < 2:
+        stop = parse_stop(message.statement.payload) if isinstance(message, StopData) else None
+        if stop is None or not isinstance(message, StopData) or stop.regency < 2:
             return super().rewrite(send, now)
-        nothing, regency = value_of(self.context.manifest.hash, ()), word.regency - 1
+        nothing, regency = value_of(self.context.manifest.hash, ()), stop.regency - 1
         claim = Claim(1, regency, nothing, ((nothing, regency),))
-        lie = replace(word, decided=0, stable=0, blind=0, claims=(claim,))
+        lie = replace(stop, decided=0, stable=0, blind=0, claims=(claim,))
         signed = self.context.keyring.identity.sign(canonical(lie))
         return [
             Send(send.to, replace(message, statement=signed)),
@@ -198,46 +200,39 @@ class Invent(Undo):
 
 
 class ProposeAgain(Proposing):
-    """A leader that, after a while, proposes once more what was ordered long ago."""
+    """A leader that, after a while, proposes again what was ordered long ago."""
 
     __slots__ = ("_first",)
-    #: The moment, in milliseconds of the world.
-    WHEN = 1750
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
         self._first: list[Item] = []
 
-    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+    def rewrite(self, send: Send, now: Millis) -> Rewritten:
         if isinstance(send.message, Propose):
-            self._first = self._first or list(proper(send.message.batch)[:1])
-            if now < self.WHEN:
+            self._first = self._first or list(offered(send.message.batch)[:1])
+            if now < PROPOSE_AGAIN_AT:
                 return [send]
         return super().rewrite(send, now)
 
     def other(self, batch: Batch) -> Batch:
-        return (*lives_in(batch), *self._first, *proper(batch))
+        return (*log_start(batch), *self._first, *offered(batch))
 
 
-class ForgeOffer(Tampering):
+def forge_offer(fault: Tampering, send: Send, now: Millis) -> Rewritten:
     """A leader that orders what a publisher never offered, signed by nobody."""
-
-    __slots__ = ()
-
-    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
-        message = send.message
-        if not isinstance(message, Propose) or not proper(message.batch):
-            return [send]
-        last = proper(message.batch)[0]
-        body = label(last.stream, last.first) + b"forged"
-        digests = self.context.manifest.hash(body)
-        forged = (*lives_in(message.batch), Item(last.stream, last.first, digests))
-        value = value_of(self.context.manifest.hash, forged)
-        offer = Offer(last.stream, last.first, digests, bytes(64))
-        log, regency, instance = message.log, message.regency, message.instance
-        return [
-            Send(send.to, offer, (body,)),
-            Send(send.to, replace(message, batch=forged)),
-            Send(send.to, Write(log, regency, instance, value)),
-            Send(send.to, Accept(log, regency, instance, value)),
-        ]
+    message = send.message
+    if not isinstance(message, Propose) or not offered(message.batch):
+        return [send]
+    first = offered(message.batch)[0]
+    body = label(first.stream, first.first) + b"forged"
+    digests = fault.context.manifest.hash(body)
+    forged = (*log_start(message.batch), Item(first.stream, first.first, digests))
+    value = value_of(fault.context.manifest.hash, forged)
+    log, regency, instance = message.log, message.regency, message.instance
+    return [
+        Send(send.to, Offer(first.stream, first.first, digests, bytes(64)), (body,)),
+        Send(send.to, replace(message, batch=forged)),
+        Send(send.to, Write(log, regency, instance, value)),
+        Send(send.to, Accept(log, regency, instance, value)),
+    ]
