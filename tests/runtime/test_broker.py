@@ -142,8 +142,9 @@ def test_broker_full_disk_is_told_to_the_machine_and_shown(
         node.driver.carry_out([Persist(record)])
         await until(lambda: Storage(full=True) in heard)
         shown = node.control.status().store
-        assert shown["full"] == 1
-        assert shown["waiting_bytes"] > 10**6
+        assert shown is not None
+        assert shown.full == 1
+        assert shown.waiting_bytes > 10**6
         page = node.control.routes()["GET", "/metrics"](
             HttpRequest("GET", "/metrics", {}, b"")
         ).body
@@ -152,7 +153,8 @@ def test_broker_full_disk_is_told_to_the_machine_and_shown(
         await until(lambda: Persisted(record) in heard)
         assert heard == [Storage(full=True), Storage(full=False), Persisted(record)]
         shown = node.control.status().store
-        assert shown["full"] == shown["waiting_bytes"] == 0
+        assert shown is not None
+        assert shown.full == shown.waiting_bytes == 0
 
     with_broker(tmp_path, act, JOURNAL, data=tmp_path / "data")
 

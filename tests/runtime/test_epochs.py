@@ -30,7 +30,7 @@ def test_broker_first_channel_on_disk_opens_a_store_or_is_refused(
     tmp_path: Path, place: bool
 ) -> None:
     async def act(node: BrokerNode, cell: CellSetup) -> None:
-        assert (node.storage(), node.machine.logs()) == ({}, {})
+        assert (node.store_status(), node.machine.logs()) == (None, {})
         following = next_epoch(node.manifest, channels=(*node.manifest.channels, DURABLE))
         give(node, cell, following)
         if place:
@@ -38,9 +38,9 @@ def test_broker_first_channel_on_disk_opens_a_store_or_is_refused(
         # Without a disk the channel would promise what nobody keeps.
         assert node.manifest.epoch == (2 if place else 1)
         assert (tmp_path / "data" / "broker-1.store").exists() == place
-        assert bool(node.storage()) == place
+        assert (node.store_status() is not None) == place
         assert list(node.machine.logs()) == (["byzantine"] if place else [])
-        assert bool(node.disk()) == place
+        assert (node.disk_status() is not None) == place
 
     with_broker(tmp_path, act, data=tmp_path / "data" if place else None)
 
@@ -64,8 +64,9 @@ def test_broker_status_says_its_time_its_logs_and_its_disk(tmp_path: Path) -> No
                 "forgotten": 0,
             }
         }  # fmt: skip
-        assert status.disk["writable"]
-        assert status.disk["began_empty"]
+        assert status.disk is not None
+        assert status.disk.writable
+        assert status.disk.began_empty
 
     with_broker(tmp_path, act, Policy.parse("total+durable"), data=tmp_path / "data")
 
@@ -73,9 +74,9 @@ def test_broker_status_says_its_time_its_logs_and_its_disk(tmp_path: Path) -> No
 def test_look_at_a_directory_that_is_not_there_yet_writes_nothing(tmp_path: Path) -> None:
     place = tmp_path / "a" / "b"
     found = look_at(place, "broker-1")
-    assert (found["writable"], found["set_aside"]) == (True, [])
+    assert (found.writable, found.set_aside) == (True, [])
     assert not (tmp_path / "a").exists()
     place.mkdir(parents=True)
     for name in ("broker-1.store.damaged-1", "broker-1.store.damaged-1-wal", "broker-2.store"):
         (place / name).touch()
-    assert look_at(place, "broker-1")["set_aside"] == ["broker-1.store.damaged-1"]
+    assert look_at(place, "broker-1").set_aside == ["broker-1.store.damaged-1"]

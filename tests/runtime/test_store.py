@@ -149,11 +149,11 @@ def test_store_done_is_called_after_the_commit_and_in_order(tmp_path: Path) -> N
         for i in range(500):
             opened.save(Said(str(i)), lambda i=i: safe.append(i))  # type: ignore[misc]
         assert safe == []
-        assert opened.status()["waiting_bytes"] > 500
+        assert opened.status().waiting_bytes > 500
         await until(lambda: len(safe) == 500)
         assert safe == list(range(500))
         status = opened.status()
-        assert status["waiting_bytes"] == 0 < status["most_waiting_bytes"]
+        assert status.waiting_bytes == 0 < status.most_waiting_bytes
         await opened.close()
 
     run(main())
@@ -194,7 +194,7 @@ def test_store_forgets_a_range_and_nothing_beside_it(tmp_path: Path) -> None:
             for place in range(1, 6):
                 opened.save(Kept(place, b"x"), nothing)
             if turns == 2:
-                await until(lambda opened=opened: not opened.status()["waiting_bytes"])  # type: ignore[misc]
+                await until(lambda opened=opened: not opened.status().waiting_bytes)  # type: ignore[misc]
             opened.forget(Kept, "alice", 4, since=2)
             opened.save(Kept(3, b"again"), nothing)
             await opened.close()
@@ -212,7 +212,7 @@ def test_store_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     async def main() -> None:
         opened = DiskStore(tmp_path / "s", KINDS)
         opened.save(Said("a secret"), nothing)
-        await until(lambda: opened.status()["waiting_bytes"] == 0)
+        await until(lambda: opened.status().waiting_bytes == 0)
         modes = modes_in(tmp_path)
         assert len(modes) >= 3
         assert set(modes.values()) == {0o600}, modes
@@ -238,7 +238,7 @@ def test_store_files_do_not_grow_under_retention(
             opened.forget(Kept, "alice", i - 50)
             await safe.wait()
             status = opened.status()
-            sizes.append((status["file_bytes"], status["log_bytes"]))
+            sizes.append((status.file_bytes, status.log_bytes))
         await opened.close()
         settled = sizes[150:]
         assert max(file for file, _ in settled) <= 1.1 * settled[0][0] < 2_000_000
@@ -572,8 +572,8 @@ def test_store_full_disk_loses_nothing_and_is_told(
             await asyncio.sleep(0)
         await until(lambda: told == [True])
         before = len(safe)
-        assert opened.status()["full"] == 1
-        assert opened.status()["waiting_bytes"] > (100 - before) * 10_000
+        assert opened.status().full == 1
+        assert opened.status().waiting_bytes > (100 - before) * 10_000
         opened.save(Said("while it is full"), lambda: safe.append(100))
         await asyncio.sleep(0.05)
         assert len(safe) == before

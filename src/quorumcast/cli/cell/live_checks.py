@@ -6,6 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from quorumcast.cli.cell.checks import Finding
 from quorumcast.cli.common import MANIFEST, is_broker
 
@@ -111,8 +113,9 @@ def _disk(manifest: Manifest, name: str, row: Row, directory: Path) -> list[Find
 
     needed = any(channel.policy.needs_store for channel in manifest.channels)
     known = is_broker(row, name, manifest.cell)
-    disk: Any = row.get("disk") if known else look_at(directory / "data", name)
-    if not needed or (not known and not (directory / "data").exists()):
+    data = directory / "data"
+    disk: Any = row.get("disk") if known else msgspec.structs.asdict(look_at(data, name))
+    if not needed or (not known and not data.exists()):
         return []
     if not disk:
         return [Finding(name, "error", "it has no data directory", "start it with --data DIR")]

@@ -53,7 +53,6 @@ from quorumcast.runtime.broker.identities import identity_for, settle_identity
 from quorumcast.runtime.broker.usefulness import Usefulness
 from quorumcast.runtime.broker.witness import Witness
 from quorumcast.runtime.driver import Driver
-from quorumcast.runtime.links.fairness import Load
 from quorumcast.runtime.links.greeting import Greeter
 from quorumcast.runtime.links.limits import TransportLimits
 from quorumcast.runtime.links.tls import server_context
@@ -61,8 +60,8 @@ from quorumcast.runtime.links.transport import Transport
 from quorumcast.runtime.logs import note, start_logging
 from quorumcast.runtime.loop import run
 from quorumcast.runtime.observations import observing
-from quorumcast.runtime.store.directory import look_at, place_for
-from quorumcast.runtime.store.store import DiskStore
+from quorumcast.runtime.store.directory import DiskStatus, look_at, place_for
+from quorumcast.runtime.store.store import DiskStore, StoreStatus
 from quorumcast.runtime.telemetry import Telemetry
 from quorumcast.traces.recorder import Recorder
 
@@ -388,36 +387,14 @@ class BrokerNode:
 
     # -------------------------------------------------------------------- status
 
-    def peers(self) -> list[NodeId]:
-        """Peers with an open link."""
-        return self.transport.peers()
+    def store_status(self) -> StoreStatus | None:
+        """The state of the store; None if no channel needs one."""
+        return None if self._store is None else self._store.status()
 
-    def cut_links(self) -> None:
-        """Break every link; they are made again."""
-        self.transport.cut()
-
-    def trouble(self, peer: NodeId) -> str:
-        """Why a peer that we call has no link."""
-        trouble = self.transport.troubles().get(peer)
-        return "" if trouble is None else trouble.sentence
-
-    def load(self) -> dict[NodeId, Load]:
-        """What each identity has cost."""
-        return self.transport.load()
-
-    def sizes(self) -> dict[str, int]:
-        """How much each container fed by peers holds."""
-        return {**self.machine.sizes(), **self.transport.sizes()}
-
-    def storage(self) -> dict[str, int]:
-        """How its disk does; nothing if it keeps nothing."""
-        return {} if self._store is None else self._store.status()
-
-    def disk(self) -> dict[str, object]:
-        """Where its store is or would be, and whether there is room."""
-        if self.settings.data is None:
-            return {}
-        return {**look_at(self.settings.data, self.name), "began_empty": self._began_empty}
+    def disk_status(self) -> DiskStatus | None:
+        """The state of the data directory; None without one."""
+        data = self.settings.data
+        return None if data is None else look_at(data, self.name, began_empty=self._began_empty)
 
 
 def _lifeline_cut(node: BrokerNode, descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""What a broker shows and takes over HTTP: `/metrics`, `/status`, and misbehaviour on request.
+"""The HTTP interface of a broker: status, metrics, and faults on request.
 
     GET /status     JSON: time, peers, streams, logs, suspicions, drops, faults, rates, memory, disk
     GET /metrics    the same for Prometheus
@@ -7,8 +7,8 @@
     DELETE /faults  all of them, or ?name=alter
     DELETE /links   break every link, as a bad network would
 
-Making a broker lie, or cutting it off, is for tests and demonstrations: it is refused unless the
-broker was started with `--allow-faults`.
+Faults and cut links are for tests and demonstrations: both are refused unless the broker was
+started with `--allow-faults`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ from quorumcast.runtime.broker.http import (
 )
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links.fairness import Load
+from quorumcast.runtime.links.transport import Transport
 from quorumcast.runtime.logs import note
+from quorumcast.runtime.store.directory import DiskStatus
+from quorumcast.runtime.store.store import StoreStatus
 from quorumcast.runtime.telemetry import Rates, Telemetry, cpu_seconds, rss_bytes
 
 
@@ -54,12 +57,12 @@ class FaultOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PeerStatus(msgspec.Struct, frozen=True):
-    """How a broker gets on with another one."""
+    """The link from one broker to another."""
 
     up: bool
     #: Why there is no link; "" if there is one.
     trouble: str
-    #: Since when they have known each other; None if they never met.
+    #: Seconds since the first link between the two; None if there never was one.
     met_s_ago: float | None
 
 
@@ -83,9 +86,8 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
     catching_up: list[str]
     load: dict[NodeId, Load]
     sizes: dict[str, int]
-    #: How the disk does, and where it is; empty for a broker that keeps nothing.
-    store: dict[str, int]
-    disk: dict[str, object]
+    store: StoreStatus | None
+    disk: DiskStatus | None
     faults: list[str]
     #: Per second, by the names of `traffic`.
     rates: dict[str, float]
@@ -100,7 +102,7 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Controlled(Protocol):
-    """The broker behind a status page."""
+    """What the status page needs of its broker."""
 
     manifest: Manifest
     keyring: Keyring
@@ -108,30 +110,17 @@ class Controlled(Protocol):
     driver: Driver
     machine: Broker
 
+    transport: Transport
+
     @property
     def name(self) -> NodeId:
-        """Who this is."""
+        """The broker's own name."""
 
-    def peers(self) -> list[NodeId]:
-        """Peers with an open link."""
+    def store_status(self) -> StoreStatus | None:
+        """The state of its store; None if no channel needs one."""
 
-    def cut_links(self) -> None:
-        """Break every link; they are made again."""
-
-    def trouble(self, peer: NodeId) -> str:
-        """Why a peer that we call has no link."""
-
-    def load(self) -> dict[NodeId, Load]:
-        """What each identity has cost."""
-
-    def sizes(self) -> dict[str, int]:
-        """How much each container fed by peers holds."""
-
-    def storage(self) -> dict[str, int]:
-        """How its disk does; nothing if it keeps nothing."""
-
-    def disk(self) -> dict[str, object]:
-        """Where it keeps that, and whether there is room; nothing without a data directory."""
+    def disk_status(self) -> DiskStatus | None:
+        """The state of its data directory; None if it has none."""
 
 
 class Control:
@@ -143,7 +132,7 @@ class Control:
         self._rates = Rates(node.telemetry)
 
     def routes(self) -> dict[tuple[str, str], Handler]:
-        """By method and path."""
+        """The handlers by method and path."""
         return {
             ("GET", "/status"): self._on_status,
             ("GET", "/metrics"): self._on_metrics,
@@ -154,12 +143,14 @@ class Control:
         }
 
     def _on_status(self, request: HttpRequest) -> Response:
-        return json_response(msgspec.to_builtins(self.status()))
+        shown = msgspec.to_builtins(self.status())
+        # Readers look into both without asking whether they are there.
+        return json_response({**shown, "store": shown["store"] or {}, "disk": shown["disk"] or {}})
 
     def status(self) -> BrokerStatus:
-        """Everything that an operator wants to see at a glance."""
+        """What `/status` shows."""
         node, machine, telemetry = self._node, self._node.machine, self._node.telemetry
-        up = set(node.peers())
+        up, troubles = set(node.transport.peers()), node.transport.troubles()
         manifest = node.manifest
         return BrokerStatus(
             node=node.name,
@@ -171,7 +162,9 @@ class Control:
             f=manifest.f,
             brokers={
                 peer: PeerStatus(
-                    peer in up or peer == node.name, node.trouble(peer), telemetry.met_s_ago(peer)
+                    peer in up or peer == node.name,
+                    troubles[peer].sentence if peer in troubles else "",
+                    telemetry.met_s_ago(peer),
                 )
                 for peer in manifest.broker_ids
             },
@@ -180,10 +173,10 @@ class Control:
             streams=list(machine.streams().values()),
             logs=machine.logs(),
             catching_up=machine.catching_up(),
-            load=node.load(),
-            sizes=node.sizes(),
-            store=node.storage(),
-            disk=node.disk(),
+            load=node.transport.load(),
+            sizes=self._sizes(),
+            store=node.store_status(),
+            disk=node.disk_status(),
             faults=[fault.name for fault in node.driver.faults],
             rates=self._rates.sample(),
             uptime_s=telemetry.uptime_s,
@@ -195,17 +188,21 @@ class Control:
             accusations=dict(telemetry.accusations),
         )
 
+    def _sizes(self) -> dict[str, int]:
+        """How much each container that peers can fill holds."""
+        return {**self._node.machine.sizes(), **self._node.transport.sizes()}
+
     def _on_metrics(self, request: HttpRequest) -> Response:
         from quorumcast.runtime.broker.metrics import Collector, exposition
 
         node = self._node
         collector = Collector(
             node.telemetry,
-            node.sizes,
-            node.peers,
-            node.load,
-            node.storage,
-            node.machine.catching_up,
+            self._sizes(),
+            node.transport.peers(),
+            node.transport.load(),
+            node.store_status(),
+            node.machine.catching_up(),
         )
         content_type = "text/plain; version=0.0.4; charset=utf-8"
         return Response(HTTPStatus.OK, exposition(collector), content_type)
@@ -263,7 +260,7 @@ class Control:
     def _on_cut_links(self, request: HttpRequest) -> Response:
         if not self._allow_faults:
             return self._forbidden()
-        self._node.cut_links()
+        self._node.transport.cut()
         note("cut its links on request")
         return json_response({"cut": True})
 

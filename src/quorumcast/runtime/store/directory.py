@@ -1,4 +1,4 @@
-"""A broker's data directory, as whoever looks after it sees it."""
+"""The data directory of a broker: whether a store can be kept there, for status and doctor."""
 
 from __future__ import annotations
 
@@ -6,13 +6,28 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
+
 from quorumcast.core.errors import UsageError
 
 
-def look_at(directory: Path, broker: str) -> dict[str, object]:
-    """Whether a store can be kept in a directory, how much room there is, and what was set aside.
+class DiskStatus(msgspec.Struct, frozen=True):
+    """The state of a data directory."""
 
-    Nothing is written: a directory that is not there yet is judged by the one it would be made in.
+    directory: str
+    writable: bool
+    #: None if it cannot be found out.
+    free_bytes: int | None
+    #: Names of damaged stores that were set aside.
+    set_aside: list[str]
+    #: Whether the broker that uses it found no store when it started.
+    began_empty: bool
+
+
+def look_at(directory: Path, broker: str, *, began_empty: bool = False) -> DiskStatus:
+    """Whether a broker can keep its store in a directory, and what lies there.
+
+    Nothing is written: a directory that does not exist is judged by the one it would be made in.
     """
     present = directory.absolute()
     while not present.exists() and present != present.parent:
@@ -29,16 +44,12 @@ def look_at(directory: Path, broker: str) -> dict[str, object]:
         )
     except OSError:
         aside = []
-    return {
-        "directory": str(directory),
-        "writable": present.is_dir() and os.access(present, os.W_OK | os.X_OK),
-        "free_bytes": free,
-        "set_aside": aside,
-    }
+    writable = present.is_dir() and os.access(present, os.W_OK | os.X_OK)
+    return DiskStatus(str(directory), writable, free, aside, began_empty)
 
 
 def place_for(channel: str, directory: Path | None) -> Path:
-    """Where stores are kept; a channel wants one."""
+    """The directory of the store that a channel needs, made if it does not exist."""
     if directory is None:
         raise UsageError(f"channel {channel!r} wants a store: say where to keep it with --data")
     try:

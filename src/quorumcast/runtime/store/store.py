@@ -40,6 +40,19 @@ def _nothing() -> None:
     """Nobody waits for a removal."""
 
 
+class StoreStatus(msgspec.Struct, frozen=True):
+    """The state of a store, for `/status`, `/metrics` and the log."""
+
+    #: 1 while the disk is full, else 0.
+    full: int
+    #: Bytes of records that are not on disk yet, and the most that there ever were.
+    waiting_bytes: int
+    most_waiting_bytes: int
+    #: Sizes of the database and of its write-ahead log.
+    file_bytes: int
+    log_bytes: int
+
+
 class DiskStore:
     """The records of one node."""
 
@@ -92,15 +105,16 @@ class DiskStore:
         """Remove the records of a kind and owner below a place, with the next commit."""
         self._change(Remove(kind.__name__, owner, below, since), _nothing, lazy=True)
 
-    def status(self) -> dict[str, int]:
-        """How the disk does, for people to look at."""
-        return {
-            "full": int(self._full),
-            "waiting_bytes": self._waiting_bytes,
-            "most_waiting_bytes": self._most_waiting_bytes,
-            "file_bytes": self._database.file_bytes,
-            "log_bytes": self._database.log_bytes,
-        }
+    def status(self) -> StoreStatus:
+        """The present state."""
+        database = self._database
+        return StoreStatus(
+            int(self._full),
+            self._waiting_bytes,
+            self._most_waiting_bytes,
+            database.file_bytes,
+            database.log_bytes,
+        )
 
     def _change(self, change: Change, done: Callable[[], None], *, lazy: bool = False) -> None:
         self._waiting.append((change, done))
@@ -158,10 +172,11 @@ class DiskStore:
         if full == self._full:
             return
         self._full = full
+        shown = msgspec.structs.asdict(self.status())
         if full:
-            note("disk is full; tries again", level=logging.ERROR, reason=reason, **self.status())
+            note("disk is full; tries again", level=logging.ERROR, reason=reason, **shown)
         else:
-            note("disk has room again", **self.status())
+            note("disk has room again", **shown)
         if self._on_full is not None:
             self._on_full(full)
 
