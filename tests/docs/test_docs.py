@@ -20,13 +20,13 @@ from quorumcast.core.quorum import Broadcast
 from quorumcast.crypto.session import Refusal
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.manifest.policy import POLICY_NAMES
-from quorumcast.runtime.links.link import Lost
+from quorumcast.runtime.links.link import LinkDrop
 from quorumcast.sim.cell.aimed import AIMED
 from quorumcast.sim.cell.harm import WORLD
 from quorumcast.sim.cell.known_bad.catalogue import VARIANTS
 
 ROOT = Path(__file__).parents[2]
-DROPS = [reason.value for kind in (DropReason, Refusal, Lost) for reason in kind]
+DROPS = [reason.value for kind in (DropReason, Refusal, LinkDrop) for reason in kind]
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")], key=lambda path: path.as_posix()
 )

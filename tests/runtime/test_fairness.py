@@ -150,7 +150,7 @@ def test_busy_broker_has_its_share_of_each_round_and_is_never_paused() -> None:
 def test_broker_that_floods_is_paused_and_never_disconnected(
     piece: Piece, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fairness, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(fairness, "FLOOD_GRACE_S", -1.0)
 
     async def main() -> None:
         world = World()
@@ -169,7 +169,7 @@ def test_flood_has_no_more_than_a_part_of_what_is_spent_on_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where the processor has little to do: a share of all the time would be too much."""
-    monkeypatch.setattr(fairness, "PATIENCE_S", 1000.0)
+    monkeypatch.setattr(fairness, "FLOOD_GRACE_S", 1000.0)
     monkeypatch.setattr(fairness, "ALONE_S", 1000.0)
     monkeypatch.setattr(fairness, "LOOK_S", 0.0)
 
@@ -279,7 +279,7 @@ def test_requests_beside_others_are_paused_when_the_burst_is_used_up(
 def test_client_that_stays_over_its_budget_is_disconnected_and_kept_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fairness, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(fairness, "FLOOD_GRACE_S", -1.0)
     monkeypatch.setattr(fairness, "ALONE_S", 1000.0)
 
     async def main() -> None:
@@ -304,7 +304,7 @@ def test_client_that_stays_over_its_budget_is_disconnected_and_kept_out(
 def test_client_that_waits_for_answers_is_paused_and_never_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fairness, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(fairness, "FLOOD_GRACE_S", -1.0)
     monkeypatch.setattr(fairness, "ALONE_S", 1000.0)
 
     async def main() -> None:

@@ -7,7 +7,7 @@ from tests.runtime.world import run, until
 from quorumcast.runtime.links.inbox import Inbox
 from quorumcast.runtime.links.limits import TransportLimits
 
-LIMITS = TransportLimits(inbox_bytes=100, kept_bytes=30, deaf_s=0.01)
+LIMITS = TransportLimits(inbox_bytes=100, kept_bytes=30, stall_timeout_s=0.01)
 
 
 class Seat:
@@ -79,7 +79,7 @@ def test_inbox_link_that_does_not_finish_its_frame_is_closed_if_others_wait() ->
         idle, slow, late = Seat(inbox), Seat(inbox, trickles=True), Seat(inbox)
         assert inbox.enter(idle, 50)
         assert inbox.enter(slow, 50)
-        await asyncio.sleep(3 * LIMITS.deaf_s)
+        await asyncio.sleep(3 * LIMITS.stall_timeout_s)
         gone = [idle.is_gone]
         assert not inbox.enter(late, 50)
         await until(lambda: late.is_large)

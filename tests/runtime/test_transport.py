@@ -24,7 +24,7 @@ from quorumcast.crypto.session import Opened, encode_parcel
 from quorumcast.manifest.build import add_client
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.messages import Standing
-from quorumcast.runtime.broker.usefulness import Usefulness
+from quorumcast.runtime.broker.classifier import CellClassifier
 from quorumcast.runtime.links import fairness
 from quorumcast.runtime.links.dialer import Pauses, connect
 from quorumcast.runtime.links.greeting import Greeter
@@ -71,7 +71,7 @@ def transport(
         greeter(manifest or cell.manifest, cell.identities[NodeId(name)]),
         heard,
         limits=limits,
-        judge=Usefulness if fair else None,
+        classifier=CellClassifier if fair else None,
         rng=random.Random(1),
     )
 
@@ -208,7 +208,7 @@ def test_outbox_peer_that_does_not_read_messages_are_dropped_within_the_bounds()
 
 def test_outboxes_of_all_seats_of_an_identity_have_one_bound_and_deaf_links_are_closed() -> None:
     cell = plan(1)
-    limits = replace(QUICK, outbox_bytes=4 * 1024 * 1024, deaf_s=0.05)
+    limits = replace(QUICK, outbox_bytes=4 * 1024 * 1024, stall_timeout_s=0.05)
 
     async def main() -> None:
         heard = Heard()
@@ -307,7 +307,7 @@ def test_half_sent_frames_at_all_seats_of_an_identity_have_one_bound(fair: bool)
 
 def test_half_sent_frame_that_is_never_finished_gives_way_to_other_seats() -> None:
     cell = plan(1)
-    limits = replace(QUICK, inbox_bytes=1024 * 1024, deaf_s=0.05)
+    limits = replace(QUICK, inbox_bytes=1024 * 1024, stall_timeout_s=0.05)
 
     async def main() -> None:
         heard = Heard()
@@ -632,7 +632,7 @@ def test_farewell_reason_and_newer_epoch_reach_the_caller() -> None:
             on_other_epoch=epochs.append,
         )
         alice.call_peers()
-        await until(lambda: "fetch the current manifest" in alice.troubles()[BROKER].sentence)
+        await until(lambda: "fetch the current directory" in alice.troubles()[BROKER].sentence)
         assert epochs[0] == 2
         assert heard.up == []
         alice.renew(later, greeter(later, cell.identities[ALICE]))

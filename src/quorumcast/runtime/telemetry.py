@@ -35,7 +35,7 @@ class Telemetry:
     )
 
     def __init__(self) -> None:
-        #: Everything ignored, by reason: `Refusal`, `DropReason` or one of `link.Lost`.
+        #: Everything ignored, by reason: `Refusal`, `DropReason` or one of `link.LinkDrop`.
         self.drops: Counter[str] = Counter()
         #: Of these, what the machine would not have.
         self.dropped = 0

@@ -262,7 +262,7 @@ class _Listener:
         console(stderr=True).print(f"receipt saved to {path}", markup=False)
 
     def _report_lies(self, node: Node) -> None:
-        from quorumcast.runtime.broker.witness import save_evidence
+        from quorumcast.runtime.broker.misbehaviour import save_evidence
 
         err = console(stderr=True)
 

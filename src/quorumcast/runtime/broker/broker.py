@@ -36,6 +36,7 @@ from quorumcast.crypto.session import Opened
 from quorumcast.manifest.files import parse_manifest, read_identity, read_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.successor import check_successor
+from quorumcast.runtime.broker.classifier import CellClassifier
 from quorumcast.runtime.broker.control import Control, FaultOrder
 from quorumcast.runtime.broker.epochs import (
     TORN,
@@ -50,8 +51,7 @@ from quorumcast.runtime.broker.epochs import (
 )
 from quorumcast.runtime.broker.http import HttpServer
 from quorumcast.runtime.broker.identities import identity_for, settle_identity
-from quorumcast.runtime.broker.usefulness import Usefulness
-from quorumcast.runtime.broker.witness import Witness
+from quorumcast.runtime.broker.misbehaviour import MisbehaviourLog
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links.greeting import Greeter
 from quorumcast.runtime.links.limits import TransportLimits
@@ -140,15 +140,15 @@ class BrokerNode:
             self._greeter(),
             self,
             limits=settings.limits,
-            judge=Usefulness,
+            classifier=CellClassifier,
             telemetry=self.telemetry,
             on_other_epoch=lambda epoch: self._read_soon(),
             on_proof=self._on_proof,
         )
-        witness = Witness(identity.name, self.telemetry, settings.evidence)
+        reports = MisbehaviourLog(identity.name, self.telemetry, settings.evidence)
         application: dict[type, Callable[[Any], None]] = {
-            Suspect: witness.on_suspect,
-            Accuse: witness.on_accuse,
+            Suspect: reports.on_suspect,
+            Accuse: reports.on_accuse,
             Adopt: self._on_adopt,
         }
         #: Whether there was no store when this process began to need one.

@@ -1,6 +1,6 @@
-"""What a driver needs of any way to reach peers: sockets here, memory in `quorumcast.testing`.
+"""The interfaces between a driver, its links to peers, and the handshake that secures a link.
 
-And what links over sockets need of a system to make a session with a peer: a `Handshake`.
+`Links` over sockets are in `transport`, links in memory in `quorumcast.testing`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Greeting = Hello | Welcome | Farewell
 
 
 class Listener(Protocol):
-    """Who hears what peers say."""
+    """Receives what happens on the links."""
 
     def receive(self, peer: NodeId, opened: Opened) -> None:
-        """Messages of one packet from a proven peer."""
+        """Take the messages of one packet from an authenticated peer."""
 
     def peer_up(self, peer: NodeId) -> None:
         """A peer can be reached (again)."""
@@ -36,29 +36,29 @@ class Listener(Protocol):
 class Trouble(msgspec.Struct, frozen=True):
     """Why there is no link to a peer."""
 
-    #: What is wrong, and what helps, for whoever has to tell the user.
+    #: What is wrong and what helps, for the user.
     sentence: str = "no answer yet"
-    #: Whether the peer answered and would not have us: waiting alone does not help.
+    #: Whether the peer answered and refused us: waiting alone does not help.
     refused: bool = False
 
 
 class Links(Protocol):
-    """The way to the peers of one node."""
+    """The links of one node to its peers."""
 
     def send(self, to: tuple[NodeId, ...], message: Message, bodies: Bodies) -> None:
         """Put a message into each peer's outbox; it leaves with the end of this loop turn."""
 
     def dial(self, peer: NodeId) -> None:
-        """Call a peer once (`core.machine.Dial`); the listener hears what came of it later."""
+        """Call a peer once (`core.machine.Dial`); the listener is told the outcome later."""
 
     def hangup(self, peer: NodeId) -> None:
-        """End a link or call (`core.machine.Hangup`); the listener hears of it later."""
+        """End a link or call (`core.machine.Hangup`); the listener is told later."""
 
     def peers(self) -> list[NodeId]:
         """Peers with an open link."""
 
     def troubles(self) -> dict[NodeId, Trouble]:
-        """Why the others have none, as far as is known."""
+        """Why other peers have none, as far as is known."""
 
     def pause_reading(self) -> None:
         """Back-pressure: take nothing from any peer for a while."""
@@ -71,17 +71,17 @@ class Links(Protocol):
 
 
 class Handshake(Protocol):
-    """How one node and a peer become sure of each other and agree on a session.
+    """Authenticates a node and a peer to each other and agrees on a session.
 
-    `greeting.Greeter` does this with the pairwise keys of a keyring. Peers that bring their keys
-    along have greetings with more fields (subclasses of `Hello` and `Welcome` that `decode` knows)
-    and perhaps sessions that encrypt (a subclass of `Session`): links notice nothing of either.
-    Nothing here may raise on what a peer sent.
+    `greeting.Greeter` uses the pairwise keys of a keyring. Peers that send their keys in the
+    greeting need greetings with more fields (subclasses of `Hello` and `Welcome` that `decode`
+    knows), and may return sessions that encrypt (a subclass of `Session`); links need no change for
+    either. No method may raise on what a peer sent.
     """
 
     @property
     def name(self) -> NodeId:
-        """Who we are."""
+        """Our own name."""
 
     @property
     def epoch(self) -> int:
@@ -91,13 +91,13 @@ class Handshake(Protocol):
         """The greeting in a frame, or None if it is not one."""
 
     def hello(self, to: NodeId) -> Hello:
-        """Our first words to a peer."""
+        """Our greeting to a peer."""
 
     def answer(self, hello: Hello) -> tuple[Welcome, Session] | Farewell:
-        """A welcome and the session that follows from it, or why not."""
+        """A welcome and the session that follows from it, or a refusal."""
 
     def conclude(self, hello: Hello, welcome: Welcome) -> Session | None:
         """The caller's session, or None if the answer is not from the node that we called."""
 
     def leave(self, epoch: int) -> None:
-        """Greet nobody any more: that epoch does not name us."""
+        """Refuse every greeting from now on: that epoch does not list us."""

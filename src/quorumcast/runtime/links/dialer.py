@@ -1,10 +1,9 @@
-"""Calls one peer: a `Dialer` until it answers, and again when the link breaks; a `Call` once.
+"""Outgoing connections: a `Dialer` keeps a link to one peer, a `Call` tries once.
 
-Pauses between attempts double up to a limit and are drawn with jitter, so that the clients of a
-broker that comes back do not all call in the same instant. A link that was open resets the pause,
-unless another process with our identity displaced it: two such processes would displace each other
-for ever, so each comes back ever more rarely and says why. `trouble` always says in one sentence
-why there is no link, for whoever has to tell the user.
+Pauses between attempts double up to a limit, with jitter, so that the clients of a broker that
+restarts do not all call at once. A link that was open resets the pause, unless another process with
+our identity displaced it: two such processes would displace each other for ever, so each waits
+longer every time and logs why.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from quorumcast.runtime.logs import note
 
 
 class Caller(Protocol):
-    """Who wants the link."""
+    """Makes the link objects for a dialer."""
 
     def calling(self, peer: NodeId) -> Link:
-        """A fresh link to connect."""
+        """A new link, yet to be connected."""
 
 
 class Pauses:
-    """How long to wait before the next attempt, before jitter."""
+    """The pauses between attempts, without jitter."""
 
     def __init__(self, limits: TransportLimits) -> None:
         self._limits = limits
@@ -54,7 +53,7 @@ class Pauses:
 
 
 class Dialer:
-    """One peer that we call."""
+    """Calls one peer until it answers, and again whenever the link ends."""
 
     def __init__(
         self,
@@ -75,13 +74,13 @@ class Dialer:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def stop(self) -> None:
-        """Call no more; an open link is the transport's to close."""
+        """Stop calling; the transport closes a link that is open."""
         self._task.cancel()
         if self._link is not None and self._link.phase is not Phase.OPEN:
             self._link.abort("stopped")
 
     async def stopped(self) -> None:
-        """Until nothing of the attempt is left."""
+        """Wait until the last attempt has ended."""
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
@@ -97,7 +96,7 @@ class Dialer:
 
 
 class Call:
-    """One call to a peer, and the link that comes of it."""
+    """One attempt to reach a peer, and the link that results."""
 
     def __init__(
         self,
@@ -120,19 +119,19 @@ class Call:
             failed(self, trouble)
 
     def stop(self) -> None:
-        """Call it off; an open link is the transport's to close."""
+        """Cancel the call; the transport closes a link that is open."""
         if self.link.phase is not Phase.OPEN:
             self._task.cancel()
             self.link.abort("stopped")
 
     async def stopped(self) -> None:
-        """Until nothing of the attempt is left."""
+        """Wait until the last attempt has ended."""
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
 
 async def attempt(link: Link, address: Address, limits: TransportLimits) -> Trouble:
-    """Connect, greet, wait for the end of the link; says why it ended."""
+    """Connect, greet, wait for the end of the link; the reason why it ended."""
     try:
         async with asyncio.timeout(limits.connect_timeout_s):
             await connect(link, address)
@@ -155,7 +154,7 @@ async def attempt(link: Link, address: Address, limits: TransportLimits) -> Trou
 
 
 async def connect(link: Link, address: Address) -> None:
-    """Give a link its socket; whoever is cancelled meanwhile leaves no link behind."""
+    """Give a link its socket; a cancelled attempt leaves no link behind."""
     loop = asyncio.get_running_loop()
     try:
         tls = client_context(address.certificate) if address.certificate else None
@@ -164,19 +163,19 @@ async def connect(link: Link, address: Address) -> None:
             lambda: link, address.host, address.port, ssl=tls, server_hostname=name
         )
     except BaseException:
-        # The socket may have been made, and even greeted: uvloop closes it without a word to us.
+        # The socket may exist, and even have greeted: uvloop then closes it without telling us.
         link.connection_lost(None)
         raise
 
 
 def wrong_certificate(address: Address, error: ssl.SSLError) -> str:
-    """What to say of a TLS error, in a sentence."""
+    """A sentence about a TLS error."""
     detail = getattr(error, "verify_message", "") or error.reason or error
-    return f"the TLS certificate at {address} is not the manifest's ({detail})"
+    return f"the TLS certificate at {address} is not the one listed for it ({detail})"
 
 
 def why(error: OSError) -> str:
-    """Why an address cannot be reached, to follow on the address."""
+    """Why an address cannot be reached: the rest of a sentence that begins with the address."""
     match error:
         case ConnectionRefusedError():
             return "refuses connections (is the broker running?)"

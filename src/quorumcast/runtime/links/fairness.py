@@ -1,34 +1,30 @@
 """Fair shares of a broker's processor time.
 
-Every identity has an account, whichever of its seats and links it uses. Handling is measured piece
-by piece (`Link.work`): a frame that is opened, a few messages that the machine takes. Requests are
-measured in processor time of this thread. To read that clock costs as much as to handle a small
-message, so links that have only published so far are measured by the time of day, which costs a
-fraction and differs only while the thread waits for a processor. Two rules follow.
+Each identity has an account for all its seats and links. Handling is measured in small pieces
+(`Link.work`): a frame that is opened, a few messages that the machine handles. Requests are
+measured in processor time of this thread. Reading that clock costs as much as handling a small
+message, so links that have only published so far are measured with the wall clock, which is cheaper
+and differs only while the thread waits for a processor. Two rules follow.
 
-*Peers are served in turn.* A link whose socket is readable is served at once, for one quantum at
-most. If more is left, nothing more is read from its socket, and its account joins the ring. Each
-turn of the event loop goes round the ring once and adds a quantum to each account, so the share of
-a busy account is that of the others (deficit round robin), and whoever says little never waits for
-longer than one round. Where only one account has work it has the whole processor.
+*Deficit round robin.* A readable link is served at once, for one quantum at most. If more is left,
+its socket is not read any further and its account joins the ring. Each turn of the event loop goes
+round the ring once and adds a quantum to each account, so busy accounts get equal shares, and an
+account with little to say waits for one round at most.
 
-*Requests have a budget.* Publications are what a cell is for, and credit bounds their number.
-Everything else that a client sends is a request: its answer is of use to nobody else. So is what a
-machine drops, and the first publication of each stream. While others are served as well, requests
-may take `REQUEST_SHARE` of the processor time that this thread has had or could have had (on a busy
-machine that is less than what the clock shows), and a burst before that. A client
-that has used up its budget is *paused*: nothing more is read from it, and TCP makes it wait. One
-that stays over its budget for `PATIENCE_S`, and has more than `FLOOD_BYTES` still to ask or has
-asked for what is dropped more than `FLOOD_DROPS` times, is *disconnected* and kept out for a while,
-which doubles with each time. An honest client waits for answers, however slowly it is served.
-Meanwhile a client that floods in this way has no more than `FLOOD_SHARE` of the time that is spent
-on everybody else, so its part is small also where the processor is idle most of the time.
+*Requests have a budget.* Publications are bounded by credit. Everything else from a client is a
+request, whose answer is of use to that client alone; so is a message that the machine drops, and
+the first publication of each stream. While other accounts have work, requests may take
+`REQUEST_SHARE` of the processor time that this thread had or could have had, and a burst. A client
+over its budget is *paused*: its socket is not read, and TCP makes it wait. A client that stays over
+its budget for `FLOOD_GRACE_S` and still has more than `FLOOD_BYTES` of requests, or of which more
+than `FLOOD_DROPS` messages were dropped, floods: it is *disconnected*, and refused for a time that
+doubles each time. An honest client waits for answers, so it never has that many requests. Until
+then a flood gets at most `FLOOD_SHARE` of the time spent on all others, even on an idle processor.
 
-A broker has a larger budget (`BROKER_REQUEST_SHARE`), for what it asks for, for words that are rare
-and for streams that it has not spoken of before, each with more in the queue than a turn can take,
-and for what is mostly dropped. Beyond that it is paused as well, and never disconnected: a cell
-whose brokers do not hear one another stands still. Everything else that a broker says has a
-broker's share of each round (`BROKER_WEIGHT`).
+A broker has a larger budget (`BROKER_REQUEST_SHARE`) and is paused but never disconnected, since
+brokers that do not hear one another deliver nothing. Its budget covers what it asks for and what is
+mostly dropped; rare kinds of messages and those about new streams count only while it has more
+queued than one turn can take. Other messages of a broker have `BROKER_WEIGHT` quanta per round.
 """
 
 from __future__ import annotations
@@ -50,8 +46,8 @@ from quorumcast.runtime.links.limits import TransportLimits
 from quorumcast.runtime.links.strain import waited_s
 from quorumcast.runtime.logs import note
 
-#: How long one account is served in one round. Shorter ones cost throughput: what is sent during a
-#: turn of the loop leaves as one packet.
+#: The time for one account in one round. A shorter one costs throughput, because everything that
+#: is sent during a turn of the event loop leaves as one packet.
 QUANTUM_S = 0.004
 #: A broker's quanta in one round.
 BROKER_WEIGHT = 2
@@ -61,70 +57,68 @@ REQUEST_SHARE = 0.1
 BROKER_REQUEST_SHARE = 0.2
 #: The requests of a flood may take this part of the time that is spent on all others.
 FLOOD_SHARE = 0.1
-#: … and the processor time that it may have saved up.
+#: Processor time for requests that an account can save up.
 BURST_S = 0.05
-#: A client that has been over its budget for so long is disconnected, if it has so much more to ask
-#: that nobody would wait for the answers, or if so much of it was dropped meanwhile.
-PATIENCE_S = 2.0
+#: A client over its budget for this long is disconnected if so many bytes of requests are waiting,
+#: or if so many of its messages were dropped meanwhile.
+FLOOD_GRACE_S = 2.0
 FLOOD_BYTES = 64 * 1024
 FLOOD_DROPS = 1024
-#: It is kept out for this long, doubled with each time up to the longest.
+#: It is refused for this long, doubled each time up to the longest.
 BAR_FIRST_S = 15.0
 BAR_LONGEST_S = 600.0
-#: After so long without another one, a client's disconnections are forgotten.
+#: After this long without another disconnection the doubling starts over.
 FORGIVEN_S = 3600.0
-
-
-#: An account that nobody else was served beside for so long has the processor for itself.
+#: If only one account was served for this long, its requests are free.
 ALONE_S = 0.1
-#: How often to look how long this thread has waited for a processor.
+#: How often to read how long this thread has waited for a processor.
 LOOK_S = 0.02
 
 
 class Piece(enum.Enum):
-    """What a link has just done."""
+    """The kind of work that a link has just done."""
 
-    #: Nothing: no whole frame is left.
+    #: No whole frame is left.
     NOTHING = enum.auto()
     #: A publication, or anything that a broker says.
     WORK = enum.auto()
-    #: Something for the peer alone, or for nobody.
+    #: Something that is of use to the peer alone.
     REQUEST = enum.auto()
-    #: Something that the machine would not have.
+    #: Something that the machine dropped.
     DROPPED = enum.auto()
 
 
-class Judge(Protocol):
+class Classifier(Protocol):
     """Tells publications from requests among the messages of one peer; each system has its own."""
 
     def is_publication(self, message: Message) -> bool:
-        """Whether this is what the system is for."""
+        """Whether this is a publication of any kind."""
 
-    def is_work_of_a_client(self, message: Message) -> bool:
-        """Whether others have use for what a client says; a request otherwise."""
+    def is_client_work(self, message: Message) -> bool:
+        """Whether a client's message is of use to others; it is a request otherwise."""
 
-    def is_work_of_a_broker(self, message: Message) -> bool:
-        """Whether others have use for what a broker says; a request otherwise."""
+    def is_broker_work(self, message: Message) -> bool:
+        """Whether a broker's message is of use to others; it is a request otherwise."""
 
 
 class Served(Protocol):
-    """A link as it is seen from here."""
+    """What the accounts need of a link."""
 
     #: Bytes that wait to be written.
     outbox_bytes: int
     #: Of these, answers to requests.
     answer_bytes: int
-    #: Whether it has asked for something when it was served last.
+    #: Whether it handled requests when it was served last.
     asks: bool
 
     def work(self) -> Piece:
-        """Do the next small piece."""
+        """Do the next piece of work."""
 
     def hold(self) -> None:
-        """Read no more for now."""
+        """Stop reading for now."""
 
     def release(self) -> None:
-        """Read again: nothing whole is left."""
+        """Read again: no whole frame is left."""
 
     def is_done(self) -> bool:
         """Whether nothing is left to do until more is read."""
@@ -134,7 +128,7 @@ class Served(Protocol):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What one identity has cost, for people to look at."""
+    """What one identity has cost, as `/status` shows it."""
 
     #: Processor seconds, in all and for requests.
     cpu_s: float
@@ -142,44 +136,19 @@ class Load(msgspec.Struct, frozen=True):
     #: How often it was paused, and disconnected.
     paused: int
     disconnected: int
-    #: For how many seconds it is still kept out.
+    #: Seconds for which it is still refused.
     barred_s: float
 
 
 class Account:
     """What one identity has cost, and may cost."""
 
-    __slots__ = (
-        "balance_s",
-        "barred_until",
-        "deficit_s",
-        "disconnected",
-        "dropped",
-        "filled_at",
-        "floods",
-        "inbox",
-        "is_broker",
-        "is_paused",
-        "is_queued",
-        "links",
-        "name",
-        "others_s",
-        "outbox_bytes",
-        "over_since",
-        "paused",
-        "requests_s",
-        "served_at",
-        "share",
-        "spent_s",
-        "strikes",
-    )
-
     def __init__(
         self, name: NodeId, *, is_broker: bool, now: float, limits: TransportLimits
     ) -> None:
         self.name = name
         self.is_broker = is_broker
-        #: The part of the time that its requests may take.
+        #: The share of time that its requests may take.
         self.share = BROKER_REQUEST_SHARE if is_broker else REQUEST_SHARE
         #: Processor time in all, and for requests; only grow.
         self.spent_s = 0.0
@@ -187,10 +156,10 @@ class Account:
         #: What requests may still cost; at most BURST_S, filled up to `filled_at`.
         self.balance_s = BURST_S
         self.filled_at = now
-        #: Whether it has far more to ask than it may, and what had been spent on others by then.
+        #: Whether it floods, and the time spent on all others when the balance was filled last.
         self.floods = False
         self.others_s = 0.0
-        #: What may be spent in this round; below 0 after a piece that took long.
+        #: Time left in this round; below 0 after a piece that took long.
         self.deficit_s = 0.0
         self.served_at = 0.0
         #: Links with whole frames left, each once; all of them are held.
@@ -202,18 +171,18 @@ class Account:
         #: Whether it is in the ring.
         self.is_queued = False
         self.is_paused = False
-        #: Since when it has been over its budget; None once it has saved up half a burst again.
+        #: When it went over its budget; None once it has saved up half a burst again.
         self.over_since: float | None = None
-        #: What was dropped of its messages since then.
+        #: Its messages that were dropped since then.
         self.dropped = 0
-        #: How often it was paused and disconnected; `strikes` are forgotten after a while.
+        #: How often it was paused and disconnected; `strikes` return to 0 after a while.
         self.paused = 0
         self.disconnected = 0
         self.strikes = 0
         self.barred_until = 0.0
 
     def fill(self, now: float, cpu_s: float) -> None:
-        """Add what has been earned since the last time: by now, so much was spent on all peers."""
+        """Add what was earned since the last time; `cpu_s` is the time spent on all peers."""
         others_s = cpu_s - self.spent_s
         earned = (now - self.filled_at) * self.share
         if self.floods:
@@ -245,8 +214,8 @@ class Fairness:
         self._cpu = cpu_clock
         self._clock = clock
         self._waited = waited
-        #: The time, without what this thread has spent waiting for a processor, and what it has
-        #: worked, as of the last look.
+        #: As of `_looked_at`: the time that this thread did not wait for a processor, and the
+        #: time that it worked.
         self._had_s = 0.0
         self._worked_s = 0.0
         self._looked_at = 0.0
@@ -256,12 +225,12 @@ class Fairness:
         #: Accounts with work left that are not paused, each once.
         self._ring: deque[Account] = deque()
         self._scheduled = False
-        #: Who was served last, and when it was somebody else before.
+        #: The account that was served last, and when its predecessor was.
         self._last: Account | None = None
         self._changed_at = 0.0
 
     def account(self, peer: NodeId) -> Account:
-        """The account of a proven peer."""
+        """The account of an authenticated peer."""
         name = holder(peer)
         found = self._accounts.get(name)
         if found is None:
@@ -274,7 +243,7 @@ class Fairness:
         return found
 
     def retain(self, names: Iterable[NodeId]) -> None:
-        """Forget whoever is not in the directory any more."""
+        """Remove the accounts of nodes that are not in the directory any more."""
         kept = set(names)
         for name in [name for name in self._accounts if name not in kept]:
             del self._accounts[name]
@@ -282,11 +251,11 @@ class Fairness:
     # ------------------------------------------------------------------ serving
 
     def arrived(self, account: Account, link: Served) -> None:
-        """A link has read something."""
+        """Serve a link that has read bytes, or let it wait for its turn."""
         now = self._loop.time()
         if account.balance_s < 0:
             self._fill(account)
-        # Less than a quantum has come back if another link of this account has just been served.
+        # Less than a quantum is back if another link of this account was served just before.
         back_s = account.deficit_s + now - account.served_at
         account.deficit_s = min(self._quantum(account), back_s)
         account.served_at = now
@@ -301,7 +270,7 @@ class Fairness:
         return QUANTUM_S * BROKER_WEIGHT if account.is_broker else QUANTUM_S
 
     def _serve(self, account: Account, link: Served, now: float) -> None:
-        """Handle what a link has, until nothing is left or the account's turn is over."""
+        """Let a link work until nothing is left or the account's time is used up."""
         if self._last is not account:
             self._last, self._changed_at = account, now
         others_wait = now - self._changed_at < ALONE_S
@@ -332,7 +301,7 @@ class Fairness:
             account.links.append(link)
 
     def _arrange(self, account: Account) -> None:
-        """Into the ring with it, if it has work and a budget."""
+        """Put an account with work into the ring, or pause it if it is over its budget."""
         if account.is_paused or account.is_queued:
             return
         if account.links and account.balance_s < 0:
@@ -348,7 +317,7 @@ class Fairness:
             self._loop.call_soon(self._go_round)
 
     def _go_round(self) -> None:
-        """Serve everybody in the ring once; sockets, timers and the status page come in between."""
+        """Serve each account in the ring once; the event loop does other work between rounds."""
         self._scheduled = False
         for _ in range(len(self._ring)):
             account = self._ring.popleft()
@@ -363,7 +332,7 @@ class Fairness:
     # ------------------------------------------------------------------- budgets
 
     def answered(self, account: Account, cost_s: float, share: float) -> None:
-        """So much time went into writing to an account; a share of it for what it asked for."""
+        """Charge an account for writing to it; `share` of that was answers to its requests."""
         account.spent_s += cost_s
         if share:
             self._charge(account, cost_s * share, others_wait=True)
@@ -378,7 +347,7 @@ class Fairness:
         account.fill(self._available_s(), self._worked_s)
 
     def _available_s(self) -> float:
-        """A clock of the processor time that this thread has had or could have had."""
+        """A clock of the time that this thread had a processor, or did not need one."""
         now = self._loop.time()
         if now - self._looked_at >= LOOK_S:
             self._looked_at = now
@@ -387,13 +356,13 @@ class Fairness:
         return self._had_s
 
     def _pause(self, account: Account) -> None:
-        """Its requests wait until it has earned what they cost, or it has to go."""
+        """Stop serving an account until it is within its budget again; disconnect a flood."""
         now = self._loop.time()
         if account.over_since is None:
             account.over_since, account.dropped = now, 0
         unread = sum(link.unread_bytes() for link in account.links)
         account.floods = unread > FLOOD_BYTES or account.dropped > FLOOD_DROPS
-        is_late = now - account.over_since > PATIENCE_S
+        is_late = now - account.over_since > FLOOD_GRACE_S
         if account.floods and is_late and not account.is_broker:
             self._bar(account, now)
             return
@@ -434,7 +403,7 @@ class Fairness:
         self._disconnect(account.name, reason)
 
     def refusal(self, peer: NodeId) -> str:
-        """Why a peer is kept out for now, in a sentence; empty if it is not."""
+        """Why a peer is refused for now, in a sentence; empty if it is not."""
         account = self._accounts.get(holder(peer))
         left_s = account.barred_until - self._loop.time() if account is not None else 0.0
         if left_s <= 0:
@@ -447,7 +416,7 @@ class Fairness:
     # -------------------------------------------------------------------- status
 
     def inbox_bytes(self) -> int:
-        """Bytes that long frames may take up, over all accounts."""
+        """Bytes that long frames of all accounts may take up."""
         return sum(account.inbox.size for account in self._accounts.values())
 
     def load(self) -> dict[NodeId, Load]:

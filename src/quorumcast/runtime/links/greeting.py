@@ -1,14 +1,11 @@
-"""How two nodes meet: Hello, Welcome, or a Farewell that says in one sentence what is wrong.
+"""The handshake of systems whose directory lists the keys of every node: Hello, then Welcome.
 
-The caller says who it is, whom it wants, for which instance and epoch. The called node answers
-with a nonce and a MAC that proves that it is the one that was called; the caller proves itself with
-its first sealed packet. Until that packet has been verified the called node believes nothing: an
-impostor that only knows names can neither take the place of a live connection nor make a machine
-hear of it. Farewells are not authenticated and nobody acts on one beyond reading its own manifest
-file again and telling its user. One may carry a newer manifest: it is worth what its operator's
-signature and the words of f+1 brokers in it are worth, whoever sends it.
+The caller sends its name, the name of the node that it calls, instance and epoch. The called node
+answers with a nonce and a MAC that authenticates it; the caller is authenticated by its first
+sealed packet. Until then it can neither displace a live connection nor make a machine hear of it.
 
-This is the `Handshake` of systems whose nodes are listed with their keys in a manifest.
+A refusal is a `Farewell` with one sentence for the user. It is not authenticated: a node only reads
+its own directory again, or examines the proof of a newer epoch that the farewell may carry.
 """
 
 from __future__ import annotations
@@ -37,12 +34,15 @@ from quorumcast.crypto.session import (
 from quorumcast.runtime.links.contract import Greeting
 from quorumcast.runtime.links.limits import MAX_PROOF_BYTES
 
-#: A greeting frame longer than this is refused unread, whoever sends it.
+#: A greeting frame longer than this is refused unread.
 MAX_GREETING_BYTES = 2048
-#: … unless we called: the answer may be a farewell with a manifest in it.
+#: … unless we called: the answer may be a farewell with a proof in it.
 MAX_ANSWER_BYTES = MAX_GREETING_BYTES + MAX_PROOF_BYTES
-#: Of a stranger's sentence, as much is shown.
+#: Characters of a peer's sentence that are shown.
 MAX_SENTENCE = 300
+
+#: What users of any system, and those of a cell, call it.
+DIRECTORY = "directory (for a cell, its manifest)"
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Greeting)
@@ -68,7 +68,7 @@ def sentence_of(farewell: Farewell) -> str:
 
 
 class Greeter:
-    """Greets and judges greetings for one node in one epoch."""
+    """Makes and answers the greetings of one node in one epoch."""
 
     __slots__ = ("_family", "_keyring", "_left", "_nonce", "_shown")
 
@@ -82,23 +82,23 @@ class Greeter:
         self._keyring = keyring
         self._family = family
         self._nonce = nonce
-        #: What shows to those in an older epoch that this one was decided.
+        #: Returns the proof for nodes in an older epoch that this one was decided.
         self._shown = proof
         #: The epoch in which this node is no longer a member; 0 if it is one.
         self._left = 0
 
     def leave(self, epoch: int) -> None:
-        """Greet nobody any more: that epoch does not name us."""
+        """Refuse every greeting from now on: that epoch does not list us."""
         self._left = epoch
 
     @property
     def name(self) -> NodeId:
-        """Who we are."""
+        """Our own name."""
         return self._keyring.identity.name
 
     @property
     def epoch(self) -> int:
-        """The epoch of our manifest."""
+        """The epoch of our directory."""
         return self._keyring.epoch
 
     def decode(self, frame: bytes) -> Greeting | None:
@@ -106,12 +106,12 @@ class Greeter:
         return decode_greeting(frame)
 
     def hello(self, to: NodeId) -> Hello:
-        """Our first words to a peer."""
+        """Our greeting to a peer."""
         keyring = self._keyring
         return Hello(PROTOCOL, keyring.instance, keyring.epoch, self.name, to, self._nonce())
 
     def answer(self, hello: Hello) -> tuple[Welcome, Session] | Farewell:
-        """A welcome and the session that follows from it, or why not."""
+        """A welcome and the session that follows from it, or a refusal."""
         refusal = self._refusal(hello)
         if refusal is not None:
             epoch = self._left or self._keyring.epoch
@@ -146,30 +146,30 @@ class Greeter:
             )
         if hello.instance != keyring.instance:
             return (
-                f"{self.name} belongs to the cell {keyring.instance!r}, not to the one in your "
-                "manifest: use the manifest of this cell"
+                f"{self.name} belongs to {keyring.instance!r}, which is not the system that you "
+                f"called: use the {DIRECTORY} of {keyring.instance!r}"
             )
         if self._left:
-            return f"{self.name} has left the cell with epoch {self._left}: take that one as well"
+            return f"{self.name} left with epoch {self._left}: go on to that epoch as well"
         if hello.epoch < keyring.epoch:
             return (
-                f"{self.name} runs epoch {keyring.epoch} of the manifest and yours is epoch "
-                f"{hello.epoch}: fetch the current manifest"
+                f"{self.name} runs epoch {keyring.epoch} and yours is epoch {hello.epoch}: fetch "
+                f"the current {DIRECTORY}"
             )
         if hello.epoch > keyring.epoch:
             return (
-                f"{self.name} still runs epoch {keyring.epoch} of the manifest and yours is epoch "
-                f"{hello.epoch}: give {self.name} the current manifest"
+                f"{self.name} still runs epoch {keyring.epoch} and yours is epoch {hello.epoch}: "
+                f"give {self.name} the current {DIRECTORY}"
             )
         if hello.to != self.name:
             return (
-                f"this is {self.name} and not the node that you called: "
-                "check the broker addresses in the manifest"
+                f"this is {self.name} and not the node that you called: check the addresses in "
+                f"your {DIRECTORY}"
             )
         if len(hello.sender) > limits.MAX_NAME or not keyring.knows(hello.sender):
             return (
-                f"the manifest of epoch {keyring.epoch} does not name you: "
-                "ask the operator to add your identity"
+                f"epoch {keyring.epoch} of {keyring.instance!r} does not list you: ask its "
+                "operator to add your identity"
             )
         if hello.sender == self.name:
             return f"you call yourself {self.name}, and that is who I am: use your own identity"

@@ -1,11 +1,10 @@
-"""Room for frames that are longer than the usual buffer of a link.
+"""A memory budget for frames that are longer than the usual buffer of a link.
 
-A peer fills our memory with each frame that it does not finish, on each of its links. So a link
-reads more of a long frame only once there is room for all of it, and all links of one identity
-share that room. A link that finds none reads nothing more and waits for its turn. Room is taken for
-a whole frame at a time: the link that has it can finish, so no two links wait for each other.
-
-A link that has room and sends nothing while another one waits is closed: its process may be gone.
+A peer could fill our memory with unfinished frames on many links. So a link reads on in a long
+frame only once the whole frame fits into a budget that all links of one identity share; otherwise
+it stops reading and waits for its turn. Because room is taken for a whole frame at a time, the link
+that has it can finish: no two links wait for each other. A link that has room and sends nothing
+while another one waits is closed, as its process may be gone.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from quorumcast.runtime.links.limits import TransportLimits
 
 
 class FrameReader(Protocol):
-    """A link as it is seen from here."""
+    """What an inbox needs of a link."""
 
     def unread_bytes(self) -> int:
-        """Bytes that were read and not handled."""
+        """The number of bytes that were read and not handled."""
 
     def is_done(self) -> bool:
         """Whether nothing is left to do until more is read."""
 
     def enlarge(self) -> None:
-        """There is room for the frame that it waits to read."""
+        """Read on: there is room for the frame that has begun."""
 
     def break_off(self) -> None:
-        """It has room, sends nothing, and others wait."""
+        """Close: it has room and sends nothing while others wait."""
 
 
 class Inbox:
-    """The room of one identity for long frames."""
+    """The budget of one identity for long frames."""
 
     __slots__ = ("_holders", "_kept", "_limits", "_seen", "_taken", "_waiting")
 
@@ -52,11 +51,11 @@ class Inbox:
 
     @property
     def size(self) -> int:
-        """Bytes that its links may take up beside their usual buffers."""
+        """Bytes that the links may take up beside their usual buffers."""
         return self._taken + sum(self._kept.values())
 
     def enter(self, link: FrameReader, size: int) -> bool:
-        """Take room for a whole frame; a link that gets none is told when there is some."""
+        """Take room for a whole frame; if there is none, the link is told later (`enlarge`)."""
         if link in self._holders:
             return True
         if self._waiting or not self._fits(size):
@@ -67,7 +66,7 @@ class Inbox:
         return True
 
     def keep(self, link: FrameReader, size: int) -> bool:
-        """The frame is handled; whether the link may keep its buffer for the next one."""
+        """Give back the room of a handled frame; whether the link may keep its large buffer."""
         if self._kept.get(link) == size:
             return True
         self.leave(link)
@@ -77,7 +76,7 @@ class Inbox:
         return True
 
     def leave(self, link: FrameReader) -> None:
-        """The link needs no room any more, or is gone."""
+        """Give back all room of a link, and pass it on to those that wait."""
         self._kept.pop(link, None)
         self._waiting.pop(link, None)
         self._taken -= self._holders.pop(link, 0)
@@ -100,15 +99,15 @@ class Inbox:
     def _watch(self) -> None:
         if self._seen is None:
             self._seen = {link: link.unread_bytes() for link in self._holders}
-            asyncio.get_running_loop().call_later(self._limits.deaf_s, self._look)
+            asyncio.get_running_loop().call_later(self._limits.stall_timeout_s, self._look)
 
     def _look(self) -> None:
-        """Close whoever has room and has sent nothing since the last look."""
+        """Close each link that has room and has sent nothing since the last look."""
         seen, self._seen = self._seen or {}, None
         if not self._waiting:
             return
         for link, size in seen.items():
-            # A link with a whole frame waits for us, and not we for it.
+            # A link with a whole frame left (not done) waits for us, not we for its peer.
             if link in self._holders and link.is_done() and link.unread_bytes() == size:
                 link.break_off()
         self._watch()

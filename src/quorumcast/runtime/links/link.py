@@ -1,26 +1,21 @@
-"""One connection to one peer: frames in, frames out, and the greeting before either.
+"""One connection to one peer: the greeting, then packets in both directions.
 
     length(4, big-endian) | frame
 
-A length is checked against what the peer may send *now* before a byte is kept for it: a stranger
-may send a greeting, a proven peer a packet. A link goes through these phases and never back:
+A link goes through these phases and never back:
 
-    CALLING --Welcome--> OPEN            we connected
+    CALLING --Welcome--> OPEN                                     we connected
     CALLED --Hello--> UNPROVEN --first sealed packet--> OPEN      the peer connected
 
-Received frames that no session opens are dropped and counted; the link stays, as the next frame may
-be good. A wrong length ends the link, because nobody knows where the next frame would start.
+A length is checked against what the peer may send in this phase before memory is kept for it. A
+wrong length ends the link, because the start of the next frame is unknown; a frame that the session
+cannot open is dropped and counted, and the link stays. A frame longer than the usual buffer is read
+once there is room for all of it (`inbox`). What was read is handled in small pieces (`work`), so
+that the transport can serve other links in between (`fairness`).
 
-A frame longer than the usual buffer is read once there is room for all of it, which the links of
-one identity share (`runtime.inbox`).
-
-What was read is handled in small pieces (`work`), so that the transport can turn to other links in
-between (`runtime.fairness`): a frame that is opened, then a few of its messages at a time.
-
-The outbox collects what waits for the peer; `flush` seals all of it into one packet (several only
-where one would break the limits of a packet) and writes once. While the socket is full nothing is
-sealed: the outbox fills up to its bounds, and beyond them messages to this peer are dropped, which
-the protocols repair.
+`flush` seals the outbox into one packet (several only where one would be too large) and writes it.
+While the socket is full nothing is sealed: the outbox fills up to its limits, then messages to this
+peer are dropped, which the protocols repair.
 """
 
 from __future__ import annotations
@@ -46,7 +41,7 @@ from quorumcast.crypto.session import (
     encode_parcel,
 )
 from quorumcast.runtime.links.contract import Handshake
-from quorumcast.runtime.links.fairness import Account, Judge, Piece
+from quorumcast.runtime.links.fairness import Account, Classifier, Piece
 from quorumcast.runtime.links.greeting import (
     MAX_ANSWER_BYTES,
     MAX_GREETING_BYTES,
@@ -55,29 +50,28 @@ from quorumcast.runtime.links.greeting import (
 )
 from quorumcast.runtime.telemetry import Telemetry
 
-#: Bytes read at once from a stranger, and from a proven peer.
+#: Bytes read at once before and after the peer is authenticated.
 STRANGER_BUFFER = 4 + MAX_GREETING_BYTES
 PEER_BUFFER = 256 * 1024
-#: Above this many bytes in the socket's own buffer we stop sealing.
+#: Above this many bytes in the socket's own buffer nothing is sealed.
 WRITE_HIGH = 512 * 1024
 #: One packet carries at most this much, so that a large backlog does not travel as one huge frame.
 PACKET_BYTES = limits.MAX_HEADER_BYTES // 2
-#: Messages that a machine is handed at a time, where the link has an account.
+#: Messages that the machine handles in one piece of work, where the link has an account.
 PIECE_MESSAGES = 16
-#: A link that ends gets this long to write what waits.
+#: The time for a closing link to write what waits.
 CLOSE_GRACE_S = 2.0
 
-
 _LENGTH = struct.Struct(">I")
-#: Opens and proves nothing; a real session takes its place when the peers have greeted.
+#: Opens nothing; a real session replaces it after the greeting.
 _NO_SESSION = Session(lambda data: b"", lambda data: b"none", NO_MESSAGES)
 
 
 def _ignore(frame: memoryview) -> None:
-    """What a frame means to a link that is gone."""
+    """Drop a frame of a closed link."""
 
 
-class Lost(enum.Enum):
+class LinkDrop(enum.Enum):
     """Why a frame or message was dropped by the transport itself; counted like a `DropReason`."""
 
     NOT_A_GREETING = "not-a-greeting"
@@ -94,7 +88,7 @@ class Lost(enum.Enum):
 
 
 class Phase(enum.Enum):
-    """How far a link has come."""
+    """The state of a link."""
 
     CALLING = "calling"
     CALLED = "called"
@@ -104,24 +98,24 @@ class Phase(enum.Enum):
 
 
 class LinkOwner(Protocol):
-    """What a link tells its transport."""
+    """The transport, as its links see it."""
 
     telemetry: Telemetry
 
     def connection_made(self, link: Link) -> bool:
-        """A socket is there; False if nobody is greeted any more."""
+        """The link has a socket; False if this node is closing."""
 
     def arrived(self, link: Link) -> None:
-        """Something was read: let the link `work`."""
+        """Bytes were read: let the link `work`."""
 
     def refusal(self, peer: NodeId) -> str:
-        """Why a peer is kept out for now, in a sentence; empty if it is not."""
+        """Why a peer is refused for now, in a sentence; empty if it is not."""
 
     def greeted(self, link: Link) -> None:
-        """A stranger has said, without proof, who it is."""
+        """The peer has named itself, without proof."""
 
     def link_open(self, link: Link) -> None:
-        """Both sides are proven; messages may flow."""
+        """Both sides are authenticated."""
 
     def link_closed(self, link: Link) -> None:
         """The socket is gone."""
@@ -145,36 +139,36 @@ class Link(asyncio.BufferedProtocol):
         self._receive = receive
         self._telemetry = owner.telemetry
         self.phase = Phase.CALLED if to is None else Phase.CALLING
-        #: Who is at the other end; proven only when the phase is OPEN.
+        #: The peer's name; authenticated only when the phase is OPEN.
         self.peer = NodeId("") if to is None else to
-        #: Why the link ended, in a sentence, as far as anybody knows.
+        #: Why the link ended, in a sentence.
         self.farewell = ""
-        #: Whether the called side will not have us, however often we ask.
+        #: Whether the called node refused us, so that another call does not help.
         self.refused = False
-        #: Whether another process with our identity took our place.
+        #: Whether a link of another process with our identity replaced this one.
         self.displaced = False
-        #: The epoch that a farewell named, and what it shows of it.
+        #: The epoch of the peer in a farewell, and the proof of that epoch.
         self.farewell_epoch = 0
         self.proof = b""
-        #: Where the socket leads, for limits and logs.
+        #: The peer's host, for limits and logs.
         self.address = ""
-        #: Messages that wait for the next flush, within the transport's bounds.
+        #: Messages that wait for the next flush, within the transport's limits.
         self.outbox: list[Parcel] = []
         #: Bytes in `outbox`, bodies included.
         self.outbox_bytes = 0
-        #: Bytes in the socket's buffer, as long as that is full.
+        #: Bytes in the socket's buffer while that is full.
         self._unsent = 0
-        #: Of `outbox_bytes`, what the peer has asked for.
+        #: Of `outbox_bytes`, answers to requests of the peer.
         self.answer_bytes = 0
-        #: Whether the peer has asked for something when it was served last.
+        #: Whether the link handled requests when it was served last.
         self.asks = False
-        #: Whose processor time and memory this link uses; None until the peer is proven.
+        #: The account that pays for this link; None until the peer is authenticated.
         self.account: Account | None = None
-        #: Tells what the peer asks for from what is of use to others; None: nobody measures it.
-        self.judge: Judge | None = None
+        #: Tells requests from publications; None where the link is not measured.
+        self.classifier: Classifier | None = None
         #: Whether the transport has this link on its list for the next flush.
         self.listed = False
-        #: Since when the socket's buffer is full; None if it takes bytes.
+        #: When the socket's buffer became full; None if it takes bytes.
         self.full_since: float | None = None
         #: Whether the link ever got as far as OPEN, and when.
         self.was_open = False
@@ -183,7 +177,7 @@ class Link(asyncio.BufferedProtocol):
         self.gone = asyncio.Event()
         self._hello: Hello | None = None
         self._session = _NO_SESSION
-        #: What a frame means in this phase.
+        #: The handler of a frame in this phase.
         self._take: Callable[[memoryview], None] = self._on_hello if to is None else self._on_answer
         self._transport: asyncio.Transport | None = None
         self._largest = MAX_GREETING_BYTES if to is None else MAX_ANSWER_BYTES
@@ -195,14 +189,14 @@ class Link(asyncio.BufferedProtocol):
         #: Messages of the packet that was opened last, and how many of them are handled.
         self._opened: Opened = []
         self._handed = 0
-        #: Why nothing is read for now: what was read must be handled first, there is no room for
-        #: the frame that has begun, or the whole node takes nothing.
+        #: Reasons not to read: what was read must be handled first, there is no room for the frame
+        #: that has begun, or the whole node is paused.
         self._is_held = self._is_short = self._is_paused = False
 
     # ------------------------------------------------------------- the socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet at once if we called; wait for a greeting otherwise."""
+        """Greet if we called; otherwise wait for a greeting."""
         self._transport = cast(asyncio.Transport, transport)
         peername = transport.get_extra_info("peername")
         self.address = str(peername[0]) if peername else ""
@@ -217,7 +211,7 @@ class Link(asyncio.BufferedProtocol):
             self._write(encode_greeting(self._hello))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone, whoever closed it; said once or more often."""
+        """The socket is closed, by either side; may be called more than once."""
         if self.gone.is_set():
             return
         if self._filled and self.phase is not Phase.CLOSED:
@@ -236,11 +230,11 @@ class Link(asyncio.BufferedProtocol):
         self._owner.link_closed(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go."""
+        """The free part of the buffer."""
         return self._view[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Something was read."""
+        """Bytes were read into the buffer."""
         if self.phase is Phase.CLOSED:
             self._filled = self._start = 0
             return
@@ -248,7 +242,7 @@ class Link(asyncio.BufferedProtocol):
         self._owner.arrived(self)
 
     def work(self) -> Piece:
-        """Open the next whole frame, or hand on the next messages of the last one."""
+        """Open the next whole frame, or let the machine handle more messages of the last one."""
         if self._opened:
             return self._hand_on()
         start, filled = self._start, self._filled
@@ -266,22 +260,22 @@ class Link(asyncio.BufferedProtocol):
         self._take(self._view[start + 4 : end])
         if 0 < len(self._opened) <= PIECE_MESSAGES:
             return self._hand_on()  # most packets are small: one piece, measured once
-        judge, account = self.judge, self.account
-        if (account is not None and account.is_broker) or (
-            self._opened and judge is not None and judge.is_publication(self._opened[0][0])
-        ):
+        if self.account is not None and self.account.is_broker:
             return Piece.WORK
+        if self._opened and self.classifier is not None:
+            is_publication = self.classifier.is_publication(self._opened[0][0])
+            return Piece.WORK if is_publication else Piece.REQUEST
         return Piece.REQUEST
 
     def _hand_on(self) -> Piece:
-        """Give the machine the next messages: publications a few at a time, requests singly."""
+        """Let the machine handle the next messages: a few publications, or a single request."""
         opened, first = self._opened, self._handed
         piece, count = Piece.WORK, min(len(opened) - first, PIECE_MESSAGES)
-        account, judge = self.account, self.judge
+        account, classifier = self.account, self.classifier
         is_broker = account is not None and account.is_broker
-        # A broker that has said no more than a turn can take is not looked at more closely.
-        if judge is not None and (self._is_held or not is_broker):
-            is_work = judge.is_work_of_a_broker if is_broker else judge.is_work_of_a_client
+        # Messages of a broker are classified only if they are more than one turn can take.
+        if classifier is not None and (self._is_held or not is_broker):
+            is_work = classifier.is_broker_work if is_broker else classifier.is_client_work
             for n in range(count):
                 if not is_work(opened[first + n][0]):
                     piece, count = (Piece.WORK, n) if n else (Piece.REQUEST, 1)
@@ -310,17 +304,17 @@ class Link(asyncio.BufferedProtocol):
         return bool(left < 4 + length <= 4 + self._largest)
 
     def unread_bytes(self) -> int:
-        """Bytes that were read and not handled; an opened packet counts as its messages."""
+        """Bytes that were read and not handled; messages of an opened packet count 64 each."""
         return self._filled - self._start + 64 * (len(self._opened) - self._handed)
 
     def hold(self) -> None:
-        """Read nothing until what was read is handled."""
+        """Stop reading until what was read is handled."""
         if not self._is_held:
             self._is_held = True
             self._read_or_wait()
 
     def release(self) -> None:
-        """All whole frames are handled: make room for the next, and read on."""
+        """All whole frames are handled: make room for the next frame and read on."""
         left = self._filled - self._start
         if self.phase is Phase.CLOSED:
             left = 0
@@ -340,7 +334,7 @@ class Link(asyncio.BufferedProtocol):
         return PEER_BUFFER if self.phase is Phase.OPEN else STRANGER_BUFFER
 
     def _make_room(self) -> None:
-        """The buffer is full of one frame: read on when there is room for the rest of it."""
+        """The buffer is full of one frame: read on once there is room for the rest of it."""
         account, wanted = self.account, self._announced()
         is_long = wanted > self._usual()
         self._is_short = account is not None and is_long and not account.inbox.enter(self, wanted)
@@ -353,19 +347,19 @@ class Link(asyncio.BufferedProtocol):
         return 4 + int(_LENGTH.unpack_from(self._view)[0])
 
     def enlarge(self) -> None:
-        """There is room for the frame that has begun."""
+        """Read on: there is room for the frame that has begun."""
         self._is_short = False
         self._resize(self._announced())
         self._read_or_wait()
 
     def _tidy(self, size: int) -> None:
-        """The buffer is empty: keep a large one if that is allowed, for the next long frame."""
+        """The buffer is empty: keep a large one for the next long frame if that is allowed."""
         account = self.account
         if account is None or size < self._usual() or not account.inbox.keep(self, size):
             self._resize(0)
 
     def _resize(self, wanted: int) -> None:
-        # Grows by doubling: a peer that announces a large frame must send it to fill our memory.
+        # Grows by doubling: to fill our memory a peer must send a large frame, not announce it.
         size = max(self._usual(), min(wanted, 2 * max(self._filled, len(self._buffer))))
         kept = self._view[: self._filled]
         self._buffer = bytearray(size)
@@ -373,11 +367,11 @@ class Link(asyncio.BufferedProtocol):
         self._view[: self._filled] = kept
 
     def eof_received(self) -> bool:
-        """The peer is done; so are we."""
+        """The peer has closed its side; close ours."""
         return False
 
     def pause_writing(self) -> None:
-        """The socket's buffer is full: seal nothing more."""
+        """The socket's buffer is full: stop sealing."""
         self.full_since = asyncio.get_running_loop().time()
         if self._transport is not None:
             self._count_unsent(self._transport.get_write_buffer_size())
@@ -405,8 +399,8 @@ class Link(asyncio.BufferedProtocol):
             self._accept(opened)
 
     def _accept(self, opened: Opened) -> None:
-        """Handle these messages, piece by piece where somebody watches what they cost."""
-        if self.judge is not None:
+        """Handle these messages, piece by piece where their cost is measured."""
+        if self.classifier is not None:
             self._opened, self._handed = opened, 0
         elif opened:
             self._receive(self.peer, opened)
@@ -429,14 +423,14 @@ class Link(asyncio.BufferedProtocol):
     def _on_hello(self, frame: memoryview) -> None:
         hello = self._greeter.decode(bytes(frame))
         if not isinstance(hello, Hello):
-            self._drop(Lost.NOT_A_GREETING.value)
+            self._drop(LinkDrop.NOT_A_GREETING.value)
             self.abort("the peer did not greet")
             return
         answer = self._greeter.answer(hello)
         if not isinstance(answer, Farewell) and (barred := self._owner.refusal(hello.sender)):
             answer = Farewell(barred, self._greeter.epoch)
         if isinstance(answer, Farewell):
-            self._drop(Lost.GREETING_REFUSED.value)
+            self._drop(LinkDrop.GREETING_REFUSED.value)
             self.farewell = answer.reason
             self.farewell_epoch = hello.epoch
             self.peer = hello.sender
@@ -455,7 +449,7 @@ class Link(asyncio.BufferedProtocol):
         if isinstance(answer, Farewell):
             self.farewell_epoch = answer.epoch
             self.proof = answer.proof
-            # A broker that is behind us reads the manifest soon: the word is not its last one.
+            # A node in an older epoch may follow soon: then it will not refuse us any more.
             self.refused = not 0 < answer.epoch < self._greeter.epoch
             self.close(f"{self.peer} refused: {sentence_of(answer)}")
             return
@@ -463,11 +457,11 @@ class Link(asyncio.BufferedProtocol):
         if isinstance(answer, Welcome) and self._hello is not None:
             session = self._greeter.conclude(self._hello, answer)
         if session is None:
-            self._drop(Lost.NOT_WHO_WE_CALLED.value)
+            self._drop(LinkDrop.NOT_WHO_WE_CALLED.value)
             self.abort(f"the node at this address does not hold the key of {self.peer}")
             return
         self._session = session
-        self._write(session.seal([]))  # proves us
+        self._write(session.seal([]))  # authenticates us
         self._become_open()
 
     def _become_open(self) -> None:
@@ -493,7 +487,7 @@ class Link(asyncio.BufferedProtocol):
             self._write_packet(self._next_packet())
 
     def _next_packet(self) -> list[Parcel]:
-        """As many of the first messages as one packet holds; at least one."""
+        """Take the first messages out of the outbox: as many as one packet holds, at least one."""
         total = count = 0
         for raw, bodies in self.outbox[: limits.MAX_MESSAGES]:
             size = len(raw) + sum(map(len, bodies))
@@ -507,7 +501,7 @@ class Link(asyncio.BufferedProtocol):
         return parcels
 
     def enter_outbox(self, parcel: Parcel, size: int) -> None:
-        """Let a message wait for the next flush."""
+        """Queue a message for the next flush."""
         self.outbox.append(parcel)
         self.outbox_bytes += size
         if self.account is not None:
@@ -520,7 +514,7 @@ class Link(asyncio.BufferedProtocol):
             self.account.outbox_bytes -= size
 
     def _count_unsent(self, size: int) -> None:
-        """So much of what has left the outbox is still in the socket's buffer."""
+        """Count the bytes that left the outbox and are still in the socket's buffer."""
         if self.account is not None:
             self.account.outbox_bytes += size - self._unsent
             self._unsent = size
@@ -539,8 +533,8 @@ class Link(asyncio.BufferedProtocol):
         try:
             self._transport.writelines((_LENGTH.pack(length), *pieces))  # type: ignore[union-attr]
         except RuntimeError:
-            # The socket has closed in this very turn, and we are about to be told.
-            self._drop(Lost.NOT_CONNECTED.value)
+            # The socket closed in this turn of the event loop; `connection_lost` follows.
+            self._drop(LinkDrop.NOT_CONNECTED.value)
 
     def _write(self, frame: bytes) -> None:
         if self._transport is not None:
@@ -556,16 +550,16 @@ class Link(asyncio.BufferedProtocol):
             self.phase = Phase.CLOSED
             if self._transport is not None:
                 self._transport.close()
-                # A peer that reads nothing must not keep us waiting for ever.
+                # A peer that reads nothing must not delay the end for ever.
                 asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._transport.abort)
 
     def hang_up(self, reason: str) -> None:
-        """End the link after what waits has been written, and hand on nothing more."""
+        """End the link after what waits has been written, and handle no more messages."""
         self._opened, self._handed = [], 0
         self.close(reason)
 
     def displace(self) -> None:
-        """The peer has proven itself on another link: tell this end of it, and end the link."""
+        """End a link that a newer one of the same peer replaces, and tell its process why."""
         self._empty_outbox()
         self.enter_outbox(encode_parcel(Displaced(), ()), 0)
         self.close(f"{self.peer} connected again")
@@ -579,29 +573,29 @@ class Link(asyncio.BufferedProtocol):
                 self._transport.abort()
 
     def expire(self) -> None:
-        """The greeting took too long."""
+        """End a link whose greeting took too long."""
         if self.phase not in (Phase.OPEN, Phase.CLOSED):
-            self._drop(Lost.GREETING_TIMEOUT.value)
+            self._drop(LinkDrop.GREETING_TIMEOUT.value)
             self.abort(f"{self.peer or 'the peer'} did not finish its greeting in time")
 
     def give_way(self) -> None:
-        """Too many connections wait for their greeting, and this one is the oldest of its kind."""
+        """End a link that is not authenticated yet, in favour of a newer connection."""
         if self.phase not in (Phase.OPEN, Phase.CLOSED):
-            self._drop(Lost.GAVE_WAY.value)
+            self._drop(LinkDrop.GAVE_WAY.value)
             self.abort("it gave way to a newer connection before its greeting was complete")
 
     def break_off(self) -> None:
-        """Others wait for the room that a frame has which the peer does not finish."""
-        self._drop(Lost.HALF_SENT.value)
+        """End a link that does not finish a long frame while others wait for its room."""
+        self._drop(LinkDrop.HALF_SENT.value)
         self.abort(f"{self.peer} did not finish a frame while another one waited for room")
 
     def pause_reading(self) -> None:
-        """Take nothing from the socket for a while (back-pressure)."""
+        """Stop reading from the socket (back-pressure)."""
         self._is_paused = True
         self._read_or_wait()
 
     def resume_reading(self) -> None:
-        """Take bytes again."""
+        """Read from the socket again."""
         self._is_paused = False
         self._read_or_wait()
 

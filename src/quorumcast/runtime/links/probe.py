@@ -1,7 +1,7 @@
-"""Whether a broker answers, and proves to be the one that the manifest names.
+"""Check whether a node answers at its address and holds the keys that the directory lists.
 
-A probe greets and goes: it never proves itself, so the broker believes nothing of it and no live
-connection of the same identity gives way.
+A probe closes after the node's answer and never authenticates itself, so it displaces no live
+connection of the same identity.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from quorumcast.runtime.links.tls import client_context
 
 
 async def probe(peer: NodeId, address: Address, keyring: Keyring | None, timeout_s: float) -> str:
-    """What is wrong with a broker, in a sentence; nothing if it is the one that was called.
+    """What is wrong with a node, in a sentence; empty if it is the one that we called.
 
-    Without a keyring only its address is tried.
+    Without a keyring only the connection is tried.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -76,7 +76,7 @@ async def _greet(
         case Welcome() if greeter.conclude(hello, answer) is not None:
             return ""
         case Welcome():
-            return f"who answers at {address} has not the keys of {peer}"
+            return f"the node that answers at {address} does not have the keys of {peer}"
         case Farewell():
             return sentence_of(answer)
         case _:

@@ -1,7 +1,6 @@
-"""Strain: whether this thread has had more to do than it could.
+"""Whether this thread is overloaded: busy, or waiting for a processor, nearly all the time.
 
-A process that works, or waits for a processor, nearly all the time is late with everything, and so
-is what it hears of others. Whoever reads its notes should know.
+An overloaded process hears everything late, so its observations of other nodes are marked.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-#: This share of the time.
+#: The share of time from which on a thread counts as overloaded.
 STRAINED = 0.8
-#: How often to look.
+#: How often to measure.
 LOOK_MS = 250
 
 #: Linux: nanoseconds on a processor, and waiting for one.
@@ -19,14 +18,14 @@ _SCHEDULED = Path("/proc/thread-self/schedstat")
 
 
 class Strain:
-    """Looks now and then."""
+    """Measures the load of this thread from time to time."""
 
     def __init__(self) -> None:
         self._looked_ms = 0
         self._wanted_s = 0.0
 
     def look(self, now_ms: int) -> bool:
-        """Whether the time since the last look was full; False as long as it is too short."""
+        """Whether the thread was overloaded since the last look; False if that was just now."""
         passed_ms = now_ms - self._looked_ms
         if passed_ms < LOOK_MS:
             return False
@@ -36,12 +35,12 @@ class Strain:
 
 
 def wanted_s() -> float:
-    """For how long this thread has worked, or could have if there had been a processor for it."""
+    """Seconds that this thread has worked, or waited for a processor."""
     return time.thread_time() + waited_s()
 
 
 def waited_s() -> float:
-    """For how long this thread has waited for a processor; 0 where nobody counts it."""
+    """Seconds that this thread has waited for a processor; 0 where the system does not say."""
     try:
         _, waited, _ = _SCHEDULED.read_text().split()
     except (OSError, ValueError):

@@ -1,12 +1,11 @@
-"""Connections whose peer is not proven yet: how many there may be, and which one gives way.
+"""Strangers: incoming connections that are not authenticated yet, and limits on their number.
 
 A stranger is *silent* until its greeting is complete; then it *claims* to be some node of the
-directory, which only its first sealed packet proves. Anybody can connect and anybody can claim, so
-neither may keep others out: a full pool takes the newcomer, and the oldest connection of the
-largest group gives way. Silent strangers are grouped by address. Claims are grouped by name and
-address, in pools of their own for clients and for brokers, so that neither silence nor false names
-of clients push out a broker that has come back. Claims of a broker's name from one address push out
-only one another. A greeting takes one round trip: a place is needed for no longer.
+directory, which only its first sealed packet proves. Anybody can connect and claim any name, so a
+full pool still admits newcomers: it evicts the oldest connection of its largest group. Silent
+strangers are grouped by address, claims by name and address. Clients and brokers have separate
+pools of claims, so that neither silent connections nor false claims to be a client evict a broker
+that reconnects; false claims to be a broker from one address evict only one another.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from quorumcast.runtime.links.limits import TransportLimits
 
 
 class Stranger(Protocol):
-    """A connection as it is seen from here."""
+    """What the pools need of a connection."""
 
     address: str
     peer: NodeId
 
     def expire(self) -> None:
-        """The greeting took too long."""
+        """Close: the greeting took too long."""
 
     def give_way(self) -> None:
-        """A newer connection gets the place."""
+        """Close: a newer connection gets the place."""
 
 
 S = TypeVar("S", bound=Stranger)
@@ -51,7 +50,7 @@ class Pool(Generic[S]):
         return self._count
 
     def add(self, stranger: S, group: Hashable) -> S | None:
-        """Take a connection; the one that gives way to it, if there is no room."""
+        """Add a connection; returns the one that is evicted if there is no room."""
         members = self._groups.get(group, {})
         victim: S | None = None
         if len(members) >= self._per_group:
@@ -66,7 +65,7 @@ class Pool(Generic[S]):
         return victim
 
     def remove(self, stranger: S, group: Hashable) -> None:
-        """It is gone, or proven."""
+        """Remove a connection that is closed or authenticated."""
         members = self._groups.get(group, {})
         if stranger in members:
             del members[stranger]
@@ -76,7 +75,7 @@ class Pool(Generic[S]):
 
 
 class Strangers(Generic[S]):
-    """All connections of a node whose peer is not proven."""
+    """All connections of a node that are not authenticated."""
 
     def __init__(self, limits: TransportLimits, is_broker: Callable[[NodeId], bool]) -> None:
         self._is_broker = is_broker
@@ -85,23 +84,23 @@ class Strangers(Generic[S]):
         self._silent: Pool[S] = Pool(limits.strangers, limits.strangers_per_address)
         self._clients: Pool[S] = Pool(limits.claims_of_clients, limits.claims_per_name)
         self._brokers: Pool[S] = Pool(limits.claims_of_brokers, limits.claims_per_name)
-        #: Where each one is, and the end of its time.
+        #: The pool and group of each connection, and the timer of its greeting.
         self._places: dict[S, tuple[Pool[S], Hashable, asyncio.TimerHandle]] = {}
 
     def __len__(self) -> int:
         return len(self._places)
 
     def all(self) -> list[S]:
-        """Every one of them."""
+        """Every such connection."""
         return list(self._places)
 
     def enter(self, stranger: S) -> None:
-        """A connection was made."""
+        """Add a new connection."""
         timer = self._loop.call_later(self._timeout_s, stranger.expire)
         self._put(stranger, self._silent, stranger.address, timer)
 
     def claim(self, stranger: S) -> None:
-        """It has said who it is."""
+        """Move a connection that has named itself from the silent ones to the claims."""
         place = self._places.pop(stranger, None)
         if place is not None:
             pool, group, timer = place
@@ -117,7 +116,7 @@ class Strangers(Generic[S]):
             victim.give_way()
 
     def leave(self, stranger: S) -> None:
-        """It is gone, or proven."""
+        """Remove a connection that is closed or authenticated."""
         place = self._places.pop(stranger, None)
         if place is not None:
             pool, group, timer = place

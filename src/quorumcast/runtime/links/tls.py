@@ -1,9 +1,8 @@
 """TLS between all parties, without a certificate authority.
 
-A broker's certificate is signed by its own Ed25519 identity and stands in the manifest, which the
-operator signed; whoever connects trusts exactly that certificate and no other. TLS adds secrecy and
-hides traffic from the network; who a peer is follows from the session's MACs with or without it, so
-clients need no certificates.
+A node's certificate is signed with its own Ed25519 identity and listed in the directory; a caller
+trusts exactly that certificate. TLS only encrypts. Peers are authenticated by the session's MACs
+with or without TLS, so nodes that nobody calls (the clients of a cell) need no certificate.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from cryptography.hazmat.primitives import serialization
 from quorumcast.core.errors import UsageError
 from quorumcast.crypto.identity import Identity
 
-#: Long: the manifest's epochs say how long a certificate is good for, not its own dates.
+#: Long: a certificate is valid as long as the directory lists it, whatever its own dates.
 _YEARS = 50
 
 
 def make_certificate(identity: Identity) -> str:
     """A self-signed certificate for this identity, as PEM."""
-    from cryptography import x509  # slow to load, and only cells with TLS need it
+    from cryptography import x509  # slow to load, and needed for TLS only
     from cryptography.x509.oid import NameOID
 
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.name[:64])])
@@ -44,15 +43,15 @@ def make_certificate(identity: Identity) -> str:
 
 
 def server_context(identity: Identity, certificate: str) -> ssl.SSLContext:
-    """What a broker listens with."""
+    """The TLS settings of a node that listens."""
     from cryptography import x509
 
     pinned = x509.load_pem_x509_certificate(certificate.encode()).public_key()
     raw = serialization.Encoding.Raw, serialization.PublicFormat.Raw
     if pinned.public_bytes(*raw) != identity.verify_key:
         raise UsageError(
-            f"the manifest's certificate of {identity.name} was made for another key: "
-            "make the manifest again from this identity"
+            f"the certificate listed for {identity.name} was made for another key: make the "
+            "directory (for a cell, its manifest) again from this identity"
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -61,7 +60,7 @@ def server_context(identity: Identity, certificate: str) -> ssl.SSLContext:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    # The ssl module reads keys from files only; this one is ours alone and gone at once.
+    # The ssl module reads keys from files only; this one is private and removed at once.
     with tempfile.NamedTemporaryFile(suffix=".pem") as file:
         Path(file.name).write_bytes(key + certificate.encode())
         context.load_cert_chain(file.name)
@@ -69,7 +68,7 @@ def server_context(identity: Identity, certificate: str) -> ssl.SSLContext:
 
 
 def client_context(certificate: str) -> ssl.SSLContext:
-    """What a node connects with: this one certificate is believed, whatever the address."""
+    """The TLS settings of a caller: only this certificate is trusted, whatever the address."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

@@ -1,26 +1,19 @@
-"""All links of one node: who may connect, whom we call, and one flush per loop turn.
+"""All links of one node over TCP: which connections are made, accepted and replaced.
 
-The directory says who is known, and to whom links are kept by calling; all other links are made by
-the other side. How two nodes greet is the business of a `Handshake`, and what they say that of the
-listener: nothing in here depends on the system that uses it. Each peer has at most one open link: a
-newer proven one replaces the older, since a peer that was killed comes back before TCP notices.
+Nothing here depends on a system: the directory lists the nodes and the links to keep, a `Handshake`
+authenticates, the listener handles messages. Each peer has at most one open link: a newer
+authenticated one replaces the older, since a killed peer reconnects before TCP notices its end.
 
-Other links are made on demand (`dial`) and end on demand (`hangup`). Two nodes that dial each other
-at the same time end up with one link. A node whose call is not answered yet when the peer's link
-opens calls its own off: the peer cannot have opened that one, since it lacks the proof. If both
-calls were answered, and so both proofs are on their way, both ends keep the link that the node with
-the smaller name has called.
+Other links are made on demand (`dial`) and end on demand (`hangup`). Of two nodes that dial each
+other at the same time, one whose own call is still unanswered when the peer's link opens cancels
+its call: the peer cannot have opened that one yet. If both calls were answered, both ends keep the
+link that the node with the smaller name dialed.
 
-Strangers are bounded in number, in time and in what they may send: they cost a fixed amount of
-memory whatever they do, and they give way to newer ones (`runtime.strangers`). An open link has
-been proven with a key of the directory, so there are never more of them than nodes in it; what each
-identity costs is measured (`runtime.fairness`).
-
-All that machines send during one turn of the event loop waits in the peers' outboxes and is written
-at its end: one packet, one MAC and one system call per peer, however many messages there are. What
-waits for one identity is bounded, as are the frames that it has not finished (`runtime.inbox`). A
-link that takes nothing while there is no room for more is closed: the protocols repair what it
-missed when the peer comes back.
+Messages that are sent during one turn of the event loop are written at its end: one packet, one MAC
+and one system call per peer. Outboxes and unfinished frames (`inbox`) are bounded per identity,
+unauthenticated connections (`strangers`) in number, time and bytes, and processor time is shared
+(`fairness`). A link whose outbox is full and whose peer reads nothing is closed; the protocols
+repair what the peer missed.
 """
 
 from __future__ import annotations
@@ -42,14 +35,15 @@ from quorumcast.crypto.directory import Address, Directory, is_kept
 from quorumcast.crypto.session import encode_parcel
 from quorumcast.runtime.links.contract import Handshake, Listener, Trouble
 from quorumcast.runtime.links.dialer import Call, Dialer, connect
-from quorumcast.runtime.links.fairness import Account, Fairness, Judge, Load, Piece
+from quorumcast.runtime.links.fairness import Account, Classifier, Fairness, Load, Piece
+from quorumcast.runtime.links.greeting import DIRECTORY
 from quorumcast.runtime.links.limits import TransportLimits
-from quorumcast.runtime.links.link import Link, Lost, Phase
+from quorumcast.runtime.links.link import Link, LinkDrop, Phase
 from quorumcast.runtime.links.strangers import Strangers
 from quorumcast.runtime.logs import note
 from quorumcast.runtime.telemetry import Telemetry
 
-#: Between two calls to peers that say they are in a newer epoch.
+#: The pause between two calls to peers that claim a newer epoch.
 ASK_PAUSE_S = 0.5
 
 
@@ -63,7 +57,7 @@ class Transport:
         listener: Listener,
         *,
         limits: TransportLimits | None = None,
-        judge: Callable[[], Judge] | None = None,
+        classifier: Callable[[], Classifier] | None = None,
         telemetry: Telemetry | None = None,
         rng: random.Random | None = None,
         on_other_epoch: Callable[[int], None] | None = None,
@@ -73,21 +67,21 @@ class Transport:
         self._greeter = greeter
         self._listener = listener
         self._limits = limits or TransportLimits()
-        #: Makes a judge for each link, where requests have a budget; a client hears only brokers.
-        self._judge = judge
+        #: Makes a classifier for each link; None on nodes whose peers have no budget (clients).
+        self._classifier = classifier
         self._fairness = Fairness(self._disconnect, is_broker=self._is_broker, limits=self._limits)
         self.telemetry = telemetry or Telemetry()
         self._rng = rng or random.Random()
         self._on_other_epoch = on_other_epoch
         self._on_proof = on_proof
-        #: A peer that is being asked for its epoch; one at a time, for whoever says anything.
+        #: The call to a peer that claims a newer epoch; one at a time, as anybody can claim that.
         self._asking: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         #: Open links; one per peer, all of them nodes of the directory.
         self._open: dict[NodeId, Link] = {}
-        #: Called connections whose peer is not proven yet.
+        #: Incoming connections that are not authenticated yet.
         self._strangers: Strangers[Link] = Strangers(self._limits, self._is_broker)
-        #: Accounts without room for more, until their links have been looked at.
+        #: Identities whose outbox was full, until `_close_stalled` has looked at their links.
         self._crowded: set[NodeId] = set()
         self._dialers: dict[NodeId, Dialer] = {}
         #: Links that were dialed, open or under way; at most `dialed_links`.
@@ -107,7 +101,7 @@ class Transport:
     # ------------------------------------------------------------------- start
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
-        """Take connections; a sentence if the address cannot be had."""
+        """Accept connections at this address."""
         try:
             self._server = await self._loop.create_server(
                 self._called, host, port, ssl=tls, backlog=512
@@ -116,7 +110,7 @@ class Transport:
             raise UsageError(_cannot_listen(self._greeter.name, host, port, error)) from None
 
     def call_peers(self) -> None:
-        """Connect to whom we must, and keep at it."""
+        """Start to keep the links that the directory wants this node to make."""
         for peer in self._directory.calls(self._greeter.name):
             address = self._directory.address(peer)
             if address is not None:
@@ -160,7 +154,7 @@ class Transport:
     def hangup(self, peer: NodeId) -> None:
         """End a link or a call, unless the link is one that is kept."""
         if is_kept(self._directory, self._greeter.name, peer):
-            self.telemetry.drops[Lost.KEPT.value] += 1
+            self.telemetry.drops[LinkDrop.KEPT.value] += 1
             return
         call, link = self._calls.pop(peer, None), self._open.pop(peer, None)
         if link is not None:
@@ -171,17 +165,17 @@ class Transport:
             call.stop()
 
     def _tell_hung_up(self, peer: NodeId) -> None:
-        """Say that a link was hung up: soon afterwards, and before the next one opens."""
+        """Tell the listener that a link was hung up, before the next one to that peer opens."""
         if peer in self._hung_up:
             self._hung_up.remove(peer)
             self._listener.peer_down(peer)
 
     def _has_crossed(self, link: Link) -> bool:
-        """Whether a peer's call and one of ours were answered at the same time."""
+        """Whether the peer's call and our own call to it were both answered."""
         call = self._calls.get(link.peer)
         if call is None or call.link is link or call.link.phase is not Phase.OPEN:
             return False
-        # The peer's greeting was under way when our link opened, and it lasts no longer than this.
+        # A greeting that was under way when our link opened is complete within this time.
         return self._loop.time() - call.link.opened_at < self._limits.greeting_timeout_s
 
     # ------------------------------------------------------------------ sending
@@ -197,7 +191,7 @@ class Transport:
         for peer in to:
             link = links.get(peer)
             if link is None:
-                self.telemetry.drops[Lost.NOT_CONNECTED.value] += 1
+                self.telemetry.drops[LinkDrop.NOT_CONNECTED.value] += 1
                 continue
             account, outbox = link.account, link.outbox
             if account is None:
@@ -231,28 +225,28 @@ class Transport:
                 link.flush()
 
     def _flush_answers(self, link: Link, account: Account) -> None:
-        """Write what waits; the peer pays for what it asked for."""
+        """Write what waits, and charge the peer for the answers to its requests."""
         share = link.answer_bytes / link.outbox_bytes if link.outbox_bytes else 0.0
         begin = time.thread_time()
         link.flush()
         self._fairness.answered(account, time.thread_time() - begin, share)
 
     def _overflow(self, link: Link) -> None:
-        """There is no room for a message: see later whether it is for want of a reader."""
-        self.telemetry.drops[Lost.OUTBOX_FULL.value] += 1
+        """Drop a message for which there is no room; look later whether the peer reads at all."""
+        self.telemetry.drops[LinkDrop.OUTBOX_FULL.value] += 1
         name = holder(link.peer)
         if name not in self._crowded:
             self._crowded.add(name)
-            self._loop.call_later(self._limits.deaf_s, self._close_deaf, name)
+            self._loop.call_later(self._limits.stall_timeout_s, self._close_stalled, name)
 
-    def _close_deaf(self, name: NodeId) -> None:
-        """Close the links of an identity that have taken nothing for a while."""
+    def _close_stalled(self, name: NodeId) -> None:
+        """Close the links of an identity whose peer has read nothing for a while."""
         self._crowded.discard(name)
-        before = self._loop.time() - self._limits.deaf_s
+        before = self._loop.time() - self._limits.stall_timeout_s
         for link in self._links_of(name):
             if link.full_since is not None and link.full_since <= before:
-                self.telemetry.drops[Lost.DEAF.value] += 1
-                reason = f"{link.peer} has read nothing for {self._limits.deaf_s:g} s"
+                self.telemetry.drops[LinkDrop.DEAF.value] += 1
+                reason = f"{link.peer} has read nothing for {self._limits.stall_timeout_s:g} s"
                 note("closed a link", level=logging.WARNING, peer=link.peer, reason=reason)
                 link.abort(reason)
 
@@ -260,15 +254,15 @@ class Transport:
         return [link for link in self._open.values() if holder(link.peer) == name]
 
     def _disconnect(self, name: NodeId, reason: str) -> None:
-        """An identity asks for too much."""
+        """Close the links of an identity whose requests cost too much."""
         for link in self._links_of(name):
-            self.telemetry.drops[Lost.OVER_BUDGET.value] += 1
+            self.telemetry.drops[LinkDrop.OVER_BUDGET.value] += 1
             link.abort(reason)
 
     # ------------------------------------------------------- what links tell us
 
     def connection_made(self, link: Link) -> bool:
-        """Count strangers; refuse those beyond the limits."""
+        """Register a new connection; False if this node is closing."""
         if self._paused:
             link.pause_reading()
         if link.phase is Phase.CALLING:
@@ -279,16 +273,16 @@ class Transport:
         return True
 
     def refusal(self, peer: NodeId) -> str:
-        """Why a peer is kept out for now; empty if it is not."""
+        """Why a peer is refused for now, in a sentence; empty if it is not."""
         return self._fairness.refusal(peer)
 
     def greeted(self, link: Link) -> None:
-        """A stranger says who it is."""
+        """A peer has named itself, without proof."""
         self._strangers.claim(link)
 
     def arrived(self, link: Link) -> None:
-        """A link has read something."""
-        if link.judge is not None and link.account is not None:
+        """A link has read bytes."""
+        if link.classifier is not None and link.account is not None:
             self._fairness.arrived(link.account, link)
             return
         while link.work() is not Piece.NOTHING:
@@ -296,7 +290,7 @@ class Transport:
         link.release()
 
     def link_open(self, link: Link) -> None:
-        """A peer is proven: its link replaces an older one."""
+        """A peer is authenticated: its link replaces an older one."""
         self._strangers.leave(link)
         self._tell_hung_up(link.peer)
         crossed = self._has_crossed(link)
@@ -308,7 +302,7 @@ class Transport:
             del self._calls[link.peer]
             call.stop()
         link.account = self._fairness.account(link.peer)
-        link.judge = None if self._judge is None else self._judge()
+        link.classifier = None if self._classifier is None else self._classifier()
         older = self._open.get(link.peer)
         self._open[link.peer] = link
         if older is not None:
@@ -347,9 +341,9 @@ class Transport:
             self._on_other_epoch(other_epoch)
 
     def _ask(self, link: Link) -> None:
-        """Call back a peer that called from a newer epoch: its refusal shows the way there.
+        """Call back a peer that called from a newer epoch: its refusal carries the proof.
 
-        Whoever called may be a stranger; what its name makes us do is one call at a time.
+        The caller was not authenticated, so at most one such call is made at a time.
         """
         address = self._directory.address(link.peer)
         busy = self._asking is not None and not self._asking.done()
@@ -368,7 +362,7 @@ class Transport:
         await asyncio.sleep(ASK_PAUSE_S)
 
     def link_ready(self, link: Link) -> None:
-        """A socket takes bytes again: what waited leaves as one packet."""
+        """A socket takes bytes again: flush what waited."""
         if link.outbox and not link.listed:
             link.listed = True
             self._waiting.append(link)
@@ -393,7 +387,7 @@ class Transport:
         return self._fairness.load()
 
     def sizes(self) -> dict[str, int]:
-        """How much each container fed by peers holds."""
+        """How much each container that peers can fill holds."""
         return {
             "links.open": len(self._open),
             "links.dialed": len(self._calls),
@@ -423,7 +417,7 @@ class Transport:
             link.abort("cut on request")
 
     def renew(self, directory: Directory, greeter: Handshake) -> None:
-        """Take a new epoch: every session is greeted anew with the new keys."""
+        """Go on to a new epoch: end every link, and greet anew with the new keys."""
         if self._closing:
             return
         self.flush()
@@ -432,14 +426,14 @@ class Transport:
         self._fairness.retain(directory.keys)
         self._stop_calling()
         for link in self._all():
-            link.close(f"{self._greeter.name} took epoch {greeter.epoch} of the manifest")
+            link.close(f"{self._greeter.name} took epoch {greeter.epoch}")
         for peer in list(self._open):
             del self._open[peer]
             self._listener.peer_down(peer)
         self.call_peers()
 
     def _stop_calling(self) -> None:
-        """Call nobody any more; open links stay."""
+        """Stop all calls; open links stay."""
         for dialer in self._dialers.values():
             dialer.stop()
         self._dialers = {}
@@ -454,12 +448,12 @@ class Transport:
         return [*self._open.values(), *self._strangers.all()]
 
     def leave(self, epoch: int) -> None:
-        """That epoch does not name us: serve nobody, and only say where the others are."""
+        """That epoch does not list us: end all links, and answer greetings with its proof."""
         self.flush()
         self._greeter.leave(epoch)
         self._stop_calling()
         for link in self._all():
-            link.close(f"{self._greeter.name} has left the cell with epoch {epoch}")
+            link.close(f"{self._greeter.name} left with epoch {epoch}")
 
     async def close(self) -> None:
         """Write what waits, end every link, listen no more."""
@@ -484,25 +478,18 @@ class Transport:
             await link.gone.wait()
 
 
+#: Why an address cannot be listened on, and what helps.
+_LISTEN_ERRORS = {
+    errno.EADDRINUSE: ("another program already uses that port", "stop it, or change the port"),
+    errno.EADDRNOTAVAIL: (
+        "this machine does not have that address",
+        "run the node on the machine that is named",
+    ),
+    errno.EACCES: ("this user may not use that port", "choose one above 1023"),
+}
+
+
 def _cannot_listen(name: NodeId, host: str, port: int, error: OSError) -> str:
-    match error.errno:
-        case errno.EADDRINUSE:
-            return (
-                f"{name} cannot listen on {host}:{port}: another program already uses that port; "
-                "stop it or give this broker another port in the manifest"
-            )
-        case errno.EADDRNOTAVAIL:
-            return (
-                f"{name} cannot listen on {host}:{port}: this machine does not have that address; "
-                "run this broker on the machine that the manifest names"
-            )
-        case errno.EACCES:
-            return (
-                f"{name} cannot listen on {host}:{port}: this user may not use that port; "
-                "choose one above 1023 in the manifest"
-            )
-        case _:
-            return (
-                f"{name} cannot listen on {host}:{port} ({error.strerror or error}); "
-                "check its address in the manifest"
-            )
+    unknown = (error.strerror or str(error), "check its address")
+    reason, advice = _LISTEN_ERRORS.get(error.errno or 0, unknown)
+    return f"{name} cannot listen on {host}:{port}: {reason}; {advice} in the {DIRECTORY}"

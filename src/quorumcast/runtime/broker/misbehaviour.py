@@ -1,4 +1,4 @@
-"""What a broker tells people of liars: lines in its log, and evidence as files."""
+"""Reports misbehaviour that a broker has noticed: log lines, and evidence as files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from quorumcast.core.statements import Evidence
 from quorumcast.runtime.logs import note
 from quorumcast.runtime.telemetry import Telemetry
 
-#: Evidence that the disk did not take, in `telemetry.drops`.
+#: The reason in `telemetry.drops` for evidence that could not be written.
 EVIDENCE_NOT_SAVED = "evidence-not-saved"
 
 
-class Witness:
-    """Says the 1st, 2nd, 4th, 8th … time: a liar must not fill the log."""
+class MisbehaviourLog:
+    """Reports the 1st, 2nd, 4th, 8th … time, so that a faulty node cannot fill the log."""
 
     def __init__(self, name: NodeId, telemetry: Telemetry, evidence: Path | None) -> None:
         self._name = name
@@ -26,7 +26,7 @@ class Witness:
         self._evidence = evidence
 
     def on_suspect(self, effect: Suspect) -> None:
-        """Somebody behaved as no correct node should."""
+        """Report a node that behaved as no correct node does."""
         count = self._telemetry.suspicions[effect.node, effect.reason.value]
         if count & (count - 1) == 0:
             note(
@@ -40,7 +40,7 @@ class Witness:
             )
 
     def on_accuse(self, effect: Accuse) -> None:
-        """Somebody lied, and there is proof."""
+        """Report a node that is proven to have lied, and save the proof."""
         evidence = effect.evidence
         count = self._telemetry.accusations[evidence.accused]
         if count & (count - 1):
@@ -58,17 +58,14 @@ class Witness:
                 name = f"{self._name}-{evidence.accused}"
                 save_evidence(evidence, self._evidence, name, ".evidence")
             except OSError as error:
-                # A full disk takes nothing from what this broker is for.
+                # The broker serves on without the file.
                 self._telemetry.drops[EVIDENCE_NOT_SAVED] += 1
                 reason, path = error.strerror or str(error), str(self._evidence)
                 note("cannot save evidence", level=logging.ERROR, path=path, reason=reason)
 
 
 def save_evidence(evidence: Evidence, directory: Path, name: str, suffix: str) -> Path:
-    """Write a proof into a file of its own, beside those of this process and of earlier ones.
-
-    A proof that is there already is not written again.
-    """
+    """Write a proof into a new file, unless a file of that name already holds it."""
     data = msgspec.json.encode(evidence) + b"\n"
     path, number = directory / f"{name}{suffix}", 1
     while True:

@@ -1,0 +1,70 @@
+"""Classifies the messages of a cell for `links.fairness`: of use to others, or a request.
+
+Publications, and most of what brokers send to deliver them, are of use to others. A faulty broker
+could ask without end, repeat rare kinds of messages, or invent new streams: these count as requests
+and have a budget.
+"""
+
+from __future__ import annotations
+
+from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Publish, Pull, Ready
+from quorumcast.cell.messages import Positions, Regain, Survey, Taken
+from quorumcast.core.message import Message
+from quorumcast.ordering.messages import (
+    ChunkQuery,
+    Fetch,
+    LogQuery,
+    Offer,
+    Standing,
+    Stop,
+    StopData,
+    Sync,
+)
+
+#: Messages of clients that are of use to others.
+PUBLICATIONS = frozenset({Publish, ChainRun, Offer})
+#: Requests of brokers.
+BROKER_REQUESTS = frozenset({ChunkQuery, Fetch, LogQuery, Pull, Regain, Survey})
+#: Messages that brokers send rarely: more than a turn can take are a flood.
+RARE = frozenset({Positions, Standing, Stop, StopData, Sync, Taken})
+#: Messages of brokers about a stream, which they may have invented.
+ABOUT_STREAMS = frozenset({Contents, Echo, Ready})
+#: Streams that are remembered for each peer.
+STREAMS_REMEMBERED = 1024
+
+
+class CellClassifier:
+    """Classifies the messages of one peer of a broker."""
+
+    __slots__ = ("_streams",)
+
+    def __init__(self) -> None:
+        #: Streams that the peer has mentioned, oldest first; at most STREAMS_REMEMBERED.
+        self._streams: dict[tuple[str, str, int], None] = {}
+
+    def is_publication(self, message: Message) -> bool:
+        """Whether this is a publication of any kind."""
+        return type(message) in PUBLICATIONS
+
+    def is_client_work(self, message: Message) -> bool:
+        """Whether this is a publication on a stream that the peer has used before."""
+        return type(message) in PUBLICATIONS and self._knows_stream(message)
+
+    def is_broker_work(self, message: Message) -> bool:
+        """Whether this helps to deliver a publication; the first message on a stream may not."""
+        kind = type(message)
+        if kind in BROKER_REQUESTS or kind in RARE:
+            return False
+        return kind not in ABOUT_STREAMS or self._knows_stream(message)
+
+    def _knows_stream(self, message: Message) -> bool:
+        """Whether the peer has mentioned the stream before; remembers it."""
+        stream = message.stream  # type: ignore[attr-defined]
+        key = (stream.channel, stream.publisher, stream.incarnation)
+        streams = self._streams
+        if key in streams:
+            return True
+        if len(streams) >= STREAMS_REMEMBERED:
+            del streams[next(iter(streams))]
+        streams[key] = None
+        return False
