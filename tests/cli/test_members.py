@@ -60,7 +60,7 @@ def test_members_replace_waits_until_the_new_broker_has_caught_up(
             for name in manifest.broker_ids
         }
 
-    monkeypatch.setattr("quorumcast.cli.cell.membership.ask_cell", rows)
+    monkeypatch.setattr("quorumcast.cli.options.ask_cell", rows)
     where = ["--host", "127.0.0.1", "--port", "7777", "-m", str(cell), "--timeout", "0"]
     assert main(["members", "replace", "broker-1", "broker-5", *where]) == 2
     assert "has not caught up: start it, wait until" in capsys.readouterr().err
@@ -77,7 +77,7 @@ class Told:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.down: set[str] = set()
         self.late: set[str] = set()
-        monkeypatch.setattr("quorumcast.cli.cell.membership.ask_cell", self.rows)
+        monkeypatch.setattr("quorumcast.cli.options.ask_cell", self.rows)
 
     def rows(self, manifest: Manifest, urls: object) -> dict[str, dict[str, object]]:
         return {
@@ -144,7 +144,7 @@ def test_members_replace_a_broken_broker_and_say_what_is_left_to_do(
         told.late = next(asked, told.late)
         return told.rows(manifest, urls)
 
-    monkeypatch.setattr("quorumcast.cli.cell.membership.ask_cell", rows)
+    monkeypatch.setattr("quorumcast.cli.options.ask_cell", rows)
     assert main(["members", "replace", "broker-2", "broker-6", *where[:3], "7779", *here]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "broker-6 has been added, and broker-2 not removed: broker-3 has not caught up" in said

@@ -1,27 +1,25 @@
-"""Shared by all commands: options, file locations, output, and the brokers' status pages."""
+"""Shared by all commands: names of files, output, and the brokers' status pages."""
 
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import msgspec
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import LAST_PORT
 from quorumcast.manifest.places import IDENTITY as IDENTITY
 from quorumcast.manifest.places import MANIFEST as MANIFEST
-from quorumcast.manifest.places import identity_path as identity_path
-from quorumcast.manifest.places import manifest_path as manifest_path
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from quorumcast.manifest.manifest import BrokerEntry, Manifest
 
@@ -33,49 +31,8 @@ STATUS_TIMEOUT_S = 5.0
 #: Width of output that does not go to a terminal.
 PLAIN_WIDTH = 160
 
-ManifestOption = Annotated[
-    Path,
-    typer.Option(
-        "--manifest",
-        "-m",
-        envvar="QUORUMCAST_MANIFEST",
-        help="The cell's manifest, or the directory that 'init' made.",
-    ),
-]
-IdentityOption = Annotated[
-    str,
-    typer.Option(
-        "--identity",
-        "-i",
-        envvar="QUORUMCAST_IDENTITY",
-        help="Who you are: an identity file, or a name whose identity lies beside the manifest.",
-    ),
-]
-
-
-def _timeout(seconds: float) -> float:
-    if not 0 <= seconds < math.inf:
-        raise UsageError(f"--timeout is {seconds:g}: give a number of seconds, 0 or more")
-    return seconds
-
-
-TimeoutOption = Annotated[
-    float,
-    typer.Option("--timeout", callback=_timeout, help="Seconds to wait for enough brokers."),
-]
-ObserveOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--observe", metavar="DIR", help="Write here what others do, for 'pipeline audit'."
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-StatusOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--url", help="BROKER=http://HOST:PORT of a status page that is not on this machine."
-    ),
-]
+#: Status pages by broker, with `up`; see `ask_all`.
+Rows = dict[str, dict[str, Any]]
 
 
 def this_command() -> str:
@@ -90,8 +47,13 @@ def this_command() -> str:
 
 
 def print_json(value: object) -> None:
-    """One line of JSON on standard output."""
-    print(json.dumps(value, default=str), flush=True)
+    """Print a line of JSON on standard output; structs and lists of them are allowed."""
+
+    def plain(other: object) -> object:
+        is_struct = isinstance(other, msgspec.Struct)
+        return msgspec.to_builtins(other, str_keys=True) if is_struct else str(other)
+
+    print(json.dumps(value, default=plain), flush=True)
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -100,6 +62,26 @@ def console(*, stderr: bool = False) -> Console:
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return Console(stderr=stderr, highlight=False, width=None if terminal else PLAIN_WIDTH)
+
+
+def table(
+    *columns: str,
+    right: tuple[str, ...] = (),
+    fold: bool = False,
+    simple: bool = False,
+    **settings: Any,
+) -> Table:
+    """A table of these columns, and then those of `right`, which are aligned to the right.
+
+    With `fold`, long words in the former are broken; a `simple` table has no vertical lines.
+    """
+    from rich.box import SIMPLE
+    from rich.table import Column, Table
+
+    if simple:
+        settings |= {"box": SIMPLE, "title_justify": "left"}
+    left = (Column(name, overflow="fold" if fold else "ellipsis") for name in columns)
+    return Table(*left, *(Column(name, justify="right") for name in right), **settings)
 
 
 # ------------------------------------------------------------------ status pages
@@ -129,7 +111,7 @@ def default_status_url(broker: BrokerEntry) -> str:
     return f"http://127.0.0.1:{default_status_port(broker)}"
 
 
-def ask_all(urls: dict[str, str]) -> dict[str, dict[str, Any]]:
+def ask_all(urls: dict[str, str]) -> Rows:
     """The status of all brokers, requested concurrently; `up` tells whether a page answered.
 
     `clock_ahead_s` is the offset of its clock, with an error of at most half the round trip.
@@ -157,7 +139,7 @@ def ask_all(urls: dict[str, str]) -> dict[str, dict[str, Any]]:
         return dict(zip(urls, pool.map(look, urls.values()), strict=True))
 
 
-def ask_cell(manifest: Manifest, urls: dict[str, str]) -> dict[str, dict[str, Any]]:
+def ask_cell(manifest: Manifest, urls: dict[str, str]) -> Rows:
     """Like `ask_all`, but the page of another broker or cell does not count as up."""
     rows = ask_all(urls)
     for name, row in rows.items():

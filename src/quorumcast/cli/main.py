@@ -21,6 +21,7 @@ import typer
 from quorumcast.cli.cell import channels, doctor, epochs, init, members, operations, running
 from quorumcast.cli.clients import publish, replay, subscribe, subscriptions, verify
 from quorumcast.cli.lab import bench, demo, sim
+from quorumcast.cli.options import Commands
 from quorumcast.cli.pipeline import commands as pipeline
 from quorumcast.core.errors import UsageError
 from quorumcast.core.version import __version__
@@ -28,7 +29,7 @@ from quorumcast.core.version import __version__
 USAGE_ERROR = 2
 INTERRUPTED = 130
 
-app = typer.Typer(
+app = Commands(
     name="quorumcast",
     no_args_is_help=True,
     add_completion=False,
@@ -54,24 +55,24 @@ def _main(
     """Publish/subscribe for people who cannot trust every broker."""
 
 
-app.command("init", epilog=init.EXAMPLE)(init.init)
-app.command("up", epilog=running.UP_EXAMPLE)(running.up)
-app.command("broker", epilog=running.BROKER_EXAMPLE)(running.broker)
-app.command("publish", epilog=publish.EXAMPLE)(publish.publish)
-app.command("subscribe", epilog=subscribe.EXAMPLE)(subscribe.subscribe)
-app.command("replay", epilog=replay.EXAMPLE)(replay.replay)
-app.command("status", epilog=operations.STATUS_EXAMPLE)(operations.status)
-app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
+app.command("init", example=init.EXAMPLE)(init.init)
+app.command("up", example=running.UP_EXAMPLE)(running.up)
+app.command("broker", example=running.BROKER_EXAMPLE)(running.broker)
+app.command("publish", example=publish.EXAMPLE)(publish.publish)
+app.command("subscribe", example=subscribe.EXAMPLE)(subscribe.subscribe)
+app.command("replay", example=replay.EXAMPLE)(replay.replay)
+app.command("status", example=operations.STATUS_EXAMPLE)(operations.status)
+app.command("doctor", example=doctor.EXAMPLE)(doctor.doctor)
 app.add_typer(channels.app, name="channel")
 app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(members.app, name="members")
 app.add_typer(operations.faults, name="faults")
 app.add_typer(epochs.app, name="epoch")
-app.command("verify", epilog=verify.EXAMPLE)(verify.verify)
-app.command("sim", epilog=sim.EXAMPLE)(sim.sim)
-app.command("bench", epilog=bench.EXAMPLE)(bench.bench)
+app.command("verify", example=verify.EXAMPLE)(verify.verify)
+app.command("sim", example=sim.EXAMPLE)(sim.sim)
+app.command("bench", example=bench.EXAMPLE)(bench.bench)
 app.add_typer(pipeline.app, name="pipeline")
-app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
+app.command("demo", example=demo.EXAMPLE)(demo.demo)
 
 #: The option parser's base error; its module depends on the version of Typer.
 _ParserError: type[Exception] = next(

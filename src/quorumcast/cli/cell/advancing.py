@@ -13,9 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from quorumcast.cli.common import IDENTITY, OPERATOR, ask_cell, console
 from quorumcast.core.errors import UsageError
@@ -23,10 +21,6 @@ from quorumcast.core.errors import UsageError
 if TYPE_CHECKING:
     from quorumcast.manifest.manifest import Manifest
 
-OperatorOption = Annotated[
-    Path | None,
-    typer.Option("--operator", help="The operator's identity; beside the manifest by default."),
-]
 Change = Callable[["Manifest"], "Manifest"]
 
 #: How long to wait for running brokers, when to print that we wait, and the poll interval.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quorumcast.cli.common import console
+from quorumcast.cli.common import Rows, console, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,7 +43,7 @@ def channel_facts(cell: Manifest, entry: ChannelEntry) -> dict[str, Any]:
     }
 
 
-def live_facts(entry: ChannelEntry, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def live_facts(entry: ChannelEntry, rows: Rows) -> dict[str, Any]:
     """The progress of each broker; None for one that does not answer.
 
     With total order `last` is a position; otherwise it counts the publications of all streams.
@@ -62,7 +62,7 @@ def live_facts(entry: ChannelEntry, rows: dict[str, dict[str, Any]]) -> dict[str
     return facts
 
 
-def channel_users(channel: str, rows: dict[str, dict[str, Any]]) -> str:
+def channel_users(channel: str, rows: Rows) -> str:
     """The present publishers and subscribers, according to the brokers that answer; or ""."""
     told = []
     for what, one, many in (
@@ -78,19 +78,13 @@ def channel_users(channel: str, rows: dict[str, dict[str, Any]]) -> str:
 
 def channel_table(cell: Manifest, facts: list[dict[str, Any]], brokers: tuple[str, ...]) -> Table:
     """A table of channels."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-
     title = f"cell {cell.cell}, epoch {cell.epoch}"
     if brokers:
         title += "; below each broker: publications that it has taken (in all, held or not)"
-    table = Table(title=title, title_justify="left", box=SIMPLE)
-    for column in ("channel", "policy", "on disk", "publishers", "subscribers", "columns"):
-        table.add_column(column, overflow="fold")
-    for broker in brokers:
-        table.add_column(broker, justify="right")
+    columns = ("channel", "policy", "on disk", "publishers", "subscribers", "columns")
+    found = table(*columns, right=brokers, fold=True, simple=True, title=title)
     for fact in facts:
-        table.add_row(
+        found.add_row(
             fact["name"],
             _policy(fact),
             fact["on_disk"],
@@ -99,7 +93,7 @@ def channel_table(cell: Manifest, facts: list[dict[str, Any]], brokers: tuple[st
             ", ".join(column["name"] for column in fact["schema"]) or "bytes",
             *(_far(fact["live"][broker]) for broker in brokers),
         )
-    return table
+    return found
 
 
 def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:

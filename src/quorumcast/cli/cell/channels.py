@@ -7,12 +7,11 @@ disturbed.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorumcast.cli.cell.advancing import OperatorOption, advance, wait_until_taken
+from quorumcast.cli.cell.advancing import advance, wait_until_taken
 from quorumcast.cli.cell.channel_facts import (
     channel_facts,
     channel_table,
@@ -21,25 +20,14 @@ from quorumcast.cli.cell.channel_facts import (
     show_channel,
 )
 from quorumcast.cli.cell.init import CHANNEL, NOBODY, parse_channel, parse_rights
-from quorumcast.cli.cell.sharing import (
-    AckTimeoutOption,
-    AttemptsOption,
-    DeadLetterOption,
-    ShareOption,
-    Sharing,
-    SubscriptionsOption,
-    UnshareOption,
-    with_companion,
-)
-from quorumcast.cli.common import (
+from quorumcast.cli.cell.sharing import Sharing, SubscriptionsOption, with_companion
+from quorumcast.cli.common import Rows, console, print_json
+from quorumcast.cli.options import (
+    Commands,
     JsonOption,
-    ManifestOption,
-    StatusOption,
-    ask_cell,
-    console,
-    manifest_path,
-    print_json,
-    status_urls,
+    OperatorOptions,
+    StatusOptions,
+    WaitOption,
 )
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.patterns import matching
@@ -48,7 +36,7 @@ if TYPE_CHECKING:
     from quorumcast.core.limits import Limits, Overflow
     from quorumcast.manifest.manifest import ChannelEntry, Manifest
 
-app = typer.Typer(
+app = Commands(
     no_args_is_help=True,
     help="Look at the channels of a cell, and change them while it runs.",
     epilog="Example:  quorumcast channel create trades:total+durable -m cell",
@@ -70,25 +58,21 @@ OverflowOption = Annotated[
         help="When a subscriber's queue is full and it does not say itself: wait or discard.",
     ),
 ]
-WaitOption = Annotated[
-    bool, typer.Option("--wait/--no-wait", help="Wait until running brokers have taken it.")
-]
 
 
-@app.command("list", epilog="Example:  quorumcast channel list -m cell --live")
+@app.command("list", example="channel list -m cell --live")
 def list_channels(
+    where: StatusOptions,
     pattern: Annotated[
         str, typer.Argument(help="Only those that match, in quotes: 'plant/*/temp', 'plant/**'.")
     ] = "**",
-    manifest: ManifestOption = Path(),
     live: LiveOption = False,
-    url: StatusOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Show every channel: policy, what is on disk, rights, columns."""
-    cell = _read(manifest)
+    cell = where.read()
     names = matching(pattern, (entry.name for entry in cell.channels))
-    rows = ask_cell(cell, status_urls(cell, url)) if live else {}
+    rows = where.ask(cell) if live else {}
     facts = [
         {**channel_facts(cell, entry), **({"live": live_facts(entry, rows)} if live else {})}
         for entry in cell.channels
@@ -103,36 +87,33 @@ def list_channels(
         console().print(channel_table(cell, facts, tuple(rows)))
 
 
-@app.command(epilog="Example:  quorumcast channel show trades -m cell --live")
+@app.command(example="channel show trades -m cell --live")
 def show(
     name: Annotated[str, typer.Argument(help="The channel.")],
-    manifest: ManifestOption = Path(),
+    where: StatusOptions,
     live: LiveOption = False,
-    url: StatusOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Show one channel in full: limits, columns, rights."""
-    cell = _read(manifest)
+    cell = where.read()
     entry = _entry(cell, name)
     facts = channel_facts(cell, entry)
     if live:
-        facts["live"] = live_facts(entry, ask_cell(cell, status_urls(cell, url)))
+        facts["live"] = live_facts(entry, where.ask(cell))
     if json_:
         print_json({"cell": cell.cell, "epoch": cell.epoch, "channel": facts})
     else:
         show_channel(entry, facts)
 
 
-@app.command(epilog="Example:  quorumcast channel create trades:total+durable -m cell")
+@app.command(example="channel create trades:total+durable -m cell")
 def create(
     channel: Annotated[str, typer.Argument(metavar=CHANNEL)],
+    where: OperatorOptions,
     column: ColumnOption = None,
     limit: LimitOption = None,
     overflow: OverflowOption = None,
     subscriptions: SubscriptionsOption = False,
-    manifest: ManifestOption = Path(),
-    operator: OperatorOption = None,
-    url: StatusOption = None,
     wait: WaitOption = True,
     json_: JsonOption = False,
 ) -> None:
@@ -144,9 +125,8 @@ def create(
     made = parse_channel(channel)
     policy = replace(made.policy, limits=with_limits(made.policy.limits, limit))
     entry = replace(made, policy=policy, schema=_columns(column), overflow=_overflow(overflow))
-    path = manifest_path(manifest)
-    cell = _read(manifest)
-    urls = status_urls(cell, url)
+    cell = where.read()
+    urls = where.urls(cell)
 
     def add(old: Manifest) -> Manifest:
         if old.channel(entry.name) is not None:
@@ -159,14 +139,16 @@ def create(
         return next_epoch(old, channels=(*old.channels, entry, *more))
 
     if policy.needs_store:
-        check_disks(cell, entry, urls)
-    new = advance(path, operator, add)
+        check_disks(entry, where.ask(cell))
+    new = advance(where.path, where.operator, add)
     _report(new, entry.name, urls if wait else {}, json_)
 
 
-@app.command(epilog="Example:  quorumcast channel change orders --publishers alice,carol -m cell")
+@app.command(example="channel change orders --publishers alice,carol -m cell")
 def change(
     name: Annotated[str, typer.Argument(help="The channel.")],
+    where: OperatorOptions,
+    sharing: Sharing,
     publishers: Annotated[
         str | None,
         typer.Option(help=f"Who may publish: names with commas, '*' or '{NOBODY}' for nobody."),
@@ -178,16 +160,8 @@ def change(
     limit: LimitOption = None,
     overflow: OverflowOption = None,
     subscriptions: SubscriptionsOption = False,
-    share: ShareOption = None,
-    unshare: UnshareOption = None,
-    dead_letter: DeadLetterOption = None,
-    attempts: AttemptsOption = None,
-    ack_timeout: AckTimeoutOption = None,
     policy: Annotated[str | None, typer.Option(hidden=True)] = None,
     remove_column: Annotated[str | None, typer.Option(hidden=True)] = None,
-    manifest: ManifestOption = Path(),
-    operator: OperatorOption = None,
-    url: StatusOption = None,
     wait: WaitOption = True,
     json_: JsonOption = False,
 ) -> None:
@@ -207,15 +181,13 @@ def change(
             f"{wrong} stays, because publications that rest on it are retained; make a new channel "
             "with 'quorumcast channel create'"
         )
-    sharing = Sharing(share, unshare, dead_letter, attempts, ack_timeout)
     given = (publishers, subscribers, column or None, limit or None, overflow)
     if all(value is None for value in given) and not subscriptions and not sharing.given:
         raise UsageError(
             "nothing to change; use --publishers, --subscribers, --column, --limit, "
             "--overflow, --subscriptions, --share or --unshare"
         )
-    path = manifest_path(manifest)
-    cell = _read(manifest)
+    cell = where.read()
 
     def changed(old: Manifest) -> ChannelEntry:
         entry = _entry(old, name)
@@ -243,19 +215,17 @@ def change(
         return next_epoch(old, channels=tuple(there.values()))
 
     same = apply(cell).channels == cell.channels
-    new = cell if same else advance(path, operator, apply)
-    _report(new, name, status_urls(new, url) if wait else {}, json_)
+    new = cell if same else advance(where.path, where.operator, apply)
+    _report(new, name, where.urls(new) if wait else {}, json_)
 
 
-@app.command(epilog="Example:  quorumcast channel delete audit --yes -m cell")
+@app.command(example="channel delete audit --yes -m cell")
 def delete(
     name: Annotated[str, typer.Argument(help="The channel.")],
+    where: OperatorOptions,
     yes: Annotated[
         bool, typer.Option("--yes", help="Yes, with everything that brokers hold of it.")
     ] = False,
-    manifest: ManifestOption = Path(),
-    operator: OperatorOption = None,
-    url: StatusOption = None,
     wait: WaitOption = True,
     json_: JsonOption = False,
 ) -> None:
@@ -265,15 +235,13 @@ def delete(
     """
     from quorumcast.manifest.build import next_epoch
 
-    path = manifest_path(manifest)
-    cell = _read(manifest)
+    cell = where.read()
     if _entry(cell, name).policy.total:
         raise UsageError(
             f"channel {name!r} has a place in the log of the cell and cannot be deleted; close it "
             f"with 'quorumcast channel change {name} --publishers {NOBODY} --subscribers {NOBODY}'"
         )
-    urls = status_urls(cell, url)
-    users = channel_users(name, ask_cell(cell, urls))
+    users = channel_users(name, where.ask(cell))
     if not yes:
         used = f", although {users} there" if users else ""
         raise UsageError(
@@ -284,21 +252,15 @@ def delete(
         _entry(old, name)
         return next_epoch(old, channels=tuple(c for c in old.channels if c.name != name))
 
-    new = advance(path, operator, remove)
+    new = advance(where.path, where.operator, remove)
     if users:
         console(stderr=True).print(
             f"channel {name} was in use: {users} there", markup=False, soft_wrap=True
         )
-    _report(new, name, urls if wait else {}, json_)
+    _report(new, name, where.urls(new) if wait else {}, json_)
 
 
 # ------------------------------------------------------------------- shared
-
-
-def _read(manifest: Path) -> Manifest:
-    from quorumcast.manifest.files import read_manifest
-
-    return read_manifest(manifest_path(manifest))
 
 
 def _entry(cell: Manifest, name: str) -> ChannelEntry:
@@ -375,11 +337,9 @@ def check_size(cell: Manifest, entry: ChannelEntry) -> None:
     )
 
 
-def check_disks(cell: Manifest, entry: ChannelEntry, urls: dict[str, str]) -> None:
+def check_disks(entry: ChannelEntry, rows: Rows) -> None:
     """Refuse a durable channel if a broker has no data directory: it could not adopt the epoch."""
-    without = [
-        name for name, row in ask_cell(cell, urls).items() if row["up"] and not row.get("disk")
-    ]
+    without = [name for name, row in rows.items() if row["up"] and not row.get("disk")]
     if without:
         raise UsageError(
             f"channel {entry.name!r} is kept on disk, and {', '.join(without)} has no data "

@@ -15,26 +15,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quorumcast.cli.common import (
-    JsonOption,
-    StatusOption,
-    ask_all,
-    console,
-    manifest_path,
-    print_json,
-    status_urls,
-)
+from quorumcast.cli.common import Rows, ask_all, console, print_json, status_urls, table
+from quorumcast.cli.options import JsonOption, UrlOption
 from quorumcast.core.errors import UsageError
+from quorumcast.manifest.places import manifest_path
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from quorumcast.cli.cell.checks import Finding
-    from quorumcast.cli.cell.live_checks import Rows
     from quorumcast.crypto.identity import Identity
     from quorumcast.manifest.manifest import Manifest
 
-EXAMPLE = "Example:  quorumcast doctor cell"
+EXAMPLE = "doctor cell"
 
 GREETING_S = 5.0
 #: Brokers that differ may agree a moment later: number of requests, and the pause between.
@@ -49,7 +42,7 @@ def doctor(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="Made by 'init'; or a manifest file.")
     ] = Path(),
-    url: StatusOption = None,
+    url: UrlOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Check a cell: files, keys, brokers, clocks, disks, agreement; say what to do.
@@ -64,14 +57,12 @@ def doctor(
     findings = examine(path, url)
     counts = Counter(finding.level for finding in findings)
     if json_:
-        import msgspec
-
         print_json(
             {
                 "healthy": not counts["error"],
                 "errors": counts["error"],
                 "warnings": counts["warning"],
-                "findings": msgspec.to_builtins(findings),
+                "findings": findings,
             }
         )
     else:
@@ -156,18 +147,14 @@ def _count(number: int, what: str) -> str:
 
 
 def _table(findings: list[Finding]) -> Table:
-    from rich.box import SIMPLE
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(box=SIMPLE)
-    for column in ("", "about", "what was found", "what to do"):
-        table.add_column(column, overflow="fold")
+    found = table("", "about", "what was found", "what to do", fold=True, simple=True)
     for finding in findings:
-        table.add_row(
+        found.add_row(
             f"[{COLOURS[finding.level]}]{finding.level}[/]",
             escape(finding.about),
             escape(finding.says),
             escape(finding.do),
         )
-    return table
+    return found

@@ -11,43 +11,33 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quorumcast.cli.cell.advancing import Change, OperatorOption, advance
+from quorumcast.cli.cell.advancing import Change, advance
 from quorumcast.cli.cell.init import CHANNEL, parse_channel, summary
 from quorumcast.cli.cell.membership import rotating
-from quorumcast.cli.common import (
-    IDENTITY,
-    OPERATOR,
-    JsonOption,
-    ManifestOption,
-    console,
-    manifest_path,
-    print_json,
-)
+from quorumcast.cli.common import IDENTITY, OPERATOR, console, print_json
+from quorumcast.cli.options import CellOptions, Commands, JsonOption, OperatorOption
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
     from quorumcast.manifest.manifest import Manifest
 
-app = typer.Typer(
+app = Commands(
     no_args_is_help=True,
     help="Show a manifest, or make its next epoch.",
     epilog="Example:  quorumcast epoch add-client carol -m cell",
 )
 
 
-@app.command(epilog="Example:  quorumcast epoch show -m cell")
-def show(manifest: ManifestOption = Path(), json_: JsonOption = False) -> None:
+@app.command(example="epoch show -m cell")
+def show(where: CellOptions, json_: JsonOption = False) -> None:
     """Show the manifest."""
-    from quorumcast.manifest.files import read_manifest
-
-    path = manifest_path(manifest)
-    _report(read_manifest(path), path, json_)
+    _report(where.read(), where.path, json_)
 
 
-@app.command(epilog="Example:  quorumcast epoch add-client carol -m cell")
+@app.command(example="epoch add-client carol -m cell")
 def add_client(
     name: Annotated[str, typer.Argument(help="The new client.")],
-    manifest: ManifestOption = Path(),
+    where: CellOptions,
     operator: OperatorOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -57,23 +47,22 @@ def add_client(
     from quorumcast.manifest import build
     from quorumcast.manifest.files import write_identity
 
-    path = manifest_path(manifest)
     if name == OPERATOR:
         raise UsageError(f"no node can be called {OPERATOR!r}; choose another name")
     identity = Identity.generate(NodeId(name))
 
     def add(old: Manifest) -> Manifest:
         new = build.add_client(old, identity.name, identity)
-        write_identity(path.parent / f"{name}{IDENTITY}", identity)
+        write_identity(where.path.parent / f"{name}{IDENTITY}", identity)
         return new
 
-    _advance(path, operator, add, json_)
+    _advance(where, operator, add, json_)
 
 
-@app.command(epilog="Example:  quorumcast epoch add-channel audit:brb::alice:bob -m cell")
+@app.command(example="epoch add-channel audit:brb::alice:bob -m cell")
 def add_channel(
     channel: Annotated[str, typer.Argument(metavar=CHANNEL)],
-    manifest: ManifestOption = Path(),
+    where: CellOptions,
     operator: OperatorOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -81,18 +70,17 @@ def add_channel(
     from quorumcast.manifest.build import next_epoch
 
     entry = parse_channel(channel)
-    _advance(
-        manifest_path(manifest),
-        operator,
-        lambda old: next_epoch(old, channels=(*old.channels, entry)),
-        json_,
-    )
+
+    def add(old: Manifest) -> Manifest:
+        return next_epoch(old, channels=(*old.channels, entry))
+
+    _advance(where, operator, add, json_)
 
 
-@app.command(epilog="Example:  quorumcast epoch rotate alice -m cell")
+@app.command(example="epoch rotate alice -m cell")
 def rotate(
     name: Annotated[str, typer.Argument(help="The node whose keys are replaced.")],
-    manifest: ManifestOption = Path(),
+    where: CellOptions,
     operator: OperatorOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -100,12 +88,11 @@ def rotate(
 
     A broker reads its identity file again when it adopts the epoch.
     """
-    path = manifest_path(manifest)
-    _advance(path, operator, rotating(path, name), json_)
+    _advance(where, operator, rotating(where.path, name), json_)
 
 
-def _advance(path: Path, operator: Path | None, change: Change, json_: bool) -> None:
-    _report(advance(path, operator, change), path, json_)
+def _advance(where: CellOptions, operator: Path | None, change: Change, json_: bool) -> None:
+    _report(advance(where.path, operator, change), where.path, json_)
 
 
 def _report(manifest: Manifest, path: Path, json_: bool) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quorumcast.cli.common import IDENTITY, MANIFEST, OPERATOR, JsonOption, console, print_json
+from quorumcast.cli.common import IDENTITY, MANIFEST, OPERATOR, console, print_json
+from quorumcast.cli.options import JsonOption
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from quorumcast.manifest.manifest import ChannelEntry, Manifest
 
 EXAMPLE = (
-    "Example:  quorumcast init cell --brokers 4 --f 1 --clients alice,bob "
+    "init cell --brokers 4 --f 1 --clients alice,bob "
     "--channel orders:ab+history:100 --channel trades:total+durable"
 )
 #: A channel on the command line.

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quorumcast.cli.cell.checks import Finding
-from quorumcast.cli.common import MANIFEST, is_broker
+from quorumcast.cli.common import MANIFEST, Rows, is_broker
 
 if TYPE_CHECKING:
     from quorumcast.manifest.manifest import BrokerEntry, Manifest
 
-#: A broker's status page, with `up`; see `common.ask_all`.
 Row = dict[str, Any]
-Rows = dict[str, Row]
 
 CLOCK_S = 1.0
 #: Longest time between the status pages of one round of requests.

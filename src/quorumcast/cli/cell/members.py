@@ -7,29 +7,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quorumcast.cli.cell.membership import add, remove, replace, rotate
-from quorumcast.cli.common import (
-    JsonOption,
-    ManifestOption,
-    StatusOption,
-    ask_cell,
-    console,
-    manifest_path,
-    print_json,
-    status_urls,
-)
+from quorumcast.cli.common import Rows, console, print_json, table
+from quorumcast.cli.options import Commands, JsonOption, StatusOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from quorumcast.manifest.manifest import Manifest
 
-app = typer.Typer(
+app = Commands(
     no_args_is_help=True,
     help="Show the members of a cell, and change them while it runs.",
     epilog="Example:  quorumcast members list -m cell --live",
@@ -42,28 +33,24 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     rotate: "members rotate broker-2 -m cell --wait",
 }
 for command, example in _EXAMPLES.items():
-    app.command(epilog=f"Example:  quorumcast {example}")(command)
+    app.command(example=example)(command)
 
 #: Characters of a fingerprint that the table shows.
 SHOWN = 16
 
 
-@app.command("list", epilog="Example:  quorumcast members list -m cell --live")
+@app.command("list", example="members list -m cell --live")
 def list_members(
-    manifest: ManifestOption = Path(),
+    where: StatusOptions,
     live: Annotated[bool, typer.Option("--live", help="Ask the brokers who is there.")] = False,
-    url: StatusOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Show brokers and clients with the fingerprints of their keys.
 
     With --live: which brokers are up, in which epoch, and to how many each client is connected.
     """
-    from quorumcast.manifest.files import read_manifest
-
-    cell = read_manifest(manifest_path(manifest))
-    rows = ask_cell(cell, status_urls(cell, url)) if live else None
-    members = _members(cell, rows)
+    cell = where.read()
+    members = _members(cell, where.ask(cell) if live else None)
     if json_:
         print_json({"cell": cell.cell, "epoch": cell.epoch, "f": cell.f, "members": members})
     else:
@@ -75,7 +62,7 @@ def fingerprint(verify_key: bytes, exchange_key: bytes) -> str:
     return hashlib.sha256(verify_key + exchange_key).hexdigest()
 
 
-def _members(cell: Manifest, rows: dict[str, dict[str, Any]] | None) -> list[dict[str, Any]]:
+def _members(cell: Manifest, rows: Rows | None) -> list[dict[str, Any]]:
     members: list[dict[str, Any]] = []
     for broker in cell.brokers:
         member: dict[str, Any] = {
@@ -103,13 +90,9 @@ def _members(cell: Manifest, rows: dict[str, dict[str, Any]] | None) -> list[dic
 
 
 def _table(cell: Manifest, members: list[dict[str, Any]], *, live: bool) -> Table:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
     title = f"cell {cell.cell}, epoch {cell.epoch}: {len(cell.brokers)} brokers, f={cell.f}"
-    table = Table(title=title, title_justify="left", box=SIMPLE)
-    for column in ("name", "role", "address", "keys", *(("state", "epoch") if live else ())):
-        table.add_column(column)
+    more = ("state", "epoch") if live else ()
+    found = table("name", "role", "address", "keys", *more, simple=True, title=title)
     for member in members:
         state = "[green]up[/]" if member.get("up") else "[red]down[/]"
         if member["role"] == "client":
@@ -117,11 +100,11 @@ def _table(cell: Manifest, members: list[dict[str, Any]], *, live: bool) -> Tabl
             state = f"at {len(at)} brokers" if at else "not here"
         epoch = member.get("epoch")
         shown = (state, "" if epoch is None else str(epoch)) if live else ()
-        table.add_row(
+        found.add_row(
             member["name"],
             member["role"],
             member.get("address", ""),
             member["fingerprint"][:SHOWN],
             *shown,
         )
-    return table
+    return found

@@ -14,19 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorumcast.cli.cell.advancing import Change, OperatorOption, advance
-from quorumcast.cli.common import (
-    IDENTITY,
-    OPERATOR,
-    JsonOption,
-    ManifestOption,
-    StatusOption,
-    ask_cell,
-    console,
-    manifest_path,
-    print_json,
-    status_urls,
-)
+from quorumcast.cli.cell.advancing import Change, advance
+from quorumcast.cli.common import IDENTITY, OPERATOR, Rows, console, print_json
+from quorumcast.cli.options import JsonOption, OperatorOptions
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
@@ -42,35 +32,30 @@ PortOption = Annotated[int, typer.Option("--port", help="… and on which port."
 WaitOption = Annotated[
     bool, typer.Option("--wait", help="Until n-f brokers have taken the epoch; else exit code 1.")
 ]
-PatienceOption = Annotated[float, typer.Option("--timeout", help="Seconds to wait.")]
 OfflineOption = Annotated[
     bool, typer.Option("--offline", help="The cell does not run: ask nobody.")
 ]
-HastyOption = Annotated[
-    bool,
-    typer.Option("--hasty", help="Also while brokers catch up: what they lack yet may be lost."),
-]
+
+
+class StepOptions(OperatorOptions, kw_only=True):
+    """The options of every change of members."""
+
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 60.0
+    hasty: Annotated[
+        bool,
+        typer.Option(
+            "--hasty", help="Also while brokers catch up: what they lack yet may be lost."
+        ),
+    ] = False
 
 
 class Steps:
     """The epochs that one command writes."""
 
-    def __init__(
-        self,
-        manifest: Path,
-        operator: Path | None,
-        urls: list[str] | None,
-        *,
-        offline: bool,
-        timeout_s: float,
-        hasty: bool = False,
-    ) -> None:
-        self.path = manifest_path(manifest)
-        self._operator = operator
-        self._urls = urls
+    def __init__(self, where: StepOptions, *, offline: bool = False) -> None:
+        self.path = where.path
+        self._where = where
         self._offline = offline
-        self._hasty = hasty
-        self._timeout_s = timeout_s
         self.facts: dict[str, Any] = {}
 
     def take(self, change: Change, *, going: Collection[str] = ()) -> Manifest:
@@ -79,7 +64,7 @@ class Steps:
         def safely(old: Manifest) -> Manifest:
             if not self._offline:
                 self._check_taken(old)
-                if not self._hasty:
+                if not self._where.hasty:
                     self._await_others(old, going)
             new = change(old)
             self.facts = {
@@ -90,7 +75,7 @@ class Steps:
             }
             return new
 
-        return advance(self.path, self._operator, safely)
+        return advance(self.path, self._where.operator, safely)
 
     def _check_taken(self, manifest: Manifest) -> None:
         taken = self._taken(manifest)
@@ -113,7 +98,7 @@ class Steps:
 
         before = read_epoch(self.path, manifest, manifest.epoch - 1)
         new = [] if before is None else [n for n in manifest.broker_ids if not before.broker(n)]
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self._where.timeout
         with ProgressDisplay() as progress:
             while True:
                 taken = self._taken(manifest)
@@ -132,8 +117,8 @@ class Steps:
             "few of the others hold"
         )
 
-    def _taken(self, manifest: Manifest) -> dict[str, dict[str, Any]]:
-        rows = ask_cell(manifest, status_urls(manifest, self._urls))
+    def _taken(self, manifest: Manifest) -> Rows:
+        rows = self._where.ask(manifest)
         return {n: row for n, row in rows.items() if row["up"] and row["epoch"] >= manifest.epoch}
 
     def wait(self, manifest: Manifest, *needed: str) -> bool:
@@ -141,7 +126,7 @@ class Steps:
 
         Until a new broker has caught up, it counts as one of the f faulty brokers.
         """
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self._where.timeout
         while True:
             taken = self._taken(manifest)
             self.facts["taken"] = list(taken)
@@ -184,34 +169,26 @@ def add(
     name: NameArgument,
     host: HostOption,
     port: PortOption,
-    manifest: ManifestOption = Path(),
-    operator: OperatorOption = None,
-    url: StatusOption = None,
+    where: StepOptions,
     wait: WaitOption = False,
-    timeout: PatienceOption = 60.0,
     offline: OfflineOption = False,
-    hasty: HastyOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Add a broker: make its identity and write the next epoch. Then start it."""
-    steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout, hasty=hasty)
+    steps = Steps(where, offline=offline)
     new = steps.take(_adding(steps.path, name, host, port))
     steps.finish(new, wait=wait, json_=json_)
 
 
 def remove(
     name: NameArgument,
-    manifest: ManifestOption = Path(),
-    operator: OperatorOption = None,
-    url: StatusOption = None,
+    where: StepOptions,
     wait: WaitOption = False,
-    timeout: PatienceOption = 60.0,
     offline: OfflineOption = False,
-    hasty: HastyOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Remove a broker: it exits when it has adopted the epoch."""
-    steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout, hasty=hasty)
+    steps = Steps(where, offline=offline)
     new = steps.take(_removing(name), going=(name,))
     steps.finish(new, wait=wait, json_=json_)
 
@@ -221,15 +198,11 @@ def replace(
     new: Annotated[str, typer.Argument(help="The broker that comes.")],
     host: HostOption,
     port: PortOption,
-    manifest: ManifestOption = Path(),
-    operator: OperatorOption = None,
-    url: StatusOption = None,
-    timeout: PatienceOption = 60.0,
-    hasty: HastyOption = False,
+    where: StepOptions,
     json_: JsonOption = False,
 ) -> None:
     """Add a broker, wait until it has caught up, and remove another: two epochs."""
-    steps = Steps(manifest, operator, url, offline=False, timeout_s=timeout, hasty=hasty)
+    steps = Steps(where)
     added = steps.take(_adding(steps.path, new, host, port), going=(old,))
     if not steps.wait(added, new):
         raise UsageError(
@@ -249,17 +222,13 @@ def replace(
 
 def rotate(
     name: Annotated[str, typer.Argument(help="The node whose keys are replaced.")],
-    manifest: ManifestOption = Path(),
-    operator: OperatorOption = None,
-    url: StatusOption = None,
+    where: StepOptions,
     wait: WaitOption = False,
-    timeout: PatienceOption = 60.0,
     offline: OfflineOption = False,
-    hasty: HastyOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Give a node new keys; a broker reads its new identity file when it adopts the epoch."""
-    steps = Steps(manifest, operator, url, offline=offline, timeout_s=timeout, hasty=hasty)
+    steps = Steps(where, offline=offline)
     new = steps.take(rotating(steps.path, name))
     steps.finish(new, wait=wait, json_=json_)
 

@@ -13,20 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quorumcast.cli.common import (
-    IdentityOption,
-    JsonOption,
-    ManifestOption,
-    ObserveOption,
+    Rows,
     ask_all,
     console,
     default_status_port,
     default_status_url,
-    identity_path,
-    manifest_path,
     print_json,
 )
+from quorumcast.cli.options import IdentityOptions, JsonOption, ObserveOption
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import LAST_PORT
+from quorumcast.manifest.places import manifest_path
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,8 +31,8 @@ if TYPE_CHECKING:
     from quorumcast.cli.cell.supervisor import Supervisor
     from quorumcast.manifest.manifest import BrokerEntry
 
-UP_EXAMPLE = "Example:  quorumcast up cell --allow-faults"
-BROKER_EXAMPLE = "Example:  quorumcast broker -m cell/manifest.json -i cell/broker-1.identity"
+UP_EXAMPLE = "up cell --allow-faults"
+BROKER_EXAMPLE = "broker -m cell/manifest.json -i cell/broker-1.identity"
 
 TICK_S = 0.1
 STOPPING = (signal.SIGTERM, signal.SIGHUP)
@@ -165,7 +162,7 @@ def _table(supervisor: Supervisor, cell: str) -> Table:
 
     entries = [child.entry for child in supervisor.children if child.ready]
     answers = ask_all({entry.id: default_status_url(entry) for entry in entries})
-    rows: dict[str, dict[str, Any]] = {}
+    rows: Rows = {}
     for child in supervisor.children:
         row = answers.get(child.entry.id) or {"up": False, "state": child.state}
         rows[child.entry.id] = {**row, "restarts": child.restarts}
@@ -173,8 +170,7 @@ def _table(supervisor: Supervisor, cell: str) -> Table:
 
 
 def broker(
-    manifest: ManifestOption = Path(),
-    identity: IdentityOption = "",
+    where: IdentityOptions,
     bind: Annotated[str, typer.Option(help="Listen here, not at the manifest's host.")] = "",
     metrics_port: Annotated[
         int | None,
@@ -200,13 +196,12 @@ def broker(
 
     SIGTERM or Ctrl-C stops it. It adopts new epochs of its manifest while it runs.
     """
-    from quorumcast.manifest.files import read_identity, read_manifest
+    from quorumcast.manifest.files import read_identity
     from quorumcast.runtime.broker.broker import BrokerSettings, serve_broker
 
     _check_level(log)
-    path = manifest_path(manifest)
-    cell = read_manifest(path)
-    file = identity_path(identity, path, of_broker=True)
+    cell = where.read()
+    file = where.identity_file(of_broker=True)
     name = read_identity(file).name
     entry = cell.broker(name)
     port = metrics_port
@@ -215,7 +210,7 @@ def broker(
     if json_ and entry is not None:
         print_json({"broker": name, "cell": cell.cell, "address": entry.address, "status": port})
     settings = BrokerSettings(
-        manifest=path,
+        manifest=where.path,
         identity=file,
         bind=bind,
         http_host=metrics_host,

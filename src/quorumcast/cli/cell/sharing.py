@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from quorumcast.core.errors import UsageError
@@ -19,71 +20,60 @@ SubscriptionsOption = Annotated[
         help="Create its companion NAME/subscriptions, for named subscriptions (total order).",
     ),
 ]
-ShareOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME=CLIENTS",
-        help="Let consumers share a subscription: names with commas, or '*'.",
-    ),
-]
-UnshareOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="End a shared subscription.")
-]
-DeadLetterOption = Annotated[
-    str | None, typer.Option(help="With --share: the channel for dead letters.")
-]
-AttemptsOption = Annotated[
-    int | None, typer.Option(help="With --share: attempts per publication; 0 is unlimited.")
-]
-AckTimeoutOption = Annotated[
-    float | None, typer.Option(help="With --share: seconds of silence that end a session.")
-]
 
 
-class Sharing:
-    """A change of groups, from the command line."""
+class Sharing(msgspec.Struct, kw_only=True):
+    """The options that change the groups of a channel."""
 
-    def __init__(
-        self,
-        share: str | None,
-        unshare: str | None,
-        dead_letter: str | None,
-        attempts: int | None,
-        ack_timeout: float | None,
-    ) -> None:
-        self._share = share
-        self._unshare = unshare
-        self._dead_letter = dead_letter
-        self._attempts = attempts
-        self._ack_timeout = ack_timeout
-        details = (dead_letter, attempts, ack_timeout)
-        if share is None and any(value is not None for value in details):
+    share: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=CLIENTS",
+            help="Let consumers share a subscription: names with commas, or '*'.",
+        ),
+    ] = None
+    unshare: Annotated[
+        str | None, typer.Option(metavar="NAME", help="End a shared subscription.")
+    ] = None
+    dead_letter: Annotated[
+        str | None, typer.Option(help="With --share: the channel for dead letters.")
+    ] = None
+    attempts: Annotated[
+        int | None, typer.Option(help="With --share: attempts per publication; 0 is unlimited.")
+    ] = None
+    ack_timeout: Annotated[
+        float | None, typer.Option(help="With --share: seconds of silence that end a session.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        details = (self.dead_letter, self.attempts, self.ack_timeout)
+        if self.share is None and any(value is not None for value in details):
             raise UsageError(
                 "--dead-letter, --attempts and --ack-timeout need --share NAME=CLIENTS"
             )
-        if share is not None and not all(part.strip() for part in share.partition("=")):
+        if self.share is not None and not all(part.strip() for part in self.share.partition("=")):
             raise UsageError(
-                f"--share takes NAME=CLIENTS, such as billing=bob,carol, not {share!r}"
+                f"--share takes NAME=CLIENTS, such as billing=bob,carol, not {self.share!r}"
             )
-        if ack_timeout is not None and not 0 < ack_timeout < math.inf:
+        if self.ack_timeout is not None and not 0 < self.ack_timeout < math.inf:
             raise UsageError("--ack-timeout is a number of seconds, more than 0")
 
     @property
     def given(self) -> bool:
         """Whether there is a change."""
-        return self._share is not None or self._unshare is not None
+        return self.share is not None or self.unshare is not None
 
     def applied(self, entry: ChannelEntry) -> tuple[Group, ...]:
         """The groups of a channel after the change."""
         groups = {group.name: group for group in entry.groups}
-        if self._unshare is not None and groups.pop(self._unshare, None) is None:
+        if self.unshare is not None and groups.pop(self.unshare, None) is None:
             known = ", ".join(groups) or "none"
             raise UsageError(
-                f"channel {entry.name!r} has no shared subscription {self._unshare!r}; it has: "
+                f"channel {entry.name!r} has no shared subscription {self.unshare!r}; it has: "
                 f"{known}"
             )
-        if self._share is not None:
-            made = self._made(groups, self._share)
+        if self.share is not None:
+            made = self._made(groups, self.share)
             groups[made.name] = made
         return tuple(groups.values())
 
@@ -96,12 +86,12 @@ class Sharing:
         names = tuple(text.strip() for text in members.split(",") if text.strip())
         group = groups.get(name.strip(), Group(name.strip(), names))
         changes: dict[str, object] = {"members": names}
-        if self._dead_letter is not None:
-            changes["dead_letter"] = self._dead_letter
-        if self._attempts is not None:
-            changes["max_attempts"] = self._attempts
-        if self._ack_timeout is not None:
-            changes["ack_timeout_ms"] = math.ceil(self._ack_timeout * 1000)
+        if self.dead_letter is not None:
+            changes["dead_letter"] = self.dead_letter
+        if self.attempts is not None:
+            changes["max_attempts"] = self.attempts
+        if self.ack_timeout is not None:
+            changes["ack_timeout_ms"] = math.ceil(self.ack_timeout * 1000)
         return replace(group, **changes)
 
 

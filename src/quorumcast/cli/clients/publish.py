@@ -10,26 +10,19 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from quorumcast.cli.clients.rows import read_row
-from quorumcast.cli.common import (
-    IdentityOption,
-    JsonOption,
-    ManifestOption,
-    ObserveOption,
-    TimeoutOption,
-    console,
-    identity_path,
-    manifest_path,
-    print_json,
-)
+from quorumcast.cli.common import console, print_json
+from quorumcast.cli.options import ClientOptions, JsonOption, ObserveOption
+from quorumcast.client.options import PublisherOptions, meanings
 from quorumcast.core.errors import UsageError
 
-EXAMPLE = "Example:  quorumcast publish orders 'ten apples' -m cell -i alice"
+EXAMPLE = "publish orders 'ten apples' -m cell -i alice"
 
+MEANING = meanings(PublisherOptions)
 STANDARD_INPUT = "-"
 CHUNK_BYTES = 1 << 16
 #: Chunks of standard input that are read ahead of publishing.
@@ -37,25 +30,21 @@ CHUNKS_AHEAD = 4
 
 
 def publish(
-    channel: Annotated[str, typer.Argument(help="The channel.")],
+    channel: Annotated[str, typer.Argument(help=MEANING["channel"])],
+    where: ClientOptions,
     text: Annotated[
         list[str] | None,
         typer.Argument(help="Events; '-' reads one per line from standard input."),
     ] = None,
-    manifest: ManifestOption = Path(),
-    identity: IdentityOption = "",
     file: Annotated[Path | None, typer.Option(help="Publish the lines of this file.")] = None,
     rate: Annotated[float, typer.Option(help="Events per second; 0 is no limit.")] = 0.0,
     count: Annotated[int, typer.Option(help="How many times to publish everything.")] = 1,
     valid_for: Annotated[
         float | None,
-        typer.Option(
-            metavar="SECONDS", help="Subscribers skip events that are older; 0 is forever."
-        ),
+        typer.Option(metavar="SECONDS", help=MEANING["valid_for_s"]),
     ] = None,
-    urgent: Annotated[bool, typer.Option("--urgent", help="Overtake other publications.")] = False,
+    urgent: Annotated[bool, typer.Option("--urgent", help=MEANING["urgent"])] = False,
     observe: ObserveOption = None,
-    timeout: TimeoutOption = 30.0,
     json_: JsonOption = False,
 ) -> None:
     """Publish events and wait until enough brokers hold them.
@@ -74,21 +63,9 @@ def publish(
         raise UsageError("nothing to publish; give texts, '-' for standard input, or --file")
     if texts.count(STANDARD_INPUT) * count > 1:
         raise UsageError("standard input can be read once only; leave --count out, or use --file")
-    path = manifest_path(manifest)
+    options = PublisherOptions(channel, valid_for_s=valid_for, urgent=urgent)
     started = time.monotonic()
-    published = run(
-        _publish(
-            path,
-            identity_path(identity, path),
-            channel,
-            _chunks(texts, file, count),
-            rate,
-            timeout,
-            observe,
-            valid_for_s=valid_for,
-            urgent=urgent,
-        )
-    )
+    published = run(_publish(where, options, _chunks(texts, file, count), rate, observe))
     seconds = time.monotonic() - started
     if json_:
         print_json({"channel": channel, "published": published, "seconds": round(seconds, 3)})
@@ -153,22 +130,19 @@ async def _standard_input() -> AsyncIterator[list[bytes]]:
 
 
 async def _publish(
-    manifest: Path,
-    identity: Path,
-    channel: str,
+    where: ClientOptions,
+    options: PublisherOptions,
     chunks: AsyncIterator[list[bytes]],
     rate: float,
-    timeout_s: float,
     observe: Path | None,
-    **options: Any,
 ) -> int:
-    from quorumcast.client import BufferFull, connect
+    from quorumcast.client import BufferFull
 
     published = 0
-    async with await connect(manifest, identity, timeout_s=timeout_s, observe=observe) as node:
-        entry = node.manifest.channel(channel)
+    async with await where.connect(observe=observe) as node:
+        entry = node.manifest.channel(options.channel)
         columns = dict(entry.schema) if entry is not None else {}
-        async with node.publisher(channel, **options) as publisher:
+        async with options.call(node.publisher) as publisher:
             start = time.monotonic()
             async for chunk in chunks:
                 for line in chunk:

@@ -12,31 +12,24 @@ import json
 import math
 import time
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quorumcast.cli.clients.printing import Printer, gap_fields
-from quorumcast.cli.clients.subscribe import EARLIEST, join, parse_start
-from quorumcast.cli.common import (
-    IdentityOption,
-    JsonOption,
-    ManifestOption,
-    TimeoutOption,
-    console,
-    identity_path,
-    manifest_path,
-)
+from quorumcast.cli.clients.subscribe import join, parse_start
+from quorumcast.cli.common import console
+from quorumcast.cli.options import ClientOptions, JsonOption
+from quorumcast.client.arguments import EARLIEST, Start
+from quorumcast.client.options import SubscriptionOptions
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.patterns import is_pattern
 
 if TYPE_CHECKING:
-    from quorumcast.client.arguments import Start
     from quorumcast.client.events import Batch, Event, Gap
     from quorumcast.client.subscription import Subscription
 
-EXAMPLE = "Example:  quorumcast replay trades -m cell -i bob --from 1000 --to 1999 --json"
+EXAMPLE = "replay trades -m cell -i bob --from 1000 --to 1999 --json"
 
 #: Interval of progress lines on standard error.
 PROGRESS_S = 2.0
@@ -44,8 +37,7 @@ PROGRESS_S = 2.0
 
 def replay(
     channel: Annotated[str, typer.Argument(help="The channel, or a pattern in quotes.")],
-    manifest: ManifestOption = Path(),
-    identity: IdentityOption = "",
+    where: ClientOptions,
     start: Annotated[
         str,
         typer.Option(
@@ -67,7 +59,6 @@ def replay(
     idle: Annotated[
         float, typer.Option(help="Give up when nothing arrives for this many seconds.")
     ] = 30.0,
-    timeout: TimeoutOption = 30.0,
     json_: JsonOption = False,
 ) -> None:
     """Print the publications that brokers hold of a channel, and end.
@@ -88,11 +79,9 @@ def replay(
         raise UsageError(f"--to {last} lies before --from {first}; swap them")
     if latest is not None and isinstance(first, datetime) and latest < first:
         raise UsageError(f"--to {to} lies before --from {start}; swap them")
-    path = manifest_path(manifest)
-    who = identity_path(identity, path)
     printer = Printer(json_, channels=is_pattern(channel))
     reader = _Reader(last, latest, count, idle, json_, printer)
-    run(reader.read(path, who, channel, first, timeout))
+    run(reader.read(where, channel, first))
     reader.report(channel)
     if reader.lacking:
         raise typer.Exit(1)
@@ -129,13 +118,9 @@ class _Reader:
         #: Streams that did not arrive completely, with the last number that brokers hold.
         self.lacking: dict[str, int] = {}
 
-    async def read(
-        self, manifest: Path, identity: Path, channel: str, start: Start, timeout_s: float
-    ) -> None:
+    async def read(self, where: ClientOptions, channel: str, start: Start) -> None:
         """Connect, and print the requested publications."""
-        from quorumcast.client import connect
-
-        async with await connect(manifest, identity, timeout_s=timeout_s) as node:
+        async with await where.connect() as node:
             entry = node.manifest.channel(channel)
             if self._last is not None and is_pattern(channel):
                 raise UsageError(
@@ -147,9 +132,8 @@ class _Reader:
                     f"channel {channel!r} has no positions, because it has no total order; "
                     "give --from and --to as times, such as 2026-11-01T12:00:00Z, or leave them out"
                 )
-            subscription = await join(
-                node, channel, start, timeout_s, overflow="wait", expired=True
-            )
+            options = SubscriptionOptions(channel, start=start, overflow="wait", expired=True)
+            subscription = await join(where, node, options)
             self._check_last(subscription, channel)
             await self._read_all(subscription)
             self._undecodable = subscription.undecodable

@@ -6,36 +6,29 @@ import asyncio
 import math
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quorumcast.cli.clients.printing import Printer
-from quorumcast.cli.common import (
-    IdentityOption,
-    JsonOption,
-    ManifestOption,
-    ObserveOption,
-    TimeoutOption,
-    console,
-    identity_path,
-    manifest_path,
-)
+from quorumcast.cli.common import console
+from quorumcast.cli.options import ClientOptions, JsonOption, ObserveOption
+from quorumcast.client.arguments import EARLIEST, LATEST, Start
+from quorumcast.client.options import SubscriptionOptions, meanings
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.patterns import is_pattern
 from quorumcast.traces.drafts import directory_at
 
 if TYPE_CHECKING:
-    from quorumcast.client.arguments import Start
     from quorumcast.client.events import Batch, Event, Gap
     from quorumcast.client.named.subscription import NamedSubscription
     from quorumcast.client.node import Node
     from quorumcast.client.subscription import Subscription
     from quorumcast.core.statements import Evidence
 
-EXAMPLE = "Example:  quorumcast subscribe orders -m cell -i bob --from earliest --count 10 --json"
+EXAMPLE = "subscribe orders -m cell -i bob --from earliest --count 10 --json"
 
-EARLIEST, LATEST = "earliest", "latest"
+MEANING = meanings(SubscriptionOptions)
 #: Default of --idle.
 IDLE_S = 2.0
 
@@ -44,8 +37,7 @@ def subscribe(
     channel: Annotated[
         str, typer.Argument(help="What to subscribe to: a channel, or a pattern in quotes.")
     ],
-    manifest: ManifestOption = Path(),
-    identity: IdentityOption = "",
+    where: ClientOptions,
     start: Annotated[
         str,
         typer.Option(
@@ -72,14 +64,11 @@ def subscribe(
     ] = None,
     queue: Annotated[
         int | None,
-        typer.Option(help="Publications that may wait to be printed; else as the channel says."),
+        typer.Option(help=MEANING["queue"]),
     ] = None,
     overflow: Annotated[
         str | None,
-        typer.Option(
-            metavar="wait|oldest|newest",
-            help="When they are more: read no more, or discard; else as the channel says.",
-        ),
+        typer.Option(metavar="wait|oldest|newest", help=MEANING["overflow"]),
     ] = None,
     receipt: Annotated[
         Path | None, typer.Option(help="Save the receipt of the last event here.")
@@ -88,7 +77,6 @@ def subscribe(
         Path | None, typer.Option(metavar="DIR", help="Save proofs that a broker lied here.")
     ] = None,
     observe: ObserveOption = None,
-    timeout: TimeoutOption = 30.0,
     json_: JsonOption = False,
 ) -> None:
     """Print accepted events, one per line, new ones or from a point in the past on.
@@ -126,8 +114,7 @@ def subscribe(
     if anew and not name:
         raise UsageError("--anew needs --name: only a named subscription can begin again")
     beginning = parse_start(start)
-    path = manifest_path(manifest)
-    who = identity_path(identity, path)
+    where.identity_file()  # raises if there is none
     if receipt is not None and (receipt.is_dir() or not receipt.parent.is_dir()):
         wrong = "is a directory" if receipt.is_dir() else f"has no directory {receipt.parent}"
         raise UsageError(f"the receipt {receipt} {wrong}; name a file in a directory that exists")
@@ -135,11 +122,12 @@ def subscribe(
         directory_at(evidence)
     printer = Printer(json_, channels=is_pattern(channel))
     idle_s = None if follow else idle or IDLE_S
-    listener = _Listener(count, idle_s, receipt, evidence, observe, printer)
+    listener = _Listener(where, count, idle_s, receipt, evidence, observe, printer)
     if name:
-        run(listener.consume(path, who, channel, name, beginning, anew, timeout))
+        run(listener.consume(channel, name, beginning, anew))
     else:
-        run(listener.listen(path, who, channel, beginning, timeout, queue=queue, overflow=overflow))
+        options = SubscriptionOptions(channel, start=beginning, queue=queue, overflow=overflow)
+        run(listener.listen(options))
 
 
 class _Listener:
@@ -147,6 +135,7 @@ class _Listener:
 
     def __init__(
         self,
+        where: ClientOptions,
         count: int,
         idle_s: float | None,
         receipt: Path | None,
@@ -154,6 +143,7 @@ class _Listener:
         observe: Path | None,
         printer: Printer,
     ) -> None:
+        self._where = where
         #: Events still to print; None for no limit.
         self._left: int | None = count or None
         self._idle_s = idle_s
@@ -162,25 +152,12 @@ class _Listener:
         self._observe = observe
         self._printer = printer
 
-    async def listen(
-        self,
-        manifest: Path,
-        identity: Path,
-        channel: str,
-        start: Start,
-        timeout_s: float,
-        **options: Any,
-    ) -> None:
-        from quorumcast.client import connect
-
-        async with await connect(
-            manifest, identity, timeout_s=timeout_s, observe=self._observe
-        ) as node:
+    async def listen(self, options: SubscriptionOptions) -> None:
+        async with await self._where.connect(observe=self._observe) as node:
             self._report_lies(node)
-            subscription = await join(node, channel, start, timeout_s, **options)
-            which = (
-                "" if channel in subscription.channels else f": {', '.join(subscription.channels)}"
-            )
+            subscription = await join(self._where, node, options)
+            channel, matching = options.channel, subscription.channels
+            which = "" if channel in matching else f": {', '.join(matching)}"
             console(stderr=True).print(
                 f"subscribed to {channel}{which}", markup=False, soft_wrap=True
             )
@@ -189,27 +166,14 @@ class _Listener:
             if self._receipt is not None:
                 await self._save_receipt(last, self._receipt)
 
-    async def consume(
-        self,
-        manifest: Path,
-        identity: Path,
-        channel: str,
-        name: str,
-        start: Start,
-        anew: bool,
-        timeout_s: float,
-    ) -> None:
-        from quorumcast.client import connect
-
-        async with await connect(
-            manifest, identity, timeout_s=timeout_s, observe=self._observe
-        ) as node:
+    async def consume(self, channel: str, name: str, start: Start, anew: bool) -> None:
+        async with await self._where.connect(observe=self._observe) as node:
             self._report_lies(node)
             named = node.subscribe_as(channel, name, start=start, anew=anew)
             try:
-                await asyncio.wait_for(named.open(), timeout_s)
+                await asyncio.wait_for(named.open(), self._where.timeout)
             except TimeoutError:
-                raise _too_few(channel, timeout_s) from None
+                raise self._where.too_few(channel) from None
             console(stderr=True).print(f"subscribed to {channel} as {name}", markup=False)
             try:
                 await self._print_named(named)
@@ -322,19 +286,11 @@ def parse_start(text: str, *, option: str = "--from", words: tuple[str, ...] = (
     return time
 
 
-async def join(
-    node: Node, channel: str, start: Start, timeout_s: float, **options: Any
-) -> Subscription:
+async def join(where: ClientOptions, node: Node, options: SubscriptionOptions) -> Subscription:
     """Subscribe, and wait until the subscription stands."""
-    subscription = node.subscribe(channel, start=start, **options)
+    subscription = options.call(node.subscribe)
     try:
-        await subscription.wait_joined(timeout_s)
+        await subscription.wait_joined(where.timeout)
     except TimeoutError:
-        raise _too_few(channel, timeout_s) from None
+        raise where.too_few(options.channel) from None
     return subscription
-
-
-def _too_few(channel: str, timeout_s: float) -> UsageError:
-    return UsageError(
-        f"too few brokers answered on {channel!r} within {timeout_s} s; see 'quorumcast status'"
-    )

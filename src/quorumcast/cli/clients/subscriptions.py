@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quorumcast.cli.common import (
-    IdentityOption,
-    JsonOption,
-    ManifestOption,
-    TimeoutOption,
-    console,
-    identity_path,
-    manifest_path,
-    print_json,
-)
-from quorumcast.core.errors import UsageError
+from quorumcast.cli.common import console, print_json, table
+from quorumcast.cli.options import ClientOptions, Commands, JsonOption
 
 if TYPE_CHECKING:
     from quorumcast.client.named.overview import SubscriptionFacts
 
-app = typer.Typer(
+app = Commands(
     no_args_is_help=True,
     help="Look at named subscriptions.",
     epilog="Example:  quorumcast subscriptions list orders -m cell -i bob",
@@ -34,12 +24,10 @@ def _main() -> None:
     """Look at named subscriptions."""
 
 
-@app.command("list", epilog="Example:  quorumcast subscriptions list orders -m cell -i bob")
+@app.command("list", example="subscriptions list orders -m cell -i bob")
 def list_subscriptions(
     channel: Annotated[str, typer.Argument(help="The channel.")],
-    manifest: ManifestOption = Path(),
-    identity: IdentityOption = "",
-    timeout: TimeoutOption = 30.0,
+    where: ClientOptions,
     json_: JsonOption = False,
 ) -> None:
     """Show each subscription: consumers, cursor, lag, redeliveries and dead publications.
@@ -49,53 +37,43 @@ def list_subscriptions(
     """
     from quorumcast.client import run
 
-    path = manifest_path(manifest)
-    found = run(_look(path, identity_path(identity, path), channel, timeout))
+    found = run(_look(where, channel))
     if json_:
-        import msgspec
-
-        print_json({"channel": channel, "subscriptions": msgspec.to_builtins(found)})
+        print_json({"channel": channel, "subscriptions": found})
     else:
         _print(channel, found)
 
 
-async def _look(
-    manifest: Path, identity: Path, channel: str, timeout_s: float
-) -> list[SubscriptionFacts]:
+async def _look(where: ClientOptions, channel: str) -> list[SubscriptionFacts]:
     import asyncio
 
-    from quorumcast.client import connect
     from quorumcast.client.named.overview import subscriptions_of
     from quorumcast.core.ids import at_seat
     from quorumcast.core.limits import MAX_NAME, MAX_SEATS
     from quorumcast.manifest.files import read_identity
 
     # Use the last seat, because without a seat we would displace a running client.
-    name = read_identity(identity).name
+    name = read_identity(where.identity_file()).name
     seat = MAX_SEATS if len(at_seat(name, MAX_SEATS)) <= MAX_NAME else 0
-    async with await connect(manifest, identity, timeout_s=timeout_s, seat=seat) as node:
+    async with await where.connect(seat=seat) as node:
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(where.timeout):
                 return await subscriptions_of(node, channel)
         except TimeoutError:
-            raise UsageError(
-                f"too few brokers answered on {channel!r} within {timeout_s} s; see 'quorumcast "
-                "status'"
-            ) from None
+            raise where.too_few(channel) from None
 
 
 def _print(channel: str, found: list[SubscriptionFacts]) -> None:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
     if not found:
         console().print(f"channel {channel} has no named subscriptions", markup=False)
         return
-    table = Table(title=f"subscriptions of {channel}", title_justify="left", box=SIMPLE)
-    for column in ("name", "owner", "consumers"):
-        table.add_column(column, overflow="fold")
-    for column in ("cursor", "lag", "in flight", "to redeliver", "redelivered", "dead"):
-        table.add_column(column, justify="right")
+    shown = table(
+        *("name", "owner", "consumers"),
+        right=("cursor", "lag", "in flight", "to redeliver", "redelivered", "dead"),
+        fold=True,
+        simple=True,
+        title=f"subscriptions of {channel}",
+    )
     for facts in found:
         numbers = (
             ["unknown"] + [""] * 5
@@ -112,7 +90,7 @@ def _print(channel: str, found: list[SubscriptionFacts]) -> None:
                 )
             ]
         )
-        table.add_row(
+        shown.add_row(
             facts.name, facts.owner or "its group", ", ".join(facts.members) or "none", *numbers
         )
-    console().print(table)
+    console().print(shown)

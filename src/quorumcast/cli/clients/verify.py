@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorumcast.cli.common import JsonOption, ManifestOption, console, manifest_path, print_json
+from quorumcast.cli.common import console, print_json
+from quorumcast.cli.options import CellOptions, JsonOption
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,12 +27,12 @@ UNDECIDED = 3
 #: Epochs in an error message, at most; a document may name any number of them.
 MAX_EPOCHS_SHOWN = 3
 
-EXAMPLE = "Example:  quorumcast verify receipt.json -m cell"
+EXAMPLE = "verify receipt.json -m cell"
 
 
 def verify(
     file: Annotated[Path, typer.Argument(help="A receipt or a piece of evidence.")],
-    manifest: ManifestOption = Path(),
+    where: CellOptions,
     json_: JsonOption = False,
 ) -> None:
     """Check a receipt or evidence, without asking any broker.
@@ -41,7 +42,7 @@ def verify(
     """
     from rich.markup import escape
 
-    verdict = judge_by_epochs(read_document(file), manifest_path(manifest))
+    verdict = judge_by_epochs(read_document(file), where.path)
     titles = {True: "[green]valid[/]", False: "[red]not valid[/]", None: "[red]cannot be judged[/]"}
     if json_:
         print_json(verdict)

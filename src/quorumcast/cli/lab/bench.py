@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorumcast.cli.common import JsonOption, console, print_json
+from quorumcast.cli.common import console, print_json
+from quorumcast.cli.options import JsonOption
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from quorumcast.bench.replay import ReplayReport
     from quorumcast.bench.run import Progress as Stages
 
-EXAMPLE = "Example:  quorumcast bench --policy ab+history --alpha 100 --batch 0 --seconds 5 --json"
+EXAMPLE = "bench --policy ab+history --alpha 100 --batch 0 --seconds 5 --json"
 
 FREEMAN = "freeman"
 FAULTS = "faults"

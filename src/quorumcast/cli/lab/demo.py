@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorumcast.cli.common import JsonOption, console, print_json
+from quorumcast.cli.common import console, print_json
 from quorumcast.cli.lab.account import print_account, print_finale
+from quorumcast.cli.options import JsonOption
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from quorumcast.client.node import Node
     from quorumcast.testing.cluster import LocalCluster
 
-EXAMPLE = "Example:  quorumcast demo --seconds 30"
+EXAMPLE = "demo --seconds 30"
 
 CHANNEL = "orders"
 LIAR = "broker-3"

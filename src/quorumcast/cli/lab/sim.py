@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quorumcast.cell import CELL_SYSTEM
-from quorumcast.cli.common import JsonOption, console, print_json
+from quorumcast.cli.common import console, print_json
 from quorumcast.cli.lab.coverage import run_coverage
 from quorumcast.cli.lab.mutants import run_mutants
+from quorumcast.cli.options import JsonOption
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from quorumcast.sim.campaign import CampaignFindings
     from quorumcast.sim.kernel.plan import Outcome
 
-EXAMPLE = "Example:  quorumcast sim --seeds 200 --policy ab+history --adversary alter"
+EXAMPLE = "sim --seeds 200 --policy ab+history --adversary alter"
 
 ALL = "all"
 #: Defaults: scenarios of a campaign, scenarios per planted mistake, and processes for the latter.

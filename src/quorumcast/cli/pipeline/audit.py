@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quorumcast.cell import CELL_SYSTEM
-from quorumcast.cli.common import JsonOption, console, manifest_path, print_json
-from quorumcast.cli.pipeline import MasterOption
+from quorumcast.cli.common import console, print_json
+from quorumcast.cli.options import JsonOption, MasterOption
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
+from quorumcast.manifest.places import manifest_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from quorumcast.pipeline.audit.sifting import Census
 
-EXAMPLE = "Example:  quorumcast pipeline audit log --html audit.html"
+EXAMPLE = "pipeline audit log --html audit.html"
 
 #: Verdicts in the table.
 SHOWN = 40

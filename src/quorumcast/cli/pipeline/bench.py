@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from quorumcast.cli.common import JsonOption, console, print_json
-from quorumcast.cli.pipeline import MasterOption
+from quorumcast.cli.common import console, print_json
+from quorumcast.cli.options import JsonOption, MasterOption
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
-EXAMPLE = "Example:  quorumcast pipeline bench --events 1000000"
+EXAMPLE = "pipeline bench --events 1000000"
 
 
 def bench(

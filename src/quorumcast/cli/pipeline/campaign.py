@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quorumcast.cell import CELL_SYSTEM
-from quorumcast.cli.common import JsonOption, console, print_json
-from quorumcast.cli.pipeline import MasterOption
+from quorumcast.cli.common import console, print_json
+from quorumcast.cli.options import JsonOption, MasterOption
 from quorumcast.cli.progress import ProgressDisplay
 
 if TYPE_CHECKING:
     from quorumcast.pipeline.campaign.run import CampaignResult
 
-EXAMPLE = "Example:  quorumcast pipeline campaign --scenarios 20000 --output nightly --json"
+EXAMPLE = "pipeline campaign --scenarios 20000 --output nightly --json"
 
 ALL = "all"
 #: Failures in the summary.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import typer
-
+from quorumcast.cli.options import Commands
 from quorumcast.cli.pipeline import audit, bench, campaign, evaluate, monitor, workload
 from quorumcast.cli.pipeline.sentences import sentences
 
-app = typer.Typer(
+app = Commands(
     no_args_is_help=True,
     help="Workloads, evaluation, audit and more on Spark; install the extra 'spark'.",
 )
@@ -18,9 +17,9 @@ def _main() -> None:
     """Workloads, evaluation, audit and more on Spark; install the extra 'spark'."""
 
 
-app.command(epilog=bench.EXAMPLE)(sentences()(bench.bench))
-app.command(epilog=evaluate.EXAMPLE)(sentences()(evaluate.evaluate))
-app.command(epilog=audit.EXAMPLE)(sentences()(audit.audit))
+app.command(example=bench.EXAMPLE)(sentences()(bench.bench))
+app.command(example=evaluate.EXAMPLE)(sentences()(evaluate.evaluate))
+app.command(example=audit.EXAMPLE)(sentences()(audit.audit))
 app.add_typer(workload.app, name="workload")
-app.command("campaign", epilog=campaign.EXAMPLE)(sentences()(campaign.campaign))
+app.command("campaign", example=campaign.EXAMPLE)(sentences()(campaign.campaign))
 app.add_typer(monitor.app, name="monitor")

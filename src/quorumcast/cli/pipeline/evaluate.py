@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorumcast.cli.common import JsonOption, console, print_json
-from quorumcast.cli.pipeline import MasterOption
+from quorumcast.cli.common import console, print_json
+from quorumcast.cli.options import JsonOption, MasterOption
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
     from quorumcast.pipeline.evaluation.model import Evaluation, ScenarioResult
 
-EXAMPLE = "Example:  quorumcast pipeline evaluate traces --output report.html"
+EXAMPLE = "pipeline evaluate traces --output report.html"
 
 
 def evaluate(

@@ -13,36 +13,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quorumcast.cli.cell.advancing import OperatorOption, advance, wait_until_taken
-from quorumcast.cli.cell.channels import (
-    LimitOption,
-    WaitOption,
-    check_disks,
-    check_size,
-    with_limits,
-)
+from quorumcast.cli.cell.advancing import advance, wait_until_taken
+from quorumcast.cli.cell.channels import LimitOption, check_disks, check_size, with_limits
 from quorumcast.cli.cell.init import parse_rights
-from quorumcast.cli.common import (
-    IdentityOption,
+from quorumcast.cli.common import console, print_json
+from quorumcast.cli.options import (
+    ClientOptions,
+    Commands,
+    IdentityOptions,
     JsonOption,
-    ManifestOption,
-    StatusOption,
-    TimeoutOption,
-    ask_cell,
-    console,
-    identity_path,
-    manifest_path,
-    print_json,
-    status_urls,
+    MasterOption,
+    OperatorOptions,
+    WaitOption,
 )
-from quorumcast.cli.pipeline import MasterOption
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
     from quorumcast.manifest.manifest import Manifest
     from quorumcast.monitoring.probes import HostProbe, ProbeSettings
 
-app = typer.Typer(
+app = Commands(
     no_args_is_help=True,
     help="Watch hosts through a cell: probes, a store, alarms and a report.",
     epilog="Start here:  quorumcast pipeline monitor init -m cell",
@@ -55,11 +45,9 @@ PrefixOption = Annotated[
 TELL_S = 5.0
 
 
-@app.command(
-    epilog="Example:  quorumcast pipeline monitor init -m cell --probes alice --consoles bob"
-)
+@app.command(example="pipeline monitor init -m cell --probes alice --consoles bob")
 def init(
-    manifest: ManifestOption = Path(),
+    where: OperatorOptions,
     probes: Annotated[
         str, typer.Option(help="Who may publish measurements and lines: names with commas.")
     ] = "",
@@ -71,8 +59,6 @@ def init(
         str, typer.Option(help="A policy with total order; on disk where the brokers have one.")
     ] = "",
     limit: LimitOption = None,
-    operator: OperatorOption = None,
-    url: StatusOption = None,
     wait: WaitOption = True,
     json_: JsonOption = False,
 ) -> None:
@@ -84,14 +70,12 @@ def init(
     from msgspec.structs import replace
 
     from quorumcast.manifest.build import next_epoch
-    from quorumcast.manifest.files import read_manifest
     from quorumcast.manifest.policy import Policy
     from quorumcast.monitoring.channels import Names, missing_entries
 
-    path = manifest_path(manifest)
-    cell = read_manifest(path)
-    urls = status_urls(cell, url)
-    chosen = Policy.parse(policy or _policy(cell, urls))
+    cell = where.read()
+    urls = where.urls(cell)
+    chosen = Policy.parse(policy or _policy(cell, where))
     chosen = replace(chosen, limits=with_limits(chosen.limits, limit))
     names = Names.under(prefix)
     rights = (parse_rights(probes), parse_rights(consoles), parse_rights(""))
@@ -99,13 +83,13 @@ def init(
     for entry in made:
         check_size(cell, entry)
         if chosen.needs_store:
-            check_disks(cell, entry, urls)
+            check_disks(entry, where.ask(cell))
 
     def add(old: Manifest) -> Manifest:
         more = missing_entries(old, names, chosen, *rights)
         return next_epoch(old, channels=(*old.channels, *more))
 
-    new = advance(path, operator, add) if made else cell
+    new = advance(where.path, where.operator, add) if made else cell
     taken = wait_until_taken(new, urls) if wait and made else {}
     late = [broker for broker, done in taken.items() if not done]
     if json_:
@@ -122,12 +106,12 @@ def init(
         )
 
 
-def _policy(cell: Manifest, urls: dict[str, str]) -> str:
+def _policy(cell: Manifest, where: OperatorOptions) -> str:
     """The policy of the cell's other ordered channels; else durable, if all brokers have disks."""
     for channel in cell.channels:
         if channel.policy.total and not channel.policy.crash_only:
             return channel.policy.title
-    running = [row for row in ask_cell(cell, urls).values() if row["up"]]
+    running = [row for row in where.ask(cell).values() if row["up"]]
     return "total+durable" if all(row.get("disk") for row in running) else "total"
 
 
@@ -136,7 +120,7 @@ def _title(cell: Manifest, name: str) -> str:
     return "" if entry is None else entry.policy.title
 
 
-@app.command("rules", epilog="Example:  quorumcast pipeline monitor rules > rules.toml")
+@app.command("rules", example="pipeline monitor rules > rules.toml")
 def show_rules(
     file: Annotated[
         Path | None, typer.Argument(help="Check this file instead and say what is in it.")
@@ -161,12 +145,11 @@ def show_rules(
 
 
 @app.command(
-    epilog="Example:  quorumcast pipeline monitor probe -m cell -i alice --metrics "
+    example="pipeline monitor probe -m cell -i alice --metrics "
     "--logs /var/log/syslog --syslog 127.0.0.1:5514"
 )
 def probe(
-    manifest: ManifestOption = Path(),
-    identity: IdentityOption = "",
+    where: ClientOptions,
     metrics: Annotated[
         bool,
         typer.Option("--metrics", help="Measure this host: processor, memory, disks, network."),
@@ -189,7 +172,6 @@ def probe(
     buffer: Annotated[int, typer.Option(help="Rows that may wait for the cell.")] = 10_000,
     prefix: PrefixOption = "",
     seconds: Annotated[float, typer.Option(help="Stop after so many; 0 runs on.")] = 0.0,
-    timeout: TimeoutOption = 30.0,
     json_: JsonOption = False,
 ) -> None:
     """Publish what this host measures and logs, until Ctrl-C.
@@ -198,13 +180,10 @@ def probe(
     the buffer is full, rows are dropped and counted, except lines of files, which are read later.
     """
     from quorumcast.client import run
-    from quorumcast.manifest.files import read_identity
     from quorumcast.monitoring.channels import Names
     from quorumcast.monitoring.probes import ProbeSettings
     from quorumcast.monitoring.syslog import parse_address
 
-    path = manifest_path(manifest)
-    who = identity_path(identity, path)
     settings = ProbeSettings(
         host=host or socket.gethostname(),
         names=Names.under(prefix),
@@ -212,34 +191,29 @@ def probe(
         interval_s=interval,
         files=tuple(logs or ()),
         from_start=from_start,
-        state=state or _state_path(path, read_identity(who).name),
+        state=state or _state_path(where),
         syslog=parse_address(syslog) if syslog else None,
         buffer=buffer,
     )
     settings.check()
-    run(_probe(path, who, settings, timeout, seconds, json_))
+    run(_probe(where, settings, seconds, json_))
 
 
-def _state_path(manifest: Path, name: str) -> Path:
+def _state_path(where: ClientOptions) -> Path:
     """The default file for the read positions of log files, one per cell and identity."""
-    from quorumcast.manifest.files import read_manifest
+    from quorumcast.manifest.files import read_identity
 
+    name = read_identity(where.identity_file()).name
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return home / "quorumcast" / f"probe-{read_manifest(manifest).cell}-{name}.json"
+    return home / "quorumcast" / f"probe-{where.read().cell}-{name}.json"
 
 
 async def _probe(
-    manifest: Path,
-    identity: Path,
-    settings: ProbeSettings,
-    timeout_s: float,
-    seconds: float,
-    json_: bool,
+    where: ClientOptions, settings: ProbeSettings, seconds: float, json_: bool
 ) -> None:
-    from quorumcast.client import connect
     from quorumcast.monitoring.probes import HostProbe
 
-    async with await connect(manifest, identity, timeout_s=timeout_s) as node:
+    async with await where.connect() as node:
         probe = HostProbe(node, settings)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, probe.stop)
@@ -282,13 +256,11 @@ def _counts(probe: HostProbe) -> str:
 
 @app.command(
     "run",
-    epilog="Example:  quorumcast pipeline monitor run -m cell -i bob --store monitoring "
-    "--report report.html",
+    example="pipeline monitor run -m cell -i bob --store monitoring --report report.html",
 )
 def run_job(
     store: Annotated[Path, typer.Option(metavar="DIR", help="Where everything is kept.")],
-    manifest: ManifestOption = Path(),
-    identity: IdentityOption = "",
+    where: IdentityOptions,
     rules: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="What raises alarms; built-in rules if none."),
@@ -313,10 +285,9 @@ def run_job(
         raise UsageError("--once and --seconds contradict each other; leave one out")
     if not 0.1 <= trigger < 3600 or not 0 <= seconds < float("inf"):
         raise UsageError("--trigger is 0.1 to 3600 seconds and --seconds 0 or more")
-    path = manifest_path(manifest)
     watch_cell(
-        path,
-        identity_path(identity, path),
+        where.path,
+        where.identity_file(),
         store,
         rules_file=rules,
         report=report,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorumcast.cli.common import JsonOption, console, print_json
-from quorumcast.cli.pipeline import MasterOption
+from quorumcast.cli.common import console, print_json
+from quorumcast.cli.options import Commands, JsonOption, MasterOption
 from quorumcast.cli.pipeline.sentences import sentences
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
     from quorumcast.pipeline.workload.describe import Description
     from quorumcast.pipeline.workload.recipes import Recipe
 
-PREPARE_EXAMPLE = (
-    "Example:  quorumcast pipeline workload prepare RC_2007-10.bz2 --recipe reddit -o reddit"
-)
-GENERATE_EXAMPLE = "Example:  quorumcast pipeline workload generate --like reddit -o reddit"
-DESCRIBE_EXAMPLE = "Example:  quorumcast pipeline workload describe reddit --picture reddit.svg"
+PREPARE_EXAMPLE = "pipeline workload prepare RC_2007-10.bz2 --recipe reddit -o reddit"
+GENERATE_EXAMPLE = "pipeline workload generate --like reddit -o reddit"
+DESCRIBE_EXAMPLE = "pipeline workload describe reddit --picture reddit.svg"
 
 PLAIN, REDDIT, PULSARCAST = "plain", "reddit", "pulsarcast"
 LIKE = ("reddit", "dt1", "dt2")
@@ -36,7 +34,7 @@ OverwriteOption = Annotated[
 SeedOption = Annotated[int, typer.Option(help="Everything that is drawn follows from it.")]
 PartitionsOption = Annotated[int, typer.Option(help="Files of events; 0 chooses.")]
 
-app = typer.Typer(
+app = Commands(
     no_args_is_help=True, help="Make workloads that 'bench' and 'sim' replay, and look at them."
 )
 
@@ -46,7 +44,7 @@ def _main() -> None:
     """Make workloads that 'bench' and 'sim' replay, and look at them."""
 
 
-@app.command(epilog=PREPARE_EXAMPLE)
+@app.command(example=PREPARE_EXAMPLE)
 @sentences()
 def prepare(
     sources: Annotated[list[str], typer.Argument(help="Files or directories of one data set.")],
@@ -153,7 +151,7 @@ def _recipe(
     raise UsageError(f"there is no recipe {name!r}; choose one of {PLAIN}, {REDDIT}, {PULSARCAST}")
 
 
-@app.command(epilog=GENERATE_EXAMPLE)
+@app.command(example=GENERATE_EXAMPLE)
 @sentences()
 def generate(
     output: OutputOption,
@@ -252,7 +250,7 @@ def _tell(header: WorkloadHeader, output: Path, json_: bool) -> None:
         out.print(f"  left out: {count:,} {reason}", markup=False)
 
 
-@app.command(epilog=DESCRIBE_EXAMPLE)
+@app.command(example=DESCRIBE_EXAMPLE)
 @sentences()
 def describe(
     workload: Annotated[Path, typer.Argument(help="The workload's directory.")],

@@ -1,0 +1,194 @@
+"""Options that several commands share, each declared once, and the commands that take them.
+
+A parameter of a command may be one of the structs below: the command then has the fields of the
+struct as its options. The struct also does what all these commands do with the options, such as
+finding the manifest, asking the brokers or connecting.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import msgspec
+import typer
+
+from quorumcast.cli.common import Rows, ask_cell, status_urls
+from quorumcast.core.errors import UsageError
+from quorumcast.manifest.places import identity_path, manifest_path
+
+if TYPE_CHECKING:
+    from quorumcast.client.node import Node
+    from quorumcast.manifest.manifest import Manifest
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+WaitOption = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Wait until running brokers have taken it.")
+]
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--master", envvar="SPARK_MASTER", help="Spark's master; all cores of this machine if none."
+    ),
+]
+ObserveOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--observe", metavar="DIR", help="Write here what others do, for 'pipeline audit'."
+    ),
+]
+UrlOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--url", help="BROKER=http://HOST:PORT of a status page that is not on this machine."
+    ),
+]
+OperatorOption = Annotated[
+    Path | None,
+    typer.Option("--operator", help="The operator's identity; beside the manifest by default."),
+]
+
+
+def _timeout(seconds: float) -> float:
+    if not 0 <= seconds < math.inf:
+        raise UsageError(f"--timeout is {seconds:g}: give a number of seconds, 0 or more")
+    return seconds
+
+
+class CellOptions(msgspec.Struct, kw_only=True):
+    """The cell that a command is about."""
+
+    manifest: Annotated[
+        Path,
+        typer.Option(
+            "--manifest",
+            "-m",
+            envvar="QUORUMCAST_MANIFEST",
+            help="The cell's manifest, or the directory that 'init' made.",
+        ),
+    ] = Path()
+
+    @property
+    def path(self) -> Path:
+        """The manifest file."""
+        return manifest_path(self.manifest)
+
+    def read(self) -> Manifest:
+        """Read the manifest."""
+        from quorumcast.manifest.files import read_manifest
+
+        return read_manifest(self.path)
+
+
+class IdentityOptions(CellOptions, kw_only=True):
+    """A cell, and who runs the command."""
+
+    identity: Annotated[
+        str,
+        typer.Option(
+            "--identity",
+            "-i",
+            envvar="QUORUMCAST_IDENTITY",
+            help="Who you are: an identity file, or a name whose identity lies beside the "
+            "manifest.",
+        ),
+    ] = ""
+
+    def identity_file(self, *, of_broker: bool = False) -> Path:
+        """The identity file."""
+        return identity_path(self.identity, self.path, of_broker=of_broker)
+
+
+class ClientOptions(IdentityOptions, kw_only=True):
+    """How a client connects."""
+
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", callback=_timeout, help="Seconds to wait for enough brokers."),
+    ] = 30.0
+
+    async def connect(self, *, observe: Path | None = None, seat: int = 0) -> Node:
+        """Connect to the cell."""
+        from quorumcast.client import connect
+
+        return await connect(
+            self.path, self.identity_file(), timeout_s=self.timeout, observe=observe, seat=seat
+        )
+
+    def too_few(self, channel: str) -> UsageError:
+        """The error for a channel on which too few brokers answer in time."""
+        return UsageError(
+            f"too few brokers answered on {channel!r} within {self.timeout} s; see 'quorumcast "
+            "status'"
+        )
+
+
+class StatusOptions(CellOptions, kw_only=True):
+    """A cell, and the status pages of its brokers."""
+
+    url: UrlOption = None
+
+    def urls(self, cell: Manifest) -> dict[str, str]:
+        """The URL of each broker's status page."""
+        return status_urls(cell, self.url)
+
+    def ask(self, cell: Manifest) -> Rows:
+        """The status of each broker."""
+        return ask_cell(cell, self.urls(cell))
+
+
+class OperatorOptions(StatusOptions, kw_only=True):
+    """A cell whose operator signs its next epoch, and the status pages of its brokers."""
+
+    operator: OperatorOption = None
+
+
+class Commands(typer.Typer):
+    """A group of commands, each with an example below its help."""
+
+    def command(  # type: ignore[override]
+        self, name: str | None = None, *, example: str, **settings: Any
+    ) -> Callable[[CommandT], CommandT]:
+        """Add a function as a command; `example` is a call of it without the program's name."""
+        register = super().command(name, epilog=f"Example:  quorumcast {example}", **settings)
+
+        def add(function: CommandT) -> CommandT:
+            register(_expanded(function))
+            return function
+
+        return add
+
+
+def _expanded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the fields of structs as parameters, behind its own ones."""
+    kinds = get_type_hints(function, include_extras=True)
+    structs = {
+        name: kind
+        for name, kind in kinds.items()
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    }
+    own = inspect.signature(function).parameters
+    parameters = [parameter for name, parameter in own.items() if name not in structs]
+    for struct in structs.values():
+        kinds |= get_type_hints(struct, include_extras=True)
+        parameters += inspect.signature(struct).parameters.values()
+    parameters.sort(key=lambda parameter: parameter.name == "json_")  # the last one in the help
+
+    @functools.wraps(function)
+    def call(**given: Any) -> Any:
+        for name, struct in structs.items():
+            fields = {field: given.pop(field) for field in struct.__struct_fields__}
+            given[name] = struct(**fields)
+        return function(**given)
+
+    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [p.replace(kind=p.KEYWORD_ONLY, annotation=kinds[p.name]) for p in parameters]
+    )
+    call.__annotations__ = {p.name: kinds[p.name] for p in parameters}
+    return call
