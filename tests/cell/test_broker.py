@@ -1,4 +1,4 @@
-"""The broker: rights, subscriptions, votes, replays, acknowledgements, pledges. n = 4, f = 1."""
+"""The broker: rights, subscriptions, votes, replays, acknowledgements, journal. n = 4, f = 1."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ from quorumcast.cell.messages import (
 )
 from quorumcast.cell.serving.audience import REPLAYS, REPLAYS_MS
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.pledges import Settled, Vouched
+from quorumcast.cell.serving.journal import Settled, Vouched
 from quorumcast.core.envelope import write_envelope
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream, resumable
 from quorumcast.core.limits import MAX_ENDED, MAX_NAME, MAX_RUN, Limits
@@ -476,7 +476,7 @@ def test_broker_lets_go_of_its_journal_with_what_it_no_longer_retains() -> None:
                 disk.forget(effect.kind, effect.owner, effect.below, effect.since)
     scheduler.run_until(Millis(1), 10**6)
     assert len(disk.durable) <= MAX_RUN + MAX_RUN // 4 + 8
-    assert made.sizes()["pledges"] == 0
+    assert made.sizes()["journaled"] == 0
     again = broker(replace(limited("ab", **limits), journal=True))
     for record in disk.durable:
         again.handle(Restored(record), T0)
@@ -503,7 +503,7 @@ def test_broker_on_a_chain_with_a_journal_passes_on_only_after_the_disk_has_it()
     assert [type(e.message) for e in persist.then if isinstance(e, Send)] == [ChainRun]
 
 
-def test_broker_pledge_is_kept_after_a_restart() -> None:
+def test_broker_keeps_to_its_journal_after_a_restart() -> None:
     made = restarted(JOURNAL, publish(1, b"a"))
     assert made.handle(publish(1, b"b"), T0) == [
         Drop(DropReason.CONFLICT, ALICE),
@@ -512,7 +512,7 @@ def test_broker_pledge_is_kept_after_a_restart() -> None:
     assert reasons(made.handle(publish(1, b"a"), T0)) == []
 
 
-def test_broker_pledge_is_kept_towards_runs_that_others_pass_on() -> None:
+def test_broker_keeps_to_its_journal_for_runs_that_others_pass_on() -> None:
     """f+1 echoes are enough to echo a run, but not against an echo of an earlier life."""
     policy = Policy.named("brb", journal=True)
 
@@ -526,7 +526,7 @@ def test_broker_pledge_is_kept_towards_runs_that_others_pass_on() -> None:
     assert len(sent(synced(passed_on(b"a")), Echo)) == 1
 
 
-def test_broker_pledge_is_kept_towards_histories_too() -> None:
+def test_broker_keeps_to_its_journal_towards_histories_too() -> None:
     """Else it could echo a history that denies what a subscriber accepted with its vote."""
     policy = Policy.named("ab+history", alpha=2, journal=True)
     cell = Cell(policy)
@@ -637,7 +637,7 @@ def test_broker_with_a_journal_replays_only_what_the_disk_holds_where_it_let_go_
     assert messages(effects, Vote) == [Vote(STREAM, 2, digests(b"b"))]
 
 
-def test_broker_never_replaces_a_pledge_by_a_shorter_one() -> None:
+def test_broker_never_replaces_a_journal_record_by_a_shorter_one() -> None:
     """A publisher that repeats half of a run must not make the journal forget the rest."""
     policy = Policy.named("chain", journal=True)
     cell, made = Cell(policy), broker(policy)
@@ -695,7 +695,7 @@ def synced(effects: list[Effect]) -> list[Effect]:
     return [e for effect in effects if isinstance(effect, Persist) for e in effect.then]
 
 
-def test_broker_forged_run_against_a_pledge_does_not_make_the_publisher_a_suspect() -> None:
+def test_broker_forged_run_against_the_journal_does_not_make_the_publisher_a_suspect() -> None:
     made = restarted(JOURNAL, publish(1, b"a"))
     effects = made.handle(publish(1, b"b", sender=B2), T0)
     assert suspects(effects) == []
@@ -777,7 +777,7 @@ def test_broker_earlier_life_of_a_publisher_is_told_the_latest(policy: str) -> N
         Drop(DropReason.OUTLIVED, ALICE),
         Send((ALICE,), Outlived(earlier, 100)),
     ]
-    assert made.desk(earlier) is None
+    assert made.served(earlier) is None
     for same in (101, 100, 102):
         assert not messages(made.handle(opened(same), T0), Outlived)
     # The other stream of the latest life is not an earlier one.
@@ -790,7 +790,7 @@ def test_broker_earlier_life_that_is_under_way_goes_on() -> None:
     made = broker()
     made.handle(opened(100), T0)
     assert not messages(made.handle(opened(98, base=1, fresh=7), T0), Outlived)
-    assert made.desk(Stream(ORDERS, ALICE, 98)) is not None
+    assert made.served(Stream(ORDERS, ALICE, 98)) is not None
 
 
 def test_broker_life_that_only_another_broker_speaks_of_is_not_the_latest() -> None:

@@ -23,9 +23,8 @@ from tests.support.cells import (
 from quorumcast.broadcast.messages import Ack, Echo, Ready
 from quorumcast.cell.messages import Position, Positions, Regain, Regained
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.desks import UNCLAIMED
-from quorumcast.cell.serving.outpaced import GRACE
-from quorumcast.cell.serving.recovery import RecoveryTick
+from quorumcast.cell.serving.recovery import GRACE, RecoveryTick
+from quorumcast.cell.serving.served_streams import UNCLAIMED
 from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.machine import (
     Connected,
@@ -224,7 +223,7 @@ def test_journal_of_streams_that_nobody_comes_back_to_is_bounded() -> None:
         given.restart()
     kept = {record.owner for record in given.disk.durable if record.owner != f"{ORDERS}/{ALICE}"}
     assert 3 <= len(kept) <= UNCLAIMED * policy.limits.streams_per_publisher
-    assert given.broker.sizes()["pledges"] <= 3 + UNCLAIMED * policy.limits.retained_publications
+    assert given.broker.sizes()["journaled"] <= 3 + UNCLAIMED * policy.limits.retained_publications
     # Whatever it no longer remembers is over, and said to be.
     for number in range(1, 60):
         effects = given.hear(publish(1, b"other", stream=life(number)))

@@ -32,20 +32,20 @@ from tests.support.cells import (
 from quorumcast.broadcast.messages import Cursor, Open, Ready
 from quorumcast.cell.messages import Position, Positions, Regain, Regained, Subscribe, Survey, Vote
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.desks import StreamStatus
-from quorumcast.cell.serving.holdings import Holdings
-from quorumcast.cell.serving.outpaced import GRACE, MOVING_GRACE, UNANSWERED
-from quorumcast.cell.serving.pledges import Attested, Pledges, Settled, Vouched
+from quorumcast.cell.serving.holdings import UNANSWERED, Holdings
+from quorumcast.cell.serving.journal import Attested, Journal, Settled, Vouched
 from quorumcast.cell.serving.recovery import (
     CHUNK,
+    GRACE,
     IDLE_MS,
     IDLE_TICKS,
-    PATIENCE,
+    MOVING_GRACE,
+    RANGE_TICKS,
     SLICE,
     TICK_MS,
-    Recovery,
     RecoveryTick,
 )
+from quorumcast.cell.serving.served_streams import StreamStatus
 from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_STREAMS_NAMED, Limits
 from quorumcast.core.machine import (
@@ -122,7 +122,7 @@ class Counting(Holdings):
 
 def many(count: int, end: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Broker, list[Stream]]:
     """Broker 1, whose peers are at `end` in so many streams that it does not know."""
-    monkeypatch.setattr(Recovery, "holdings", Counting)
+    monkeypatch.setattr("quorumcast.cell.serving.recovery.Holdings", Counting)
     broker = Cell(Policy.named("ab", limits=Limits(streams_per_publisher=count))).broker(B1)
     streams = [Stream(ORDERS, ALICE, 2 * number) for number in range(1, count + 1)]
     told = Positions(ORDERS, tuple(Position(stream, 1, end) for stream in streams))
@@ -223,9 +223,9 @@ def test_broker_liar_is_one_voice_and_another_is_asked_for_contents() -> None:
     assert (B3, 1, 3, WITH) in recalls(tick(broker))
     broker.handle(recalled(B3, 1, *bodies(1, 3)), T0)
     assert held(broker) == (1, 4)
-    desk = broker.desk(STREAM)
-    assert desk is not None
-    assert desk.carrier.ledger.digests(1, 3) == digests(*bodies(1, 3))
+    served = broker.served(STREAM)
+    assert served is not None
+    assert served.carrier.ledger.digests(1, 3) == digests(*bodies(1, 3))
 
 
 def test_broker_contents_of_another_digest_are_held_against_their_sender() -> None:
@@ -239,7 +239,7 @@ def test_broker_contents_of_another_digest_are_held_against_their_sender() -> No
 
 def test_broker_silent_peers_are_asked_again_and_what_nobody_answers_is_given_up() -> None:
     broker = restarted(end=4)
-    for _ in range(4 * PATIENCE * CHUNK):
+    for _ in range(4 * RANGE_TICKS * CHUNK):
         if not broker.catching_up():
             break
         tick(broker)
@@ -251,7 +251,7 @@ def test_broker_words_that_differ_are_enough_for_the_part_on_which_they_agree() 
     """A lying publisher told one correct broker something else: number 1 is nobody's to decide."""
     broker = restarted(end=4)
     stories = {B2: (b"p1", b"p2", b"p3"), B3: (b"p1", b"p2", b"p3"), B4: (b"other", b"p2", b"p3")}
-    for _ in range(40 * PATIENCE):
+    for _ in range(40 * RANGE_TICKS):
         for peer, first, count, full in recalls(tick(broker)):
             run = stories[peer][first - 1 : first - 1 + count]
             broker.handle(recalled(peer, first, *run, full=full), T0)
@@ -464,7 +464,7 @@ def test_broker_counts_its_own_journal_and_never_contradicts_it() -> None:
             broker.handle(Connected(peer), T0)
             broker.handle(Receive(peer, Positions(ORDERS, (Position(STREAM, 1, 4),))), T0)
         broker.handle(Receive(ALICE, Open(STREAM, 4, 4)), T0)
-        for _ in range(40 * PATIENCE):
+        for _ in range(40 * RANGE_TICKS):
             asked = tick(broker)
             for peer, first, count, full in recalls(asked):
                 run = bodies(first, count)
@@ -490,7 +490,7 @@ def test_broker_takes_what_the_cell_has_settled_otherwise_than_its_journal_says(
     assert record == Attested(STREAM, 1, digests(*bodies(1, 3)))
     broker.handle(Persisted(record), T0)
     assert held(broker) == (1, 4)
-    again = Pledges()
+    again = Journal()
     again.remember(said)
     again.remember(record)
     assert again.of(STREAM, 2, 1) == [digests(b"p2")]
@@ -692,9 +692,9 @@ def test_broker_goes_on_where_f_plus_1_peers_have_settled_what_it_holds_and_hist
     assert broker.streams()[STREAM].settled == 0  # a history may still come
     tick(broker)
     assert broker.streams()[STREAM] == StreamStatus(str(STREAM), 1, 3, settled)
-    desk = broker.desk(STREAM)
-    assert desk is not None
-    assert desk.ledger(Lane.HISTORY).next == settled + 1
+    served = broker.served(STREAM)
+    assert served is not None
+    assert served.ledger(Lane.HISTORY).next == settled + 1
     # It cannot tell whether what it holds is what was settled.
     assert named(broker.handle(Receive(B2, Survey(ORDERS, b"")), T0)) == (
         [Position(STREAM, 3, 3), Position(STREAM.history, 3, 3)] if settled else []

@@ -22,7 +22,7 @@ from tests.support.cells import (
 
 from quorumcast.cell.messages import Attest, Checkpoint, Position, Positions, Subscribe
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.retention import LONGEST_MS, Sweep
+from quorumcast.cell.serving.served_streams import LONGEST_MS, Sweep
 from quorumcast.core.ids import Millis
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Connected, Effect, Receive, SetTimer, TimerFired
@@ -80,10 +80,10 @@ def test_broker_of_a_bare_chain_keeps_a_window_that_others_may_lack() -> None:
     assert CHAIN.limits != limits
     chain = msgspec.structs.replace(CHAIN, limits=limits)
     made = Cell(chain).broker(B1)
-    desk = made._desks.open(STREAM, made._view.channels[0], ALICE)
-    assert desk is not None
+    served = made._served.open(STREAM, made._view.channels[0], ALICE)
+    assert served is not None
     for body in bodies(1, 10):
-        desk.carrier.ledger.append(made._view.hash(body), body)
+        served.carrier.ledger.append(made._view.hash(body), body)
     pass_time(made, 0, 4 * SPAN)
     assert base(made) == 7
 

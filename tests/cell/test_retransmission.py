@@ -158,8 +158,8 @@ class SlowCell:
             self._carry_out(name, self.nodes[name].handle(event, Millis(int(at_ms))), at_ms)
 
     def delivered(self) -> int:
-        desks = [self.nodes[b].desk(Stream(ORDERS, ALICE, 2)) for b in BROKERS]  # type: ignore[union-attr]
-        return min(0 if desk is None else desk.carrier.settled for desk in desks)
+        copies = [self.nodes[b].served(Stream(ORDERS, ALICE, 2)) for b in BROKERS]  # type: ignore[union-attr]
+        return min(0 if copy is None else copy.carrier.settled for copy in copies)
 
     def _carry_out(self, name: NodeId, effects: list[Effect], at_ms: float) -> None:
         for effect in effects:

@@ -12,7 +12,7 @@ import pytest
 import typer.main
 
 from quorumcast.cell.messages import CELL_FAMILY
-from quorumcast.cell.serving.desks import Desks
+from quorumcast.cell.serving.served_streams import ServedStreams
 from quorumcast.cli.main import app
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import DropReason, Suspicion
@@ -151,7 +151,7 @@ def test_every_message_is_in_a_table_of_a_protocol_page() -> None:
 
 def test_every_protocol_has_a_page() -> None:
     pages = {path.stem for path in (ROOT / "docs/protocols").glob("*.md")}
-    assert set(Desks.carriers) == set(Broadcast)
+    assert set(ServedStreams.carriers) == set(Broadcast)
     assert {"direct", "authenticated", "bracha", "chain", "history", "total-order"} <= pages
 
 

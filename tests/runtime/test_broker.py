@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.runtime.world import PATIENCE_S, RawPeer, keyring, plan, run, until
 
-from quorumcast.cell.serving.pledges import Vouched
+from quorumcast.cell.serving.journal import Vouched
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Accuse, Effect, Event, Persist, Persisted, Storage, TimerFired

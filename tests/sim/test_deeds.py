@@ -11,7 +11,7 @@ from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, STREAM, Cell,
 
 from quorumcast.broadcast.messages import Ack, ChainRun, Contents, Echo, Open, Publish, Pull, Ready
 from quorumcast.cell.messages import Attest, Missed, Positions, Survey, Vote
-from quorumcast.cell.serving.desks import MAX_UNUSED
+from quorumcast.cell.serving.served_streams import MAX_UNUSED
 from quorumcast.core.ids import NodeId
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Send

@@ -4,7 +4,7 @@ import pytest
 
 from quorumcast.broadcast.messages import Ack, Echo
 from quorumcast.cell.messages import Regained, Vote
-from quorumcast.cell.serving.pledges import Attested, Vouched
+from quorumcast.cell.serving.journal import Attested, Vouched
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Record, Send
 from quorumcast.core.message import Message

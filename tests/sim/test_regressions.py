@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quorumcast.cell.serving.desks import Desks
+from quorumcast.cell.serving.served_streams import ServedStreams
 from quorumcast.sim.campaign import replay_command
 from quorumcast.sim.cell.known_bad.plans import (
     B2,
@@ -202,7 +202,7 @@ def test_machine_that_raises_is_a_violation_with_a_command_that_replays_it(
     def fail(*_: object) -> None:
         raise IndexError("list index out of range")
 
-    monkeypatch.setattr(Desks, "positions", fail)
+    monkeypatch.setattr(ServedStreams, "positions", fail)
     outcome = run_scenario(1, "ab", "none")
     assert [violation.property for violation in outcome.violations] == ["Robustness"]
     assert "IndexError" in outcome.violations[0].detail

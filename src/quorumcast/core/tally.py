@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Container, Hashable
+from collections.abc import Container, Hashable, Iterable
 from typing import Generic, TypeVar
 
 from quorumcast.core.ids import NodeId
@@ -18,6 +18,12 @@ class Ballot(enum.Enum):
     REPEATED = "repeated"
     #: The member had voted for another value before; its first vote stands.
     CONFLICTING = "conflicting"
+
+
+def reached_by(numbers: Iterable[int], count: int) -> int:
+    """The largest number that at least `count` of these reach; 0 if there are fewer."""
+    ranked = sorted(numbers, reverse=True)
+    return ranked[count - 1] if len(ranked) >= count else 0
 
 
 class Tally(Generic[V]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from quorumcast.broadcast.contract import Carrier, Vouch
 from quorumcast.broadcast.ledger import StoredRun
 from quorumcast.cell.messages import Subscribe, Vote
-from quorumcast.cell.serving.desk import Desk
+from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES
 from quorumcast.core.machine import Bodies, Effect, Send
@@ -33,7 +33,7 @@ EXCERPT_BYTES = 1024 * 1024
 class Audience:
     """The subscribers of one broker."""
 
-    __slots__ = ("_me", "_readers", "_served")
+    __slots__ = ("_asked", "_me", "_readers")
 
     def __init__(self, me: NodeId) -> None:
         self._me = me
@@ -41,7 +41,7 @@ class Audience:
         self._readers: dict[Channel, dict[NodeId, bool]] = {}
         #: Since when, and how often since then, a subscriber asked for replays of a channel, for
         #: contents, or for signatures.
-        self._served: dict[tuple[NodeId, Channel | type], tuple[Millis, int]] = {}
+        self._asked: dict[tuple[NodeId, Channel | type], tuple[Millis, int]] = {}
 
     def readers(self, channel: Channel) -> tuple[NodeId, ...]:
         """Who listens to a channel right now."""
@@ -55,7 +55,7 @@ class Audience:
         """How much each container fed by peers holds."""
         return {
             "subscribers": sum(map(len, self._readers.values())),
-            "served": len(self._served),
+            "served": len(self._asked),
         }
 
     def enter(self, reader: NodeId, asked: Subscribe, now: Millis) -> bool:
@@ -66,10 +66,10 @@ class Audience:
 
     def may_ask(self, reader: NodeId, what: Channel | type, limit: int, now: Millis) -> bool:
         """Whether a subscriber has asked for this less often than `limit` in a short while."""
-        since, count = self._served.get((reader, what), (now, 0))
+        since, count = self._asked.get((reader, what), (now, 0))
         if now - since >= REPLAYS_MS:
             since, count = now, 0
-        self._served[reader, what] = (since, count + 1)
+        self._asked[reader, what] = (since, count + 1)
         return count < limit
 
     def leave(self, reader: NodeId, channel: Channel) -> None:
@@ -83,16 +83,16 @@ class Audience:
 
     # ---------------------------------------------------------------- votes
 
-    def votes(self, desk: Desk, vouch: Vouch) -> list[Effect]:
+    def votes(self, served: ServedStream, vouch: Vouch) -> list[Effect]:
         """What the audience is told of a run that the broker vouches for."""
         readers = self._readers.get(vouch.stream.channel)
         if not readers:
             return []
         count = len(vouch.digests) // DIGEST_SIZE
-        held = desk.ledger(vouch.stream.lane).read(vouch.first, count, MAX_FRAME_BYTES // 2)
+        held = served.ledger(vouch.stream.lane).read(vouch.first, count, MAX_FRAME_BYTES // 2)
         bodies = held.bodies if held is not None and held.digests == vouch.digests else ()
         if vouch.order:
-            return self._chain_votes(desk.carrier.fast, vouch, readers, bodies)
+            return self._chain_votes(served.carrier.fast, vouch, readers, bodies)
         vote = Vote(vouch.stream, vouch.first, vouch.digests)
         full = tuple([reader for reader, wants in readers.items() if wants])
         bare = tuple([reader for reader, wants in readers.items() if not wants])
@@ -114,13 +114,13 @@ class Audience:
         ]
 
     def replay(
-        self, desk: Desk, reader: NodeId, stream: Stream, first: int, asked: Subscribe
+        self, served: ServedStream, reader: NodeId, stream: Stream, first: int, asked: Subscribe
     ) -> list[Effect]:
         """Vote again, from a number on, for what is held."""
-        ledger = desk.ledger(stream.lane)
+        ledger = served.ledger(stream.lane)
         first = max(first, ledger.base)
         # What the journal does not hold yet is said when it does.
-        stop = min(first + desk.entry.policy.limits.replayed, desk.sayable(stream.lane))
+        stop = min(first + served.entry.policy.limits.replayed, served.sayable(stream.lane))
         reads, size = REPLAY_READS, MAX_FRAME_BYTES // 4
         if asked.until:
             stop, reads, size = min(stop, asked.until), EXCERPT_READS, EXCERPT_BYTES
@@ -130,15 +130,15 @@ class Audience:
             if held is None or held.first >= stop:
                 break
             first = held.first + len(held.bodies)
-            vote = self._vote_again(desk, stream, held)
+            vote = self._vote_again(served, stream, held)
             if vote is not None:
                 # On a chain the last broker is the source, whatever the subscriber chose.
                 full = asked.bodies or held.order[-1:] == (self._me,)
                 effects.append(Send((reader,), vote, held.bodies if full else ()))
         return effects
 
-    def _vote_again(self, desk: Desk, stream: Stream, held: StoredRun) -> Vote | None:
-        if stream.lane is Lane.HISTORY or not desk.entry.policy.chained:
+    def _vote_again(self, served: ServedStream, stream: Stream, held: StoredRun) -> Vote | None:
+        if stream.lane is Lane.HISTORY or not served.entry.policy.chained:
             return Vote(stream, held.first, held.digests)
         # Of what a history settled nobody says by which chain it came.
         return Vote(stream, held.first, held.digests, held.order) if held.order else None

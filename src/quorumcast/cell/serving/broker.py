@@ -1,7 +1,8 @@
-"""The broker: composes desks (streams and their protocols) with an audience (subscribers).
+"""The broker: composes the streams that it serves, and their protocols, with its subscribers.
 
-The broker itself adds what belongs to neither: rights, acknowledgements, signed segments, and the
-promise to never contradict, after a restart, what it wrote to its journal before it vouched.
+It adds what belongs to neither: rights, acknowledgements, signed segments, and the rule that the
+journal holds whatever the broker vouches for before it does, so that a restarted broker never
+contradicts itself.
 """
 
 from __future__ import annotations
@@ -35,25 +36,24 @@ from quorumcast.cell.messages import (
 )
 from quorumcast.cell.serving.admission import Admission
 from quorumcast.cell.serving.audience import ATTESTS, PULLS, Audience
-from quorumcast.cell.serving.desk import Desk
-from quorumcast.cell.serving.desks import Desks, StreamStatus
-from quorumcast.cell.serving.holdings import desk_of, testify
-from quorumcast.cell.serving.membership import Membership
-from quorumcast.cell.serving.pledges import (
+from quorumcast.cell.serving.holdings import answer_peer
+from quorumcast.cell.serving.journal import (
     Attested,
     Ended,
-    Pledge,
-    Pledges,
+    Journal,
     Released,
     Settled,
     Vouched,
+    VouchRecord,
     erase,
     shorten,
 )
+from quorumcast.cell.serving.membership import Membership
 from quorumcast.cell.serving.recovery import Recovery, RecoveryTick
-from quorumcast.cell.serving.retention import Retention, Sweep
 from quorumcast.cell.serving.retransmission import Retransmission, RetransmissionTick
 from quorumcast.cell.serving.sequencers import LogStatus, Sequencers
+from quorumcast.cell.serving.served_stream import ServedStream
+from quorumcast.cell.serving.served_streams import ServedStreams, StreamStatus, Sweep
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_NUMBER, MAX_RUN
 from quorumcast.core.machine import (
@@ -102,7 +102,7 @@ RECORDS: tuple[type[Record], ...] = (
 )
 
 
-#: What a peer may say again, and have answered or passed on again. All messages are looked up here.
+#: Messages that a broker may repeat and have answered, or passed on, again: within a budget.
 _ANSWERED = frozenset({Echo, Pull, ChainRun})
 
 
@@ -112,23 +112,15 @@ class Broker:
     __slots__ = (
         "_admission",
         "_audience",
-        "_desks",
         "_dispatch",
-        "_pledges",
+        "_journal",
         "_recovery",
-        "_retention",
         "_retransmission",
         "_sequencers",
+        "_served",
         "_view",
         "membership",
     )
-
-    #: How streams are kept.
-    desks: type[Desks] = Desks
-    #: How what was lost is fetched from peers.
-    recovery: type[Recovery] = Recovery
-    #: How total order is kept.
-    sequencers: type[Sequencers] = Sequencers
 
     def __init__(
         self,
@@ -139,18 +131,16 @@ class Broker:
         *,
         life: bytes,
     ) -> None:
-        # A life is drawn by the driver whenever a broker starts; no two are alike.
+        # `life` is drawn by the driver whenever a broker starts; no two are alike.
         view = self._view = View(manifest, keyring)
         self._audience = Audience(view.me)
         self._admission = Admission(view, self._audience)
-        self._pledges = Pledges()
-        self._desks = type(self).desks(view, self._audience.readers, life, self._pledges.released)
-        self._sequencers = type(self).sequencers(view, self._desks, older, life=life)
-        #: Which epoch it goes by, and what shows it to others.
+        self._journal = Journal()
+        self._served = ServedStreams(view, self._audience.readers, life, self._journal.released)
+        self._sequencers = Sequencers(view, self._served, older, life=life)
         self.membership = Membership(view, self._sequencers, words)
-        self._retention = Retention(view, self._desks)
         self._retransmission = Retransmission()
-        self._recovery = type(self).recovery(view, self._desks, self._pledges)
+        self._recovery = Recovery(view, self._served, self._journal)
         self._dispatch: dict[type, Callable[[Receive, Millis], list[Effect]]] = {
             Publish: self._on_stream,
             ChainRun: self._on_stream,
@@ -160,9 +150,9 @@ class Broker:
             Contents: self._on_stream,
             Pull: self._on_pull,
             Subscribe: self._on_subscribe,
-            Unsubscribe: self._on_unsubscribe,
+            Unsubscribe: self._on_leave,
             Missed: self._on_missed,
-            Finish: self._on_finish,
+            Finish: self._on_leave,
             Survey: self._on_recovery,
             Regain: self._on_recovery,
             Positions: self._on_recovery,
@@ -174,12 +164,12 @@ class Broker:
         """Go on in a new epoch: other clients, rights, keys, channels, a broker more or less."""
         self._view.adopt(manifest, keyring)
         effects: list[Effect] = []
-        for desk, said in self._desks.recount():
-            effects += self._finish(desk, said) if said else []
+        for served, said in self._served.recount():
+            effects += self._finish(served, said) if said else []
         effects += self._sequencers.begin_epoch()
         self.membership.begin_epoch()
         self._recovery.begin_anew()
-        return effects + self._retention.watch()
+        return effects + self._served.watch_ages()
 
     def handle(self, event: Event, now: Millis) -> list[Effect]:
         if isinstance(event, Receive) and not isinstance(event.message, Taken):
@@ -189,7 +179,7 @@ class Broker:
             return self._positioned(moved)
         match event:
             case Connected(peer=peer):
-                watch = self._retention.watch()
+                watch = self._served.watch_ages()
                 return [*watch, *self._recovery.connected(peer), *self._handle(event, now)]
             case TimerFired(timer=Sweep()):
                 return self._sweep(now)
@@ -217,10 +207,10 @@ class Broker:
                 return self._repeat(now)
             case TimerFired(timer=timer):
                 stream: Stream | None = getattr(timer, "stream", None)
-                desk = None if stream is None else self._desks.get(stream.data)
-                if desk is None:
+                served = None if stream is None else self._served.get(stream.data)
+                if served is None:
                     return []
-                return self._finish(desk, desk.carrier.handle(event, now))
+                return self._finish(served, served.carrier.handle(event, now))
             case Connected():
                 return self.membership.look(event)
             case Disconnected(peer=peer):
@@ -233,15 +223,15 @@ class Broker:
                 return []
             case Restored(record=Vouched() | Attested() | Released() | Settled() as record):
                 # Also of a channel that is not in this epoch: it may come back in a later one.
-                self._pledges.remember(record)
+                self._journal.remember(record)
                 return []
             case Restored(record=Ended() as record):
-                self._desks.remember(record)
+                self._served.remember(record)
                 return []
             case Persisted(record=Vouched() as record):
-                desk = self._desks.get(record.stream.data)
-                if desk is not None:
-                    desk.written(record)
+                served = self._served.get(record.stream.data)
+                if served is not None:
+                    served.written(record)
                 return []
             case Persisted(record=Attested() as record):
                 return self._positioned(self._recovery.journaled(record))
@@ -249,69 +239,69 @@ class Broker:
                 return []
 
     def _repeat(self, now: Millis) -> list[Effect]:
-        """Let streams repeat themselves, in turn, as long as there is a budget for it."""
+        """Let streams retransmit, in turn, within the budget of this tick."""
         effects: list[Effect] = []
         while (stream := self._retransmission.next(now)) is not None:
-            desk = self._desks.get(stream.data)
-            if desk is not None:
-                said = desk.carrier.handle(TimerFired(BrachaRetry(stream)), now)
+            served = self._served.get(stream.data)
+            if served is not None:
+                said = served.carrier.handle(TimerFired(BrachaRetry(stream)), now)
                 self._retransmission.spend(said)
-                effects += self._finish(desk, said)
+                effects += self._finish(served, said)
         return effects + self._retransmission.wait()
 
     def _sweep(self, now: Millis) -> list[Effect]:
-        """Let go of what is too old, and of streams of which nothing is left."""
-        effects = self._retention.sweep(now)
-        for desk in self._desks.all():
-            if desk.carrier.ledger.quota.emptied and not desk.entry.policy.total:
-                effects += self._end_exhausted(desk.stream)
+        """Remove what is too old, and end streams of which nothing is left."""
+        effects = self._served.sweep(now)
+        for served in self._served.all():
+            if served.carrier.ledger.quota.emptied and not served.entry.policy.total:
+                effects += self._end_exhausted(served.stream)
         return effects
 
     def sizes(self) -> dict[str, int]:
-        sizes = {"streams": len(self._desks), **self._audience.sizes(), **self._admission.sizes()}
+        sizes = {"streams": len(self._served), **self._audience.sizes(), **self._admission.sizes()}
         sizes |= self._recovery.sizes() | self.membership.sizes() | self._sequencers.sizes()
-        sizes["pledges"] = len(self._pledges)
+        sizes["journaled"] = len(self._journal)
         sizes["repeating"] = len(self._retransmission)
-        sizes["addresses"] = self._pledges.addresses
-        sizes["ended"] = self._desks.remembered
-        sizes["complaints"] = sum(desk.complaints for desk in self._desks.all())
-        for desk in self._desks.all():
-            for name, size in desk.carrier.sizes().items():
-                sizes[f"{desk.stream}/{name}"] = size
+        sizes["addresses"] = self._journal.addresses
+        sizes["ended"] = self._served.remembered
+        sizes["complaints"] = sum(served.complaints for served in self._served.all())
+        for served in self._served.all():
+            for name, size in served.carrier.sizes().items():
+                sizes[f"{served.stream}/{name}"] = size
         return sizes
 
     def streams(self) -> dict[Stream, StreamStatus]:
-        """What this broker holds of every stream, for people to look at."""
-        return self._desks.status()
+        """What this broker holds of every stream, for people to read."""
+        return self._served.status()
 
-    def desk(self, stream: Stream) -> Desk | None:
-        """What this broker keeps of a stream, for checkers to look at."""
-        return self._desks.get(stream)
+    def served(self, stream: Stream) -> ServedStream | None:
+        """What this broker keeps of a stream, for checkers to read."""
+        return self._served.get(stream)
 
     def has_ended(self, stream: Stream) -> bool:
-        """Whether a stream has given way to later ones here."""
-        return self._desks.over(stream)
+        """Whether a stream is over here."""
+        return self._served.over(stream)
 
     def logs(self) -> dict[str, LogStatus]:
-        """Who leads each log and how far this broker is in it, for people to look at."""
+        """The leader of each log and the progress of this broker, for people to read."""
         return self._sequencers.status()
 
     def catching_up(self) -> list[str]:
-        """What this broker still waits for before others may restart, for people to look at."""
+        """What this broker still waits for before others may restart, for people to read."""
         return [*self._recovery.lacking(), *self._sequencers.late()]
 
     def publishers(self) -> dict[Channel, list[NodeId]]:
-        """Who publishes on what, for people to look at."""
+        """The publishers of each channel, for people to read."""
         return self._admission.publishers()
 
     def subscribers(self) -> dict[Channel, list[NodeId]]:
-        """Who listens to what, for people to look at."""
+        """The subscribers of each channel, for people to read."""
         return self._audience.channels()
 
     # ---------------------------------------------------------- total order
 
     def _ordered(self, event: Event) -> bool:
-        """Whether this may concern a log: everything but what subscribers and fifo streams say."""
+        """Whether an event may concern a log: all but messages of subscribers and fifo streams."""
         return bool(self._sequencers.all()) and (
             not isinstance(event, Receive)
             or type(event.message) not in self._dispatch
@@ -321,24 +311,24 @@ class Broker:
     def _positioned(self, effects: list[Effect]) -> list[Effect]:
         """Turn positions into votes and signed statements."""
         out: list[Effect] = []
-        grown: dict[Stream, Desk] = {}
+        grown: dict[Stream, ServedStream] = {}
         for effect in effects:
-            desk = self._desks.get(effect.stream.data) if isinstance(effect, Vouch) else None
-            if desk is None or not isinstance(effect, Vouch):
+            served = self._served.get(effect.stream.data) if isinstance(effect, Vouch) else None
+            if served is None or not isinstance(effect, Vouch):
                 out.append(effect)
                 continue
-            out += self._audience.votes(desk, effect)
-            grown[desk.stream] = desk
-        for desk in grown.values():
-            statements = desk.notary.newly_whole(desk.carrier)
-            if statements and (readers := self._audience.readers(desk.stream.channel)):
+            out += self._audience.votes(served, effect)
+            grown[served.stream] = served
+        for served in grown.values():
+            statements = served.notary.newly_whole(served.carrier)
+            if statements and (readers := self._audience.readers(served.stream.channel)):
                 out += [Send(readers, Checkpoint(signed)) for signed in statements]
         return out
 
     # -------------------------------------------------------------- streams
 
     def _on_stream(self, event: Receive, now: Millis) -> list[Effect]:
-        """A message of publisher or brokers about a stream: its carrier knows what to do."""
+        """Hand a message of a publisher or broker about a stream to the stream's carrier."""
         message, sender = event.message, event.sender
         stream: Stream = message.stream  # type: ignore[attr-defined]
         data = stream.data
@@ -351,51 +341,52 @@ class Broker:
             return self._admission.refuse(sender, data.channel, reason)
         if own and (refusal := self._admission.may_not_publish(sender, data.channel)):
             return refusal
-        desk = self._desks.get(data)
-        if desk is None and own and isinstance(message, Open):
-            newest = self._desks.newest(data)
-            # One that has been under way goes on: only this broker does not know it.
+        served = self._served.get(data)
+        if served is None and own and isinstance(message, Open):
+            newest = self._served.newest(data)
+            # A stream that other brokers know continues: only this broker does not know it.
             if newest >> 1 > data.life and message.base == message.fresh == 1:
                 answer = Send((sender,), Outlived(data, newest))
                 return [Drop(DropReason.OUTLIVED, sender), answer]
-        if desk is None or (own and desk.introducer != sender):
+        if served is None or (own and served.introducer != sender):
             entry = self._view.channel(data.channel)
-            # What is ordered is not carried here: a liar could have this broker tell a publisher
-            # that nothing is held. Only in a log streams are resumed; here one would be later than
-            # all lives to come.
+            # Ordered channels are not served here: a liar could make this broker tell a publisher
+            # that nothing is held. Resumed streams exist only in a log; here such an incarnation
+            # would be later than all lives to come.
             if entry is None or entry.policy.total or data.line is not None:
                 return [Drop(DropReason.UNKNOWN_STREAM, sender)]
-            desk = self._desks.open(data, entry, sender)
-            if desk is None:
+            served = self._served.open(data, entry, sender)
+            if served is None:
                 return [Drop(DropReason.UNKNOWN_STREAM, sender)]
-        if stream.lane is Lane.HISTORY and not desk.entry.policy.has_history:
+        if stream.lane is Lane.HISTORY and not served.entry.policy.has_history:
             return [Drop(DropReason.UNEXPECTED, sender)]
         if _highest(message) > MAX_NUMBER:
             return [Drop(DropReason.OUT_OF_WINDOW, sender)]
-        if desk.closed and not isinstance(message, Pull):
+        if served.closed and not isinstance(message, Pull):
             return [Drop(DropReason.UNKNOWN_STREAM, sender)]
+        whole_runs = served.entry.policy.whole_runs
         if (
-            self._pledges
-            and _would_vouch(desk, message)
-            and self._pledges.broken_by(event, data, whole_runs=desk.entry.policy.whole_runs)
+            self._journal
+            and _would_vouch(served, message)
+            and self._journal.contradicted_by(event, data, whole_runs=whole_runs)
         ):
-            # Only what the publisher said itself is held against it.
+            # A publisher is suspected only for messages of its own.
             blame = [Suspect(sender, Suspicion.EQUIVOCATION, data)] if own else []
             return [Drop(DropReason.CONFLICT, sender), *blame]
         if isinstance(message, Open):
-            return self._on_open(desk, event, message, now)
-        if type(message) in _ANSWERED and not self._may_answer(desk, event, stream.lane, now):
+            return self._on_open(served, event, message, now)
+        if type(message) in _ANSWERED and not self._may_answer(served, event, stream.lane, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]
         told = isinstance(message, Publish | ChainRun)
-        return self._finish(desk, desk.carrier.handle(event, now), stream.lane, told=told)
+        return self._finish(served, served.carrier.handle(event, now), stream.lane, told=told)
 
-    def _may_answer(self, desk: Desk, event: Receive, lane: Lane, now: Millis) -> bool:
-        """Whether a peer may have this answered; an echo is, if it is about what is done.
+    def _may_answer(self, served: ServedStream, event: Receive, lane: Lane, now: Millis) -> bool:
+        """Whether a peer's message is within the budget for repeated messages.
 
-        A run that comes by a chain once more is passed on, and every broker further down verifies
-        it again.
+        Only echoes of runs that are delivered count, and chain runs that came before: each broker
+        further down the chain verifies those again.
         """
-        carrier, word = desk.lane(lane), event.message
+        carrier, word = served.lane(lane), event.message
         if isinstance(word, ChainRun) and (
             word.first + len(word.digests) // DIGEST_SIZE > carrier.ledger.next
         ):
@@ -404,25 +395,27 @@ class Broker:
             return True
         return self._retransmission.may_answer(event.sender, now)
 
-    def _on_open(self, desk: Desk, event: Receive, opened: Open, now: Millis) -> list[Effect]:
-        """A publisher says from where on it can repeat a stream; peers may have what it cannot."""
+    def _on_open(
+        self, served: ServedStream, event: Receive, opened: Open, now: Millis
+    ) -> list[Effect]:
+        """A publisher names the first number that it can repeat; peers may have what it cannot."""
         lane = opened.stream.lane
-        ledger = desk.ledger(lane)
+        ledger = served.ledger(lane)
         base = ledger.base
-        if not ledger.begun and desk.entry.policy.settles:
+        if not ledger.begun and served.entry.policy.settles:
             word = self._recovery.may_begin(opened)
-            if word is None and event.sender == desk.stream.publisher:
+            if word is None and event.sender == served.stream.publisher:
                 ledger.unrepeated = opened.base
-                asked = self._recovery.left_out(desk.stream)
-                return self._finish(desk, [], lane, told=True) + asked
+                asked = self._recovery.left_out(served.stream)
+                return self._finish(served, [], lane, told=True) + asked
             event = event if word is None else Receive(event.sender, word)
-        effects = self._finish(desk, desk.carrier.handle(event, now), lane, told=True)
+        effects = self._finish(served, served.carrier.handle(event, now), lane, told=True)
         if ledger.base > base or ledger.left_behind:
-            effects += self._recovery.left_out(desk.stream)
+            effects += self._recovery.left_out(served.stream)
         return effects
 
     def _on_recovery(self, event: Receive, now: Millis) -> list[Effect]:
-        """What brokers ask one another so that nobody goes without what the others retain."""
+        """Answer a peer's request of state transfer, or use its answer."""
         message, sender = event.message, event.sender
         if sender not in self._view.brokers:
             return [Drop(DropReason.WRONG_SENDER, sender)]
@@ -430,104 +423,112 @@ class Broker:
             case Survey() | Regain():
                 if not self._audience.may_ask(sender, type(message), PULLS, now):
                     return [Drop(DropReason.OVER_LIMIT, sender)]
-                return testify(self._desks, sender, message)
+                return answer_peer(self._served, sender, message)
             case _:
                 return self._positioned(self._recovery.hear(event)) + self._note_endings()
 
     def _finish(
-        self, desk: Desk, effects: list[Effect], lane: Lane = Lane.DATA, *, told: bool = False
+        self,
+        served: ServedStream,
+        effects: list[Effect],
+        lane: Lane = Lane.DATA,
+        *,
+        told: bool = False,
     ) -> list[Effect]:
-        """Turn a carrier's word into votes, signed statements and acknowledgements."""
+        """Turn a carrier's effects into votes, signed statements and acknowledgements."""
         out: list[Effect] = []
         for effect in effects:
             if isinstance(effect, Vouch):
-                out += self._vouch(desk, effect)
+                out += self._vouch(served, effect)
             else:
-                out += self._journaled(desk, effect)
-        statements = desk.notary.newly_whole(desk.carrier)
-        if statements and (readers := self._audience.readers(desk.stream.channel)):
+                out += self._journaled(served, effect)
+        statements = served.notary.newly_whole(served.carrier)
+        if statements and (readers := self._audience.readers(served.stream.channel)):
             for signed in statements:
-                out += self._testify(desk, signed, readers)
-        out += desk.ack(lane, told=told)
-        if desk.entry.policy.journal:
-            out += self._release(desk)
-        quota = desk.carrier.ledger.quota
-        if quota.crowded or (lane is Lane.HISTORY and desk.ledger(lane).quota.crowded):
-            self._desks.relieve(desk.stream)
+                out += self._send_signed(served, signed, readers)
+        out += served.ack(lane, told=told)
+        if served.entry.policy.journal:
+            out += self._release(served)
+        quota = served.carrier.ledger.quota
+        if quota.crowded or (lane is Lane.HISTORY and served.ledger(lane).quota.crowded):
+            self._served.relieve(served.stream)
         if quota.emptied:
-            out += self._end_exhausted(desk.stream)
+            out += self._end_exhausted(served.stream)
         return out
 
     def _end_exhausted(self, stream: Stream) -> list[Effect]:
         """End streams of which retention has left nothing."""
-        self._desks.end_exhausted(stream)
-        self._desks.end_unclaimed(stream, self._pledges.lives(stream))
+        self._served.end_exhausted(stream)
+        self._served.end_unclaimed(stream, self._journal.lives(stream))
         return self._note_endings()
 
     def _note_endings(self) -> list[Effect]:
-        """The journal remembers which streams there were, and nothing more of them."""
+        """Replace the journal records of streams that ended by a record of their end."""
         effects: list[Effect] = []
-        for ended in self._desks.take_endings():
+        for ended in self._served.take_endings():
             entry = self._view.channel(ended.channel)
             if entry is not None and entry.policy.journal:
-                effects += [Persist(self._desks.ended(ended)), *erase(ended)]
+                effects += [Persist(self._served.ended(ended)), *erase(ended)]
             for lane in (ended, ended.history):
-                self._pledges.forget(lane, MAX_NUMBER + 1)
+                self._journal.forget(lane, MAX_NUMBER + 1)
         return effects
 
-    def _release(self, desk: Desk) -> list[Effect]:
-        """Keep the journal as short as what is retained, and up to date about what is settled."""
+    def _release(self, served: ServedStream) -> list[Effect]:
+        """Keep the journal as short as the ledger, and up to date about what is settled."""
         effects: list[Effect] = []
-        for stream, carrier in desk.lanes() if desk.entry.policy.settles else ():
-            if carrier.settled > desk.settled[stream.lane]:
-                desk.settled[stream.lane] = carrier.settled
+        for stream, carrier in served.lanes() if served.entry.policy.settles else ():
+            if carrier.settled > served.settled[stream.lane]:
+                served.settled[stream.lane] = carrier.settled
                 effects.append(Persist(Settled(stream, carrier.settled)))
-        longest = max(MAX_RUN, desk.entry.policy.limits.segment)
-        for stream, below in desk.released():
-            self._pledges.forget(stream, below)
+        longest = max(MAX_RUN, served.entry.policy.limits.segment)
+        for stream, below in served.released():
+            self._journal.forget(stream, below)
             effects += [Persist(Released(stream, below)), *shorten(stream, below, longest)]
         return effects
 
-    def _vouch(self, desk: Desk, vouch: Vouch) -> list[Effect]:
-        votes = self._audience.votes(desk, vouch)
-        if desk.entry.policy.journal:
-            return self._pledge(desk, Vouched(vouch.stream, vouch.first, vouch.digests), votes)
-        return votes
+    def _vouch(self, served: ServedStream, vouch: Vouch) -> list[Effect]:
+        votes = self._audience.votes(served, vouch)
+        if not served.entry.policy.journal:
+            return votes
+        record = Vouched(vouch.stream, vouch.first, vouch.digests)
+        return self._journal_then(served, record, votes)
 
-    def _pledge(self, desk: Desk, pledge: Pledge, then: Sequence[Effect]) -> list[Effect]:
-        """Say something once the journal holds what it binds this broker to."""
-        record = self._pledges.whole(pledge, desk.ledger(pledge.stream.lane))
-        if record is None:
+    def _journal_then(
+        self, served: ServedStream, record: VouchRecord, then: Sequence[Effect]
+    ) -> list[Effect]:
+        """Carry out effects once the journal holds a record of what they vouch for."""
+        whole = self._journal.whole(record, served.ledger(record.stream.lane))
+        if whole is None:
             return list(then)
-        desk.writing(record)
-        return [Persist(record, tuple(then))]
+        served.writing(whole)
+        return [Persist(whole, tuple(then))]
 
-    def _journaled(self, desk: Desk, effect: Effect) -> list[Effect]:
-        """On a chain the MACs that travel on vouch as well, and in Bracha's broadcast echoes do.
+    def _journaled(self, served: ServedStream, effect: Effect) -> list[Effect]:
+        """Journal first what an effect vouches for: a chain run with our MACs, an echo, a ready.
 
-        So does what rests on an echo of ours: a broker that is ready has counted it.
+        A ready does because it rests on this broker's own echo.
         """
-        if not desk.entry.policy.journal or not isinstance(effect, Send):
+        if not served.entry.policy.journal or not isinstance(effect, Send):
             return [effect]
-        pledges: list[Pledge] = []
+        records: list[VouchRecord] = []
         match effect.message:
             case ChainRun(first=first, digests=digests):
-                pledges = [Vouched(desk.stream, first, digests)]
-            case Echo(stream=stream, first=first, run=run) if self._pledges.may_not_echo(
+                records = [Vouched(served.stream, first, digests)]
+            case Echo(stream=stream, first=first, run=run) if self._journal.may_not_echo(
                 stream, first, run
             ):
-                # It is ready for what the others have echoed, and does not take back its own echo.
+                # It may be ready for what others echoed, but never contradicts its own echo.
                 return []
             case Echo() | Ready() as word:
-                pledges = desk.echoed(word)
+                records = served.echoed(word)
             case _:
                 pass
-        if not pledges:
+        if not records:
             return [effect]
-        # The disk keeps the order: once it has the last of them, it has them all.
-        *others, last = pledges
-        first_ones = [done for pledge in others for done in self._pledge(desk, pledge, ())]
-        return [*first_ones, *self._pledge(desk, last, (effect,))]
+        # Records reach the disk in order: once it has the last of them, it has them all.
+        *others, last = records
+        first_ones = [done for record in others for done in self._journal_then(served, record, ())]
+        return [*first_ones, *self._journal_then(served, last, (effect,))]
 
     # ---------------------------------------------------------- subscribers
 
@@ -540,23 +541,22 @@ class Broker:
             return refusal
         if not self._audience.enter(sender, message, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]
-        held = self._desks.positions(channel, self._recovery.expects, message.since)
-        positions = Positions(channel, held)
-        effects: list[Effect] = [Send((sender,), positions)]
+        held = self._served.positions(channel, self._recovery.expects, message.since)
+        effects: list[Effect] = [Send((sender,), Positions(channel, held))]
         for stream, first in {cursor.stream: cursor.next for cursor in message.cursors}.items():
-            desk = desk_of(self._desks, stream)
-            if desk is not None and stream.channel == channel:
-                effects += self._audience.replay(desk, sender, stream, first, message)
+            served = self._served.with_lane(stream)
+            if served is not None and stream.channel == channel:
+                effects += self._audience.replay(served, sender, stream, first, message)
         return effects
 
-    def _on_unsubscribe(self, event: Receive, now: Millis) -> list[Effect]:
-        if isinstance(event.message, Unsubscribe):
-            self._audience.leave(event.sender, event.message.channel)
-        return []
-
-    def _on_finish(self, event: Receive, now: Millis) -> list[Effect]:
-        if isinstance(event.message, Finish):
-            self._admission.finish(event.sender, event.message.channel)
+    def _on_leave(self, event: Receive, now: Millis) -> list[Effect]:
+        match event.message:
+            case Unsubscribe(channel=channel):
+                self._audience.leave(event.sender, channel)
+            case Finish(channel=channel):
+                self._admission.finish(event.sender, channel)
+            case _:
+                pass
         return []
 
     def _on_pull(self, event: Receive, now: Millis) -> list[Effect]:
@@ -569,10 +569,10 @@ class Broker:
             return refusal
         if not self._audience.may_ask(sender, Pull, PULLS, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]
-        desk = desk_of(self._desks, message.stream)
-        if desk is None:
+        served = self._served.with_lane(message.stream)
+        if served is None:
             return [Drop(DropReason.UNKNOWN_STREAM, sender)]
-        return answer_pull(desk.ledger(message.stream.lane), event, message)
+        return answer_pull(served.ledger(message.stream.lane), event, message)
 
     def _on_missed(self, event: Receive, now: Millis) -> list[Effect]:
         message, sender = event.message, event.sender
@@ -580,12 +580,12 @@ class Broker:
             return []
         if refusal := self._admission.may_not_listen(sender, message.stream.channel):
             return refusal
-        desk = desk_of(self._desks, message.stream)
-        if desk is None:
+        served = self._served.with_lane(message.stream)
+        if served is None:
             return [Drop(DropReason.UNKNOWN_STREAM, sender)]
-        if not desk.note_missed(sender, message.first, message.first + message.count - 1):
+        if not served.note_missed(sender, message.first, message.first + message.count - 1):
             return [Drop(DropReason.OVER_LIMIT, sender)]
-        return self._finish(desk, [])
+        return self._finish(served, [])
 
     def _on_attest(self, event: Receive, now: Millis) -> list[Effect]:
         message, sender = event.message, event.sender
@@ -595,33 +595,33 @@ class Broker:
             return refusal
         if not self._audience.may_ask(sender, Attest, ATTESTS, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]
-        desk = desk_of(self._desks, message.stream)
-        signed = (
-            None
-            if desk is None
-            else desk.notary.attest(desk.carrier, message.number, message.first)
-        )
-        if desk is None or signed is None:
-            return [Drop(DropReason.NOT_HELD, sender)]
-        return self._testify(desk, signed, (sender,))
+        served = self._served.with_lane(message.stream)
+        if served is not None:
+            signed = served.notary.attest(served.carrier, message.number, message.first)
+            if signed is not None:
+                return self._send_signed(served, signed, (sender,))
+        return [Drop(DropReason.NOT_HELD, sender)]
 
-    def _testify(self, desk: Desk, signed: Signed, readers: tuple[NodeId, ...]) -> list[Effect]:
-        """A signed statement leaves only once the journal holds what it says.
+    def _send_signed(
+        self, served: ServedStream, signed: Signed, readers: tuple[NodeId, ...]
+    ) -> list[Effect]:
+        """Send a signed statement once the journal holds what it says.
 
-        A broker that signed, forgot and signed otherwise would be convicted by its own words.
+        A broker that signed, forgot and signed something else would convict itself.
         """
-        testimony = Send(readers, Checkpoint(signed))
+        checkpoint = Send(readers, Checkpoint(signed))
         statement = parse_statement(signed.payload)
-        if not desk.entry.policy.journal or not isinstance(statement, SegmentStatement):
-            return [testimony]
-        digests = desk.carrier.ledger.digests(statement.first, statement.count) or b""
-        return self._pledge(desk, Attested(desk.stream, statement.first, digests), (testimony,))
+        if not served.entry.policy.journal or not isinstance(statement, SegmentStatement):
+            return [checkpoint]
+        digests = served.carrier.ledger.digests(statement.first, statement.count) or b""
+        record = Attested(served.stream, statement.first, digests)
+        return self._journal_then(served, record, (checkpoint,))
 
 
-def _would_vouch(desk: Desk, message: Message) -> bool:
-    """Whether a broker would vouch for what a message brings on the word of its sender."""
+def _would_vouch(served: ServedStream, message: Message) -> bool:
+    """Whether the message alone can make this broker vouch for what it contains."""
     if isinstance(message, Contents):
-        return desk.carrier.would_echo_contents(message.first)
+        return served.carrier.would_echo_contents(message.first)
     return isinstance(message, Publish | ChainRun)
 
 

@@ -1,22 +1,25 @@
-"""What a broker is sure of, told to its peers, and what they told: the ground of state transfer.
+"""What peers hold: the reports on which a broker bases state transfer.
 
-A broker's *final* word on a number is the one that it would sign (`Carrier.final`): it does not
-change any more. `needed` says how many equal final words decide what a number is.
+A broker reports only *final* digests, which it would sign (`Carrier.final`) and which do not change
+any more. `peers_needed` says how many peers must report the same digest of a number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 
 from quorumcast.cell.messages import Position, Positions, Regain, Regained, Survey
 from quorumcast.cell.naming import name_in_turn
-from quorumcast.cell.serving.desk import Desk
-from quorumcast.cell.serving.desks import Desks
+from quorumcast.cell.serving.journal import Journal
+from quorumcast.cell.serving.served_stream import ServedStream
+from quorumcast.cell.serving.served_streams import ServedStreams
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES
 from quorumcast.core.machine import Drop, DropReason, Effect, Send
 from quorumcast.core.quorum import Quorums, accept_votes
 from quorumcast.core.statements import Basis
+from quorumcast.core.tally import reached_by
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
 from quorumcast.manifest.view import View
@@ -30,14 +33,14 @@ def recoverable(entry: ChannelEntry) -> bool:
     return not (entry.policy.total or entry.policy.chained)
 
 
-def words_needed(
+def peers_needed(
     quorums: Quorums, policy: Policy, lane: Lane = Lane.DATA, *, after: bool = False
 ) -> int:
-    """How many equal final words decide what a number is.
+    """How many equal final digests decide a number.
 
-    `after`: the number lies after all that this broker holds, so it has vouched for nothing else
-    there. It may then repeat what one correct broker vouched for, as if it had heard it from the
-    publisher.
+    `after`: the number lies after everything that this broker holds, so it has vouched for nothing
+    else there. It may then repeat what one correct broker vouched for, as if it had received it
+    from the publisher.
     """
     if policy.crash_only:
         return 1
@@ -46,68 +49,53 @@ def words_needed(
     return accept_votes(quorums, policy.protection, policy.broadcast)
 
 
-def desk_of(desks: Desks, stream: Stream) -> Desk | None:
-    """The desk of a stream that a peer asks about, if the stream has such a lane.
-
-    A liar may name the lane of histories where there are none: nothing is to be vouched for under
-    that name.
-    """
-    desk = desks.get(stream.data)
-    if desk is None or stream.lane is Lane.DATA or desk.entry.policy.has_history:
-        return desk
-    return None
-
-
-def testify(desks: Desks, sender: NodeId, message: Survey | Regain) -> list[Effect]:
-    """The answer to a peer that asks of what this broker is sure."""
+def answer_peer(streams: ServedStreams, sender: NodeId, message: Survey | Regain) -> list[Effect]:
+    """The answer to a peer that asks for positions, digests or contents."""
     if isinstance(message, Survey):
-        desks.hear_life(sender, message.life)
+        streams.hear_life(sender, message.life)
         held = [
             Position(stream, carrier.final_from, end)
-            for desk in desks.all()
-            if desk.stream.channel == message.channel and desk.genuine
-            for stream, carrier in desk.lanes()
-            for end in (min(carrier.final + 1, desk.sayable(stream.lane)),)
+            for served in streams.all()
+            if served.stream.channel == message.channel and served.genuine
+            for stream, carrier in served.lanes()
+            for end in (min(carrier.final + 1, served.sayable(stream.lane)),)
             # Also if it holds nothing: peers may begin where it is.
             if end > 1 and end >= carrier.final_from
         ]
-        named = name_in_turn(desks.positions_of_ended(message.channel) + held)
+        named = name_in_turn(streams.positions_of_ended(message.channel) + held)
         return [Send((sender,), Positions(message.channel, named))]
-    desk = desk_of(desks, message.stream)
-    if desk is None:
-        return [Drop(DropReason.NOT_HELD, sender)]
-    carrier = desk.lane(message.stream.lane)
-    last = message.first + message.count - 1
-    sure = min(carrier.final + 1, desk.sayable(message.stream.lane))
-    if message.first < carrier.final_from or last >= sure:
-        return [Drop(DropReason.NOT_HELD, sender)]
-    ledger = carrier.ledger
+    stream, first, count = message.stream, message.first, message.count
+    not_held: list[Effect] = [Drop(DropReason.NOT_HELD, sender)]
+    served = streams.with_lane(stream)
+    if served is None:
+        return not_held
+    carrier = served.lane(stream.lane)
+    final = min(carrier.final + 1, served.sayable(stream.lane))
+    if first < carrier.final_from or first + count > final:
+        return not_held
     if not message.bodies:
-        digests = ledger.digests(message.first, message.count)
-        if digests is None:
-            return [Drop(DropReason.NOT_HELD, sender)]
-        return [Send((sender,), Regained(message.stream, message.first, digests))]
-    held_run = ledger.read(message.first, message.count, MAX_FRAME_BYTES // 4)
-    if held_run is None or held_run.first != message.first:
-        return [Drop(DropReason.NOT_HELD, sender)]
-    regained = Regained(message.stream, held_run.first, held_run.digests)
-    return [Send((sender,), regained, held_run.bodies)]
+        digests = carrier.ledger.digests(first, count)
+        return not_held if digests is None else [Send((sender,), Regained(stream, first, digests))]
+    run = carrier.ledger.read(first, count, MAX_FRAME_BYTES // 4)
+    if run is None or run.first != first:
+        return not_held
+    return [Send((sender,), Regained(stream, first, run.digests), run.bodies)]
 
 
 class Holdings:
-    """Of what each peer is sure, by its own account."""
+    """What each peer holds, by its last report on each channel."""
 
     __slots__ = ("_by_stream", "_ended", "_streams", "_told", "_view")
 
     def __init__(self, view: View) -> None:
         self._view = view
-        #: What each peer last said of each channel; only streams of entitled publishers.
+        #: The last report of each peer on each channel; only streams of entitled publishers.
         self._told: dict[tuple[Channel, NodeId], dict[Stream, Position]] = {}
         #: The same by stream: a liar may name a thousand on every channel, and is asked often.
         self._by_stream: dict[Stream, dict[NodeId, Position]] = {}
-        #: What `streams` returns, until somebody says something new.
+        #: What `streams` returns, until the next report.
         self._streams: list[Stream] | None = None
-        #: Streams that are over, and where they ended, as each peer last said of each channel.
+        #: Streams that are over, and where they ended, by the last report of each peer.
         self._ended: dict[tuple[Channel, NodeId], dict[Stream, int]] = {}
 
     def __len__(self) -> int:
@@ -129,12 +117,12 @@ class Holdings:
                 self._by_stream.setdefault(stream, {})[peer] = position
 
     def hear(self, peer: NodeId, message: Positions) -> list[Stream]:
-        """A peer's account of a channel; the streams in it that are not over."""
+        """Replace a peer's report on a channel; returns the streams in it that are not over."""
         self._streams = None
         for stream in self._told.get((message.channel, peer), ()):
-            words = self._by_stream[stream]
-            del words[peer]
-            if not words:
+            reports = self._by_stream[stream]
+            del reports[peer]
+            if not reports:
                 del self._by_stream[stream]
         named = [
             position
@@ -160,11 +148,11 @@ class Holdings:
         return stream.lane is Lane.DATA or (entry is not None and entry.policy.has_history)
 
     def answered(self, channel: Channel) -> list[NodeId]:
-        """Who has ever said what it holds of a channel."""
+        """The peers that have ever reported on a channel."""
         return [peer for name, peer in self._told if name == channel]
 
     def streams(self) -> list[Stream]:
-        """Every stream of which so many speak that it exists: liars alone may invent any number."""
+        """Every stream that so many peers report that it exists: liars may invent any number."""
         if self._streams is None:
             enough = {
                 entry.name: min(self.needed(entry), self._view.quorums.one_correct)
@@ -172,16 +160,16 @@ class Holdings:
             }
             self._streams = [
                 stream
-                for stream, words in self._by_stream.items()
-                if len(words) >= enough.get(stream.channel, 0)
+                for stream, reports in self._by_stream.items()
+                if len(reports) >= enough.get(stream.channel, 0)
             ]
         return self._streams
 
     def endings(self, channel: Channel) -> dict[Stream, int]:
-        """Streams that are over by the word of enough peers, and before which number they ended.
+        """Streams that enough peers report to be over, and before which number they ended.
 
-        Enough: as many as do not all lie. One correct broker lets go of whole streams by retention
-        alone, and so may all others.
+        Enough: so many that one is correct. A correct broker ends whole streams only by retention,
+        and so may all others.
         """
         entry = self._view.channel(channel)
         enough = 0 if entry is None else self.needed(entry, after=True)
@@ -190,73 +178,184 @@ class Holdings:
             for stream, end in ended.items() if name == channel else ():
                 ends.setdefault(stream, []).append(end)
         return {
-            stream: sorted(told, reverse=True)[enough - 1]
-            for stream, told in ends.items()
-            if len(told) >= enough
+            stream: reached_by(told, enough) for stream, told in ends.items() if len(told) >= enough
         }
 
     def of(self, stream: Stream) -> Mapping[NodeId, Position]:
-        """Who is sure of what in a stream."""
+        """The report of each peer on a stream."""
         return self._by_stream.get(stream, {})
 
     def needed(self, entry: ChannelEntry, lane: Lane = Lane.DATA, *, after: bool = False) -> int:
-        """How many equal words decide what a number is."""
-        return words_needed(self._view.quorums, entry.policy, lane, after=after)
+        """How many equal final digests decide a number."""
+        return peers_needed(self._view.quorums, entry.policy, lane, after=after)
 
-    def end(self, entry: ChannelEntry, stream: Stream) -> int:
-        """Where enough peers end to go on after what is held; 0 if too few speak of the stream."""
-        needed = self.needed(entry, stream.lane, after=True)
-        ends = sorted((word.next for word in self.of(stream).values()), reverse=True)
-        return ends[needed - 1] if len(ends) >= needed else 0
+    def end(self, entry: ChannelEntry, stream: Stream, first: int | None = None) -> int:
+        """The end that enough peers reach to go on after what is held; 0 if too few do.
 
-    def end_from(self, entry: ChannelEntry, stream: Stream, first: int) -> int:
-        """Up to where enough peers hold a stream from a number on; 0 if too few hold it."""
-        needed = self.needed(entry, stream.lane, after=True)
-        ends = sorted((w.next for w in self.of(stream).values() if w.base <= first), reverse=True)
-        return ends[needed - 1] if len(ends) >= needed else 0
+        With `first`, of those peers that hold the stream from that number on.
+        """
+        reports = self.of(stream).values()
+        ends = [report.next for report in reports if first is None or report.base <= first]
+        return reached_by(ends, self.needed(entry, stream.lane, after=True))
 
     def boundary(self, entry: ChannelEntry, stream: Stream) -> int:
-        """Where a broker that holds nothing may begin; 0 if that cannot be told.
+        """The number at which a broker that holds nothing may begin; 0 if that is not known.
 
         Where votes are about runs, a liar could make it begin within one, which would never be
         completed: there, enough peers must name the same number.
         """
         needed = self.needed(entry, stream.lane)
-        ends = sorted((word.next for word in self.of(stream).values()), reverse=True)
+        ends = [report.next for report in self.of(stream).values()]
         if entry.policy.whole_runs:
             return max((end for end in ends if ends.count(end) >= needed), default=0)
-        return ends[needed - 1] if len(ends) >= needed else 0
+        return reached_by(ends, needed)
 
-    def ahead_of(self, desk: Desk | None) -> bool:
+    def ahead_of(self, served: ServedStream | None) -> bool:
         """Whether enough peers have settled, by histories, what this broker has not.
 
-        It may hold all of it; but its votes on those histories, and its echoes, are still lacking.
+        It may hold all of it; but it has not echoed, nor voted on, those histories.
         """
-        if desk is None or not desk.entry.policy.has_history:
+        if served is None or not served.entry.policy.has_history:
             return False
-        return self.end(desk.entry, desk.stream) - 1 > desk.carrier.settled
+        return self.end(served.entry, served.stream) - 1 > served.carrier.settled
 
     def beginning(
         self, entry: ChannelEntry, stream: Stream, end: int, own: int = 0, *, after: bool = False
     ) -> int:
-        """From where on enough peers hold what lies before a number; the number if they do not.
+        """The number from which on enough peers hold everything before `end`; `end` if too few do.
 
-        `own`: how many words this broker itself can add (0 or 1).
+        `own`: how many of them this broker itself counts for (0 or 1).
         """
         needed = self.needed(entry, stream.lane, after=after)
-        needed = max(needed - own, 1)  # somebody must have the contents
-        bases = sorted(word.base for word in self.of(stream).values() if word.next >= end)
+        needed = max(needed - own, 1)  # at least one peer must have the contents
+        bases = sorted(report.base for report in self.of(stream).values() if report.next >= end)
         return min(bases[needed - 1], end) if len(bases) >= needed else end
 
     def reach(self, entry: ChannelEntry, stream: Stream, end: int, own: int) -> bool:
-        """Whether enough peers had got so far when they were asked."""
-        far = sum(word.next >= end for word in self.of(stream).values())
-        return far >= self.needed(entry) - own
+        """Whether enough peers had reached a number when they reported."""
+        reports = self.of(stream).values()
+        return sum(report.next >= end for report in reports) >= self.needed(entry) - own
 
-    def believed(self, entry: ChannelEntry, stream: Stream) -> bool:
-        """Whether so many speak of a stream that it may exist, and too few for anything more.
+    def may_exist(self, entry: ChannelEntry, stream: Stream) -> bool:
+        """Whether so many peers report a stream that it may exist, but too few to fetch it.
 
         With 2f+1 brokers one is enough, perhaps a liar (`correct_responders`).
         """
-        needed, words, quorums = self.needed(entry), len(self.of(stream)), self._view.quorums
-        return min(needed, quorums.one_correct, quorums.correct_responders) <= words < needed
+        needed, reports, quorums = self.needed(entry), len(self.of(stream)), self._view.quorums
+        return min(needed, quorums.one_correct, quorums.correct_responders) <= reports < needed
+
+
+#: Ticks after which a broker stops to wait for a peer's answer, or for a stream in doubt.
+UNANSWERED = 20
+
+
+class StreamsInDoubt:
+    """Streams that this broker may have forgotten, where too few peers hold enough to tell.
+
+    A broker that restarts hears of a stream from too few peers to believe them. Either it forgot
+    the stream or they lie. The publisher may be about to send the stream to the other peers; if
+    this broker took it for a lie, and the next broker were restarted, the stream would be lost. So
+    a broker waits for it for a bounded time.
+    """
+
+    __slots__ = ("_entry", "_holdings", "_journal", "_reached", "_reported", "_served", "_ticks")
+
+    def __init__(
+        self,
+        served: ServedStreams,
+        holdings: Holdings,
+        journal: Journal,
+        entry: Callable[[Stream], ChannelEntry | None],
+    ) -> None:
+        self._served = served
+        self._holdings = holdings
+        self._journal = journal
+        self._entry = entry
+        #: Ticks for which each stream has been waited for while its peers made no progress.
+        self._ticks: dict[Stream, int] = {}
+        #: The most progress that the peers of a stream ever made, as a sum of numbers.
+        self._reached: dict[Stream, int] = {}
+        #: Streams of peers' first reports, as long as this broker may have forgotten them; of each
+        #: peer, channel and publisher at most streams_per_publisher.
+        self._reported: dict[Stream, None] = {}
+
+    def add_first_report(self, streams: Iterable[Stream]) -> None:
+        """Note the streams of a peer's first report on a channel.
+
+        Not of later reports, in which a liar could name new ones for ever; nor more streams than a
+        correct broker can have.
+        """
+        named: Counter[NodeId] = Counter()
+        for stream in streams:
+            entry = self._entry(stream)
+            named[stream.publisher] += 1
+            if stream.lane is Lane.HISTORY or entry is None:
+                continue
+            if named[stream.publisher] <= entry.policy.limits.streams_per_publisher:
+                self._reported[stream] = None
+
+    def now(self) -> dict[Stream, None]:
+        """The streams that are waited for."""
+        return {stream: None for stream in self._known() if self.includes(stream)}
+
+    def includes(self, stream: Stream) -> bool:
+        """Whether peers may still turn out to hold what is missing of a stream."""
+        entry, served = self._entry(stream), self._served.get(stream.data)
+        if entry is None or self._ticks.get(stream, 0) >= UNANSWERED:
+            return False
+        if served is None or not served.ledger(stream.lane).begun:
+            known = stream.lane is Lane.HISTORY or self._served.over(stream)
+            return self._holdings.may_exist(entry, stream) and not known
+        carrier = served.lane(stream.lane)
+        end = carrier.final_from
+        own = own_report(entry, self._journal, stream, end)
+        return end > carrier.ledger.floor and not self._holdings.reach(entry, stream, end, own)
+
+    def tick(self, streams: Iterable[Stream], every: int) -> bool:
+        """Count a tick for these; True if peers are to be asked again about one of them.
+
+        That is at the first tick, and after `every` more.
+        """
+        due = False
+        for stream in streams:
+            if self.includes(stream):
+                waited = 0 if self._comes_closer(stream) else self._ticks.get(stream, 0)
+                ticks = self._ticks[stream] = waited + 1
+                due |= ticks % every == 1 and ticks < UNANSWERED
+            else:
+                self._reported.pop(stream, None)
+        return due
+
+    def _comes_closer(self, stream: Stream) -> bool:
+        """Whether peers have come closer than ever to where this broker begins.
+
+        A peer far from the publisher may take long, and must not be taken for one that never gets
+        there. What liars claim beyond the beginning of this broker does not count.
+        """
+        served = self._served.get(stream.data)
+        end = 0 if served is None else served.lane(stream.lane).final_from
+        reached = sum(min(report.next, end) for report in self._holdings.of(stream).values())
+        closer = reached > self._reached.get(stream, 0)
+        if closer:
+            self._reached[stream] = reached
+        return closer
+
+    def known(self) -> dict[Stream, None]:
+        """Streams that this broker or a peer has, or may have; others are forgotten."""
+        known = self._known()
+        self._ticks = {stream: ticks for stream, ticks in self._ticks.items() if stream in known}
+        self._reached = {stream: n for stream, n in self._reached.items() if stream in known}
+        return known
+
+    def _known(self) -> dict[Stream, None]:
+        mine = [stream for served in self._served.all() for stream, _ in served.lanes()]
+        return dict.fromkeys((*mine, *self._holdings.streams(), *self._reported))
+
+
+def own_report(entry: ChannelEntry, journal: Journal, stream: Stream, end: int) -> int:
+    """1 if this broker's journal has the digest before a number, and it counts; else 0.
+
+    It counts where each broker vouches for what it forwarded, and not where they settle it.
+    """
+    known = end > 1 and journal.of(stream, end - 1, 1) != [None]
+    return int(known and entry.policy.basis is Basis.FORWARDED)

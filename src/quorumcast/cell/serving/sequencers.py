@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from quorumcast.cell.serving.desks import Desks
+from quorumcast.cell.serving.served_streams import ServedStreams
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import CELL, EPOCHS, Channel, Millis, NodeId, Stream, total_order
 from quorumcast.core.limits import Limits
@@ -65,20 +65,17 @@ class Sequencers:
     __slots__ = (
         "_around",
         "_by_log",
-        "_desks",
         "_judged",
         "_life",
         "_older",
+        "_served",
         "_view",
     )
-
-    #: How a log is kept.
-    kind: type[Sequencer] = Sequencer
 
     def __init__(
         self,
         view: View,
-        desks: Desks,
+        served: ServedStreams,
         older: Collection[Protection] = (),
         *,
         life: bytes,
@@ -86,7 +83,7 @@ class Sequencers:
         #: Drawn anew whenever the broker starts.
         self._life = life
         self._view = view
-        self._desks = desks
+        self._served = served
         #: Logs that there were in the epoch before the one in which this broker starts.
         self._older = older
         #: The last manifest that was looked at, and the epoch as which it may follow this one.
@@ -157,12 +154,12 @@ class Sequencers:
             ),
             log_of=self._ordered,
             life=self._life,
-            hear_life=self._desks.hear_life,
+            hear_life=self._served.hear_life,
             epoch=view.epoch,
             follows=self._follows,
         )
         self._around[log] = around
-        return type(self).kind(
+        return Sequencer(
             log,
             view.quorums.of_log(log),
             around,
@@ -186,8 +183,8 @@ class Sequencers:
         if entry is None or not entry.policy.total:
             return None
         stream = total_order(channel)
-        desk = self._desks.get(stream) or self._desks.open(stream, entry, CELL)
-        carrier = None if desk is None else desk.carrier
+        served = self._served.get(stream) or self._served.open(stream, entry, CELL)
+        carrier = None if served is None else served.carrier
         return carrier if isinstance(carrier, OrderedLog) else None
 
     def all(self) -> dict[Protection, Sequencer]:

@@ -22,8 +22,8 @@ from typing import Protocol
 import msgspec
 
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.desks import StreamStatus
 from quorumcast.cell.serving.sequencers import LogStatus
+from quorumcast.cell.serving.served_streams import StreamStatus
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId
 from quorumcast.core.version import __version__

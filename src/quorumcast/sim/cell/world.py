@@ -164,20 +164,20 @@ class CellWorld(World[CellFacts]):
         reach = 0
         for name in self.facts.manifest.broker_ids:
             machine = self.nodes[name].machine if name in self.nodes else None
-            desk = machine.desk(order) if isinstance(machine, Broker) else None
-            if desk is not None and self.adversary.is_correct(name):
-                reach = max(reach, desk.carrier.ledger.next - 1)
+            served = machine.served(order) if isinstance(machine, Broker) else None
+            if served is not None and self.adversary.is_correct(name):
+                reach = max(reach, served.carrier.ledger.next - 1)
         return reach
 
     def _holds(self, broker: NodeId, stream: Stream, number: int) -> bool:
         """Whether a broker that is up has a number of a lane, and would not take it back."""
         node = self.nodes.get(broker)
         machine = node.machine if node is not None and node.up else None
-        desk = machine.desk(stream.data) if isinstance(machine, Broker) else None
-        if desk is None:
+        served = machine.served(stream.data) if isinstance(machine, Broker) else None
+        if served is None:
             return False
-        carrier = desk.lane(stream.lane)
-        return carrier.final_from <= number <= carrier.final and not desk.closed
+        carrier = served.lane(stream.lane)
+        return carrier.final_from <= number <= carrier.final and not served.closed
 
     # ----------------------------------------------------- applications
 

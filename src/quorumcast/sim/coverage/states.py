@@ -47,7 +47,7 @@ MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("cell/serving/broker.py", "broker", FIFO),
     ("cell/serving/admission.py", "broker", ALL),
     ("cell/serving/membership.py", "broker", ALL),
-    ("cell/serving/pledges.py", "broker", FIFO),
+    ("cell/serving/journal.py", "broker", FIFO),
     ("cell/serving/holdings.py", "broker", RECOVERED),
     ("cell/serving/recovery.py", "broker", RECOVERED),
     ("cell/subscribing/subscriber.py", "subscriber", ALL),

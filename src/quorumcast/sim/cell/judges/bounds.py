@@ -69,7 +69,7 @@ def _of_brokers(
         "complaints": streams * len(clients),
         "ended": len(channels) * len(clients) * MAX_ENDED,
         "addresses": 2 * streams * (limits.retained_publications + 2 * MAX_RUN),
-        "pledges": streams * limits.retained_publications,
+        "journaled": streams * limits.retained_publications,
         "repeating": 2 * streams,
         "subscribers": len(channels) * len(clients),
         "publishing": len(channels) * len(clients),

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from quorumcast.broadcast.messages import ChainRun, Echo
 from quorumcast.cell.messages import Checkpoint, Regained, Vote
-from quorumcast.cell.serving.pledges import Attested, Vouched
+from quorumcast.cell.serving.journal import Attested, Vouched
 from quorumcast.core.ids import NodeId, Stream, split_digests
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.statements import SegmentStatement, parse_statement
@@ -91,13 +91,13 @@ class Journaled:
     def _number(
         self, facts: CellFacts, node: NodeId, stream: Stream, number: int, digest: bytes
     ) -> None:
-        if number > facts.settled_by_any(stream) and (number, digest) not in _pledged(
+        if number > facts.settled_by_any(stream) and (number, digest) not in _journaled(
             facts, node, stream
         ):
             facts.violate(self.name, f"{node} vouches for {stream} {number}, not in its journal")
 
     def _segment(self, facts: CellFacts, node: NodeId, said: SegmentStatement) -> None:
-        known = dict(_pledged(facts, node, said.stream))
+        known = dict(_journaled(facts, node, said.stream))
         digests = [known.get(n, b"") for n in range(said.first, said.first + said.count)]
         last = said.first + said.count - 1
         kept = root(said.first, b"".join(digests)) == said.root
@@ -118,7 +118,7 @@ class Journaled:
             )
 
 
-def _pledged(facts: CellFacts, node: NodeId, stream: Stream) -> Iterator[tuple[int, bytes]]:
+def _journaled(facts: CellFacts, node: NodeId, stream: Stream) -> Iterator[tuple[int, bytes]]:
     """The digests of a stream in a broker's journal, by number; later records come last."""
     for kind in (Vouched, Attested):
         for record in facts.on_disk(node, kind, str(stream)).values():

@@ -4,7 +4,7 @@ At the end of a run, every correct broker that is up
 
 - has executed as much of each log as any other broker;
 - holds, on channels without total order, every publication on whose digest enough *other* correct
-  brokers agree finally (`words_needed`), as far as it can fetch them without a hole.
+  brokers agree finally (`peers_needed`), as far as it can fetch them without a hole.
 
 A broker never takes a publication that contradicts its journal, unless the cell has settled it.
 Publications that it dropped by retention or has no room for do not count, nor do streams that were
@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.desk import Desk
-from quorumcast.cell.serving.holdings import recoverable, words_needed
-from quorumcast.cell.serving.pledges import Attested, Vouched
+from quorumcast.cell.serving.holdings import peers_needed, recoverable
+from quorumcast.cell.serving.journal import Attested, Vouched
+from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.core.ids import NodeId, Stream, split_digests
 from quorumcast.core.tally import Tally
 from quorumcast.sim.cell.judges.facts import CellFacts
@@ -61,15 +61,15 @@ class Upkeep:
             entry = facts.manifest.channel(stream.channel)
             if entry is None or not recoverable(entry):
                 continue
-            desks = {name: broker.desk(stream) for name, broker in brokers.items()}
-            before = words_needed(quorums, entry.policy)
-            after = words_needed(quorums, entry.policy, after=True)
+            copies = {name: broker.served(stream) for name, broker in brokers.items()}
+            before = peers_needed(quorums, entry.policy)
+            after = peers_needed(quorums, entry.policy, after=True)
             for name, broker in brokers.items():
-                others = [desk for other, desk in desks.items() if other != name and desk]
+                others = [copy for other, copy in copies.items() if other != name and copy]
                 if broker.has_ended(stream):
                     continue
                 decided = self._decided(others, before)
-                mine = desks[name]
+                mine = copies[name]
                 if mine is not None and mine.carrier.ledger.begun:
                     ahead, end = self._decided(others, after), mine.carrier.ledger.next
                     decided |= {number: ahead[number] for number in ahead if number >= end}
@@ -89,7 +89,7 @@ class Upkeep:
                     return False
         return True
 
-    def _missing(self, mine: Desk | None, decided: dict[int, bytes | None]) -> list[int]:
+    def _missing(self, mine: ServedStream | None, decided: dict[int, bytes | None]) -> list[int]:
         """The numbers next to this broker's range that others have finally and it lacks.
 
         A broker extends its range number by number at both ends. It stops at a number on which an
@@ -106,13 +106,13 @@ class Upkeep:
                 floor = floor if ledger.room else base
         return [n for n in (base - 1, end) if floor <= n <= top and decided.get(n)]
 
-    def _decided(self, desks: list[Desk], needed: int) -> dict[int, bytes | None]:
-        """The digest on which `needed` desks agree, by number; None where they do not agree."""
+    def _decided(self, copies: list[ServedStream], needed: int) -> dict[int, bytes | None]:
+        """The digest on which `needed` copies agree, by number; None where they do not agree."""
         words: dict[int, Tally[bytes]] = {}
-        for desk in desks:
-            carrier = desk.carrier
+        for copy in copies:
+            carrier = copy.carrier
             for number in range(carrier.final_from, carrier.final + 1):
                 digest = carrier.ledger.digest(number)
                 if digest is not None:
-                    words.setdefault(number, Tally()).vote(NodeId(str(id(desk))), digest)
+                    words.setdefault(number, Tally()).vote(NodeId(str(id(copy))), digest)
         return {number: tally.leader(needed) for number, tally in words.items()}

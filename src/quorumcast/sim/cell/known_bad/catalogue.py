@@ -130,9 +130,9 @@ def _vote_again(
     return _vote(self, broker, first, digests, bodies, order)
 
 
-def _vouch_at_once(self: Any, desk: Any, vouch: Any) -> list[Any]:
+def _vouch_at_once(self: Any, served: Any, vouch: Any) -> list[Any]:
     done: list[Any] = []
-    for effect in _vouch(self, desk, vouch):
+    for effect in _vouch(self, served, vouch):
         if isinstance(effect, Persist):
             done += [*effect.then, Persist(effect.record)]
         else:

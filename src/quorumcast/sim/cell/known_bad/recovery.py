@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.cell.serving import broker
 from quorumcast.cell.serving.holdings import Holdings
-from quorumcast.cell.serving.pledges import Pledges, shorten
+from quorumcast.cell.serving.journal import Journal, shorten
 from quorumcast.cell.serving.recovery import Recovery
 from quorumcast.cell.subscribing.excerpt import Excerpt
 from quorumcast.manifest.policy import Policy
@@ -92,7 +92,7 @@ RECOVERY_VARIANTS: tuple[Variant, ...] = (
     Variant(
         "released-reopened", "a broker that restarts may vouch again for what it no longer retains",
         [
-            Patch(Pledges, "released", lambda self, stream: 1),
+            Patch(Journal, "released", lambda self, stream: 1),
             # Streams of a simulation are too short for their journals to be compacted.
             Patch(broker, "shorten", lambda stream, below, longest: shorten(stream, below, 1)),
         ],

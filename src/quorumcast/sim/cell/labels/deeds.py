@@ -30,7 +30,7 @@ import msgspec
 from quorumcast.broadcast.messages import Ack, ChainRun, Contents, Echo, Open, Publish, Ready
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.cell.messages import Checkpoint, Positions, Vote
-from quorumcast.cell.serving.desks import MAX_UNUSED
+from quorumcast.cell.serving.served_streams import MAX_UNUSED
 from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Send

@@ -1,4 +1,4 @@
-"""A desk: what a broker keeps for one stream, around the carrier of the channel's protocol."""
+"""A stream that a broker serves: its state around the carrier of the channel's protocol."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from quorumcast.broadcast.contract import Carrier
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.messages import Ack, Echo, Ready
 from quorumcast.broadcast.signed_history import read_history
+from quorumcast.cell.serving.journal import Attested, Vouched, VouchRecord
 from quorumcast.cell.serving.notary import Notary
-from quorumcast.cell.serving.pledges import Attested, Pledge, Vouched
 from quorumcast.core.ids import Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import Effect, Send
 from quorumcast.manifest.manifest import ChannelEntry
 
-#: So often a subscriber is believed at once that it missed something: more often than it takes to
-#: put f faulty brokers aside.
+#: Reports of missed publications that are believed at once, per subscriber: more than it takes to
+#: exclude f faulty brokers from a chain.
 COMPLAINTS = 8
 
 
-class Desk:
-    """What a broker keeps for one stream."""
+class ServedStream:
+    """What a broker keeps for one stream that it serves."""
 
     __slots__ = (
         "_acked",
@@ -50,16 +50,16 @@ class Desk:
         self.notary = notary
         #: Whether peers have ended this stream, so that nothing more of it will come.
         self.over = False
-        #: Who first spoke of this stream; the publisher takes over as soon as it speaks itself.
+        #: The node whose message made this broker open the stream, until its publisher opens it.
         self.introducer: NodeId | None = None
-        #: Whether it began by the word of other brokers, and whether it goes on only by that.
+        #: Whether it began by state transfer, and whether that is the only way it continues.
         self.from_peers = False
         self.closed = False
-        #: How many publications subscribers said the fast path did not bring them.
+        #: Publications that subscribers reported as missed on the fast path.
         self.missed = 0
         self.missed_upto = 0
-        #: How often each subscriber was believed, and from which number on it will be again; only
-        #: those with the right to subscribe.
+        #: Reports of each subscriber that were believed, and the number from which on the next one
+        #: will be; only those with the right to subscribe.
         self._complaints: dict[NodeId, tuple[int, int]] = {}
         #: What was acknowledged last, on either lane.
         self._acked: tuple[int, ...] = ()
@@ -84,9 +84,9 @@ class Desk:
 
     @property
     def genuine(self) -> bool:
-        """Whether the publisher itself opened this stream, or the protocol vouched for part of it.
+        """Whether the publisher itself opened this stream, or the protocol delivered part of it.
 
-        A lying broker can speak of streams that do not exist; they are not passed on as hearsay.
+        Others are not reported to anybody: a lying broker can name streams that do not exist.
         """
         return self.introducer == self.stream.publisher or self.carrier.ledger.next > 1
 
@@ -106,51 +106,51 @@ class Desk:
         )
 
     def close(self) -> None:
-        """Give up what is not settled; the rest of the stream can only come from other brokers."""
+        """Drop what is not settled; the rest of the stream can only come from other brokers."""
         self.closed = True
         self.carrier.give_up()
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing was published on this stream, and no word said about it."""
+        """Whether nothing was published on this stream, and no vote received."""
         return self.carrier.ledger.next == 1 and not any(self.carrier.sizes().values())
 
     def ledger(self, lane: Lane) -> Ledger:
         """What is held of a lane."""
         return self.lane(lane).ledger
 
-    def echoed(self, word: Echo | Ready) -> list[Pledge]:
-        """The pledges that an echo of ours makes: its run, and the numbers that a history names."""
+    def echoed(self, word: Echo | Ready) -> list[VouchRecord]:
+        """The records that an echo of ours needs: its run, and the numbers that a history names."""
         run = self.lane(word.stream.lane).echoed(word.first)
         if run is None:
             return []
-        pledges: list[Pledge] = [Vouched(word.stream, word.first, run[0])]
+        records: list[VouchRecord] = [Vouched(word.stream, word.first, run[0])]
         if word.stream.lane is Lane.HISTORY and (found := read_history(run[1][0], self.stream)):
-            pledges.append(Attested(self.stream, found[1].first, found[1].digests))
-        return pledges
+            records.append(Attested(self.stream, found[1].first, found[1].digests))
+        return records
 
-    def writing(self, record: Pledge) -> None:
-        """The journal is about to hold this."""
+    def writing(self, record: VouchRecord) -> None:
+        """Note that a record is on its way to the journal."""
         if isinstance(record, Vouched):
             key = (record.stream.lane, record.first)
             self._unsynced[key] = self._unsynced.get(key, 0) + 1
 
     def written(self, record: Vouched) -> None:
-        """The journal holds this."""
+        """Note that the journal holds a record."""
         key = (record.stream.lane, record.first)
         left = self._unsynced.pop(key, 1) - 1
         if left:
             self._unsynced[key] = left
 
     def sayable(self, lane: Lane) -> int:
-        """Before this number, the journal holds everything that repeating our word binds us to."""
+        """The first number of a lane that may not be sent again yet: its journal record is late."""
         return min(
             (first for unsynced, first in self._unsynced if unsynced is lane),
             default=self.ledger(lane).next,
         )
 
     def released(self) -> list[tuple[Stream, int]]:
-        """Lanes of which so much was let go of that the journal should know, and where they begin.
+        """Lanes of which so much was released that the journal should shrink, with their floor.
 
         Not with every publication: a journal that is a little longer than the ledger costs less.
         """
@@ -166,17 +166,16 @@ class Desk:
 
     @property
     def complaints(self) -> int:
-        """How many subscribers ever missed something."""
+        """The number of subscribers that ever reported missed publications."""
         return len(self._complaints)
 
     def note_missed(self, reader: NodeId, first: int, last: int) -> bool:
-        """A subscriber says that the fast path did not bring it these; False if not believed.
+        """A subscriber missed these on the fast path; False if it reports that too often.
 
-        Nobody can check it, and it makes the publisher change its chain and lower α: a subscriber
-        that lies could keep every publisher busy with that for ever. So each is believed a few
-        times at once, and then only after twice as many publications as the time before: its
-        influence dies away, and nobody else's with it. An honest one loses speed at worst, as
-        histories bring it everything all the same. What several miss counts once.
+        Nobody can check a report, and it makes the publisher change its chain and lower α. So a
+        subscriber is believed a few times at once, and then only after twice as many publications
+        as the time before. An honest one loses speed at worst: histories bring it everything. What
+        several subscribers miss counts once.
         """
         if not self.missed_upto < last < self.carrier.ledger.next:
             return True
@@ -190,28 +189,18 @@ class Desk:
         return True
 
     def ack(self, lane: Lane, *, told: bool) -> list[Effect]:
-        """Acknowledgements that are due: always to a publisher that spoke, else upon progress."""
+        """Acknowledgements that are due: if the publisher sent something (`told`), or progress."""
         carrier = self.carrier
         sends: list[Effect] = []
         if self.closed:
             return sends
         if (histories := carrier.histories) is not None:
             sends += self._ack_histories(histories, told and lane is Lane.HISTORY)
-        progress = (
-            carrier.upto,
-            carrier.settled,
-            self.missed,
-            carrier.ledger.next // self._quarter,
-        )
+        upto, settled = carrier.upto, carrier.settled
+        progress = (upto, settled, self.missed, carrier.ledger.next // self._quarter)
         if told or progress != self._acked:
             self._acked = progress
-            answer = Ack(
-                self.stream,
-                carrier.upto,
-                max(0, carrier.credit),
-                carrier.settled,
-                self.missed,
-            )
+            answer = Ack(self.stream, upto, max(0, carrier.credit), settled, self.missed)
             sends.append(Send((self.stream.publisher,), answer))
         return sends
 

@@ -10,7 +10,7 @@ from quorumcast.core.machine import Drop, DropReason, Receive
 from quorumcast.manifest.policy import Policy
 
 
-def test_desks_of_a_deleted_channel_go_and_stay_gone() -> None:
+def test_streams_of_a_deleted_channel_go_and_stay_gone() -> None:
     cell = Cell(Policy.named("ab"))
     broker = cell.broker()
     publish = Receive(ALICE, Publish(STREAM, 1, digests(b"a")), (b"a",))

@@ -1,16 +1,10 @@
-"""Pledges: what a broker vouched for in an earlier life, by its journal, and never contradicts.
+"""The journal: what a broker wrote to disk before it vouched for it, and never contradicts.
 
-Before a broker vouches for a run on a channel with a journal, the run's digests are on disk. The
-journal is kept as short as the ledger: when retention lets go of publications, the broker writes
-down where the rest begins (`Released`) and removes the digests before it. After a restart the
-ledger begins there. So the broker stands by everything it ever vouched for: it compares what it
-retained, and never speaks again about what it let go of. The cost does not grow with the stream.
-
-    Vouched    a run that this broker is about to vouch for: its echo, its vote, its chain MAC
-    Attested   numbers that it is about to sign or took over from its peers; their runs are unknown
-    Released   where the retained part of a lane begins
-    Settled    up to where this broker knows that the cell has settled a lane
-    Ended      the streams of a publisher of which nothing is retained any longer
+On a channel with a journal, the digests of a run are on disk before the broker votes, echoes, signs
+or forwards. When retention removes publications, the broker records where the rest begins
+(`Released`) and removes older digests, so the journal stays as short as the ledger. After a restart
+the ledger begins there: the broker compares what it retained, and never vouches again for numbers
+that it released.
 """
 
 from __future__ import annotations
@@ -26,70 +20,52 @@ from quorumcast.core.machine import Effect, Forget, Receive, Record
 from quorumcast.crypto.digest import root
 
 
-class Vouched(Record, frozen=True, tag=True):
-    """A run that this broker is about to vouch for; it never vouches for another in its place."""
+class StreamRecord(Record, frozen=True, tag=True):
+    """Base of the records about one lane of a stream."""
 
     stream: Stream
-    first: int
-    digests: bytes
 
     @property
     def owner(self) -> str:
         return str(self.stream)
+
+
+class DigestRecord(StreamRecord, frozen=True, tag=True):
+    """Base of the records that hold the digests of consecutive numbers."""
+
+    first: int
+    digests: bytes
 
     @property
     def place(self) -> int:
         return self.first
 
 
-class Attested(Record, frozen=True, tag=True):
-    """Numbers whose digests this broker is about to sign, or took over from its peers."""
+class Vouched(DigestRecord, frozen=True, tag=True):
+    """A run that this broker is about to vouch for by an echo, a vote or a chain MAC.
 
-    stream: Stream
-    first: int
-    digests: bytes
-
-    @property
-    def owner(self) -> str:
-        return str(self.stream)
-
-    @property
-    def place(self) -> int:
-        return self.first
-
-
-class Released(Record, frozen=True, tag=True):
-    """The numbers of a lane below this one are not retained any longer."""
-
-    stream: Stream
-    below: int
-
-    @property
-    def owner(self) -> str:
-        return str(self.stream)
-
-    @property
-    def place(self) -> int:
-        return 0
-
-
-class Settled(Record, frozen=True, tag=True):
-    """The numbers of a lane up to this one are settled: the publisher need not repeat them.
-
-    Without it, a broker that lost its contents together with more than f others would wait for
-    ever for peers that know.
+    It never vouches for another run in its place.
     """
 
-    stream: Stream
+
+class Attested(DigestRecord, frozen=True, tag=True):
+    """Numbers that this broker is about to sign or fetched from peers; their runs are unknown."""
+
+
+class Released(StreamRecord, frozen=True, tag=True):
+    """The numbers of a lane below this one are not retained any longer."""
+
+    below: int
+
+
+class Settled(StreamRecord, frozen=True, tag=True):
+    """The numbers of a lane up to this one are settled: the publisher need not repeat them.
+
+    Without this record, a broker that lost its contents together with more than f others would wait
+    for ever for peers that know.
+    """
+
     upto: int
-
-    @property
-    def owner(self) -> str:
-        return str(self.stream)
-
-    @property
-    def place(self) -> int:
-        return 0
 
 
 class Ended(Record, frozen=True, tag=True):
@@ -100,19 +76,15 @@ class Ended(Record, frozen=True, tag=True):
     incarnation: int
     #: Incarnation and next number of the newest streams among them.
     ends: tuple[tuple[int, int], ...] = ()
-    #: Streams up to this incarnation begin only by the word of other brokers.
+    #: Streams up to this incarnation begin only by state transfer from other brokers.
     closed: int = -1
 
     @property
     def owner(self) -> str:
         return f"{self.channel}/{self.publisher}"
 
-    @property
-    def place(self) -> int:
-        return 0
 
-
-Pledge = Vouched | Attested
+VouchRecord = Vouched | Attested
 
 
 class EndedStreams(msgspec.Struct):
@@ -120,8 +92,8 @@ class EndedStreams(msgspec.Struct):
 
     #: Incarnations up to this one are over.
     upto: int = -1
-    #: Incarnations up to this one begin only by the word of other brokers: this one has given up
-    #: some of which it had settled nothing, and does not remember what it said of them.
+    #: Incarnations up to this one begin only by state transfer: this broker has dropped some of
+    #: which nothing was settled, and does not remember what it vouched for in them.
     closed: int = -1
     #: The next number of each, by incarnation; at most MAX_ENDED.
     ends: dict[int, int] = {}
@@ -129,8 +101,8 @@ class EndedStreams(msgspec.Struct):
     def add(self, incarnation: int, end: int) -> None:
         """A stream has ended before a number.
 
-        What no longer fits in is counted to the next one: a subscriber that was away for so many
-        lives is told of as many publications as it may have missed.
+        Beyond MAX_ENDED the oldest stream is added to the next one, so that a subscriber that was
+        away still learns how many publications it may have missed.
         """
         self.upto = max(self.upto, incarnation)
         self.ends[incarnation] = end
@@ -139,9 +111,9 @@ class EndedStreams(msgspec.Struct):
             self.ends[following] += self.ends.pop(oldest) - 1
 
     def learn(self, incarnation: int, end: int) -> bool:
-        """Peers know where a stream ended; True if that is news.
+        """Record where a stream ended, as peers say; True if that was unknown.
 
-        Not where no more fits in: what was counted to the next one must not be counted twice.
+        Not beyond MAX_ENDED: a stream that was added to the next one must not be counted twice.
         """
         known = self.ends.get(incarnation, 0 if len(self.ends) < MAX_ENDED else end)
         if known < end:
@@ -149,8 +121,8 @@ class EndedStreams(msgspec.Struct):
         return known < end
 
 
-class _Lane(msgspec.Struct):
-    """What the journal says of one lane of a stream."""
+class JournaledLane(msgspec.Struct):
+    """The journal of one lane of a stream."""
 
     #: Digests by number.
     digests: dict[int, bytes] = {}
@@ -158,30 +130,29 @@ class _Lane(msgspec.Struct):
     starts: dict[int, int] = {}
     #: How many publications the run at a number has.
     lengths: dict[int, int] = {}
-    #: Where the retained part begins, and what is settled ends.
+    #: The first retained number, and the last settled one.
     released: int = 1
     settled: int = 0
 
 
-class Life(msgspec.Struct, frozen=True):
-    """What the journal says of one stream: publications that are retained, and the next number."""
+class JournaledStream(msgspec.Struct, frozen=True):
+    """The number of retained publications of a stream in the journal, and the next number."""
 
     stream: Stream
     count: int
     next: int
 
 
-class Pledges:
-    """The journal of an earlier life, by stream and lane; as much as was retained."""
+class Journal:
+    """What the journal of earlier lives holds, by stream and lane."""
 
     __slots__ = ("_lanes", "_owners", "_written")
 
     def __init__(self) -> None:
-        self._lanes: dict[Stream, _Lane] = {}
+        self._lanes: dict[Stream, JournaledLane] = {}
         #: The data lanes of the same streams, by channel and publisher.
         self._owners: dict[tuple[Channel, NodeId], dict[Stream, None]] = {}
-        #: How many numbers the longest record at an address has, this life's included; as many
-        #: addresses per lane as the journal has.
+        #: The length of the longest record at each address of the journal, in numbers.
         self._written: dict[Stream, dict[tuple[type[Record], int], int]] = {}
 
     def __bool__(self) -> bool:
@@ -191,8 +162,8 @@ class Pledges:
         return sum(len(lane.digests) for lane in self._lanes.values())
 
     def remember(self, record: Vouched | Attested | Released | Settled) -> None:
-        """Take in a record that a restart found."""
-        lane = self._lanes.setdefault(record.stream, _Lane())
+        """Load a record that a restart found."""
+        lane = self._lanes.setdefault(record.stream, JournaledLane())
         data = record.stream.data
         self._owners.setdefault((data.channel, data.publisher), {})[data] = None
         if isinstance(record, Released):
@@ -209,10 +180,10 @@ class Pledges:
             lane.starts.update(dict.fromkeys(numbers, record.first))
             lane.lengths[record.first] = len(digests)
 
-    def whole(self, record: Pledge, ledger: Ledger) -> Pledge | None:
-        """The record to write: never one that is shorter than what the journal has there.
+    def whole(self, record: VouchRecord, ledger: Ledger) -> VouchRecord | None:
+        """The record to write, extended so that it never replaces a longer one.
 
-        None if the journal has more, which nobody can read again: it says the same already.
+        None if the digests to extend it with are gone: the journal says the same already.
         """
         written = self._written.setdefault(record.stream, {})
         key, count = (type(record), record.first), len(record.digests) // DIGEST_SIZE
@@ -234,28 +205,28 @@ class Pledges:
         return sum(map(len, self._written.values()))
 
     def released(self, stream: Stream) -> int:
-        """Where the retained part of a lane begins; 1 if nothing was let go of."""
+        """The first retained number of a lane; 1 if nothing was released."""
         lane = self._lanes.get(stream)
         return 1 if lane is None else lane.released
 
     def settled(self, stream: Stream) -> int:
-        """Up to where an earlier life knew that a lane is settled; 0 if it did not."""
+        """The last number of a lane that an earlier life knew to be settled; 0 if none."""
         lane = self._lanes.get(stream)
         return 0 if lane is None else lane.settled
 
     def of(self, stream: Stream, first: int, count: int) -> list[bytes | None]:
-        """The digests that this broker vouched for in a range; None where it does not know."""
+        """The digests that this broker vouched for in a range; None where there is none."""
         lane = self._lanes.get(stream)
         digests = {} if lane is None else lane.digests
         return [digests.get(number) for number in range(first, first + count)]
 
     def overrule(self, stream: Stream, first: int, digests: bytes) -> None:
-        """Stand by what the cell has settled from now on; the journal gets to know it next."""
-        lane = self._lanes.setdefault(stream, _Lane())
+        """Replace digests by those that the cell has settled; the caller writes them next."""
+        lane = self._lanes.setdefault(stream, JournaledLane())
         lane.digests.update(enumerate(split_digests(digests), first))
 
     def forget(self, stream: Stream, below: int) -> None:
-        """The ledger of this life has moved on and compares by itself from here on."""
+        """Forget the numbers below this one."""
         written = self._written.get(stream, {})
         for key in [key for key in written if key[1] < below]:
             del written[key]
@@ -273,36 +244,37 @@ class Pledges:
             if stream.data not in self._lanes and stream.data.history not in self._lanes:
                 self._owners[stream.channel, stream.publisher].pop(stream.data, None)
 
-    def lives(self, data: Stream) -> list[Life]:
-        """The streams of the same publisher and channel of which the journal knows."""
-        found: list[Life] = []
+    def lives(self, data: Stream) -> list[JournaledStream]:
+        """The streams of the same publisher and channel in the journal."""
+        found: list[JournaledStream] = []
         for stream in self._owners.get((data.channel, data.publisher), ()):
-            lane = self._lanes.get(stream, _Lane())
+            lane = self._lanes.get(stream, JournaledLane())
             retained = [number for number in lane.digests if number >= lane.released]
-            found.append(Life(stream, len(retained), max(retained, default=lane.released - 1) + 1))
+            last = max(retained, default=lane.released - 1)
+            found.append(JournaledStream(stream, len(retained), last + 1))
         return found
 
-    def broken_by(self, event: Receive, data: Stream, *, whole_runs: bool) -> bool:
-        """Whether a run, or a history, denies what was vouched for before a restart.
+    def contradicted_by(self, event: Receive, data: Stream, *, whole_runs: bool) -> bool:
+        """Whether a run, or a history, contradicts what was vouched for before a restart.
 
-        `whole_runs`: votes are about whole runs, so a run that is cut differently denies it too.
+        `whole_runs`: votes are about whole runs, so a run that is cut differently contradicts, too.
         """
         message = event.message
         if not isinstance(message, Publish | ChainRun | Contents):
             return False
-        if self._denied(message.stream, message.first, message.digests, whole_runs=whole_runs):
+        if self._contradicts(message.stream, message.first, message.digests, whole_runs=whole_runs):
             return True
         if message.stream.lane is not Lane.HISTORY or not event.bodies:
             return False
         found = read_history(event.bodies[0], data)
-        return found is not None and self._denied(
+        return found is not None and self._contradicts(
             data, found[1].first, found[1].digests, whole_runs=False
         )
 
     def may_not_echo(self, stream: Stream, first: int, run: bytes) -> bool:
         """Whether an earlier life may have echoed another run at a number than that of this root.
 
-        Of what was settled the journal holds what the cell settled on, not what this broker had
+        For settled numbers the journal holds what the cell settled, which this broker need not have
         echoed. Nobody needs its echo any more.
         """
         if first <= self.settled(stream):
@@ -312,15 +284,12 @@ class Pledges:
         known = [digest for digest in self.of(stream, first, count) if digest is not None]
         return count > 0 and len(known) == count and root(first, b"".join(known)) != run
 
-    def _denied(self, stream: Stream, first: int, digests: bytes, *, whole_runs: bool) -> bool:
+    def _contradicts(self, stream: Stream, first: int, digests: bytes, *, whole_runs: bool) -> bool:
         lane = self._lanes.get(stream)
         if lane is None:
             return False
-        known = lane.digests
-        if any(
-            known.get(number, digest) != digest
-            for number, digest in enumerate(split_digests(digests), first)
-        ):
+        run, known = split_digests(digests), lane.digests
+        if any(known.get(number, digest) != digest for number, digest in enumerate(run, first)):
             return True
         if not whole_runs:
             return False
@@ -333,7 +302,7 @@ class Pledges:
 def shorten(stream: Stream, below: int, longest: int) -> list[Effect]:
     """Remove from the journal what a lane no longer retains.
 
-    A record has `longest` numbers at most, so one that begins so far below ends below as well.
+    A record has at most `longest` numbers, so one that begins so far below ends below as well.
     """
     if below <= longest:
         return []
@@ -343,8 +312,5 @@ def shorten(stream: Stream, below: int, longest: int) -> list[Effect]:
 def erase(stream: Stream) -> list[Effect]:
     """Remove everything about a stream that is over from the journal."""
     kinds: tuple[type[Record], ...] = (Vouched, Attested, Released, Settled)
-    return [
-        Forget(kind, str(lane), MAX_NUMBER + 1)
-        for lane in (stream.data, stream.history)
-        for kind in kinds
-    ]
+    lanes = (stream.data, stream.history)
+    return [Forget(kind, str(lane), MAX_NUMBER + 1) for lane in lanes for kind in kinds]

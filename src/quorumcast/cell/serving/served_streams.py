@@ -1,0 +1,451 @@
+"""All streams that a broker serves, each with the carrier that the channel's policy asks for.
+
+A new broadcast protocol is plugged in here (`carriers`). Streams are bounded per channel, publisher
+and *introducer*, the node whose message made this broker open the stream: a lying broker that
+invents streams displaces only its own inventions, never a stream that the publisher has opened.
+
+Retention by count and bytes happens with every write; retention by time (`retained_ms`) is a timer
+here. A ledger notes its end a few times within that time, so ages cost nothing per publication, and
+are at most an eighth too long. After a restart ages count anew. What a protocol still needs stays
+whatever its age (`Carrier.spare`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import msgspec
+
+from quorumcast.broadcast.authenticated import Relay
+from quorumcast.broadcast.bracha import Bracha
+from quorumcast.broadcast.chain import Chain
+from quorumcast.broadcast.contract import Carrier, CarrierContext
+from quorumcast.broadcast.history import History
+from quorumcast.broadcast.ledger import AGES, Ledger
+from quorumcast.broadcast.quota import Quota
+from quorumcast.broadcast.times import Search
+from quorumcast.cell.messages import Position
+from quorumcast.cell.naming import name_in_turn
+from quorumcast.cell.serving.journal import Ended, EndedStreams, JournaledStream
+from quorumcast.cell.serving.notary import Lives, Notary
+from quorumcast.cell.serving.served_stream import ServedStream
+from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
+from quorumcast.core.limits import FOREVER_MS
+from quorumcast.core.machine import Effect, SetTimer, Timer
+from quorumcast.core.quorum import Broadcast
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.view import View
+from quorumcast.ordering.log import OrderedLog
+
+#: Streams per publisher and channel that were opened and not used, or that only brokers named.
+MAX_UNUSED = 4
+#: The journal keeps streams that nobody came back to up to this multiple of what is retained.
+UNCLAIMED = 3
+#: The longest time between two sweeps.
+LONGEST_MS = 60_000
+
+Owner = tuple[Channel, NodeId]
+
+
+class Sweep(Timer, frozen=True, tag=True):
+    """Remove what has become too old."""
+
+
+class StreamStatus(msgspec.Struct, frozen=True):
+    """What one broker holds of a stream: numbers from `base` to before `next`."""
+
+    stream: str
+    base: int
+    next: int
+    #: Every number up to this one is settled among brokers.
+    settled: int
+
+
+class ServedStreams:
+    """All streams of a broker."""
+
+    __slots__ = (
+        "_by_stream",
+        "_ended",
+        "_endings",
+        "_lives",
+        "_quotas",
+        "_readers",
+        "_released",
+        "_sweeping",
+        "_view",
+    )
+
+    #: The broker side of each protocol; a new protocol is added here.
+    carriers: ClassVar[dict[Broadcast, Callable[[Stream, CarrierContext], Carrier]]] = {
+        Broadcast.DIRECT: Relay,
+        Broadcast.AUTHENTICATED: Relay,
+        Broadcast.BRACHA: Bracha,
+        Broadcast.CHAIN: Chain,
+        Broadcast.CONSENSUS: OrderedLog,
+    }
+
+    def __init__(
+        self,
+        view: View,
+        readers: Callable[[Channel], Sequence[NodeId]],
+        life: bytes,
+        released: Callable[[Stream], int] = lambda _: 1,
+    ) -> None:
+        self._lives = Lives(life)
+        self._view = view
+        self._readers = readers
+        #: The first number of a lane that an earlier life retained.
+        self._released = released
+        #: Streams by their data lane; bounded per channel, publisher and introducer.
+        self._by_stream: dict[Stream, ServedStream] = {}
+        #: Streams that are over, per channel and publisher of the manifest.
+        self._ended: dict[Owner, EndedStreams] = {}
+        #: Streams that have ended since the last `take_endings`.
+        self._endings: list[Stream] = []
+        #: What retention counts together, per channel, publisher and lane.
+        self._quotas: dict[tuple[Owner, Lane], Quota] = {}
+        #: Whether Sweep is set.
+        self._sweeping = False
+
+    def recount(self) -> list[tuple[ServedStream, list[Effect]]]:
+        """Go on in a new epoch; streams of a deleted channel are removed, and never come back."""
+        self._lives.retain(self._view.brokers)
+        for data in [s for s in self._by_stream if self._view.channel(s.channel) is None]:
+            self._remove(data)
+            over = self._over_of(data)
+            over.upto = max(over.upto, data.incarnation)
+        return [(served, served.carrier.recount()) for served in self.all()]
+
+    def __len__(self) -> int:
+        return len(self._by_stream)
+
+    @property
+    def remembered(self) -> int:
+        """The number of streams of which only the end is known."""
+        return sum(len(over.ends) for over in self._ended.values())
+
+    @property
+    def life(self) -> bytes:
+        """The life in which this broker is."""
+        return self._lives.own
+
+    def hear_life(self, peer: NodeId, life: bytes) -> None:
+        """A peer names its life; streams that began before its first message take it, too."""
+        if peer not in self._lives.others:
+            for served in self._by_stream.values():
+                served.notary.peers.setdefault(peer, life)
+        self._lives.others[peer] = life
+
+    def get(self, data: Stream) -> ServedStream | None:
+        """A stream, if it is served."""
+        return self._by_stream.get(data)
+
+    def with_lane(self, stream: Stream) -> ServedStream | None:
+        """The stream that a peer asks about, if it is served and has that lane.
+
+        A liar may name the lane of histories where there are none.
+        """
+        served = self._by_stream.get(stream.data)
+        if served is None or stream.lane is Lane.DATA or served.entry.policy.has_history:
+            return served
+        return None
+
+    def ledger(self, stream: Stream) -> Ledger | None:
+        """The ledger of one lane of a stream."""
+        served = self._by_stream.get(stream.data)
+        return None if served is None else served.ledger(stream.lane)
+
+    def over(self, data: Stream) -> bool:
+        """Whether a stream has ended and never comes back."""
+        ended = self._ended.get((data.channel, data.publisher))
+        return ended is not None and data.incarnation <= ended.upto
+
+    def newest(self, data: Stream) -> int:
+        """The newest incarnation that a stream's publisher has begun on its channel; -1 if none.
+
+        Streams that only other brokers named do not count: one of them may have invented it.
+        """
+        begun = [served.stream.incarnation for served in self._lives_of(data)]
+        ended = self._ended.get((data.channel, data.publisher))
+        return max(-1 if ended is None else max(ended.upto, ended.closed), *begun, -1)
+
+    def all(self) -> list[ServedStream]:
+        """Every stream, oldest first."""
+        return list(self._by_stream.values())
+
+    def status(self) -> dict[Stream, StreamStatus]:
+        """What is held of every stream, for people to read."""
+        carriers = {stream: served.carrier for stream, served in self._by_stream.items()}
+        return {
+            stream: StreamStatus(str(stream), held.ledger.base, held.ledger.next, held.settled)
+            for stream, held in carriers.items()
+        }
+
+    def open(self, data: Stream, entry: ChannelEntry, introducer: NodeId) -> ServedStream | None:
+        """Serve a stream that an entitled node named; None if the stream is over."""
+        served = self._by_stream.get(data)
+        if served is None and self.over(data):
+            return None
+        # State transfer opens streams in this broker's own name.
+        closed = data.incarnation <= self._over_of(data).closed
+        from_peers = introducer == self._view.me
+        if served is None and closed and not from_peers:
+            return None
+        if served is None:
+            policy = entry.policy
+            segment, lives = policy.limits.segment, self._lives
+            # Without a journal a broker forgets the stream with its life.
+            lasting = policy.total or policy.journal
+            peers = lives.others if lasting else dict(lives.others)
+            notary = Notary(data, self._view.keyring, policy.basis, segment, lives.own, peers)
+            served = ServedStream(data, entry, self._make_carrier(data, entry), notary)
+            served.closed, served.from_peers = closed, from_peers
+            self._by_stream[data] = served
+            if not policy.total:
+                self._share(served)
+        served.introducer = introducer
+        self._make_room(served, entry.policy.limits.streams_per_publisher)
+        return self._by_stream.get(data)
+
+    def _make_carrier(self, data: Stream, entry: ChannelEntry) -> Carrier:
+        around = CarrierContext(self._view, entry.policy, self._readers)
+        carrier = type(self).carriers[entry.policy.broadcast](data, around)
+        if entry.policy.has_history:
+            carrier = History(data, around, carrier)
+        carrier.begin_at(self._released(data), self._released(data.history))
+        return carrier
+
+    # ------------------------------------------------------------- endings
+
+    def _share(self, served: ServedStream) -> None:
+        """Let retention count a stream together with its publisher's other lives."""
+        limits = served.entry.policy.limits
+        for stream, carrier in served.lanes():
+            key = ((stream.channel, stream.publisher), stream.lane)
+            quota = self._quotas.setdefault(key, Quota(limits))
+            quota.limit(limits)
+            carrier.ledger.share(quota, stream.incarnation)
+            # The life before it is not the newest any more, and may have nothing left.
+            quota.emptied = True
+
+    def _remove(self, data: Stream) -> None:
+        served = self._by_stream.pop(data)
+        if served.entry.policy.total:
+            return
+        served.close()
+        for stream, carrier in served.lanes():
+            carrier.ledger.quota.leave(stream.incarnation)
+
+    def _over_of(self, data: Stream) -> EndedStreams:
+        return self._ended.setdefault((data.channel, data.publisher), EndedStreams())
+
+    def _make_room(self, new: ServedStream, limit: int) -> None:
+        """Remove streams beyond the limits, oldest first.
+
+        Streams that the publisher used never come back: a broker that forgot what it vouched for
+        and opened the stream anew would contradict itself. Unused ones, and those that only brokers
+        named, are removed first and may come back; an introducer displaces only its own. Streams of
+        which nothing is settled are counted apart, because a lying publisher may begin any number
+        of them at one broker alone.
+        """
+        rivals = [
+            served
+            for served in self._by_stream.values()
+            if served.stream.channel == new.stream.channel
+            and served.stream.publisher == new.stream.publisher
+            and served.genuine == new.genuine
+            and (new.genuine or served.introducer == new.introducer)
+        ]
+        unused = [d for d in rivals if d is not new and (d.untouched or not d.genuine)]
+        unused.sort(key=lambda served: served.stream.incarnation if served.genuine else 0)
+        used = [served for served in rivals if served not in unused]
+        used.sort(key=lambda served: served.stream.incarnation)
+        few = min(limit, MAX_UNUSED)
+        for stale in unused[: max(0, len(unused) + (new.untouched or not new.genuine) - few)]:
+            self._remove(stale.stream)
+            if stale.genuine and not stale.untouched:
+                self._end(stale)
+        settled = [served for served in used if not served.unsettled]
+        for stale in settled[: max(0, len(settled) - limit)]:
+            self._remove(stale.stream)
+            self._end(stale)
+        unsettled = [served for served in used if served.unsettled]
+        for stale in unsettled[: max(0, len(unsettled) - limit)]:
+            self._close(stale)
+
+    def _close(self, served: ServedStream) -> None:
+        """Drop what is not settled of a stream; all of it, if nothing is."""
+        if not served.unsettled:
+            served.close()
+            return
+        self._remove(served.stream)
+        over = self._over_of(served.stream)
+        over.closed = max(over.closed, served.stream.incarnation)
+        self._endings.append(served.stream)
+
+    def relieve(self, data: Stream) -> None:
+        """Drop what is not settled of earlier lives until half of the quota is left.
+
+        Not of the newest life, which its publisher may be about to have settled: more of it is
+        refused instead.
+        """
+        lives = self._lives_of(data)
+        for served in lives:
+            quotas = [carrier.ledger.quota for _, carrier in served.lanes()]
+            if all(quota.relieved for quota in quotas):
+                break
+            if served.stream.life < lives[-1].stream.life and not served.closed and served.waits:
+                self._close(served)
+        for served in lives[-1:]:
+            for _, carrier in served.lanes():
+                carrier.ledger.quota.crowded = False
+
+    def _lives_of(self, data: Stream) -> list[ServedStream]:
+        """The streams that a publisher itself has begun on a channel, oldest life first."""
+        owner = (data.channel, data.publisher)
+        found = [
+            served
+            for served in self._by_stream.values()
+            if (served.stream.channel, served.stream.publisher) == owner and served.genuine
+        ]
+        return sorted(found, key=lambda served: served.stream.incarnation)
+
+    def _end(self, served: ServedStream) -> None:
+        self._over_of(served.stream).add(served.stream.incarnation, served.carrier.ledger.next)
+        self._endings.append(served.stream)
+
+    def take_endings(self) -> list[Stream]:
+        """Streams that have ended since the last call."""
+        endings, self._endings = self._endings, []
+        return endings
+
+    def end_exhausted(self, data: Stream) -> None:
+        """End the streams of earlier lives of which retention has left nothing, oldest first.
+
+        Not the newest life, which its publisher may continue, and none before an older one has
+        ended: a single incarnation says up to where streams are over.
+        """
+        quota = self._quotas.get(((data.channel, data.publisher), Lane.DATA))
+        if quota is not None:
+            quota.emptied = False
+        lives = self._lives_of(data)
+        for served in lives:
+            if served.stream.life == lives[-1].stream.life:
+                break
+            if served.untouched or served.unsettled:
+                continue
+            if not served.carrier.ledger.exhausted or served.carrier.is_under_way:
+                break  # the cell may be about to deliver it
+            self._remove(served.stream)
+            self._end(served)
+
+    def end_unclaimed(self, data: Stream, journaled: Sequence[JournaledStream]) -> None:
+        """End the oldest streams that only the journal knows, where there are too many.
+
+        Neither their publisher nor another broker has come back to them since this broker started.
+        One life of a broker leaves at most twice what is retained, settled or not.
+        """
+        quota = self._quotas.get(((data.channel, data.publisher), Lane.DATA))
+        if quota is None or not journaled:
+            return
+        left, places = UNCLAIMED * quota.most, UNCLAIMED * quota.most_lives
+        for life in sorted(journaled, key=lambda life: -life.stream.incarnation):
+            left -= life.count
+            places -= 1
+            if (left < 0 or places < 0) and life.stream not in self._by_stream:
+                self._over_of(data).add(life.stream.incarnation, life.next)
+                self._endings.append(life.stream)
+
+    def ended(self, data: Stream) -> Ended:
+        """The journal record of a publisher's streams that are over."""
+        over = self._over_of(data)
+        ends = tuple(over.ends.items())
+        return Ended(data.channel, data.publisher, over.upto, ends, over.closed)
+
+    def remember(self, record: Ended) -> None:
+        """Load a record of the journal."""
+        over = EndedStreams(record.incarnation, record.closed, dict(record.ends))
+        self._ended[record.channel, record.publisher] = over
+
+    def learn_ending(self, data: Stream, end: int) -> None:
+        """Enough peers say that a stream is over, and before which number it ended.
+
+        What is held of it stays until retention removes it.
+        """
+        served = self._by_stream.get(data)
+        if served is not None and len(served.carrier.ledger):
+            served.over = True
+            return
+        if served is not None:
+            self._remove(data)
+            end = max(end, served.carrier.ledger.next)
+        if self._over_of(data).learn(data.incarnation, end):
+            self._endings.append(data)
+
+    def positions_of_ended(self, channel: Channel) -> list[Position]:
+        """The positions of streams that ended here, for subscribers and brokers that lack them."""
+        return [
+            Position(Stream(channel, publisher, incarnation), end, end, over=True)
+            for (name, publisher), over in self._ended.items()
+            if name == channel
+            for incarnation, end in over.ends.items()
+        ]
+
+    def positions(
+        self, channel: Channel, expects: Callable[[Stream], bool], since_us: int = 0
+    ) -> tuple[Position, ...]:
+        """What is held of a channel's streams and their histories, or expected from peers.
+
+        With a time, from the first publication of that time on.
+        """
+        found = self.positions_of_ended(channel)
+        search = Search(since_us)
+        for data, served in self._by_stream.items():
+            if data.channel != channel or not served.genuine:
+                continue
+            ledger, carrier = served.carrier.ledger, served.carrier
+            oldest, end = ledger.base, ledger.next
+            if ledger.base > ledger.floor and expects(data):
+                oldest = ledger.floor
+            histories = carrier.histories
+            if histories is not None:
+                # A subscriber that begins with the next history must not wait for earlier numbers.
+                end = max(end, carrier.settled + 1)
+            if since_us:
+                first = ledger.since(search, labelled=served.entry.policy.total)
+                # What is expected may begin earlier; the subscriber skips what is before the time.
+                base = oldest if first == ledger.base else first
+                found.append(Position(data, base, end, oldest, served.over))
+            else:
+                found.append(Position(data, oldest, end, over=served.over))
+            if histories is not None:
+                ledger = histories.ledger
+                upto = min(ledger.next, histories.settled + 1)
+                expected = ledger.base > ledger.floor and expects(data.history)
+                oldest = ledger.floor if expected else ledger.base
+                found.append(Position(data.history, oldest, max(ledger.base, upto)))
+        return name_in_turn(found)
+
+    # ------------------------------------------------------------- retention by time
+
+    def watch_ages(self) -> list[Effect]:
+        """Set the timer, if a channel of this epoch limits ages and it is not set yet."""
+        spans = [channel.policy.limits.retained_ms for channel in self._view.channels]
+        shortest = min(spans, default=FOREVER_MS)
+        if self._sweeping or shortest >= FOREVER_MS:
+            return []
+        self._sweeping = True
+        return [SetTimer(Sweep(), min(shortest // AGES, LONGEST_MS))]
+
+    def sweep(self, now: Millis) -> list[Effect]:
+        """Remove what is too old, and set the timer again."""
+        self._sweeping = False
+        effects: list[Effect] = []
+        for served in self.all():
+            entry = self._view.channel(served.stream.channel)
+            span = FOREVER_MS if entry is None else entry.policy.limits.retained_ms
+            if span < FOREVER_MS:
+                effects += served.carrier.expire(now, span)
+        return effects + self.watch_ages()
